@@ -1,0 +1,35 @@
+# make search   the main job: the fastest configuration that fits a memory budget
+# make test     lint, types and tests
+# make ui       the MLflow UI on what the runs wrote
+# Pass settings on with ARGS: make search ARGS="-P budget=8GiB -P effective_batch_size=64"
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+
+.PHONY: search test test-all check ui clean
+
+search: .venv/installed
+	PATH="$(CURDIR)/$(BIN):$$PATH" mlflow run . -e search --env-manager=local --experiment-name headroom $(ARGS)
+
+test: check
+	$(BIN)/pytest -m "not slow"
+
+test-all: check
+	$(BIN)/pytest
+
+check: .venv/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+ui: .venv/installed
+	$(BIN)/mlflow ui --host 127.0.0.1
+
+.venv/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("headroom needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,105 @@
+"""The command line: an entry point, and any setting by its dotted name."""
+
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import create_model
+from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
+from rich.console import Console
+
+from pipeline.contracts import InvalidInputError, Settings
+from pipeline.experiment import entry_points, load_plan, load_single
+from pipeline.search.settings import SearchSettings
+from pipeline.settings import AllSettings, unknown_setting
+
+INTERRUPTED = 130
+"""Exit code of a shell's Ctrl-C: 128 + SIGINT."""
+
+
+class MainSettings(Settings):
+    """The setting that the entry point `main` adds."""
+
+    config: Path = Path("experiments/single/fp32.yaml")
+    """The YAML file to run: one of experiments/single/, or the config.yaml or best.yaml of an earlier run."""
+
+
+OWN_SETTINGS: dict[str, type[Settings]] = {"main": MainSettings, "search": SearchSettings}
+"""What an entry point takes beside the settings of a run."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run an entry point and return the exit code: 0 done, 1 nothing completed, 2 invalid input, 130 interrupted."""
+    words = sys.argv[1:] if argv is None else argv
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what ends `mlflow run` ends us as Ctrl-C does
+    try:
+        if not words or words[0] in ("-h", "--help"):
+            print(_usage())  # noqa: T201
+            return 0
+        entry, *rest = words
+        if entry not in entry_points():
+            raise InvalidInputError(f"no entry point is called {entry!r}; the entry points are {', '.join(entry_points())}")
+        return _run(entry, parse(entry, rest))
+    except InvalidInputError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: what was measured is kept", file=sys.stderr)  # noqa: T201
+        return INTERRUPTED
+
+
+def parse(entry: str, words: list[str]) -> dict[str, Any]:
+    """Return the settings given on the command line, as text, group by group.
+
+    Raises:
+        InvalidInputError: a setting does not exist, or its value is missing.
+
+    """
+    kind = settings_of(entry)
+    cli = create_model(
+        "Cli",
+        __base__=(BaseSettings, kind),
+        __cls_kwargs__={
+            "cli_avoid_json": True,
+            "cli_parse_none_str": "none",
+            "cli_exit_on_error": False,
+            "cli_prog_name": f"python -m pipeline {entry}",
+            "cli_hide_none_type": False,
+        },
+    )
+    try:
+        return dict(CliSettingsSource(cast(type[BaseSettings], cli), cli_parse_args=words)())
+    except SettingsError as error:
+        unknown = re.search(r"unrecognized arguments: (.*)", str(error))
+        names = re.findall(r"--([^\s=]+)", unknown[1]) if unknown else []
+        if names:
+            raise InvalidInputError(unknown_setting(kind, names[0])) from error
+        message = str(error).removeprefix("error parsing CLI: ")
+        raise InvalidInputError(f"{message}; write --name value, see python -m pipeline {entry} --help") from error
+
+
+def settings_of(entry: str) -> type[Settings]:
+    """Return every setting that an entry point takes."""
+    own = OWN_SETTINGS.get(entry)
+    return AllSettings if own is None else create_model("EntrySettings", __base__=(own, AllSettings))
+
+
+def _run(entry: str, given: dict[str, Any]) -> int:
+    console = Console(stderr=False)
+    if entry == "search":
+        from pipeline.search.job import search
+
+        return search(given, console)
+    from pipeline.compare import compare
+
+    if entry == "main":
+        config = Path(given.pop("config", MainSettings.model_fields["config"].default))
+        return compare(load_single(config, given), console)
+    return compare(load_plan(entry, given), console)
+
+
+def _usage() -> str:
+    names = "\n".join(f"  {name}" for name in entry_points())
+    return f"usage: python -m pipeline ENTRY [--setting value ...]\n\nentry points:\n{names}\n\npython -m pipeline ENTRY --help lists the settings."

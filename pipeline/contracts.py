@@ -1,0 +1,256 @@
+"""The shapes that all floors agree on: Settings, Step, Technique, Model, Corpus, Result.
+
+Axes: B sequences in a micro-batch, T tokens in a sequence, C channels, V vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+Batch = dict[str, Tensor]
+"""The tensors of some sequences by the name under which the model takes them; the first axis is the sequence."""
+
+Context = Callable[[], AbstractContextManager[object]]
+
+
+class InvalidInputError(ValueError):
+    """What the user asked for cannot be done; the message states the rule, the value and the remedy."""
+
+
+class Settings(BaseModel):
+    """Frozen settings: unknown names are refused, and the text below a field is its description everywhere."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainable:
+    """A built model, and all that the training step and the techniques need to know about it."""
+
+    module: nn.Module
+    layers: tuple[nn.Module, ...]
+    """The identical blocks, in forward order: what activation checkpointing forgets and recomputes."""
+    loss: Callable[[nn.Module, Batch, int], Tensor]
+    """(module, batch, number of targets in the whole window) -> the batch's summed loss divided by that number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one optimizer step is made of; a technique returns a copy with some parts replaced."""
+
+    trainable: Trainable
+    device: torch.device
+    micro_batch_size: int
+    """Sequences in one forward pass."""
+    accumulation_steps: int
+    """Forward and backward passes in one optimizer step."""
+    scaler: torch.amp.GradScaler
+    """Scales losses and unscales gradients; a disabled one leaves both alone."""
+    forward_context: Context = nullcontext
+    """Entered around every forward pass."""
+    run_context: Context = nullcontext
+    """Entered once, around all optimizer steps."""
+
+
+class Technique(Settings, ABC):
+    """One way to train in less memory or time; its fields are settings of every entry point."""
+
+    def resolved(self) -> Self:
+        """Return a copy in which every derived setting has its value; raise InvalidInputError where none fits."""
+        return self
+
+    def unsupported(self, device: torch.device) -> str | None:
+        """Return why `device` cannot do this, or None where it can."""
+        del device
+        return None
+
+    @abstractmethod
+    def apply(self, step: Step) -> Step:
+        """Return `step` with this technique in place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What is known of a model before it is built."""
+
+    kind: str
+    """What it is fed: `tokens` or `vectors`."""
+    max_sequence_length: int | None
+    """Positions it was made for, in tokens; None where it has no bound."""
+    vocabulary_size: int | None
+    """Tokens it tells apart; None where it takes the corpus's own."""
+    tokenizer: str | None
+    """Name or folder of its published tokenizer, if it has one."""
+    needs_tokenizer: bool
+    """Whether its weights make sense with that tokenizer alone."""
+    width: int
+    """Channels of its layers."""
+
+
+class Model(Settings, ABC):
+    """A family of models; its fields are the settings `<family>.<field>`."""
+
+    names: ClassVar[tuple[str, ...]]
+    """The values of the setting `model` that this family answers to."""
+
+    @classmethod
+    def opens(cls, name: str) -> bool:
+        """Whether `name` is a model of this family."""
+        return name in cls.names
+
+    @abstractmethod
+    def describe(self, name: str) -> Description:
+        """Return what is known of model `name` without building it; raise InvalidInputError where it cannot be read."""
+
+    @abstractmethod
+    def build(self, name: str, vocabulary_size: int) -> Trainable:
+        """Return model `name` in float32 on the CPU; `vocabulary_size` is the corpus's, 0 for one without tokens."""
+
+
+class Sequences(ABC):
+    """Training examples of one length, addressed by number and in memory before the first step."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    @abstractmethod
+    def batch(self, rows: Sequence[int]) -> Batch:
+        """Return the examples of these numbers, in this order, on the CPU."""
+
+    @abstractmethod
+    def count(self, batch: Batch) -> tuple[int, int]:
+        """Return how many real (not padding) tokens and how many targets of the loss a batch on the CPU holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusRequest:
+    """What a corpus is asked to prepare."""
+
+    description: Description
+    sequence_length: int
+    padded: bool
+    """One document a row with its labels masked, instead of documents packed without padding."""
+    vocabulary_size: int
+    """Tokens of the tokenizer that is trained where the model brings none."""
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A corpus, ready for training."""
+
+    train: Sequences
+    held_out: Sequences
+    """Documents that training never sees."""
+    vocabulary_size: int
+    """Tokens told apart; 0 without tokens."""
+    source: str
+    """Where it came from, for the MLflow dataset input."""
+    digest: str
+    """Changes whenever the sequences do."""
+
+
+class Corpus(Settings, ABC):
+    """A source of training examples; its fields are the settings `<corpus>.<field>`."""
+
+    kind: ClassVar[str] = "tokens"
+    """What it feeds a model with: `tokens` or `vectors`."""
+
+    @abstractmethod
+    def prepare(self, request: CorpusRequest) -> Prepared:
+        """Return the sequences, from the cache where they were prepared before; raise InvalidInputError on bad data."""
+
+
+class Outcome(StrEnum):
+    """How a run ended."""
+
+    OK = "ok"
+    OVER_BUDGET = "over_budget"
+    OUT_OF_MEMORY = "out_of_memory"
+    DIVERGED = "diverged"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed_out"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def completed(self) -> bool:
+        """Whether all optimizer steps were taken."""
+        return self in (Outcome.OK, Outcome.OVER_BUDGET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """What one optimizer step showed."""
+
+    step: int
+    """Counted from 0."""
+    loss: float
+    grad_norm: float
+    """Before clipping; infinite or NaN where the gradient scaler skipped the step."""
+    seconds: float
+    tokens: int
+    """Real tokens, padding left out."""
+    learning_rate: float
+    loss_scale: float | None
+    """The gradient scaler's scale of this step; None without one."""
+    skipped: bool
+    """Whether the gradient scaler left the weights as they were."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseMemory:
+    """Bytes in live tensors at the end of a phase."""
+
+    step: int
+    """Optimizer step, counted from 0."""
+    phase: str
+    """`load`, `forward` (of the last micro-batch), `backward` or `optimizer`."""
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryUse:
+    """Peaks over the run so far; None where the device cannot tell."""
+
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    peak_device_bytes: int | None
+    peak_process_bytes: int
+    """Resident host memory of the process."""
+    allocation_retries: int | None
+    phases: tuple[PhaseMemory, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """What a run adds after its last optimizer step."""
+
+    eval_loss: float | None
+    gradient_underflow_percent: float | None
+    """Share of the last window's non-zero gradient elements that are zero in fp16 without scaling."""
+    block_forwards_per_step: int
+    """Forward passes through layers in one optimizer step, recomputation included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One run of one Experiment, whatever became of it."""
+
+    outcome: Outcome
+    detail: str | None
+    """Why it did not end well, in a few lines."""
+    steps: tuple[StepRecord, ...]
+    memory: MemoryUse | None
+    finished: Finished | None
+    seconds_total: float
+    """From starting the process to its end."""

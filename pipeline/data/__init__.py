@@ -1,0 +1,1 @@
+"""One corpus a file: python_docs.py holds class PythonDocs. There is no list to edit."""

@@ -1,0 +1,50 @@
+"""A Hugging Face dataset by name, read through `datasets` and tokenized with the model's own tokenizer."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pipeline.contracts import Corpus, CorpusRequest, InvalidInputError, Prepared
+from pipeline.text import digest_of, prepare_text
+
+
+class Hub(Corpus):
+    """One column of one split of a dataset from the Hugging Face hub, or of a local folder of data files."""
+
+    name: str | None = None
+    """The dataset's name on the hub, or a local folder."""
+    config: str | None = None
+    """Its configuration, where it has several."""
+    split: str = "train"
+    """The split that is read; a part of it is held out."""
+    field: str = "text"
+    """The column that holds the text."""
+
+    def prepare(self, request: CorpusRequest) -> Prepared:
+        """Return the dataset's sequences; a model without a published tokenizer gets one trained on the text."""
+        if self.name is None:
+            raise InvalidInputError("the corpus hub needs a dataset; set hub.name")
+        try:
+            import datasets
+        except ImportError as error:
+            raise InvalidInputError(
+                "the corpus hub needs the package datasets, which is not installed; pip install 'headroom[hub]'"
+            ) from error
+        try:
+            dataset = datasets.load_dataset(self.name, self.config, split=self.split)
+        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            raise InvalidInputError(
+                f"the dataset {self.name} could not be loaded ({str(error).splitlines()[0]}); check the network and the "
+                "name, or use corpus=text_files"
+            ) from error
+        if self.field not in dataset.column_names:
+            raise InvalidInputError(
+                f"{self.name} must have the text column {self.field!r}, and has {', '.join(dataset.column_names)}; "
+                "set hub.field"
+            )
+
+        def read() -> Iterable[str]:
+            return (str(text) for text in dataset[self.field])
+
+        model = replace(request.description, needs_tokenizer=request.description.tokenizer is not None)
+        digest = digest_of(dataset._fingerprint, self.field)
+        return prepare_text(read, digest, f"{self.name} ({self.split})", replace(request, description=model))

@@ -1,0 +1,21 @@
+"""The reference text that every CPython carries (`pydoc_data.topics`): 465 kB of real English, no download."""
+
+from collections.abc import Iterable
+from pydoc_data.topics import topics
+from sys import version_info
+
+from pipeline.contracts import Corpus, CorpusRequest, Prepared
+from pipeline.text import digest_of, prepare_text
+
+
+class PythonDocs(Corpus):
+    """The help texts of Python's own language reference, a topic a document."""
+
+    def prepare(self, request: CorpusRequest) -> Prepared:
+        """Return the topics' sequences; their text differs from one Python version to the next."""
+
+        def read() -> Iterable[str]:
+            return (topics[name] for name in sorted(topics))
+
+        source = f"pydoc_data.topics of Python {version_info.major}.{version_info.minor}.{version_info.micro}"
+        return prepare_text(read, digest_of(*read()), source, request)

@@ -1,0 +1,23 @@
+"""One English sentence repeated: the classic smoke corpus, which a model learns within a few optimizer steps."""
+
+from pydantic import PositiveInt
+
+from pipeline.contracts import Corpus, CorpusRequest, Prepared
+from pipeline.text import digest_of, prepare_text
+
+SENTENCE = "The quick brown fox jumps over the lazy dog. "
+
+
+class QuickFox(Corpus):
+    """The sentence with every letter of the alphabet, many times over."""
+
+    num_documents: PositiveInt = 1000
+    """Documents in the corpus."""
+    sentences_per_document: PositiveInt = 50
+    """Repetitions of the sentence in each document."""
+
+    def prepare(self, request: CorpusRequest) -> Prepared:
+        """Return the sentence's sequences."""
+        document = SENTENCE * self.sentences_per_document
+        digest = digest_of(document, str(self.num_documents))
+        return prepare_text(lambda: [document] * self.num_documents, digest, "one sentence, repeated", request)

@@ -1,0 +1,51 @@
+"""What a figure depends on beside the settings: hardware, versions, the allocator's configuration."""
+
+import os
+import platform
+import subprocess
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from pipeline.memory.device import device_name, total_bytes
+
+
+@lru_cache
+def environment(device: torch.device) -> dict[str, str]:
+    """Return it by name, without what this machine lacks."""
+    facts = {
+        "device_name": device_name(device),
+        "device_memory_mib": f"{total_bytes(device) / 2**20:.0f}",
+        "processor": device_name(torch.device("cpu")),
+        "cores": str(os.cpu_count()),
+        "host_memory_mib": f"{total_bytes(torch.device('cpu')) / 2**20:.0f}",
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "transformers", "tokenizers", "mlflow", "optuna")},
+        "cuda": torch.version.cuda,
+        "driver": _driver() if device.type == "cuda" else None,
+        "allocator": os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "default")),
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_changes": "yes" if _git("status", "--porcelain", "--untracked-files=no") else "no",
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _driver() -> str:
+    import pynvml
+
+    pynvml.nvmlInit()
+    found = pynvml.nvmlSystemGetDriverVersion()
+    return found if isinstance(found, str) else str(found, "ascii")
+
+
+def _git(*words: str) -> str | None:
+    """Return what git says of this project; None without git, or outside a checkout."""
+    folder = Path(__file__).parent
+    try:
+        answer = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None

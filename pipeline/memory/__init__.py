@@ -1,0 +1,1 @@
+"""Budgets, devices and the meters that read them."""

@@ -1,0 +1,48 @@
+"""The device a run uses: found by name, described in words and bytes."""
+
+import platform
+from pathlib import Path
+
+import psutil
+import torch
+
+from pipeline.contracts import InvalidInputError
+
+
+def find_device(text: str) -> torch.device:
+    """Return the device that `auto`, `cpu`, `cuda` or `cuda:1` names on this machine.
+
+    Raises:
+        InvalidInputError: it is not a device's name, or this machine lacks it.
+
+    """
+    if text == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    kind, _, index = text.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()) or (kind == "cpu" and index):
+        raise InvalidInputError(f"a device is auto, cpu, cuda or cuda:N, not {text!r}; leave it out to take the best")
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if int(index or 0) >= count:
+        raise InvalidInputError(f"device {text} needs a CUDA GPU, and this machine has {count}; use device=cpu or auto")
+    return torch.device("cuda", int(index or 0))
+
+
+def total_bytes(device: torch.device) -> int:
+    """Return the device's whole memory in bytes: the card's, or this machine's."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return int(psutil.virtual_memory().total)
+
+
+def device_name(device: torch.device) -> str:
+    """Return the model of the card or of the processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,132 @@
+"""Meters: exact bytes in live tensors, from before the model is built.
+
+On an accelerator the caching allocator keeps the figures for the whole run. On a CPU the profiler reports each
+allocation; it slows a step down, so it watches the first two optimizer steps: the first brings the optimizer state
+to life, the second is like every later one.
+"""
+
+import resource
+import sys
+from abc import ABC, abstractmethod
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from pipeline.contracts import MemoryUse, PhaseMemory
+
+WATCHED_STEPS = 2
+"""Optimizer steps whose phases are recorded."""
+_MARK = "headroom::"
+
+
+class Meter(ABC):
+    """Reads the memory of this process on one device; make it before the first tensor."""
+
+    @abstractmethod
+    def mark(self, step: int, phase: str) -> None:
+        """Note the end of a phase of optimizer step `step`, counted from 0."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Stop whatever slows the steps down; the watched steps are over."""
+
+    @abstractmethod
+    def read(self) -> MemoryUse:
+        """Return the peaks up to now."""
+
+
+def make_meter(device: torch.device) -> Meter:
+    """Return the meter for `device`."""
+    return CpuMeter() if device.type == "cpu" else AcceleratorMeter(device)
+
+
+class CpuMeter(Meter):
+    """The allocator's events, as the profiler records them."""
+
+    def __init__(self) -> None:
+        self._profile: profile | None = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        self._profile.start()
+        self._peak_bytes: int | None = None
+        self._phases: tuple[PhaseMemory, ...] = ()
+
+    def mark(self, step: int, phase: str) -> None:
+        """Leave a mark among the profiler's events."""
+        with record_function(f"{_MARK}{step}:{phase}"):
+            pass
+
+    def settle(self) -> None:
+        """Stop the profiler and add its events up."""
+        if self._profile is None:
+            return
+        self._profile.stop()
+        self._peak_bytes, self._phases = _add_up(self._profile)
+        self._profile = None
+
+    def read(self) -> MemoryUse:
+        """Return the peaks; before settle() the allocator's is not known yet."""
+        return MemoryUse(
+            peak_allocated_bytes=self._peak_bytes,
+            peak_reserved_bytes=None,
+            peak_device_bytes=None,
+            peak_process_bytes=_peak_process_bytes(),
+            allocation_retries=None,
+            phases=self._phases,
+        )
+
+
+class AcceleratorMeter(Meter):
+    """The caching allocator's own statistics, and on CUDA the device's as NVML sees them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._device_bytes_before = self._device_bytes()
+        torch.accelerator.reset_peak_memory_stats(device)
+        self._phases: list[PhaseMemory] = []
+
+    def mark(self, step: int, phase: str) -> None:
+        """Read the live bytes; the allocator knows them without synchronization."""
+        allocated = torch.accelerator.memory_allocated(self._device)
+        self._phases.append(PhaseMemory(step=step, phase=phase, allocated_bytes=allocated))
+
+    def settle(self) -> None:
+        """Nothing slows the steps down here."""
+
+    def read(self) -> MemoryUse:
+        """Return the peaks; device bytes are what the card's use grew by, the context included."""
+        before, now = self._device_bytes_before, self._device_bytes()
+        return MemoryUse(
+            peak_allocated_bytes=torch.accelerator.max_memory_allocated(self._device),
+            peak_reserved_bytes=torch.accelerator.max_memory_reserved(self._device),
+            peak_device_bytes=None if before is None or now is None else now - before,
+            peak_process_bytes=_peak_process_bytes(),
+            allocation_retries=torch.accelerator.memory_stats(self._device).get("num_alloc_retries"),
+            phases=tuple(self._phases),
+        )
+
+    def _device_bytes(self) -> int | None:
+        return int(torch.cuda.device_memory_used(self._device)) if self._device.type == "cuda" else None
+
+
+def _add_up(profiled: profile) -> tuple[int, tuple[PhaseMemory, ...]]:
+    """Return the greatest running sum of the allocator's events, and the running sum at each mark."""
+    assert profiled.profiler is not None and profiled.profiler.kineto_results is not None  # it has been stopped
+    events = [
+        (event.start_ns(), event.name(), event.nbytes())
+        for event in profiled.profiler.kineto_results.events()
+        if event.name() == "[memory]" or event.name().startswith(_MARK)
+    ]
+    live = peak = 0
+    phases = []
+    for _, name, size in sorted(events, key=lambda event: event[0]):
+        if name == "[memory]":
+            live += size
+            peak = max(peak, live)
+        else:
+            step, phase = name.removeprefix(_MARK).split(":")
+            phases.append(PhaseMemory(step=int(step), phase=phase, allocated_bytes=live))
+    return peak, tuple(phases)
+
+
+def _peak_process_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # getrusage(2): bytes on macOS, KiB elsewhere

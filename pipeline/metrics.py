@@ -1,0 +1,138 @@
+"""Result -> the figures by which runs are compared; a figure that a run cannot give is absent, never zero."""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.contracts import MemoryUse, Result, StepRecord
+
+MIB = 2**20
+MOVING_AVERAGE_STEPS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One variant or trial, as reports show it."""
+
+    comparison: str
+    name: str
+    is_baseline: bool
+    params: Mapping[str, Any]
+    """Every setting by its dotted name."""
+    result: Result | None
+    """None where it was skipped."""
+    skipped: str | None
+    figures: Mapping[str, float]
+    """Summary metrics, named as in MLflow."""
+
+
+def summarize(result: Result, effective_batch_size: int, timing_warmup_steps: int) -> dict[str, float]:
+    """Return a run's summary metrics, named as in MLflow.
+
+    Times leave the first `timing_warmup_steps` optimizer steps out: seconds_per_step is the median of the others,
+    seconds_per_step_iqr the distance between their quartiles, and the throughputs follow from the median.
+    """
+    figures = {"seconds_total": result.seconds_total, "effective_batch_size": float(effective_batch_size)}
+    if result.memory is not None:
+        figures |= _memory(result.memory)
+    if result.steps:
+        figures |= _training(result.steps)
+    timed = [record.seconds for record in result.steps[timing_warmup_steps:]]
+    if timed:
+        median = statistics.median(timed)
+        figures["seconds_per_step"] = median
+        figures["samples_per_second"] = effective_batch_size / median
+        figures["tokens_per_second"] = figures["tokens_seen"] / len(result.steps) / median
+    if len(timed) >= 2:
+        low, _, high = statistics.quantiles(timed, n=4, method="inclusive")
+        figures["seconds_per_step_iqr"] = high - low
+    if result.finished is not None:
+        figures["block_forwards_per_step"] = float(result.finished.block_forwards_per_step)
+        if result.finished.eval_loss is not None:
+            figures["eval_loss"] = result.finished.eval_loss
+        if result.finished.gradient_underflow_percent is not None:
+            figures["gradient_underflow_percent"] = result.finished.gradient_underflow_percent
+    return {name: value for name, value in figures.items() if math.isfinite(value)}
+
+
+def against_baseline(
+    result: Result, figures: dict[str, float], baseline: Result, baseline_figures: dict[str, float]
+) -> dict[str, float]:
+    """Return how a run compares with the baseline of its comparison.
+
+    Memory is the peak in live tensors. Time is per sample, so that other effective batch sizes compare too; the
+    difference of the losses, step by step, has a meaning at the same effective batch size alone.
+    """
+    compared = {}
+    if memory := _both("peak_allocated_mib", figures, baseline_figures):
+        compared["memory_saving_percent"] = 100 * (1 - memory[0] / memory[1])
+    if rates := _both("samples_per_second", figures, baseline_figures):
+        compared["time_overhead_percent"] = 100 * (rates[1] / rates[0] - 1)
+        compared["speedup"] = rates[0] / rates[1]
+    sizes = _both("effective_batch_size", figures, baseline_figures)
+    if sizes and sizes[0] == sizes[1] and len(result.steps) == len(baseline.steps) > 0:
+        pairs = zip(result.steps, baseline.steps, strict=True)
+        compared["max_loss_difference"] = max(abs(one.loss - other.loss) for one, other in pairs)
+    return compared
+
+
+def step_metrics(record: StepRecord) -> dict[str, float]:
+    """Return one optimizer step's metrics, named as in MLflow."""
+    figures = {
+        "loss": record.loss,
+        "grad_norm": record.grad_norm,
+        "seconds": record.seconds,
+        "tokens_per_second": record.tokens / record.seconds,
+        "learning_rate": record.learning_rate,
+    }
+    if record.loss_scale is not None:
+        figures["loss_scale"] = record.loss_scale
+    return {name: value for name, value in figures.items() if math.isfinite(value)}
+
+
+def moving_average(values: Sequence[float], window: int = MOVING_AVERAGE_STEPS) -> list[float]:
+    """Return the mean of each value and those up to `window` - 1 before it."""
+    return [statistics.fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
+
+
+def _memory(memory: MemoryUse) -> dict[str, float]:
+    peaks = {
+        "peak_allocated_mib": memory.peak_allocated_bytes,
+        "peak_reserved_mib": memory.peak_reserved_bytes,
+        "peak_device_mib": memory.peak_device_bytes,
+        "peak_process_mib": memory.peak_process_bytes,
+    }
+    figures = {name: size / MIB for name, size in peaks.items() if size is not None}
+    if memory.allocation_retries is not None:
+        figures["allocation_retries"] = float(memory.allocation_retries)
+    return figures | dict(_phases(memory))
+
+
+def _phases(memory: MemoryUse) -> Iterator[tuple[str, float]]:
+    """Name the phases `allocated_after_load_mib`, `allocated_after_forward_1_mib`, ...; optimizer steps from 1."""
+    for phase in memory.phases:
+        label = phase.phase if phase.phase == "load" else f"{phase.phase}_{phase.step + 1}"
+        yield f"allocated_after_{label}_mib", phase.allocated_bytes / MIB
+
+
+def _training(steps: Sequence[StepRecord]) -> dict[str, float]:
+    losses = [record.loss for record in steps]
+    norms = [record.grad_norm for record in steps if math.isfinite(record.grad_norm)]
+    figures = {
+        "tokens_seen": float(sum(record.tokens for record in steps)),
+        "final_loss": losses[-1],
+        "mean_loss": statistics.fmean(losses),
+        "loss_std": statistics.pstdev(losses),
+        "loss_cv": statistics.pstdev(losses) / statistics.fmean(losses),
+        "skipped_steps": float(sum(record.skipped for record in steps)),
+    }
+    if norms:
+        figures["mean_grad_norm"] = statistics.fmean(norms)
+        figures["std_grad_norm"] = statistics.pstdev(norms)
+    return figures
+
+
+def _both(name: str, figures: dict[str, float], others: dict[str, float]) -> tuple[float, float] | None:
+    return (figures[name], others[name]) if name in figures and name in others else None

@@ -1,0 +1,145 @@
+"""Causal language models of transformers: from a named preset, a local folder or a hub name."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+
+from pipeline.contracts import Batch, Description, InvalidInputError, Model, Trainable
+
+
+def _gpt2(layers: int, width: int, heads: int, **more: Any) -> dict[str, Any]:
+    shape = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
+    return {"model_type": "gpt2", "max_position_embeddings": 1024, "vocab_size": 50257, **shape, **more}
+
+
+NANO: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "vocab_size": None,
+}
+"""A size that trains on a processor in seconds; its vocabulary is the corpus's."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "gpt2-nano": {"model_type": "gpt2", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, **NANO},
+    "llama-nano": {"model_type": "llama", "num_key_value_heads": 2, "intermediate_size": 344, **NANO},
+    "qwen3-nano": {"model_type": "qwen3", "num_key_value_heads": 2, "intermediate_size": 384, "head_dim": 32, **NANO},
+    # Radford et al. 2019, table 2, as published on the hub.
+    "gpt2": _gpt2(12, 768, 12),
+    "gpt2-medium": _gpt2(24, 1024, 16),
+    "gpt2-large": _gpt2(36, 1280, 20),
+    "gpt2-xl": _gpt2(48, 1600, 25),
+}
+UNPUBLISHED = tuple(name for name, values in PRESETS.items() if values["vocab_size"] is None)
+"""Presets of this project's own: no weights, no tokenizer, no vocabulary."""
+DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout", "dropout")
+"""The names under which transformers' configurations keep dropout."""
+
+
+class CausalLm(Model):
+    """Any causal language model of transformers, with random weights unless pretrained ones are asked for."""
+
+    names: ClassVar[tuple[str, ...]] = tuple(PRESETS)
+
+    pretrained: bool = False
+    """Load the published weights (from the hub, the hub's local cache or a folder) instead of random ones."""
+    num_layers: PositiveInt | None = None
+    """Layers, instead of the model's own number."""
+    width: PositiveInt | None = None
+    """Channels of each layer, instead of the model's own number; the feed-forward part grows in proportion."""
+    num_heads: PositiveInt | None = None
+    """Attention heads of each layer, instead of the model's own number."""
+    vocabulary_size: PositiveInt | None = None
+    """Rows of the embedding, instead of the model's own number."""
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+    """Share of activations that dropout sets to zero, instead of the model's own."""
+
+    @classmethod
+    def opens(cls, name: str) -> bool:
+        """Whether `name` is a preset, a local folder, or an `owner/name` of the hub."""
+        return name in PRESETS or "/" in name or Path(name).is_dir()
+
+    def describe(self, name: str) -> Description:
+        """Return what the configuration says."""
+        config = self._config(name, 1)
+        published = name not in UNPUBLISHED
+        return Description(
+            kind="tokens",
+            max_sequence_length=getattr(config, "max_position_embeddings", None),
+            vocabulary_size=self.vocabulary_size or (config.vocab_size if published else None),
+            tokenizer=name if published else None,
+            needs_tokenizer=published and (self.pretrained or name not in PRESETS),
+            width=config.hidden_size,
+        )
+
+    def build(self, name: str, vocabulary_size: int) -> Trainable:
+        """Return the model; its vocabulary is its own or, where it has none, the corpus's."""
+        from transformers import AutoModelForCausalLM
+
+        if self.pretrained:
+            module = AutoModelForCausalLM.from_pretrained(name, config=self._config(name, vocabulary_size), dtype="float32")
+        else:
+            module = AutoModelForCausalLM.from_config(self._config(name, vocabulary_size))
+        return Trainable(module=module.train(), layers=_layers(module), loss=_token_loss)
+
+    def _config(self, name: str, vocabulary_size: int) -> Any:
+        """Return transformers' configuration of model `name`, with this family's settings written over it."""
+        from transformers import AutoConfig
+
+        changes = self._changes()
+        if name in PRESETS and not self.pretrained:
+            values = {"use_cache": False, "bos_token_id": None, "eos_token_id": None, **PRESETS[name]}
+            if self.width and "intermediate_size" in values:
+                values["intermediate_size"] = values["intermediate_size"] * self.width // values["hidden_size"]
+            values |= changes
+            values["vocab_size"] = values["vocab_size"] or vocabulary_size
+            return AutoConfig.for_model(**values | self._dropouts(values))
+        if name in UNPUBLISHED:
+            raise InvalidInputError(f"{name} has no published weights; set causal_lm.pretrained=false, or model=gpt2")
+        try:
+            config = AutoConfig.from_pretrained(name, use_cache=False)
+        except (OSError, ValueError) as error:
+            raise InvalidInputError(
+                f"the configuration of {name} could not be loaded ({str(error).splitlines()[0]}); check the network and "
+                "the name, give a local folder, or set causal_lm.pretrained=false for random weights of a preset"
+            ) from error
+        for key, value in {**changes, **self._dropouts(config.to_dict())}.items():
+            setattr(config, key, value)
+        return config
+
+    def _changes(self) -> dict[str, Any]:
+        values = {
+            "num_hidden_layers": self.num_layers,
+            "hidden_size": self.width,
+            "num_attention_heads": self.num_heads,
+            "vocab_size": self.vocabulary_size,
+        }
+        changes = {key: value for key, value in values.items() if value is not None}
+        if self.pretrained and changes:
+            raise InvalidInputError(
+                f"pretrained weights have one shape, and {', '.join(changes)} would change it; "
+                "set causal_lm.pretrained=false or leave the shape alone"
+            )
+        return changes
+
+    def _dropouts(self, values: dict[str, Any]) -> dict[str, float]:
+        if self.dropout is None:
+            return {}
+        known = {**values, **({name: 0.1 for name in DROPOUTS[:3]} if values["model_type"] == "gpt2" else {})}
+        return {name: self.dropout for name in DROPOUTS if name in known}
+
+
+def _layers(module: nn.Module) -> tuple[nn.Module, ...]:
+    """Return the decoder's blocks: the one list as long as the configuration says."""
+    count = module.config.num_hidden_layers  # type: ignore[union-attr]
+    blocks = next(m for m in module.modules() if isinstance(m, nn.ModuleList) and len(m) == count)
+    return tuple(blocks)
+
+
+def _token_loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
+    """Return the summed cross-entropy over the window's number of targets; nothing else of the output stays alive."""
+    loss: Tensor = module(**batch, num_items_in_batch=num_targets, use_cache=False).loss
+    return loss

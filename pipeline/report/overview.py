@@ -1,0 +1,134 @@
+"""What every comparison shows: a table, and a 2x2 figure."""
+
+import io
+from collections.abc import Sequence
+
+import matplotlib
+import pandas as pd
+from rich import box
+from rich.table import Table
+
+matplotlib.use("agg")  # no screen is needed
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pipeline.metrics import Row
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+"""Okabe and Ito's palette, which colour-blind readers can tell apart (jfly.uni-koeln.de/color)."""
+LINES = ("-", "--", "-.", ":")
+
+COLUMNS = {
+    "peak_allocated_mib": ("peak MiB", "{:,.1f}"),
+    "memory_saving_percent": ("saved %", "{:+.1f}"),
+    "seconds_per_step": ("s/step", "{:.4f}"),
+    "time_overhead_percent": ("time %", "{:+.1f}"),
+    "tokens_per_second": ("tokens/s", "{:,.0f}"),
+    "final_loss": ("final loss", "{:.4f}"),
+    "eval_loss": ("eval loss", "{:.4f}"),
+    "max_loss_difference": ("max loss diff.", "{:.2g}"),
+}
+"""Figures of the terminal's table: heading and form."""
+
+
+def comparison_frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """Return one line a variant: where it belongs, its outcome, every setting and every figure."""
+    return pd.DataFrame(
+        {
+            "comparison": row.comparison,
+            "variant": row.name,
+            "baseline": row.is_baseline,
+            "outcome": row.result.outcome.value if row.result else "skipped",
+            "detail": row.skipped or (row.result.detail if row.result else None),
+            **row.params,
+            **row.figures,
+        }
+        for row in rows
+    )
+
+
+def terminal_table(title: str, rows: Sequence[Row]) -> Table:
+    """Return the table of one comparison, the baseline marked."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    shown = {name: form for name, form in COLUMNS.items() if any(name in row.figures for row in rows)}
+    table.add_column("variant", no_wrap=True)
+    table.add_column("outcome")
+    for heading, _ in shown.values():
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        label = f"{row.name} (baseline)" if row.is_baseline and len(rows) > 1 else row.name
+        outcome = row.result.outcome.value if row.result else "skipped"
+        cells = [form.format(row.figures[name]) if name in row.figures else "" for name, (_, form) in shown.items()]
+        table.add_row(label, outcome, *cells)
+    return table
+
+
+def frame_table(title: str, frame: pd.DataFrame) -> Table:
+    """Return any frame as a table for the terminal."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for name in frame.columns:
+        table.add_column(str(name), justify="left" if frame[name].dtype.kind in "OUT" else "right")
+    for values in frame.itertuples(index=False):
+        table.add_row(*("" if pd.isna(value) else f"{value:,.4g}" if isinstance(value, float) else str(value) for value in values))
+    return table
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence for each variant that did not end well or was left out."""
+    return [
+        f"{row.name}: skipped, {row.skipped}" if row.skipped else f"{row.name}: {row.result.outcome}, {row.result.detail}"
+        for row in rows
+        if row.skipped or (row.result is not None and row.result.detail)
+    ]
+
+
+def overview_figure(title: str, rows: Sequence[Row]) -> bytes:
+    """Return a PNG: loss curves, mean loss, time per optimizer step and peak memory of one comparison."""
+    figure = Figure(figsize=(12, 8), layout="constrained", dpi=120)
+    ((losses, means), (times, peaks)) = figure.subplots(2, 2)
+    _loss_curves(losses, rows)
+    _bars(means, rows, "mean_loss", "mean loss over all steps", "loss")
+    _bars(times, rows, "seconds_per_step", "time per optimizer step (median, quartile distance)", "seconds", "seconds_per_step_iqr")
+    _bars(peaks, rows, "peak_allocated_mib", "peak memory in live tensors", "MiB")
+    figure.suptitle(title)
+    return to_png(figure)
+
+
+def to_png(figure: Figure) -> bytes:
+    """Return the figure as a PNG."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def colour(index: int) -> str:
+    """Return the colour of the series of this number."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def _loss_curves(axes: Axes, rows: Sequence[Row]) -> None:
+    for index, row in enumerate(rows):
+        if row.result is not None and row.result.steps:
+            steps = [record.step + 1 for record in row.result.steps]
+            line = LINES[index % len(LINES)]
+            axes.plot(steps, [record.loss for record in row.result.steps], line, color=colour(index), label=row.name)
+    axes.set(title="loss", xlabel="optimizer step", ylabel="loss")
+    axes.grid(alpha=0.3)
+    if axes.has_data():
+        axes.legend(fontsize="small")
+
+
+def _bars(axes: Axes, rows: Sequence[Row], name: str, title: str, unit: str, spread: str | None = None) -> None:
+    """Draw one bar a variant; where a variant has no such figure, its outcome stands in the bar's place."""
+    labels = [row.name for row in rows]
+    values = [row.figures.get(name, 0.0) for row in rows]
+    errors = [row.figures.get(spread, 0.0) / 2 for row in rows] if spread else None
+    bars = axes.bar(range(len(rows)), values, yerr=errors, capsize=3, color=[colour(i) for i in range(len(rows))])
+    top = max(values, default=0.0) or 1.0
+    for bar, row, value in zip(bars, rows, values, strict=True):
+        outcome = (row.result.outcome.value if row.result else "skipped").replace("_", " ")
+        text = f"{value:.3g}" if 0 < value < 100 else f"{value:,.0f}" if value else outcome
+        axes.annotate(text, (bar.get_x() + bar.get_width() / 2, value + top * 0.02), ha="center", va="bottom", fontsize="small")
+    axes.set_xticks(range(len(rows)), labels, rotation=25 if max(map(len, labels), default=0) * len(rows) > 50 else 0, ha="right" if max(map(len, labels), default=0) * len(rows) > 50 else "center")
+    axes.set(title=title, ylabel=unit, ylim=(0, top * 1.15))
+    axes.grid(axis="y", alpha=0.3)

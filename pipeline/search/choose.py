@@ -1,0 +1,70 @@
+"""Choosing the next trial: first what a person would try, then what the sampler proposes, never the same twice."""
+
+import random
+import warnings
+from collections.abc import Callable, Collection, Sequence
+
+import optuna
+from optuna.samplers import BaseSampler, BruteForceSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState
+
+from pipeline.search.space import Choice, Space
+
+SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
+    "tpe": lambda seed: TPESampler(seed=seed, multivariate=True),
+    "gp": lambda seed: GPSampler(seed=seed),
+    "random": lambda seed: RandomSampler(seed=seed),
+    "brute": lambda seed: BruteForceSampler(seed=seed),
+    "nsga2": lambda seed: NSGAIISampler(seed=seed),
+}
+PROPOSALS = 10
+"""Proposals of configurations already taken before one of the others is drawn."""
+
+
+def choose(
+    space: Space,
+    finished: Sequence[FrozenTrial],
+    taken: Collection[Choice],
+    directions: Sequence[str],
+    sampler: str,
+    seed: int,
+) -> Choice | None:
+    """Return a configuration that is not among `taken`, or None where all are.
+
+    The sampler proposes within a study in memory that holds the finished trials, so that nothing but what is really
+    measured stands in the stored one.
+    """
+    left = [choice for choice in space.choices if choice not in taken]
+    if not left:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study = optuna.create_study(directions=list(directions), sampler=SAMPLERS[sampler](seed + len(taken)))
+    study.add_trials(finished)
+    for _ in range(PROPOSALS):
+        trial = study.ask(space.distributions)
+        if trial.params in left:
+            return dict(trial.params)
+        study.tell(trial, state=TrialState.FAIL)
+    return random.Random(seed + len(taken)).choice(left)  # noqa: S311  nothing secret
+
+
+def next_naive(naive: Sequence[Choice], fitting: Collection[Choice], taken: Collection[Choice]) -> Choice | None:
+    """Return what a person would try next: the largest micro-batch not tried yet, until one fits."""
+    if any(choice in fitting for choice in naive):
+        return None
+    return next((choice for choice in naive if choice not in taken), None)
+
+
+def naive_choices(space: Space, defaults: Choice) -> list[Choice]:
+    """Return the configurations of the default precision without checkpointing, the largest micro-batch first."""
+    fixed = {
+        name: defaults[name] if defaults[name] in values else values[0]
+        for name, values in space.dimensions.items()
+        if name != "micro_batch_size"
+    }
+    sizes = space.dimensions.get("micro_batch_size")
+    if sizes is None:
+        return [fixed]
+    ordered = sorted(sizes, key=lambda size: -int(str(size)))
+    return [{name: size if name == "micro_batch_size" else fixed[name] for name in space.dimensions} for size in ordered]

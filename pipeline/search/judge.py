@@ -1,0 +1,57 @@
+"""Judging a trial: from what was measured to what Optuna learns."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from optuna.trial import TrialState
+
+from pipeline.contracts import Outcome, Result
+from pipeline.metrics import MIB
+
+UNIT_BYTES = {"bytes": 1, "MiB": 2**20, "GiB": 2**30}
+ATTEMPT = re.compile(rf"[Tt]ried to allocate (?P<number>[\d.]+) (?P<unit>{'|'.join(UNIT_BYTES)})")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What Optuna is told of a trial."""
+
+    state: TrialState
+    tokens_per_second: float | None
+    peak_bytes: int | None
+    violation_bytes: float | None
+    """Bytes over the budget, negative within it; None where memory was not what ended the trial."""
+    is_lower_bound: bool
+    """Whether the violation may be greater: the trial ran out of memory before its peak."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the configuration was measured to the end, within the budget."""
+        return self.tokens_per_second is not None and self.violation_bytes is not None and self.violation_bytes <= 0
+
+
+def judge(result: Result, figures: Mapping[str, float], budget_bytes: int) -> Verdict:
+    """Return the verdict; the peak is what the device has to give: reserved bytes on CUDA, allocated ones on a CPU.
+
+    Out-of-memory is PRUNED with a constraint in bytes, because TPE learns from such trials and never from FAIL.
+    """
+    peak = peak_bytes(figures)
+    if result.outcome.completed and peak is not None:
+        return Verdict(TrialState.COMPLETE, figures["tokens_per_second"], peak, float(peak - budget_bytes), False)
+    if result.outcome is Outcome.OUT_OF_MEMORY:
+        attempted = attempted_bytes(result.detail or "")
+        return Verdict(TrialState.PRUNED, None, peak, float(max(1, (peak or 0) + attempted - budget_bytes)), True)
+    return Verdict(TrialState.FAIL, None, peak, None, False)
+
+
+def peak_bytes(figures: Mapping[str, float]) -> int | None:
+    """Return the peak that the budget limits."""
+    peak = figures.get("peak_reserved_mib", figures.get("peak_allocated_mib"))
+    return None if peak is None else round(peak * MIB)
+
+
+def attempted_bytes(text: str) -> int:
+    """Return the size of the allocation that an out-of-memory message names, 0 where it names none."""
+    match = ATTEMPT.search(text)
+    return int(float(match["number"]) * UNIT_BYTES[match["unit"]]) if match else 0

@@ -1,0 +1,29 @@
+"""The settings that the entry point `search` adds."""
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt
+
+from pipeline.contracts import Settings
+
+Value = str | int | float | bool | None
+"""What a dimension may be set to; YAML and the setting's own type decide which."""
+
+
+class SearchSettings(Settings):
+    """What is searched, how, and where the study is kept."""
+
+    space: dict[str, list[Value] | Literal["divisors"]] = Field(default={}, min_length=1, validate_default=True)
+    """Any setting by its dotted name and the values to try; `divisors`: those of effective_batch_size."""
+    budget: str = "auto"
+    """Memory to stay within: 8GiB, 8GB, 512MiB, 80%; auto: 80% of a GPU, 256MiB on a CPU, in scale with gpt2-nano."""
+    num_trials: PositiveInt = 12
+    """Configurations to measure, those of earlier sessions of the study included."""
+    sampler: Literal["tpe", "gp", "random", "brute", "nsga2"] = "tpe"
+    """Optuna's sampler that proposes them."""
+    objectives: Literal["throughput", "pareto"] = "throughput"
+    """throughput: the fastest within the budget; pareto: the front of memory and throughput as well."""
+    storage: str = "sqlite:///optuna.db"
+    """URL of Optuna's own storage, in which a study outlives its process."""
+    study: str = "headroom"
+    """Name of the study in that storage; the same command resumes it."""

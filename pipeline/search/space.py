@@ -1,0 +1,51 @@
+"""The configurations a search may choose from: every combination of the dimensions' values."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import optuna
+
+from pipeline.contracts import InvalidInputError
+from pipeline.experiment import known_setting
+from pipeline.search.settings import SearchSettings, Value
+
+Choice = dict[str, Value]
+"""One configuration: a value for each dimension, by its setting's dotted name."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """Dimensions by name, each with its values."""
+
+    dimensions: Mapping[str, tuple[Value, ...]]
+
+    @property
+    def choices(self) -> list[Choice]:
+        """Every configuration."""
+        names = list(self.dimensions)
+        return [dict(zip(names, values, strict=True)) for values in itertools.product(*self.dimensions.values())]
+
+    @property
+    def distributions(self) -> dict[str, optuna.distributions.BaseDistribution]:
+        """The dimensions as Optuna knows them."""
+        return {name: optuna.distributions.CategoricalDistribution(values) for name, values in self.dimensions.items()}
+
+
+def make_space(settings: SearchSettings, effective_batch_size: int, pinned: Mapping[str, Value]) -> Space:
+    """Return the space; a dimension that the user has set to one value keeps that value alone.
+
+    Raises:
+        InvalidInputError: a dimension is no setting, has no value, or has other values than `divisors` stands for.
+
+    """
+    divisors = tuple(n for n in range(1, effective_batch_size + 1) if effective_batch_size % n == 0)
+    dimensions: dict[str, tuple[Value, ...]] = {}
+    for name, values in settings.space.items():
+        known_setting(name)
+        if values == "divisors" and name != "micro_batch_size":
+            raise InvalidInputError(f"only micro_batch_size takes `divisors`, and space.{name} is set to it; list its values")
+        dimensions[name] = (pinned[name],) if name in pinned else divisors if values == "divisors" else tuple(values)  # type: ignore[arg-type]
+        if not dimensions[name]:
+            raise InvalidInputError(f"a dimension needs at least one value, and space.{name} has none; list some or remove it")
+    return Space(dimensions)

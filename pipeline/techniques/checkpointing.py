@@ -1,0 +1,57 @@
+"""Activation checkpointing: forget a layer's activations in the forward pass, recompute them in the backward pass."""
+
+import re
+from functools import partial
+
+from pydantic import field_validator
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from pipeline.contracts import Step, Technique
+
+POLICY = re.compile(r"none|every_layer|every_([2-9]|[1-9]\d+)_layers")
+
+
+class Checkpointing(Technique):
+    """Checkpoint no layer, every layer, or every n-th layer."""
+
+    checkpointing: str = "none"
+    """Layers whose activations are recomputed: none, every_layer, every_2_layers, every_3_layers, ..."""
+
+    @field_validator("checkpointing")
+    @classmethod
+    def _is_a_policy(cls, value: str) -> str:
+        if POLICY.fullmatch(value) is None:
+            raise ValueError("must be none, every_layer, every_2_layers, every_3_layers, ...")
+        return value
+
+    @property
+    def every_n_layers(self) -> int | None:
+        """Return n where layers 0, n, 2n, ... are checkpointed; None where none is."""
+        if self.checkpointing == "none":
+            return None
+        number = re.search(r"\d+", self.checkpointing)
+        return int(number.group()) if number else 1
+
+    def apply(self, step: Step) -> Step:
+        """Use transformers' own switch where the model has one, torch.utils.checkpoint on its layers elsewhere."""
+        every = self.every_n_layers
+        if every is None:
+            return step
+        module, layers = step.trainable.module, step.trainable.layers
+        options = {"use_reentrant": False}
+        if hasattr(module, "activation_checkpointing_enable"):
+            module.activation_checkpointing_enable(activation_checkpointing_kwargs=options, every_n_layers=every)  # type: ignore[operator]
+        elif hasattr(module, "gradient_checkpointing_enable"):
+            _enable_by_the_old_name(module, layers, options, every)
+        else:
+            for layer in layers[::every]:
+                layer.forward = partial(checkpoint, layer.forward, **options)  # type: ignore[method-assign, assignment]
+        return step
+
+
+def _enable_by_the_old_name(module: nn.Module, layers: tuple[nn.Module, ...], options: dict[str, bool], every: int) -> None:
+    """Switch on transformers before 5.20, which knows no every_n_layers but reads a flag on each layer."""
+    module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)  # type: ignore[operator]
+    for index, layer in enumerate(layers):
+        layer.gradient_checkpointing = index % every == 0  # type: ignore[assignment]

@@ -1,0 +1,59 @@
+"""Number formats of the forward and backward pass; weights and optimizer state stay float32."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from pipeline.contracts import Step, Technique
+
+AUTOCAST_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Precision(Technique):
+    """fp32, tf32 matrix products, or autocast to fp16 (with loss scaling) or bf16."""
+
+    precision: Literal["fp32", "tf32", "fp16", "bf16"] = "fp32"
+    """Number format of the forward and backward pass."""
+    initial_loss_scale: float = Field(default=65536.0, gt=0)
+    """First scale of fp16's dynamic loss scaling."""
+
+    def unsupported(self, device: torch.device) -> str | None:
+        """Return why `device` cannot compute in this format."""
+        if self.precision == "tf32":
+            if device.type != "cuda":
+                return "tf32 needs a CUDA GPU of compute capability 8.0 (Ampere) or newer, and the device is a " + device.type
+            if torch.cuda.get_device_capability(device) < (8, 0):
+                return f"tf32 needs compute capability 8.0 (Ampere) or newer, and {torch.cuda.get_device_name(device)} is older"
+        if self.precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+            return f"bf16 is not supported by {torch.cuda.get_device_name(device)}"
+        return None
+
+    def apply(self, step: Step) -> Step:
+        """Autocast the forward pass, scale fp16's loss, and set the format of float32 matrix products."""
+        kind = step.device.type
+        step = replace(step, run_context=partial(_float32_products, "high" if self.precision == "tf32" else "highest"))
+        if self.precision == "fp16":
+            step = replace(step, scaler=torch.amp.GradScaler(kind, init_scale=self.initial_loss_scale))
+        if self.precision not in AUTOCAST_DTYPES:
+            return step
+
+        def autocast() -> AbstractContextManager[object]:
+            return torch.autocast(kind, dtype=AUTOCAST_DTYPES[self.precision])
+
+        return replace(step, forward_context=autocast)
+
+
+@contextmanager
+def _float32_products(precision: str) -> Iterator[None]:
+    """Multiply float32 matrices in tf32 (`high`) or in full float32 (`highest`), and restore the process's choice."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
