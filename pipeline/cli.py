@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pydantic import create_model
-from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
+from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 from rich.console import Console
 
 from pipeline.contracts import InvalidInputError, Settings
@@ -17,6 +17,9 @@ from pipeline.settings import AllSettings, unknown_setting
 
 INTERRUPTED = 130
 """Exit code of a shell's Ctrl-C: 128 + SIGINT."""
+
+WIDTH_OF_FILES = 120
+"""Columns of the tables where no terminal says how wide it is."""
 
 
 class MainSettings(Settings):
@@ -40,7 +43,9 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         entry, *rest = words
         if entry not in entry_points():
-            raise InvalidInputError(f"no entry point is called {entry!r}; the entry points are {', '.join(entry_points())}")
+            raise InvalidInputError(
+                f"no entry point is called {entry!r}; the entry points are {', '.join(entry_points())}"
+            )
         return _run(entry, parse(entry, rest))
     except InvalidInputError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
@@ -87,7 +92,7 @@ def settings_of(entry: str) -> type[Settings]:
 
 
 def _run(entry: str, given: dict[str, Any]) -> int:
-    console = Console(stderr=False)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
     if entry == "search":
         from pipeline.search.job import search
 
@@ -102,4 +107,7 @@ def _run(entry: str, given: dict[str, Any]) -> int:
 
 def _usage() -> str:
     names = "\n".join(f"  {name}" for name in entry_points())
-    return f"usage: python -m pipeline ENTRY [--setting value ...]\n\nentry points:\n{names}\n\npython -m pipeline ENTRY --help lists the settings."
+    return (
+        f"usage: python -m pipeline ENTRY [--setting value ...]\n\nentry points:\n{names}\n\n"
+        "python -m pipeline ENTRY --help lists the settings."
+    )

@@ -8,8 +8,9 @@ from importlib.util import find_spec
 
 import pandas as pd
 from rich.console import Console
+from rich.status import Status
 
-from pipeline.contracts import Result
+from pipeline.contracts import Result, StepRecord
 from pipeline.environment import environment
 from pipeline.experiment import Comparison, Plan, Variant
 from pipeline.metrics import Row, against_baseline, summarize
@@ -42,28 +43,27 @@ def _run(comparison: Comparison, num_variants: int, parent: ParentRun, rows: lis
     for variant in sorted(comparison.variants, key=lambda variant: variant.name != comparison.baseline):
         is_baseline = variant.name == comparison.baseline
         settings, params = variant.experiment.settings, variant.experiment.params()
-        make_row = partial(
-            Row, comparison=comparison.name, name=variant.name, is_baseline=is_baseline, params=params
-        )
+        make_row = partial(Row, comparison=comparison.name, name=variant.name, is_baseline=is_baseline, params=params)
         if variant.skipped:
             rows.append(make_row(result=None, skipped=variant.skipped, figures={}))
             continue
-        with console.status("") as status:
-            label = f"{comparison.name}/{variant.name} ({len(rows) + 1} of {num_variants})"
-            status.update(f"{label}: starting")
+        label = f"{comparison.name}/{variant.name} ({len(rows) + 1} of {num_variants})"
+        with console.status(f"{label}: starting") as status:
             result = parent.run(
                 f"{comparison.name}/{variant.name}",
                 variant.experiment,
                 _figures(variant, baseline),
                 {"comparison": comparison.name, "variant": variant.name},
-                lambda record, label=label, status=status, total=settings.num_steps: status.update(
-                    f"{label}: step {record.step + 1} of {total}, loss {record.loss:.4f}"
-                ),
+                partial(_show, status, label, settings.num_steps),
             )
         row = make_row(result=result, skipped=None, figures=_figures(variant, baseline)(result))
         rows.append(row)
         baseline = row if is_baseline else baseline
         console.print(f"{label}: {result.outcome} in {result.seconds_total:.1f} s", style="dim", highlight=False)
+
+
+def _show(status: Status, label: str, num_steps: int, record: StepRecord) -> None:
+    status.update(f"{label}: step {record.step + 1} of {num_steps}, loss {record.loss:.4f}")
 
 
 def _figures(variant: Variant, baseline: Row | None) -> Callable[[Result], dict[str, float]]:
@@ -90,7 +90,11 @@ def _report(plan: Plan, rows: list[Row], parent: ParentRun, console: Console) ->
         for note in notes(shown):
             console.print(note, style="yellow", highlight=False)
         if any(row.result is not None and row.result.steps for row in shown):
-            title = f"{plan.entry}: {comparison.name} ({shown[0].params['model']}, {shown[0].params['device']})".replace("_", " ")
+            title = (
+                f"{plan.entry}: {comparison.name} ({shown[0].params['model']}, {shown[0].params['device']})".replace(
+                    "_", " "
+                )
+            )
             parent.file(f"figures/{comparison.name}.png", overview_figure(title, shown), "figures")
     for name, frame in _own_tables(plan.entry, rows).items():
         console.print(frame_table(name, frame))
@@ -111,4 +115,3 @@ def _common_params(variants: list[Variant]) -> dict[str, object]:
     """Return the settings that are the same in all variants."""
     params = [variant.experiment.params() for variant in variants]
     return {name: value for name, value in params[0].items() if all(name in p and p[name] == value for p in params)}
-

@@ -45,7 +45,9 @@ def _git(*words: str) -> str | None:
     """Return what git says of this project; None without git, or outside a checkout."""
     folder = Path(__file__).parent
     try:
-        answer = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=10)
+        answer = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=10
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip() or None

@@ -17,12 +17,18 @@ import torch
 from pipeline.contracts import Finished, MemoryUse, Outcome, Result, StepRecord
 from pipeline.experiment import Experiment
 from pipeline.memory.device import total_bytes
-from pipeline.train import DivergedError, Message, train
+from pipeline.train import DivergedError, train
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["pipeline.train", "transformers.models.auto.modeling_auto", "transformers.modeling_utils"])
+CONTEXT.set_forkserver_preload(
+    ["pipeline.train", "transformers.models.auto.modeling_auto", "transformers.modeling_utils"]
+)
 
-OUT_OF_MEMORY_TEXTS = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory", "DefaultCPUAllocator: can't allocate memory")
+OUT_OF_MEMORY_TEXTS = (
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+    "DefaultCPUAllocator: can't allocate memory",
+)
 """What out-of-memory says where it does not raise torch.OutOfMemoryError."""
 LAST_LINES = 5
 """Lines of a crashed run's stderr that are kept in its result."""
@@ -46,7 +52,9 @@ class _Heard:
     failed: Failed | None = None
 
 
-def execute(experiment: Experiment, log_file: Path, on_step: Callable[[StepRecord], None] = lambda record: None) -> Result:
+def execute(
+    experiment: Experiment, log_file: Path, on_step: Callable[[StepRecord], None] = lambda record: None
+) -> Result:
     """Train in a fresh process; its output goes to `log_file`, and `on_step` hears of each optimizer step.
 
     Ctrl-C ends the process and gives a Result with outcome `interrupted` and what was measured until then.
@@ -86,9 +94,7 @@ def start_server() -> None:
     ensure_running()
 
 
-def _listen(
-    receiver: Connection, heard: _Heard, on_step: Callable[[StepRecord], None], deadline: float | None
-) -> bool:
+def _listen(receiver: Connection, heard: _Heard, on_step: Callable[[StepRecord], None], deadline: float | None) -> bool:
     """Take in messages until the run has closed its end (True) or the deadline has passed (False)."""
     while True:
         if not receiver.poll(None if deadline is None else max(0.0, deadline - time.monotonic())):
@@ -126,13 +132,16 @@ def _judge(experiment: Experiment, heard: _Heard, exit_code: int | None, log_fil
     budget = experiment.budget_bytes
     peak = heard.memory.peak_allocated_bytes if heard.memory else None
     if budget is not None and peak is not None and peak > budget:
-        return Outcome.OVER_BUDGET, f"its peak of {peak / 2**20:,.1f} MiB is over the budget of {budget / 2**20:,.1f} MiB"
+        return (
+            Outcome.OVER_BUDGET,
+            f"its peak of {peak / 2**20:,.1f} MiB is over the budget of {budget / 2**20:,.1f} MiB",
+        )
     return Outcome.OK, None
 
 
 def _how_it_died(exit_code: int | None, log_file: Path) -> str:
-    died_by_signal = exit_code is not None and exit_code < 0
-    end = f"signal {signal.Signals(-exit_code).name}" if died_by_signal else f"exit code {exit_code}"
+    by_signal = exit_code is not None and exit_code < 0
+    end = f"signal {signal.Signals(-(exit_code or 0)).name}" if by_signal else f"exit code {exit_code}"
     lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
     return "\n".join([end, *lines[-LAST_LINES:]])
 

@@ -10,7 +10,16 @@ from typing import Any
 import torch
 import yaml
 
-from pipeline.contracts import Corpus, CorpusRequest, Description, InvalidInputError, Model, Prepared, Settings, Technique
+from pipeline.contracts import (
+    Corpus,
+    CorpusRequest,
+    Description,
+    InvalidInputError,
+    Model,
+    Prepared,
+    Settings,
+    Technique,
+)
 from pipeline.memory.budget import parse_budget
 from pipeline.memory.device import find_device, total_bytes
 from pipeline.settings import (
@@ -194,13 +203,17 @@ def load_plan(entry: str, overrides: Mapping[str, Any]) -> Plan:
 
     """
     values = read_yaml(FOLDER / f"{entry}.yaml")
-    plan = validate(PlanSettings, {name: values.pop(name) for name in PlanSettings.model_fields if name in values}, entry)
+    plan = validate(
+        PlanSettings, {name: values.pop(name) for name in PlanSettings.model_fields if name in values}, entry
+    )
     base = merged(nested(values), overrides)
     settings = [variant for comparison in plan.comparisons.values() for variant in comparison.variants.values()]
     _refuse_overridden_variants(nested(values), overrides, settings, entry)
     comparisons = []
     for name, comparison in plan.comparisons.items():
-        variants = tuple(_variant(label, merged(base, nested(own)), entry) for label, own in comparison.variants.items())
+        variants = tuple(
+            _variant(label, merged(base, nested(own)), entry) for label, own in comparison.variants.items()
+        )
         comparisons.append(Comparison(name, comparison.baseline, variants))
     return Plan(entry, plan.question, tuple(comparisons))
 
@@ -238,9 +251,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 
 def _techniques(settings: RunSettings) -> tuple[Technique, ...]:
-    return tuple(
-        kind(**{name: getattr(settings, name) for name in kind.model_fields}) for kind in TECHNIQUES.values()
-    )
+    return tuple(kind(**{name: getattr(settings, name) for name in kind.model_fields}) for kind in TECHNIQUES.values())
 
 
 def _variant(name: str, values: Mapping[str, Any], entry: str) -> Variant:

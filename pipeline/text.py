@@ -78,7 +78,7 @@ class PaddedSequences(Sequences):
         return len(self._documents)
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """Return `input_ids` and `labels`, both int64 [B, T]; padding stands on the right, so causal models ignore it."""
+        """Return `input_ids` and `labels`, both int64 [B, T]; causal models never look right, at the padding."""
         ids = torch.zeros(len(rows), self._length, dtype=torch.int64)
         labels = torch.full_like(ids, IGNORED_LABEL)
         for row, number in enumerate(rows):
@@ -134,7 +134,7 @@ def cache_folder() -> Path:
             return folder
     except OSError as error:
         raise InvalidInputError(
-            f"the cache folder must be writable, and {folder} is not ({error.strerror}); set HEADROOM_CACHE to one that is"
+            f"the cache folder must be writable, and {folder} is not ({error.strerror}); set HEADROOM_CACHE to another"
         ) from error
 
 
@@ -187,7 +187,7 @@ def _trained(documents: list[str], vocabulary_size: int) -> tuple[Encode, list[i
     tokenizer.train_from_iterator(documents, trainer)
     return (
         lambda texts: [encoding.ids for encoding in tokenizer.encode_batch(texts)],
-        [tokenizer.token_to_id(SEPARATOR)],
+        [0],  # special tokens come first
         vocabulary_size,
     )
 

@@ -79,10 +79,13 @@ class Store:
             return None
         try:
             return call(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001  whatever a store, its driver or its network raises
+        except Exception as error:
             if not self.num_lost:
                 first = (str(error).splitlines() or [type(error).__name__])[0]
-                print(f"tracking: MLflow did not take what was sent ({first}); going on, results are on disk", file=sys.stderr)
+                print(  # noqa: T201  to the user
+                    f"tracking: MLflow did not take what was sent ({first}); going on, results are on disk",
+                    file=sys.stderr,
+                )
             self.num_lost += 1
             self._quiet_until = time.monotonic() + SECONDS_BEFORE_RETRY
             return None
@@ -233,7 +236,9 @@ def open_parent(entry: str, output: Path) -> Iterator[ParentRun]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         store.client.set_terminated(run_id, "FAILED")
-        raise InvalidInputError(f"the output folder {output} must be writable ({error.strerror}); set output") from error
+        raise InvalidInputError(
+            f"the output folder {output} must be writable ({error.strerror}); set output"
+        ) from error
     parent = ParentRun(store, run_id, experiment_id, folder, entry)
     status = "FAILED"
     try:
@@ -270,7 +275,9 @@ def _adopt_or_create(client: MlflowClient, entry: str) -> tuple[str, str]:
 
 
 def _to_json(experiment: Experiment, result: Result, summary: dict[str, float]) -> str:
-    return json.dumps(_finite({"settings": experiment.params(), "metrics": summary, "result": asdict(result)}), indent=1)
+    return json.dumps(
+        _finite({"settings": experiment.params(), "metrics": summary, "result": asdict(result)}), indent=1
+    )
 
 
 def _finite(value: Any) -> Any:

@@ -27,6 +27,14 @@ SMALLEST_FP16 = 2.0**-25
 """Half of fp16's smallest number: what is not greater rounds to zero (IEEE 754, ties to even)."""
 
 
+Mark = Callable[[str], None]
+"""Notes the end of a phase: `forward`, `backward` or `optimizer`."""
+
+
+def unmarked(*_: object) -> None:
+    """Note nothing."""
+
+
 class DivergedError(ArithmeticError):
     """A loss was infinite or not a number."""
 
@@ -69,11 +77,7 @@ def train(experiment: Experiment, prepared: Prepared, tell: Callable[[Message], 
         eval_loss = evaluate(step, prepared.held_out, settings.eval_steps) if settings.eval_steps else None
         last = loop.window(settings.num_steps - 1)
         underflow = gradient_underflow_percent(step, optimizer, last) if settings.gradient_underflow else None
-    tell(
-        Finished(
-            eval_loss=eval_loss, gradient_underflow_percent=underflow, block_forwards_per_step=len(forwards)
-        )
-    )
+    tell(Finished(eval_loss=eval_loss, gradient_underflow_percent=underflow, block_forwards_per_step=len(forwards)))
 
 
 def build_step(experiment: Experiment, prepared: Prepared) -> Step:
@@ -103,7 +107,7 @@ def take(
     window: Sequence[Batch],
     num_targets: int,
     max_grad_norm: float | None,
-    mark: Callable[[str], None] = lambda phase: None,
+    mark: Mark = unmarked,
 ) -> Taken:
     """Take one optimizer step over a window of micro-batches, without waiting for the device.
 
@@ -122,9 +126,7 @@ def take(
     return Taken(torch.stack(losses).sum(), grad_norm, loss_scale)
 
 
-def backpropagate(
-    step: Step, window: Sequence[Batch], num_targets: int, mark: Callable[[str], None] = lambda phase: None
-) -> list[Tensor]:
+def backpropagate(step: Step, window: Sequence[Batch], num_targets: int, mark: Mark = unmarked) -> list[Tensor]:
     """Run forward and backward over each micro-batch of a window; return each one's share of the window's loss."""
     losses = []
     for number, batch in enumerate(window, 1):
@@ -179,7 +181,7 @@ def gradient_underflow_percent(step: Step, optimizer: Optimizer, window: "Window
     backpropagate(step, window.batches, window.num_targets)
     step.scaler.unscale_(optimizer)
     sizes = [p.grad.abs() for p in step.trainable.module.parameters() if p.grad is not None]
-    lost = sum(int(((0 < size) & (size <= SMALLEST_FP16)).sum()) for size in sizes)
+    lost = sum(int(((size > 0) & (size <= SMALLEST_FP16)).sum()) for size in sizes)
     total = sum(int((size > 0).sum()) for size in sizes)
     optimizer.zero_grad(set_to_none=True)
     return 100 * lost / total if total else 0.0
@@ -223,7 +225,7 @@ class _Loop:
         batches = tuple({name: tensor[cut : cut + size] for name, tensor in whole.items()} for cut in cuts)
         return Window(batches, *self._sequences.count(whole))
 
-    def advance(self, num_steps: int, mark: Callable[[int, str], None] | None = None) -> None:
+    def advance(self, num_steps: int, mark: Callable[[int, str], None] = unmarked) -> None:
         """Take the next `num_steps` optimizer steps and tell them all.
 
         Raises:
@@ -237,9 +239,13 @@ class _Loop:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
             window = self.window(number)
-            note = (lambda phase, number=number: mark(number, phase)) if mark else (lambda phase: None)
             taken = take(
-                self._step, self._optimizer, window.batches, window.num_targets, self._settings.max_grad_norm, note
+                self._step,
+                self._optimizer,
+                window.batches,
+                window.num_targets,
+                self._settings.max_grad_norm,
+                partial(mark, number),
             )
             end = self._clock.now()
             pending.append(partial(self._read, number, window, rate, taken, start, end))
@@ -283,13 +289,13 @@ class _CudaClock:
     """Moments as events in the device's own queue: noting one waits for nothing."""
 
     def now(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         end.synchronize()
-        return start.elapsed_time(end) / 1000
+        return float(start.elapsed_time(end)) / 1000
 
 
 @contextmanager
@@ -299,10 +305,7 @@ def _counted_layers(layers: tuple[nn.Module, ...]) -> Iterator[list[None]]:
     A layer's own hooks stay outside of its checkpoint in some versions of transformers; its first child's never do.
     """
     forwards: list[None] = []
-    handles = [
-        next(layer.children()).register_forward_pre_hook(lambda module, inputs: forwards.append(None))
-        for layer in layers
-    ]
+    handles = [next(layer.children()).register_forward_pre_hook(lambda *_: forwards.append(None)) for layer in layers]
     try:
         yield forwards
     finally:

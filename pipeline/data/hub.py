@@ -33,8 +33,8 @@ class Hub(Corpus):
             dataset = datasets.load_dataset(self.name, self.config, split=self.split)
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             raise InvalidInputError(
-                f"the dataset {self.name} could not be loaded ({str(error).splitlines()[0]}); check the network and the "
-                "name, or use corpus=text_files"
+                f"the dataset {self.name} could not be loaded ({str(error).splitlines()[0]}); check the network and "
+                "the name, or use corpus=text_files"
             ) from error
         if self.field not in dataset.column_names:
             raise InvalidInputError(

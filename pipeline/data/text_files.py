@@ -28,7 +28,9 @@ class TextFiles(Corpus):
         if self.path is None:
             raise InvalidInputError("the corpus text_files needs a file or folder; set text_files.path")
         if not self.path.exists():
-            raise InvalidInputError(f"text_files.path must exist, and {self.path} does not; name another file or folder")
+            raise InvalidInputError(
+                f"text_files.path must exist, and {self.path} does not; name another file or folder"
+            )
         if self.path.is_file() and self.path.suffix not in SUFFIXES:
             raise InvalidInputError(
                 f"text_files reads {', '.join(SUFFIXES)}, and {self.path} is none of them; rename or convert it"
@@ -79,8 +81,9 @@ class TextFiles(Corpus):
                 )
             column = parquet.read_table(file, columns=[self.field]).column(0).to_pylist()
         except (OSError, pyarrow.ArrowInvalid) as error:
+            first = str(error).splitlines()[0]
             raise InvalidInputError(
-                f"{file} must be a Parquet file, and cannot be read as one ({str(error).splitlines()[0]}); mend or remove it"
+                f"{file} must be a Parquet file, and cannot be read as one ({first}); mend or remove it"
             ) from error
         yield from (str(text) for text in column if text is not None)
 

@@ -111,7 +111,7 @@ def _add_up(profiled: profile) -> tuple[int, tuple[PhaseMemory, ...]]:
     """Return the greatest running sum of the allocator's events, and the running sum at each mark."""
     assert profiled.profiler is not None and profiled.profiler.kineto_results is not None  # it has been stopped
     events = [
-        (event.start_ns(), event.name(), event.nbytes())
+        (event.start_ns(), event.name(), event.nbytes())  # type: ignore[attr-defined]
         for event in profiled.profiler.kineto_results.events()
         if event.name() == "[memory]" or event.name().startswith(_MARK)
     ]

@@ -80,7 +80,9 @@ class CausalLm(Model):
         from transformers import AutoModelForCausalLM
 
         if self.pretrained:
-            module = AutoModelForCausalLM.from_pretrained(name, config=self._config(name, vocabulary_size), dtype="float32")
+            module = AutoModelForCausalLM.from_pretrained(
+                name, config=self._config(name, vocabulary_size), dtype="float32"
+            )
         else:
             module = AutoModelForCausalLM.from_config(self._config(name, vocabulary_size))
         return Trainable(module=module.train(), layers=_layers(module), loss=_token_loss)
@@ -103,8 +105,8 @@ class CausalLm(Model):
             config = AutoConfig.from_pretrained(name, use_cache=False)
         except (OSError, ValueError) as error:
             raise InvalidInputError(
-                f"the configuration of {name} could not be loaded ({str(error).splitlines()[0]}); check the network and "
-                "the name, give a local folder, or set causal_lm.pretrained=false for random weights of a preset"
+                f"the configuration of {name} could not be loaded ({str(error).splitlines()[0]}); check the network "
+                "and the name, give a local folder, or set causal_lm.pretrained=false for random weights of a preset"
             ) from error
         for key, value in {**changes, **self._dropouts(config.to_dict())}.items():
             setattr(config, key, value)
@@ -128,7 +130,7 @@ class CausalLm(Model):
     def _dropouts(self, values: dict[str, Any]) -> dict[str, float]:
         if self.dropout is None:
             return {}
-        known = {**values, **({name: 0.1 for name in DROPOUTS[:3]} if values["model_type"] == "gpt2" else {})}
+        known = {**values, **(dict.fromkeys(DROPOUTS[:3], 0.1) if values["model_type"] == "gpt2" else {})}
         return {name: self.dropout for name in DROPOUTS if name in known}
 
 

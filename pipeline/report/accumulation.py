@@ -9,7 +9,7 @@ from pipeline.metrics import Row, moving_average
 
 
 def tables(rows: Sequence[Row]) -> dict[str, pd.DataFrame]:
-    """Return `epoch` (forward passes and updates over dataset_size sequences, measured time against the model of it) and `smoothness`."""
+    """Return `epoch` (forward passes and updates, measured time beside its model) and `smoothness` (of the loss)."""
     measured = [row for row in rows if row.result is not None and "seconds_per_step" in row.figures]
     if not measured:
         return {}

@@ -12,10 +12,13 @@ matplotlib.use("agg")  # no screen is needed
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pipeline.contracts import Outcome
 from pipeline.metrics import Row
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 """Okabe and Ito's palette, which colour-blind readers can tell apart (jfly.uni-koeln.de/color)."""
+CROWDED_LABELS = 50
+"""Characters of labels beside each other above which they are written at an angle."""
 LINES = ("-", "--", "-.", ":")
 
 COLUMNS = {
@@ -25,8 +28,7 @@ COLUMNS = {
     "time_overhead_percent": ("time %", "{:+.1f}"),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
     "final_loss": ("final loss", "{:.4f}"),
-    "eval_loss": ("eval loss", "{:.4f}"),
-    "max_loss_difference": ("max loss diff.", "{:.2g}"),
+    "max_loss_difference": ("loss diff.", "{:.2g}"),
 }
 """Figures of the terminal's table: heading and form."""
 
@@ -48,18 +50,21 @@ def comparison_frame(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def terminal_table(title: str, rows: Sequence[Row]) -> Table:
-    """Return the table of one comparison, the baseline marked."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    """Return the table of one comparison; a star marks the baseline."""
+    caption = "* the baseline" if len(rows) > 1 else None
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
     shown = {name: form for name, form in COLUMNS.items() if any(name in row.figures for row in rows)}
     table.add_column("variant", no_wrap=True)
-    table.add_column("outcome")
+    outcomes = [row.result.outcome.value if row.result else "skipped" for row in rows]
+    all_ok = set(outcomes) == {Outcome.OK}
+    if not all_ok:
+        table.add_column("outcome", no_wrap=True)
     for heading, _ in shown.values():
         table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        label = f"{row.name} (baseline)" if row.is_baseline and len(rows) > 1 else row.name
-        outcome = row.result.outcome.value if row.result else "skipped"
+    for row, outcome in zip(rows, outcomes, strict=True):
+        label = f"{row.name} *" if row.is_baseline and len(rows) > 1 else row.name
         cells = [form.format(row.figures[name]) if name in row.figures else "" for name, (_, form) in shown.items()]
-        table.add_row(label, outcome, *cells)
+        table.add_row(label, *([] if all_ok else [outcome]), *cells)
     return table
 
 
@@ -69,17 +74,21 @@ def frame_table(title: str, frame: pd.DataFrame) -> Table:
     for name in frame.columns:
         table.add_column(str(name), justify="left" if frame[name].dtype.kind in "OUT" else "right")
     for values in frame.itertuples(index=False):
-        table.add_row(*("" if pd.isna(value) else f"{value:,.4g}" if isinstance(value, float) else str(value) for value in values))
+        table.add_row(
+            *("" if pd.isna(value) else f"{value:,.4g}" if isinstance(value, float) else str(value) for value in values)
+        )
     return table
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
     """Return a sentence for each variant that did not end well or was left out."""
-    return [
-        f"{row.name}: skipped, {row.skipped}" if row.skipped else f"{row.name}: {row.result.outcome}, {row.result.detail}"
-        for row in rows
-        if row.skipped or (row.result is not None and row.result.detail)
-    ]
+    sentences = []
+    for row in rows:
+        if row.skipped:
+            sentences.append(f"{row.name}: skipped, {row.skipped}")
+        elif row.result is not None and row.result.detail:
+            sentences.append(f"{row.name}: {row.result.outcome}, {row.result.detail}")
+    return sentences
 
 
 def overview_figure(title: str, rows: Sequence[Row]) -> bytes:
@@ -88,7 +97,14 @@ def overview_figure(title: str, rows: Sequence[Row]) -> bytes:
     ((losses, means), (times, peaks)) = figure.subplots(2, 2)
     _loss_curves(losses, rows)
     _bars(means, rows, "mean_loss", "mean loss over all steps", "loss")
-    _bars(times, rows, "seconds_per_step", "time per optimizer step (median, quartile distance)", "seconds", "seconds_per_step_iqr")
+    _bars(
+        times,
+        rows,
+        "seconds_per_step",
+        "time per optimizer step (median, quartile distance)",
+        "seconds",
+        "seconds_per_step_iqr",
+    )
     _bars(peaks, rows, "peak_allocated_mib", "peak memory in live tensors", "MiB")
     figure.suptitle(title)
     return to_png(figure)
@@ -128,7 +144,10 @@ def _bars(axes: Axes, rows: Sequence[Row], name: str, title: str, unit: str, spr
     for bar, row, value in zip(bars, rows, values, strict=True):
         outcome = (row.result.outcome.value if row.result else "skipped").replace("_", " ")
         text = f"{value:.3g}" if 0 < value < 100 else f"{value:,.0f}" if value else outcome
-        axes.annotate(text, (bar.get_x() + bar.get_width() / 2, value + top * 0.02), ha="center", va="bottom", fontsize="small")
-    axes.set_xticks(range(len(rows)), labels, rotation=25 if max(map(len, labels), default=0) * len(rows) > 50 else 0, ha="right" if max(map(len, labels), default=0) * len(rows) > 50 else "center")
+        axes.annotate(
+            text, (bar.get_x() + bar.get_width() / 2, value + top * 0.02), ha="center", va="bottom", fontsize="small"
+        )
+    crowded = max(map(len, labels), default=0) * len(rows) > CROWDED_LABELS
+    axes.set_xticks(range(len(rows)), labels, rotation=25 if crowded else 0, ha="right" if crowded else "center")
     axes.set(title=title, ylabel=unit, ylim=(0, top * 1.15))
     axes.grid(axis="y", alpha=0.3)

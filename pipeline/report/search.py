@@ -37,7 +37,14 @@ class TrialRow:
 def trials_frame(rows: Sequence[TrialRow]) -> pd.DataFrame:
     """Return one line a trial."""
     return pd.DataFrame(
-        {"trial": row.number, **row.choice, "outcome": row.outcome, "fits": row.fits, "detail": row.detail, **row.figures}
+        {
+            "trial": row.number,
+            **row.choice,
+            "outcome": row.outcome,
+            "fits": row.fits,
+            "detail": row.detail,
+            **row.figures,
+        }
         for row in rows
     )
 
@@ -46,9 +53,9 @@ def trials_table(rows: Sequence[TrialRow], best: TrialRow | None) -> Table:
     """Return the trials, those that fit first and the fastest of them on top."""
     table = Table(title="trials", title_justify="left", box=box.SIMPLE_HEAD)
     for name in rows[0].choice:
-        table.add_column(name.replace("_", " "))
+        table.add_column(name.replace("micro_batch_size", "micro-batch"), no_wrap=True)
     for name in ("outcome", "peak MiB", "tokens/s", ""):
-        table.add_column(name, justify="right" if name in ("peak MiB", "tokens/s") else "left")
+        table.add_column(name, justify="right" if name in ("peak MiB", "tokens/s") else "left", no_wrap=True)
     for row in sorted(rows, key=lambda row: (not row.fits, -(row.tokens_per_second or 0))):
         peak = "" if row.peak_bytes is None else f"{row.peak_bytes / MIB:,.1f}"
         speed = "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"
@@ -76,12 +83,25 @@ def over_time_figure(rows: Sequence[TrialRow]) -> bytes:
         speed = row.tokens_per_second if row.fits else None
         incumbent.append(speed if best is None or (speed is not None and speed > best) else best)
     numbers = list(range(1, len(ordered) + 1))
-    axes.step(numbers, [float("nan") if value is None else value for value in incumbent], where="post", color=colour(0), label="fastest so far that fits")
+    axes.step(
+        numbers,
+        [float("nan") if value is None else value for value in incumbent],
+        where="post",
+        color=colour(0),
+        label="fastest so far that fits",
+    )
     _scatter(axes, [(number, row) for number, row in zip(numbers, ordered, strict=True)])
     for number, row in zip(numbers, ordered, strict=True):
         if row.tokens_per_second is None:
             axes.axvline(number, color=colour(5), alpha=0.3, linestyle=":")
-            axes.annotate(row.outcome.replace("_", " "), (number, 0.02), xycoords=("data", "axes fraction"), rotation=90, ha="right", fontsize="small")
+            axes.annotate(
+                row.outcome.replace("_", " "),
+                (number, 0.02),
+                xycoords=("data", "axes fraction"),
+                rotation=90,
+                ha="right",
+                fontsize="small",
+            )
     axes.set(title="trials over time", xlabel="trial", ylabel="tokens per second", ylim=(0, None))
     axes.set_xticks(numbers if len(numbers) <= 30 else numbers[:: len(numbers) // 15])
     axes.grid(alpha=0.3)
@@ -130,6 +150,8 @@ def _measured(rows: Sequence[TrialRow]) -> list[TrialRow]:
 
 def _scatter(axes: Any, points: Sequence[tuple[float, TrialRow]]) -> None:
     for fits, marker, index, label in ((True, "o", 0, "fits"), (False, "x", 5, "over the budget")):
-        chosen = [(x, row.tokens_per_second) for x, row in points if row.fits is fits and row.tokens_per_second is not None]
+        chosen = [
+            (x, row.tokens_per_second) for x, row in points if row.fits is fits and row.tokens_per_second is not None
+        ]
         if chosen:
             axes.scatter(*zip(*chosen, strict=True), marker=marker, color=colour(index), label=label, zorder=3)

@@ -67,4 +67,6 @@ def naive_choices(space: Space, defaults: Choice) -> list[Choice]:
     if sizes is None:
         return [fixed]
     ordered = sorted(sizes, key=lambda size: -int(str(size)))
-    return [{name: size if name == "micro_batch_size" else fixed[name] for name in space.dimensions} for size in ordered]
+    return [
+        {name: size if name == "micro_batch_size" else fixed[name] for name in space.dimensions} for size in ordered
+    ]

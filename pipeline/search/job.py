@@ -122,7 +122,9 @@ def _run_trials(plan: SearchPlan, study: StoredStudy, parent: ParentRun, console
             if choice is None:
                 break
             row = _run_trial(plan, choice, study, parent)
-            progress.print(f"trial {row.number + 1}: {_words(row.choice)}: {_measured(row)}", style="dim", highlight=False)
+            progress.print(
+                f"trial {row.number + 1}: {_words(row.choice)}: {_measured(row)}", style="dim", highlight=False
+            )
 
 
 def _next(plan: SearchPlan, study: StoredStudy, rows: list[TrialRow]) -> Choice | None:
@@ -204,7 +206,8 @@ def _answer(plan: SearchPlan, rows: list[TrialRow], best: TrialRow | None) -> st
     peak, speed = best.peak_bytes or 0, best.tokens_per_second or 0
     text = (
         f"The fastest that fits {budget / MIB:,.1f} MiB at an effective batch of {effective}: {_words(best.choice)}. "
-        f"It peaks at {peak / MIB:,.1f} MiB ({(budget - peak) / MIB:,.1f} MiB of headroom) and trains {speed:,.0f} tokens/s"
+        f"It peaks at {peak / MIB:,.1f} MiB ({(budget - peak) / MIB:,.1f} MiB of headroom) "
+        f"and trains {speed:,.0f} tokens/s"
     )
     naive = _naive(plan)
     plain = next((row for row in rows if row.fits and dict(row.choice) in naive), None)
@@ -232,7 +235,7 @@ def _question(plan: SearchPlan) -> str:
 
 
 def _words(choice: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" if isinstance(value, int | float) else f"{value}" for name, value in choice.items()).replace("micro_batch_size", "micro-batch")
+    return ", ".join(f"{name.replace('micro_batch_size', 'micro-batch')} {value}" for name, value in choice.items())
 
 
 def _measured(row: TrialRow) -> str:

@@ -44,8 +44,12 @@ def make_space(settings: SearchSettings, effective_batch_size: int, pinned: Mapp
     for name, values in settings.space.items():
         known_setting(name)
         if values == "divisors" and name != "micro_batch_size":
-            raise InvalidInputError(f"only micro_batch_size takes `divisors`, and space.{name} is set to it; list its values")
-        dimensions[name] = (pinned[name],) if name in pinned else divisors if values == "divisors" else tuple(values)  # type: ignore[arg-type]
+            raise InvalidInputError(
+                f"only micro_batch_size takes `divisors`, and space.{name} is set to it; list its values"
+            )
+        dimensions[name] = (pinned[name],) if name in pinned else divisors if values == "divisors" else tuple(values)
         if not dimensions[name]:
-            raise InvalidInputError(f"a dimension needs at least one value, and space.{name} has none; list some or remove it")
+            raise InvalidInputError(
+                f"a dimension needs at least one value, and space.{name} has none; list some or remove it"
+            )
     return Space(dimensions)

@@ -13,7 +13,14 @@ from pipeline.contracts import InvalidInputError, Outcome, Result
 from pipeline.search.judge import Verdict
 from pipeline.search.space import Choice, Space
 
-IDENTITY, OWNER, OUTCOME, DETAIL, FIGURES, LOWER_BOUND = "identity", "owner", "outcome", "detail", "figures", "is_lower_bound"
+IDENTITY, OWNER, OUTCOME, DETAIL, FIGURES, LOWER_BOUND = (
+    "identity",
+    "owner",
+    "outcome",
+    "detail",
+    "figures",
+    "is_lower_bound",
+)
 CONSTRAINT = "bytes_over_budget"
 
 
@@ -92,8 +99,8 @@ class StoredStudy:
         if differing:
             changes = "; ".join(f"{name} is {identity.get(name)}, and was {stored.get(name)}" for name in differing)
             raise InvalidInputError(
-                f"the study {self._study.study_name!r} was measured under other conditions: {changes}; set study=NAME to "
-                "begin another, or go back to what was"
+                f"the study {self._study.study_name!r} was measured under other conditions: {changes}; set study=NAME "
+                "to begin another, or go back to what was"
             )
 
     def _free_abandoned(self) -> None:

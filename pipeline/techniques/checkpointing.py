@@ -11,6 +11,9 @@ from pipeline.contracts import Step, Technique
 
 POLICY = re.compile(r"none|every_layer|every_([2-9]|[1-9]\d+)_layers")
 
+OPTIONS = {"use_reentrant": False}
+"""Arguments of torch.utils.checkpoint: the variant for hooks, keyword arguments and inputs without gradient."""
+
 
 class Checkpointing(Technique):
     """Checkpoint no layer, every layer, or every n-th layer."""
@@ -39,19 +42,18 @@ class Checkpointing(Technique):
         if every is None:
             return step
         module, layers = step.trainable.module, step.trainable.layers
-        options = {"use_reentrant": False}
         if hasattr(module, "activation_checkpointing_enable"):
-            module.activation_checkpointing_enable(activation_checkpointing_kwargs=options, every_n_layers=every)  # type: ignore[operator]
+            module.activation_checkpointing_enable(activation_checkpointing_kwargs=OPTIONS, every_n_layers=every)  # type: ignore[operator]
         elif hasattr(module, "gradient_checkpointing_enable"):
-            _enable_by_the_old_name(module, layers, options, every)
+            _enable_by_the_old_name(module, layers, every)
         else:
             for layer in layers[::every]:
-                layer.forward = partial(checkpoint, layer.forward, **options)  # type: ignore[method-assign, assignment]
+                layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
         return step
 
 
-def _enable_by_the_old_name(module: nn.Module, layers: tuple[nn.Module, ...], options: dict[str, bool], every: int) -> None:
+def _enable_by_the_old_name(module: nn.Module, layers: tuple[nn.Module, ...], every: int) -> None:
     """Switch on transformers before 5.20, which knows no every_n_layers but reads a flag on each layer."""
-    module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)  # type: ignore[operator]
+    module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=OPTIONS)  # type: ignore[operator]
     for index, layer in enumerate(layers):
         layer.gradient_checkpointing = index % every == 0  # type: ignore[assignment]

@@ -24,11 +24,11 @@ class Precision(Technique):
 
     def unsupported(self, device: torch.device) -> str | None:
         """Return why `device` cannot compute in this format."""
-        if self.precision == "tf32":
-            if device.type != "cuda":
-                return "tf32 needs a CUDA GPU of compute capability 8.0 (Ampere) or newer, and the device is a " + device.type
-            if torch.cuda.get_device_capability(device) < (8, 0):
-                return f"tf32 needs compute capability 8.0 (Ampere) or newer, and {torch.cuda.get_device_name(device)} is older"
+        if self.precision == "tf32" and device.type != "cuda":
+            return f"tf32 needs a CUDA GPU of compute capability 8.0 (Ampere) or newer, and the device is {device.type}"
+        if self.precision == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
+            name = torch.cuda.get_device_name(device)
+            return f"tf32 needs compute capability 8.0 (Ampere) or newer, and {name} is older"
         if self.precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
             return f"bf16 is not supported by {torch.cuda.get_device_name(device)}"
         return None

@@ -1,0 +1,66 @@
+"""What the tests share: a folder and a tracking store of their own, and settings that train in a second."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.experiment import Experiment, make_experiment
+from pipeline.settings import merged, nested
+
+ROOT = Path(__file__).parent.parent
+
+TINY: dict[str, Any] = {
+    "device": "cpu",
+    "model": "gpt2-nano",
+    "num_steps": 4,
+    "sequence_length": 32,
+    "vocabulary_size": 512,
+    "causal_lm": {"num_layers": 2, "width": 32, "num_heads": 2},
+    "encoder_stack": {"num_layers": 2, "width": 32, "num_heads": 2},
+    "random_vectors": {"num_sequences": 16},
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none."""
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep prepared tokens of one test session together, away from the user's own."""
+    before = os.environ.get("HEADROOM_CACHE")
+    os.environ["HEADROOM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    os.environ.pop("HEADROOM_CACHE")
+    if before is not None:
+        os.environ["HEADROOM_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def short_documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a .jsonl file of documents of 1 to 40 words: some shorter, some longer than a tiny sequence."""
+    words = " ".join(topics.values()).split()
+    starts = range(0, 300 * 40, 40)
+    documents = [" ".join(words[start : start + 1 + start // 40 * 7 % 40]) for start in starts]
+    file = tmp_path_factory.mktemp("text") / "short.jsonl"
+    file.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    return file
+
+
+def tiny(**changes: Any) -> Experiment:
+    """Return a tiny experiment with these settings; a double underscore stands for a dot."""
+    return make_experiment(merged(TINY, nested({k.replace("__", "."): v for k, v in changes.items()})), "main")
+
+
+def with_corpus_of(model: str) -> Mapping[str, Any]:
+    """Return the settings that make `model` train on something that suits it."""
+    return {"model": model, **({"corpus": "random_vectors"} if model == "encoder_stack" else {})}

@@ -1,0 +1,301 @@
+"""The training stays the same training: whatever the cut, the technique or the checkpointing."""
+
+import math
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import tiny, with_corpus_of
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
+
+from pipeline.contracts import Finished, MemoryUse, StepRecord
+from pipeline.experiment import Experiment
+from pipeline.settings import MODELS, TECHNIQUES
+from pipeline.train import (
+    DivergedError,
+    Message,
+    Window,
+    backpropagate,
+    build_step,
+    gradient_underflow_percent,
+    learning_rate,
+    make_optimizer,
+    rows_of_step,
+    take,
+    train,
+)
+
+CUTS = [(8, 1), (4, 2), (2, 4), (1, 8)]
+VARIANTS: dict[str, list[tuple[dict[str, Any], float]]] = {
+    "precision": [
+        ({"precision": "bf16"}, 2e-3),
+        ({"precision": "fp16"}, 1e-3),
+    ],
+    "accumulation": [({"micro_batch_size": 2, "accumulation_steps": 4}, 1e-5)],
+    "checkpointing": [
+        ({"checkpointing": "every_layer"}, 1e-6),
+        ({"checkpointing": "every_2_layers"}, 1e-6),
+    ],
+}
+"""For each technique, settings that switch it on and how far (relatively) its losses may be from the baseline's."""
+
+
+def run(experiment: Experiment) -> list[StepRecord]:
+    """Train in this process and return the optimizer steps."""
+    messages: list[Message] = []
+    train(experiment, experiment.prepare(), messages.append)
+    return [message for message in messages if isinstance(message, StepRecord)]
+
+
+def losses(experiment: Experiment) -> list[float]:
+    return [record.loss for record in run(experiment)]
+
+
+@pytest.mark.parametrize("sequences", ["packed", "padded"])
+@pytest.mark.parametrize(("model"), ["gpt2-nano", "llama-nano", "encoder_stack"])
+def test_any_cut_of_a_batch_gives_the_same_losses_and_norms(sequences: str, model: str, short_documents: Path) -> None:
+    text = {"corpus": "text_files", "text_files__path": short_documents}
+    settings = {**text, **with_corpus_of(model), "sequences": sequences, "num_steps": 10}
+    whole, *others = [run(tiny(**settings, micro_batch_size=micro, accumulation_steps=n)) for micro, n in CUTS]
+    assert len(whole) == 10
+    for other in others:
+        for one, same in zip(whole, other, strict=True):
+            assert same.loss == pytest.approx(one.loss, rel=1e-5)
+            assert same.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
+            assert same.tokens == one.tokens
+
+
+def test_a_mean_of_means_would_fail_the_padded_cut(short_documents: Path) -> None:
+    """The micro-batches of a padded window hold different numbers of targets, or the test above proves nothing."""
+    experiment = tiny(corpus="text_files", text_files__path=short_documents, sequences="padded")
+    prepared = experiment.prepare()
+    batch = prepared.train.batch(rows_of_step(len(prepared.train), 0, 8, 0))
+    counts = {prepared.train.count({k: v[i : i + 2] for k, v in batch.items()})[1] for i in range(0, 8, 2)}
+    assert len(counts) > 1
+
+
+def test_every_technique_is_listed_here() -> None:
+    assert set(VARIANTS) == set(TECHNIQUES)
+
+
+@pytest.mark.parametrize("model", ["gpt2-nano", "encoder_stack"])
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_a_technique_learns_the_same_as_the_baseline(technique: str, model: str) -> None:
+    baseline = losses(tiny(**with_corpus_of(model)))
+    assert baseline[-1] < baseline[0]
+    for settings, tolerance in VARIANTS[technique]:
+        assert losses(tiny(**with_corpus_of(model), **settings)) == pytest.approx(baseline, rel=tolerance)
+
+
+@pytest.mark.parametrize("model", ["gpt2-nano", "encoder_stack"])
+@pytest.mark.parametrize("policy", ["every_layer", "every_2_layers"])
+def test_checkpointing_with_dropout_changes_nothing(model: str, policy: str) -> None:
+    settings = {**with_corpus_of(model), "causal_lm__dropout": 0.2, "encoder_stack__dropout": 0.2}
+    plain, checkpointed = run(tiny(**settings)), run(tiny(**settings, checkpointing=policy))
+    without = run(tiny(**with_corpus_of(model)))
+    assert [r.loss for r in plain] != [r.loss for r in without], "dropout is not active"
+    assert [r.loss for r in checkpointed] == pytest.approx([r.loss for r in plain], rel=1e-6)
+    assert [r.grad_norm for r in checkpointed] == pytest.approx([r.grad_norm for r in plain], rel=1e-5)
+
+
+@pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano", "qwen3-nano", "encoder_stack"])
+@pytest.mark.parametrize(
+    ("policy", "recomputed"), [("none", 0), ("every_layer", 4), ("every_2_layers", 2), ("every_3_layers", 2)]
+)
+def test_checkpointing_recomputes_as_many_blocks_as_it_says(model: str, policy: str, recomputed: int) -> None:
+    experiment = tiny(
+        **with_corpus_of(model),
+        checkpointing=policy,
+        causal_lm__num_layers=4,
+        encoder_stack__num_layers=4,
+        micro_batch_size=4,
+        accumulation_steps=2,
+    )
+    messages: list[Message] = []
+    train(experiment, experiment.prepare(), messages.append)
+    finished = messages[-1]
+    assert isinstance(finished, Finished)
+    assert finished.block_forwards_per_step == 2 * (4 + recomputed)
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_every_parameter_gets_a_gradient(technique: str) -> None:
+    for settings, _ in VARIANTS[technique]:
+        experiment = tiny(**settings)
+        step, window = step_and_window(experiment)
+        backpropagate(step, window.batches, window.num_targets)
+        missing = [name for name, p in step.trainable.module.named_parameters() if p.grad is None]
+        assert not missing
+
+
+def step_and_window(experiment: Experiment) -> tuple[Any, Window]:
+    prepared = experiment.prepare()
+    torch.manual_seed(0)
+    step = build_step(experiment, prepared)
+    batch = prepared.train.batch(rows_of_step(len(prepared.train), 0, experiment.effective_batch_size, 0))
+    size = step.micro_batch_size
+    cuts = range(0, experiment.effective_batch_size, size)
+    batches = tuple({k: v[cut : cut + size] for k, v in batch.items()} for cut in cuts)
+    return step, Window(batches, *prepared.train.count(batch))
+
+
+def test_techniques_may_be_applied_in_any_order() -> None:
+    experiment = tiny(precision="bf16", checkpointing="every_layer", micro_batch_size=2, accumulation_steps=4)
+    prepared = experiment.prepare()
+
+    def first_loss(techniques: tuple[Any, ...]) -> float:
+        torch.manual_seed(0)
+        model = experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
+        step = replace(step_and_window(experiment)[0], trainable=model)
+        for technique in techniques:
+            step = technique.apply(step)
+        optimizer = make_optimizer(model.module, experiment.settings)
+        window = step_and_window(experiment)[1]
+        return take(step, optimizer, window.batches, window.num_targets, 1.0).loss.item()
+
+    assert first_loss(experiment.techniques) == first_loss(tuple(reversed(experiment.techniques)))
+
+
+def test_transformers_old_name_for_checkpointing_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import PreTrainedModel
+
+    if not hasattr(PreTrainedModel, "activation_checkpointing_enable"):
+        pytest.skip("this transformers has the old name alone")
+    new = run(tiny(checkpointing="every_2_layers", causal_lm__num_layers=4))
+
+    def enable(module: PreTrainedModel, gradient_checkpointing_kwargs: dict[str, Any]) -> None:
+        module._set_gradient_checkpointing(True, partial(checkpoint, **gradient_checkpointing_kwargs))
+
+    monkeypatch.delattr(PreTrainedModel, "activation_checkpointing_enable")
+    monkeypatch.setattr(PreTrainedModel, "gradient_checkpointing_enable", enable)
+    experiment = tiny(checkpointing="every_2_layers", causal_lm__num_layers=4)
+    messages: list[Message] = []
+    train(experiment, experiment.prepare(), messages.append)
+    assert [m.loss for m in messages if isinstance(m, StepRecord)] == pytest.approx([r.loss for r in new], rel=1e-6)
+    assert isinstance(messages[-1], Finished)
+    assert messages[-1].block_forwards_per_step == 4 + 2
+
+
+def test_gradients_are_clipped_and_their_norm_is_recorded_before_that() -> None:
+    experiment = tiny()
+    step, window = step_and_window(experiment)
+    optimizer = torch.optim.SGD(step.trainable.module.parameters(), lr=1.0)
+    before = [p.detach().clone() for p in step.trainable.module.parameters()]
+    norm = take(step, optimizer, window.batches, window.num_targets, 0.1).grad_norm.item()
+    after = [p.detach() for p in step.trainable.module.parameters()]
+    moved = math.sqrt(sum(float((a - b).pow(2).sum()) for a, b in zip(after, before, strict=True)))
+    assert norm > 0.1
+    assert moved == pytest.approx(0.1, rel=1e-4)
+    assert all(p.grad is None for p in step.trainable.module.parameters())
+
+
+def test_an_infinite_loss_ends_the_run_with_its_step() -> None:
+    with pytest.raises(DivergedError, match="optimizer step 1 is nan"):
+        run(tiny(learning_rate=1e30))
+
+
+def test_fp16_steps_that_overflow_are_counted_and_survived() -> None:
+    records = run(tiny(precision="fp16", initial_loss_scale=2.0**40, num_steps=30))
+    skipped = [record for record in records if record.skipped]
+    assert skipped and not records[-1].skipped
+    assert len(records) == 30
+    for before, after in pairwise(records):
+        assert before.loss_scale is not None
+        assert after.loss_scale == (before.loss_scale / 2 if before.skipped else before.loss_scale)
+
+
+def test_a_step_reads_nothing_back_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for settings in ({}, {"precision": "fp16"}, {"checkpointing": "every_layer"}):
+        step, window = step_and_window(tiny(**settings))
+        optimizer = make_optimizer(step.trainable.module, tiny().settings)
+        take(step, optimizer, window.batches, window.num_targets, 1.0)
+
+        def refuse(tensor: torch.Tensor) -> float:
+            raise AssertionError("a tensor was read inside the step")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "item", refuse)
+            take(step, optimizer, window.batches, window.num_targets, 1.0)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_evaluation_does_not_depend_on_the_cut(family: str) -> None:
+    model = "gpt2-nano" if family == "causal_lm" else family
+
+    def eval_loss(**cut: int) -> float:
+        messages: list[Message] = []
+        experiment = tiny(**with_corpus_of(model), **cut, eval_steps=1)
+        train(experiment, experiment.prepare(), messages.append)
+        assert isinstance(messages[-1], Finished)
+        assert messages[-1].eval_loss is not None
+        return messages[-1].eval_loss
+
+    assert eval_loss(micro_batch_size=8) == pytest.approx(eval_loss(micro_batch_size=3, accumulation_steps=3), rel=0.1)
+    assert eval_loss(micro_batch_size=8) == pytest.approx(eval_loss(micro_batch_size=2, accumulation_steps=4), rel=1e-5)
+
+
+def test_underflow_counts_what_fp16_rounds_to_zero() -> None:
+    step, window = step_and_window(tiny())
+    module = step.trainable.module
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    lost = gradient_underflow_percent(step, optimizer, window)
+    backpropagate(step, window.batches, window.num_targets)
+    gradients = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+    zeroed = (gradients != 0) & (gradients.half() == 0)
+    assert lost == pytest.approx(100 * float(zeroed.sum() / (gradients != 0).sum()))
+    assert 0 < lost < 100
+
+
+@given(
+    num_sequences=st.integers(1, 40),
+    batch_size=st.integers(1, 12),
+    steps=st.integers(1, 12),
+    seed=st.integers(0, 2**32),
+)
+def test_each_sequence_comes_once_an_epoch(num_sequences: int, batch_size: int, steps: int, seed: int) -> None:
+    seen = [row for step in range(steps) for row in rows_of_step(num_sequences, step, batch_size, seed)]
+    assert len(seen) == steps * batch_size
+    for start in range(0, len(seen) - num_sequences + 1, num_sequences):
+        assert sorted(seen[start : start + num_sequences]) == list(range(num_sequences))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    first, second = rows_of_step(50, 0, 50, 0), rows_of_step(50, 1, 50, 0)
+    assert first != second
+    assert first != rows_of_step(50, 0, 50, 1)
+    assert first == rows_of_step(50, 0, 50, 0)
+
+
+def test_learning_rate_warms_up_scales_and_decays() -> None:
+    def rates(effective: int = 8, **settings: Any) -> list[float]:
+        experiment = tiny(num_steps=8, learning_rate=1.0, learning_rate_warmup_steps=2, **settings)
+        return [learning_rate(step, experiment.settings, effective) for step in range(8)]
+
+    assert rates() == [0.5, *[1.0] * 7]
+    assert rates(32, learning_rate_scaling="linear")[-1] == 4.0
+    assert rates(32, learning_rate_scaling="sqrt")[-1] == 2.0
+    falling = rates(learning_rate_schedule="linear")
+    assert falling[2] == 1.0
+    assert falling[-1] == pytest.approx(1 / 6)
+
+
+def test_the_memory_peak_covers_two_steps_and_all_phases() -> None:
+    messages: list[Message] = []
+    experiment = tiny()
+    train(experiment, experiment.prepare(), messages.append)
+    memory = [message for message in messages if isinstance(message, MemoryUse)][-1]
+    phases = {(phase.step, phase.phase): phase.allocated_bytes for phase in memory.phases}
+    assert list(phases) == [(0, "load"), *[(s, p) for s in (0, 1) for p in ("forward", "backward", "optimizer")]]
+    model = experiment.model.build("gpt2-nano", 512).module
+    weights = sum(p.nbytes for p in model.parameters())
+    assert phases[0, "load"] == pytest.approx(weights, rel=0.01)
+    assert phases[0, "optimizer"] == pytest.approx(3 * weights, rel=0.02)  # weights and AdamW's two moments
+    assert phases[1, "forward"] - phases[0, "forward"] == pytest.approx(2 * weights, rel=0.02)
+    assert memory.peak_allocated_bytes is not None
+    assert memory.peak_allocated_bytes >= max(phases.values())
