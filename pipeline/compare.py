@@ -33,8 +33,8 @@ def compare(plan: Plan, console: Console) -> int:
         finally:
             if rows:
                 _report(plan, rows, parent, console)
-    completed = any(row.result is not None and row.result.outcome.completed for row in rows)
-    return 0 if completed else 1
+        parent.succeeded = any(row.result is not None and row.result.outcome.completed for row in rows)
+    return 0 if parent.succeeded else 1
 
 
 def _run(comparison: Comparison, num_variants: int, parent: ParentRun, rows: list[Row], console: Console) -> None:

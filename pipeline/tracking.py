@@ -157,6 +157,8 @@ class ParentRun(Run):
     def __init__(self, store: Store, run_id: str, experiment_id: str, folder: Path, entry: str) -> None:
         super().__init__(store, run_id, folder)
         self._experiment_id, self._entry = experiment_id, entry
+        self.succeeded = True
+        """Whether the run ends FINISHED; a job that completed nothing sets it to False."""
         self._known_params = set(store.client.get_run(run_id).data.params)
 
     def params(self, params: Mapping[str, Any]) -> None:
@@ -243,7 +245,7 @@ def open_parent(entry: str, output: Path) -> Iterator[ParentRun]:
     status = "FAILED"
     try:
         yield parent
-        status = "FINISHED"
+        status = "FINISHED" if parent.succeeded else "FAILED"
     except KeyboardInterrupt:
         status = "KILLED"
         raise
@@ -265,6 +267,7 @@ def _adopt_or_create(client: MlflowClient, entry: str) -> tuple[str, str]:
             run = client.create_run(experiment_id, tags=resolve_tags(), run_name=entry)
         client.set_experiment_tag(run.info.experiment_id, "mlflow.experimentKind", "custom_model_development")
         client.set_tag(run.info.run_id, "technique", entry)
+        client.set_tag(run.info.run_id, "mlflow.runName", entry)
     except Exception as error:  # whatever a store, its driver or its network raises
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise InvalidInputError(

@@ -17,8 +17,6 @@ from pipeline.metrics import Row
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 """Okabe and Ito's palette, which colour-blind readers can tell apart (jfly.uni-koeln.de/color)."""
-CROWDED_LABELS = 50
-"""Characters of labels beside each other above which they are written at an angle."""
 LINES = ("-", "--", "-.", ":")
 
 COLUMNS = {
@@ -101,7 +99,7 @@ def overview_figure(title: str, rows: Sequence[Row]) -> bytes:
         times,
         rows,
         "seconds_per_step",
-        "time per optimizer step (median, quartile distance)",
+        "time per optimizer step (median, quartiles)",
         "seconds",
         "seconds_per_step_iqr",
     )
@@ -136,18 +134,16 @@ def _loss_curves(axes: Axes, rows: Sequence[Row]) -> None:
 
 def _bars(axes: Axes, rows: Sequence[Row], name: str, title: str, unit: str, spread: str | None = None) -> None:
     """Draw one bar a variant; where a variant has no such figure, its outcome stands in the bar's place."""
-    labels = [row.name for row in rows]
-    values = [row.figures.get(name, 0.0) for row in rows]
-    errors = [row.figures.get(spread, 0.0) / 2 for row in rows] if spread else None
-    bars = axes.bar(range(len(rows)), values, yerr=errors, capsize=3, color=[colour(i) for i in range(len(rows))])
-    top = max(values, default=0.0) or 1.0
-    for bar, row, value in zip(bars, rows, values, strict=True):
-        outcome = (row.result.outcome.value if row.result else "skipped").replace("_", " ")
-        text = f"{value:.3g}" if 0 < value < 100 else f"{value:,.0f}" if value else outcome
-        axes.annotate(
-            text, (bar.get_x() + bar.get_width() / 2, value + top * 0.02), ha="center", va="bottom", fontsize="small"
-        )
-    crowded = max(map(len, labels), default=0) * len(rows) > CROWDED_LABELS
-    axes.set_xticks(range(len(rows)), labels, rotation=25 if crowded else 0, ha="right" if crowded else "center")
-    axes.set(title=title, ylabel=unit, ylim=(0, top * 1.15))
-    axes.grid(axis="y", alpha=0.3)
+    longest = max((row.figures.get(name, 0.0) for row in rows), default=0.0) or 1.0
+    for index, row in enumerate(rows):
+        value, half = row.figures.get(name), row.figures.get(spread, 0.0) / 2 if spread else 0.0
+        if value is None:
+            text, end = (row.result.outcome.value if row.result else "skipped").replace("_", " "), 0.0
+        else:
+            text, end = f"{value:.3g}" if value < 100 else f"{value:,.0f}", value + half
+            axes.barh(index, value, xerr=half or None, capsize=3, color=colour(index))
+        axes.annotate(text, (end + longest * 0.02, index), va="center", fontsize="small")
+    axes.set_yticks(range(len(rows)), [row.name for row in rows])
+    axes.invert_yaxis()
+    axes.set(title=title, xlabel=unit, xlim=(0, longest * 1.2))
+    axes.grid(axis="x", alpha=0.3)

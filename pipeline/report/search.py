@@ -34,6 +34,11 @@ class TrialRow:
         return self.figures.get("tokens_per_second") if self.outcome in ("ok", "over_budget") else None
 
 
+def in_words(choice: Mapping[str, Any]) -> str:
+    """Return a configuration as people say it: `micro-batch 4, checkpointing none, precision bf16`."""
+    return ", ".join(f"{name.replace('micro_batch_size', 'micro-batch')} {value}" for name, value in choice.items())
+
+
 def trials_frame(rows: Sequence[TrialRow]) -> pd.DataFrame:
     """Return one line a trial."""
     return pd.DataFrame(
@@ -126,13 +131,13 @@ def plane_figure(rows: Sequence[TrialRow], budget_bytes: int, best: TrialRow | N
     )
     axes.axvline(budget_bytes / MIB, color=colour(5), label=f"budget {budget_bytes / MIB:,.0f} MiB")
     if best is not None:
-        label = ", ".join(str(value) for value in best.choice.values())
+        label = f"best: {in_words(best.choice)}"
         axes.annotate(
             label,
             ((best.peak_bytes or 0) / MIB, best.tokens_per_second or 0),
             textcoords="offset points",
-            xytext=(0, 12),
-            ha="center",
+            xytext=(0, 10),
+            ha="left",
             fontsize="small",
         )
     right = max([budget_bytes / MIB, *((row.peak_bytes or 0) / MIB for row in measured)]) * 1.08

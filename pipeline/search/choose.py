@@ -50,10 +50,14 @@ def choose(
 
 
 def next_naive(naive: Sequence[Choice], fitting: Collection[Choice], taken: Collection[Choice]) -> Choice | None:
-    """Return what a person would try next: the largest micro-batch not tried yet, until one fits."""
-    if any(choice in fitting for choice in naive):
-        return None
-    return next((choice for choice in naive if choice not in taken), None)
+    """Return what a person would try next for the largest micro-batch that fits: the middle of those still possible.
+
+    `naive` has the largest micro-batch first. None where the largest that fits is known.
+    """
+    fits = next((index for index, choice in enumerate(naive) if choice in fitting), len(naive))
+    too_large = max((i for i, choice in enumerate(naive[:fits]) if choice in taken), default=-1)
+    possible = naive[too_large + 1 : fits]
+    return possible[len(possible) // 2] if possible else None
 
 
 def naive_choices(space: Space, defaults: Choice) -> list[Choice]:

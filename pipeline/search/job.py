@@ -14,7 +14,15 @@ from pipeline.environment import environment
 from pipeline.experiment import FOLDER, Experiment, make_experiment, read_yaml
 from pipeline.memory.device import find_device
 from pipeline.metrics import MIB, summarize
-from pipeline.report.search import TrialRow, over_time_figure, pareto_front, plane_figure, trials_frame, trials_table
+from pipeline.report.search import (
+    TrialRow,
+    in_words,
+    over_time_figure,
+    pareto_front,
+    plane_figure,
+    trials_frame,
+    trials_table,
+)
 from pipeline.search.choose import choose, naive_choices, next_naive
 from pipeline.search.judge import judge, peak_bytes
 from pipeline.search.settings import SearchSettings
@@ -78,8 +86,8 @@ def search(given: Mapping[str, Any], console: Console) -> int:
         try:
             _run_trials(plan, study, parent, console)
         finally:
-            best = _report(plan, study, parent, console)
-    return 0 if best is not None else 1
+            parent.succeeded = _report(plan, study, parent, console) is not None
+    return 0 if parent.succeeded else 1
 
 
 def plan_search(given: Mapping[str, Any]) -> SearchPlan:
@@ -123,7 +131,7 @@ def _run_trials(plan: SearchPlan, study: StoredStudy, parent: ParentRun, console
                 break
             row = _run_trial(plan, choice, study, parent)
             progress.print(
-                f"trial {row.number + 1}: {_words(row.choice)}: {_measured(row)}", style="dim", highlight=False
+                f"trial {row.number + 1}: {in_words(row.choice)}: {_measured(row)}", style="dim", highlight=False
             )
 
 
@@ -140,13 +148,13 @@ def _run_trial(plan: SearchPlan, choice: Choice, study: StoredStudy, parent: Par
     experiment = plan.experiment(choice)
     warmup = experiment.settings.timing_warmup_steps
     trial = study.start(choice, plan.space)
-    name = f"trial {trial.number + 1}: {_words(choice)}"
+    name = f"trial {trial.number + 1}: {in_words(choice)}"
     try:
         result = parent.run(
             name,
             experiment,
             lambda result: summarize(result, experiment.effective_batch_size, warmup),
-            {"variant": _words(choice), "trial": str(trial.number + 1)},
+            {"variant": in_words(choice), "trial": str(trial.number + 1)},
         )
     except KeyboardInterrupt:
         study.abandon(trial.number)
@@ -205,7 +213,7 @@ def _answer(plan: SearchPlan, rows: list[TrialRow], best: TrialRow | None) -> st
         return f"Nothing fits {budget / MIB:,.1f} MiB at an effective batch of {effective}: {smallest} ({space})."
     peak, speed = best.peak_bytes or 0, best.tokens_per_second or 0
     text = (
-        f"The fastest that fits {budget / MIB:,.1f} MiB at an effective batch of {effective}: {_words(best.choice)}. "
+        f"The fastest that fits {budget / MIB:,.1f} MiB at an effective batch of {effective}: {in_words(best.choice)}. "
         f"It peaks at {peak / MIB:,.1f} MiB ({(budget - peak) / MIB:,.1f} MiB of headroom) "
         f"and trains {speed:,.0f} tokens/s"
     )
@@ -214,9 +222,9 @@ def _answer(plan: SearchPlan, rows: list[TrialRow], best: TrialRow | None) -> st
     if plain is best:
         text += ", and is the naive configuration itself"
     elif plain is not None and plain.tokens_per_second:
-        text += f", {speed / plain.tokens_per_second:.2f} x the naive configuration ({_words(plain.choice)})"
+        text += f", {speed / plain.tokens_per_second:.2f} x the naive configuration ({in_words(plain.choice)})"
     if plan.settings.objectives == "pareto":
-        front = "; ".join(f"{_words(row.choice)}: {_measured(row)}" for row in pareto_front(rows))
+        front = "; ".join(f"{in_words(row.choice)}: {_measured(row)}" for row in pareto_front(rows))
         text += f". Pareto front: {front}"
     return f"{text} ({space})."
 
@@ -232,10 +240,6 @@ def _question(plan: SearchPlan) -> str:
         f"What is the fastest way to train {plan.base.settings.model} at an effective batch of "
         f"{plan.base.effective_batch_size} within {plan.budget_bytes / MIB:,.0f} MiB?"
     )
-
-
-def _words(choice: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name.replace('micro_batch_size', 'micro-batch')} {value}" for name, value in choice.items())
 
 
 def _measured(row: TrialRow) -> str:

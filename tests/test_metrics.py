@@ -1,0 +1,139 @@
+"""Summary metrics: what is measured is told, what is not is absent."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.contracts import Finished, MemoryUse, Outcome, PhaseMemory, Result, StepRecord
+from pipeline.metrics import MIB, against_baseline, moving_average, step_metrics, summarize
+
+
+def record(step: int, **changes: Any) -> StepRecord:
+    values: dict[str, Any] = {
+        "step": step,
+        "loss": 8.0 - step,
+        "grad_norm": 1.0 + step,
+        "seconds": 10.0 if step < 2 else 0.5,
+        "tokens": 100,
+        "learning_rate": 1e-3,
+        "loss_scale": None,
+        "skipped": False,
+    }
+    return StepRecord(**values | changes)
+
+
+def result(num_steps: int = 6, **changes: Any) -> Result:
+    memory = MemoryUse(
+        peak_allocated_bytes=10 * MIB,
+        peak_reserved_bytes=None,
+        peak_device_bytes=None,
+        peak_process_bytes=500 * MIB,
+        allocation_retries=None,
+        phases=(
+            PhaseMemory(step=0, phase="load", allocated_bytes=MIB),
+            PhaseMemory(step=1, phase="forward", allocated_bytes=9 * MIB),
+        ),
+    )
+    finished = Finished(eval_loss=7.5, gradient_underflow_percent=None, block_forwards_per_step=4)
+    values: dict[str, Any] = {
+        "outcome": Outcome.OK,
+        "detail": None,
+        "steps": tuple(record(i) for i in range(num_steps)),
+        "memory": memory,
+        "finished": finished,
+        "seconds_total": 25.0,
+    }
+    return Result(**values | changes)
+
+
+def test_a_cpu_run_gives_exactly_these_figures() -> None:
+    assert summarize(result(), 4, 2) == pytest.approx(
+        {
+            "seconds_total": 25.0,
+            "effective_batch_size": 4.0,
+            "peak_allocated_mib": 10.0,
+            "peak_process_mib": 500.0,
+            "allocated_after_load_mib": 1.0,
+            "allocated_after_forward_2_mib": 9.0,
+            "tokens_seen": 600.0,
+            "final_loss": 3.0,
+            "mean_loss": 5.5,
+            "loss_std": math.sqrt(35 / 12),
+            "loss_cv": math.sqrt(35 / 12) / 5.5,
+            "skipped_steps": 0.0,
+            "mean_grad_norm": 3.5,
+            "std_grad_norm": math.sqrt(35 / 12),
+            "seconds_per_step": 0.5,
+            "seconds_per_step_iqr": 0.0,
+            "samples_per_second": 8.0,
+            "tokens_per_second": 200.0,
+            "block_forwards_per_step": 4.0,
+            "eval_loss": 7.5,
+        }
+    )
+
+
+def test_a_run_that_died_at_once_has_no_invented_zeros() -> None:
+    figures = summarize(result(outcome=Outcome.OUT_OF_MEMORY, steps=(), memory=None, finished=None), 4, 2)
+    assert set(figures) == {"seconds_total", "effective_batch_size"}
+
+
+def test_steps_within_warm_up_give_no_time() -> None:
+    assert not {"seconds_per_step", "tokens_per_second"} & set(summarize(result(2), 4, 2))
+
+
+def test_infinite_norms_of_skipped_steps_stay_out_of_the_mean() -> None:
+    steps = (
+        record(0, grad_norm=math.inf, skipped=True, loss_scale=4.0),
+        record(1),
+        record(2, grad_norm=math.nan, skipped=True),
+    )
+    figures = summarize(result(steps=steps), 4, 2)
+    assert figures["mean_grad_norm"] == 2.0
+    assert figures["skipped_steps"] == 2.0
+    assert "grad_norm" not in step_metrics(steps[0])
+    assert step_metrics(steps[0])["loss_scale"] == 4.0
+
+
+def test_the_baselines_figures_compare() -> None:
+    base = result()
+    half = result(
+        steps=tuple(record(i, loss=8.25 - i, seconds=1.0) for i in range(6)),
+        memory=MemoryUse(
+            peak_allocated_bytes=4 * MIB,
+            peak_reserved_bytes=None,
+            peak_device_bytes=None,
+            peak_process_bytes=1,
+            allocation_retries=None,
+            phases=(),
+        ),
+    )
+    base_figures, figures = summarize(base, 4, 2), summarize(half, 4, 2)
+    compared = against_baseline(half, figures, base, base_figures)
+    assert compared == pytest.approx(
+        {"memory_saving_percent": 60.0, "time_overhead_percent": 100.0, "speedup": 0.5, "max_loss_difference": 0.25}
+    )
+
+
+def test_losses_of_other_effective_batches_do_not_compare_but_time_per_sample_does() -> None:
+    base, larger = result(), result()
+    compared = against_baseline(larger, summarize(larger, 8, 2), base, summarize(base, 4, 2))
+    assert "max_loss_difference" not in compared
+    assert compared["speedup"] == 2.0
+
+
+def test_a_baseline_without_figures_compares_with_nothing() -> None:
+    dead = result(outcome=Outcome.CRASHED, steps=(), memory=None, finished=None)
+    assert against_baseline(result(), summarize(result(), 4, 2), dead, summarize(dead, 4, 2)) == {}
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.integers(1, 12))
+def test_the_moving_average_lies_within_its_window(values: list[float], window: int) -> None:
+    smooth = moving_average(values, window)
+    assert len(smooth) == len(values)
+    for end, value in enumerate(smooth, 1):
+        seen = values[max(0, end - window) : end]
+        assert min(seen) - 1e-6 <= value <= max(seen) + 1e-6

@@ -1,0 +1,119 @@
+"""Models: every name builds what it says, and tells the techniques its layers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny, with_corpus_of
+
+from pipeline.contracts import InvalidInputError
+from pipeline.models.causal_lm import PRESETS, UNPUBLISHED, CausalLm
+from pipeline.settings import MODELS
+
+NAMES = [name for family in MODELS.values() for name in family.names]
+SMALL = [*UNPUBLISHED, "encoder_stack"]
+PARAMETERS = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
+"""Of the published checkpoints, the tied head counted once."""
+
+
+def test_names_are_unambiguous() -> None:
+    assert len(NAMES) == len(set(NAMES))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_keeps_its_contract(name: str) -> None:
+    family = next(family() for family in MODELS.values() if name in family.names)
+    description = family.describe(name)
+    with torch.device("meta"):
+        trainable = family.build(name, description.vocabulary_size or 512)
+    assert description.kind in ("tokens", "vectors")
+    assert len(trainable.layers) >= 2
+    assert len({type(layer) for layer in trainable.layers}) == 1
+    assert trainable.module.training
+    assert {p.dtype for p in trainable.module.parameters()} == {torch.float32}
+    inside = set(trainable.module.modules())
+    assert all(layer in inside and list(layer.children()) for layer in trainable.layers)
+
+
+@pytest.mark.parametrize(("name", "parameters"), PARAMETERS.items())
+def test_published_shapes_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
+    with torch.device("meta"):
+        module = CausalLm().build(name, 0).module
+    assert sum(p.numel() for p in module.parameters()) == parameters
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_loss_is_the_sum_over_the_windows_targets(name: str) -> None:
+    experiment = tiny(**with_corpus_of(name))
+    prepared = experiment.prepare()
+    trainable = experiment.model.build(name, prepared.vocabulary_size)
+    batch = prepared.train.batch([0, 1])
+    targets = prepared.train.count(batch)[1]
+    whole = trainable.loss(trainable.module, batch, targets)
+    assert whole.ndim == 0
+    halves = [trainable.loss(trainable.module, {k: v[i : i + 1] for k, v in batch.items()}, targets) for i in (0, 1)]
+    assert float(sum(halves).detach()) == pytest.approx(float(whole.detach()), rel=1e-5)
+
+
+def test_auto_is_the_nano_model_on_a_cpu() -> None:
+    assert tiny(model="auto").settings.model == "gpt2-nano"
+
+
+def test_a_model_can_change_its_shape() -> None:
+    settings = {"num_layers": 3, "width": 64, "num_heads": 4, "vocabulary_size": 700, "dropout": 0.1}
+    for name in UNPUBLISHED:
+        config = CausalLm(**settings).build(name, 512).module.config
+        shape = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.vocab_size)
+        assert shape == (3, 64, 4, 700)
+    gpt2 = CausalLm(**settings).build("gpt2-nano", 512).module.config
+    assert (gpt2.resid_pdrop, gpt2.embd_pdrop, gpt2.attn_pdrop) == (0.1, 0.1, 0.1)
+
+
+def test_a_local_folder_is_a_model(tmp_path: Path) -> None:
+    built = CausalLm(num_layers=2, width=32, num_heads=2).build("gpt2-nano", 512).module
+    built.save_pretrained(tmp_path)
+    name = str(tmp_path)
+    description = CausalLm().describe(name)
+    assert (description.vocabulary_size, description.width, description.max_sequence_length) == (512, 32, 256)
+    fresh, loaded = CausalLm().build(name, 512).module, CausalLm(pretrained=True).build(name, 512).module
+    first = next(built.parameters())
+    assert torch.equal(next(loaded.parameters()), first)
+    assert not torch.equal(next(fresh.parameters()), first)
+
+
+def test_pretrained_weights_without_a_network_are_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(
+        InvalidInputError, match="could not be loaded .*; check the network and the name.*pretrained=false"
+    ):
+        CausalLm(pretrained=True).describe("gpt2")
+    with pytest.raises(InvalidInputError, match="could not be loaded"):
+        tiny(model="nobody/nothing")
+
+
+def test_a_nano_model_has_no_pretrained_weights() -> None:
+    with pytest.raises(InvalidInputError, match="gpt2-nano has no published weights"):
+        CausalLm(pretrained=True).describe("gpt2-nano")
+
+
+def test_an_unknown_model_is_refused_with_the_names() -> None:
+    with pytest.raises(
+        InvalidInputError, match="no model is called 'gpt3'; the models are .*gpt2-medium.*encoder_stack"
+    ):
+        tiny(model="gpt3")
+
+
+def test_heads_must_divide_the_width() -> None:
+    with pytest.raises(InvalidInputError, match="5 does not divide 32"):
+        tiny(model="encoder_stack", corpus="random_vectors", encoder_stack__num_heads=5)
+
+
+def test_a_model_and_a_corpus_must_suit_each_other() -> None:
+    with pytest.raises(InvalidInputError, match="is fed with vectors, .*; set corpus=random_vectors"):
+        tiny(model="encoder_stack")
+    with pytest.raises(InvalidInputError, match="is fed with tokens, .*; set corpus=.*python_docs"):
+        tiny(corpus="random_vectors")
+
+
+def test_every_preset_is_a_published_or_a_nano_model() -> None:
+    assert set(PRESETS) == set(PARAMETERS) | set(UNPUBLISHED)

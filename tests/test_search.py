@@ -1,0 +1,261 @@
+"""The search: it never repeats itself, learns from what does not fit, and finds the fastest that does."""
+
+from typing import Any
+
+import optuna
+import pytest
+from conftest import TINY
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.trial import TrialState
+
+from pipeline.contracts import InvalidInputError, MemoryUse, Outcome, Result
+from pipeline.metrics import MIB
+from pipeline.report.search import TrialRow, over_time_figure, pareto_front, plane_figure, trials_frame
+from pipeline.search.choose import SAMPLERS, choose, naive_choices, next_naive
+from pipeline.search.job import plan_search
+from pipeline.search.judge import Verdict, attempted_bytes, judge
+from pipeline.search.settings import SearchSettings
+from pipeline.search.space import Choice, Space, make_space
+from pipeline.search.study import StoredStudy
+
+SPACE = Space(
+    {"micro_batch_size": (1, 2, 4, 8, 16), "checkpointing": ("none", "every_layer"), "precision": ("fp32", "bf16")}
+)
+BUDGET = 100 * MIB
+PNG = b"\x89PNG\r\n"
+
+
+def made_up(choice: Choice) -> tuple[int, float]:
+    """Return (peak bytes, tokens per second) of a made-up machine on which larger micro-batches are faster."""
+    micro = int(str(choice["micro_batch_size"]))
+    checkpointed, bf16 = choice["checkpointing"] == "every_layer", choice["precision"] == "bf16"
+    peak = 20 + micro * (6 if checkpointed else 16) * (0.6 if bf16 else 1.0)
+    speed = 1000 * micro / (micro + 1) * (0.75 if checkpointed else 1.0) * (1.8 if bf16 else 1.0)
+    return round(peak * MIB), speed
+
+
+def result_of(choice: Choice, oom: bool) -> tuple[Result, dict[str, float]]:
+    peak, speed = made_up(choice)
+    outcome = Outcome.OK if peak <= BUDGET else Outcome.OUT_OF_MEMORY if oom else Outcome.OVER_BUDGET
+    figures = {"peak_allocated_mib": peak / MIB, "tokens_per_second": speed}
+    if outcome is Outcome.OUT_OF_MEMORY:
+        figures = {"peak_reserved_mib": BUDGET / MIB - 3}
+    memory = MemoryUse(
+        peak_allocated_bytes=peak,
+        peak_reserved_bytes=None,
+        peak_device_bytes=None,
+        peak_process_bytes=1,
+        allocation_retries=None,
+        phases=(),
+    )
+    detail = "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB." if not outcome.completed else None
+    return Result(outcome=outcome, detail=detail, steps=(), memory=memory, finished=None, seconds_total=1.0), figures
+
+
+def run(study: StoredStudy, sampler: str, num_trials: int, oom: bool = False, seed: int = 0) -> list[Choice]:
+    """Measure on the made-up machine and return the configurations in order."""
+    chosen = []
+    for _ in range(num_trials):
+        choice = choose(SPACE, study.trials, study.taken, study.directions, sampler, seed)
+        if choice is None:
+            break
+        trial = study.start(choice, SPACE)
+        result, figures = result_of(choice, oom)
+        study.finish(trial, judge(result, figures, BUDGET), result, figures)
+        chosen.append(choice)
+    return chosen
+
+
+def new_study(directions: tuple[str, ...] = ("maximize",), storage: str = "sqlite:///:memory:") -> StoredStudy:
+    return StoredStudy(storage, "test", directions, {"budget": "100MiB"})
+
+
+def identity(choice: Choice) -> tuple[Any, ...]:
+    return tuple(choice.items())
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("oom", [False, True])
+@pytest.mark.parametrize("directions", [("maximize",), ("maximize", "minimize")])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_no_configuration_is_measured_twice_and_all_are_reached(
+    sampler: str, directions: tuple[str, ...], oom: bool
+) -> None:
+    study = new_study(directions)
+    chosen = run(study, sampler, 25, oom)
+    assert len(chosen) == 20
+    assert {identity(c) for c in chosen} == {identity(c) for c in SPACE.choices}
+    assert len(study.trials) == 20
+    assert choose(SPACE, study.trials, study.taken, directions, sampler, 0) is None
+
+
+def test_tpe_turns_away_from_what_does_not_fit() -> None:
+    """After twelve trials, configurations that fit are chosen more often than their share of what is left."""
+    fitting = [c for c in SPACE.choices if made_up(c)[0] <= BUDGET]
+    late, chance = 0, 0.0
+    for seed in range(8):
+        chosen = run(new_study(), "tpe", 16, oom=True, seed=seed)
+        left = [c for c in SPACE.choices if c not in chosen[:12]]
+        late += sum(c in fitting for c in chosen[12:])
+        chance += 4 * sum(c in fitting for c in left) / len(left)
+    assert late > chance
+
+
+def test_a_study_survives_its_process(tmp_path: Any) -> None:
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    first = run(new_study(storage=storage), "tpe", 5)
+    again = new_study(storage=storage)
+    assert len(again.trials) == 5
+    assert not {identity(c) for c in run(again, "tpe", 5)} & {identity(c) for c in first}
+
+
+def test_an_abandoned_trial_is_closed_and_its_configuration_free_again(tmp_path: Any) -> None:
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    study = new_study(storage=storage)
+    mine = study.start(SPACE.choices[0], SPACE)
+    assert new_study(storage=storage).taken == [SPACE.choices[0]], "its process is alive"
+    mine.set_user_attr("owner", {**mine.user_attrs["owner"], "pid": 2**22 - 1})
+    again = new_study(storage=storage)
+    assert again.taken == again.trials == []
+    assert [t.state for t in optuna.load_study(storage=storage, study_name="test").trials] == [TrialState.FAIL]
+
+
+def test_other_conditions_are_refused_with_the_difference() -> None:
+    storage = optuna.storages.InMemoryStorage()
+    StoredStudy(storage, "test", ("maximize",), {"budget": "100MiB", "seed": 0})  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="budget is 50MiB, and was 100MiB; set study=NAME"):
+        StoredStudy(storage, "test", ("maximize",), {"budget": "50MiB", "seed": 0})  # type: ignore[arg-type]
+
+
+def test_a_storage_that_cannot_be_reached_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="storage must be reachable, and sqlite:////nowhere/optuna.db is not"):
+        new_study(storage="sqlite:////nowhere/optuna.db")
+    with pytest.raises(InvalidInputError, match="storage must be reachable"):
+        new_study(storage="no-url")
+
+
+def test_verdicts_are_in_bytes() -> None:
+    fits, over = SPACE.choices[0], {"micro_batch_size": 16, "checkpointing": "none", "precision": "fp32"}
+    peak = made_up(over)[0]
+    assert judge(*result_of(fits, False), BUDGET).fits
+    assert judge(*result_of(over, False), BUDGET) == Verdict(
+        TrialState.COMPLETE, made_up(over)[1], peak, float(peak - BUDGET), is_lower_bound=False
+    )
+    assert judge(*result_of(over, True), BUDGET) == Verdict(
+        TrialState.PRUNED, None, BUDGET - 3 * MIB, float(17 * MIB), is_lower_bound=True
+    )
+    crashed = Result(outcome=Outcome.CRASHED, detail="", steps=(), memory=None, finished=None, seconds_total=1.0)
+    assert judge(crashed, {}, BUDGET) == Verdict(TrialState.FAIL, None, None, None, is_lower_bound=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has", 5 * 2**29),
+        ("you tried to allocate 256000000000 bytes. Error", 256000000000),
+        ("killed", 0),
+    ],
+)
+def test_the_allocation_that_failed_is_read_from_the_message(text: str, size: int) -> None:
+    assert attempted_bytes(text) == size
+
+
+@settings(max_examples=50)
+@given(largest=st.integers(0, 7), sizes=st.lists(st.integers(1, 64), min_size=1, max_size=7, unique=True))
+def test_the_naive_configuration_is_found_by_bisection(largest: int, sizes: list[int]) -> None:
+    naive: list[Choice] = [{"micro_batch_size": size} for size in sorted(sizes, reverse=True)]
+    fitting, taken = [], []
+    while (choice := next_naive(naive, fitting, taken)) is not None:
+        taken.append(choice)
+        if naive.index(choice) >= largest:
+            fitting.append(choice)
+    assert len(taken) <= len(naive).bit_length()
+    if largest < len(naive):
+        assert naive[largest] in fitting
+
+
+def test_naive_means_default_precision_and_no_checkpointing() -> None:
+    choices = naive_choices(SPACE, {"micro_batch_size": 8, "checkpointing": "none", "precision": "fp32"})
+    assert [c["micro_batch_size"] for c in choices] == [16, 8, 4, 2, 1]
+    assert {(c["checkpointing"], c["precision"]) for c in choices} == {("none", "fp32")}
+    assert all(c in SPACE.choices for c in choices)
+
+
+def test_divisors_make_the_effective_batch_exact() -> None:
+    space = make_space(SearchSettings(space={"micro_batch_size": "divisors"}), 12, {})
+    assert space.dimensions == {"micro_batch_size": (1, 2, 3, 4, 6, 12)}
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ({"space": {"precison": ["fp32"]}}, "no setting is called precison; did you mean precision"),
+        ({"space": {"precision": "divisors"}}, "only micro_batch_size takes `divisors`"),
+        ({"space": {"precision": []}}, "space.precision has none"),
+        ({"space": {"micro_batch_size": [3]}}, "3 does not divide 32"),
+        ({"space": {"precision": ["fp17"]}}, "precision must be 'fp32', 'tf32', 'fp16' or 'bf16', and is 'fp17'"),
+        ({"space": {"precision": ["tf32"]}}, "tf32 needs a CUDA GPU .*; take it out of the space"),
+        ({"effective_batch_size": "none"}, "effective_batch_size must be a valid integer"),
+        ({"budget": "lots"}, "a budget is a number with a unit"),
+        ({"sampler": "bayes"}, "sampler must be 'tpe', 'gp', 'random', 'brute' or 'nsga2', and is 'bayes'"),
+        ({"num_trials": 0}, "num_trials must be greater than 0"),
+    ],
+)
+def test_a_wrong_search_is_refused_before_anything_runs(given_: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        plan_search({**TINY, **given_})
+
+
+def test_a_setting_given_on_the_command_line_pins_its_dimension() -> None:
+    plan = plan_search({**TINY, "precision": "bf16", "micro_batch_size": "4"})
+    assert plan.space.dimensions["precision"] == ("bf16",)
+    assert plan.space.dimensions["micro_batch_size"] == (4,)
+    assert len(plan.space.choices) == 3
+
+
+def row(number: int, peak: int | None, speed: float | None, outcome: str = "ok") -> TrialRow:
+    return TrialRow(
+        number=number,
+        choice={"micro_batch_size": number + 1, "precision": "fp32"},
+        outcome=outcome,
+        detail=None,
+        fits=outcome == "ok",
+        peak_bytes=None if peak is None else peak * MIB,
+        figures={} if speed is None else {"tokens_per_second": speed},
+    )
+
+
+ROWS = [
+    row(0, 200, 900, "over_budget"),
+    row(1, None, None, "out_of_memory"),
+    row(2, 50, 500),
+    row(3, 60, 400),
+    row(4, 90, 800),
+]
+
+
+def test_the_pareto_front_holds_what_nothing_beats() -> None:
+    assert [r.number for r in pareto_front(ROWS)] == [2, 4, 0]
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=30))
+def test_every_trial_is_on_the_pareto_front_or_beaten_by_it(points: list[tuple[int, int]]) -> None:
+    rows = [row(n, peak, speed) for n, (peak, speed) in enumerate(points)]
+    front = pareto_front(rows)
+    for one in rows:
+        better = [
+            f
+            for f in front
+            if (f.peak_bytes or 0) <= (one.peak_bytes or 0) and f.tokens_per_second >= one.tokens_per_second
+        ]  # type: ignore[operator]
+        assert better
+    assert len({(f.peak_bytes, f.tokens_per_second) for f in front}) == len(front)
+
+
+@pytest.mark.parametrize("rows", [ROWS, ROWS[:1], ROWS[1:2], ROWS[2:3]], ids=["all", "over", "oom", "one"])
+def test_figures_and_table_take_any_outcome(rows: list[TrialRow]) -> None:
+    best = max((r for r in rows if r.fits), key=lambda r: r.tokens_per_second or 0, default=None)
+    assert over_time_figure(rows).startswith(PNG)
+    assert plane_figure(rows, BUDGET, best).startswith(PNG)
+    assert list(trials_frame(rows)["outcome"]) == [r.outcome for r in rows]

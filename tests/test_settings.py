@@ -1,0 +1,119 @@
+"""Settings: one vocabulary, strict, with errors that say what to do."""
+
+import pickle
+from typing import Any
+
+import pytest
+from conftest import tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.cli import parse, settings_of
+from pipeline.contracts import InvalidInputError
+from pipeline.experiment import entry_points, make_experiment
+from pipeline.settings import AllSettings, dotted, merged, nested, setting_names, validate
+
+NAMES = st.text("abc", min_size=1, max_size=3)
+TREES = st.recursive(
+    st.dictionaries(NAMES, st.integers(), min_size=1, max_size=3),
+    lambda inner: st.dictionaries(NAMES, st.one_of(st.integers(), inner), min_size=1, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(TREES)
+def test_dotted_and_nested_are_each_others_inverse(tree: dict[str, Any]) -> None:
+    assert nested(dict(dotted(tree))) == tree
+
+
+@given(TREES, TREES)
+def test_merging_keeps_every_change_and_touches_nothing_else(base: dict[str, Any], changes: dict[str, Any]) -> None:
+    before = pickle.dumps(base)
+    result = dict(dotted(merged(base, changes)))
+    assert pickle.dumps(base) == before
+    assert dict(dotted(changes)).items() <= result.items()
+    for name, value in dotted(base):
+        hidden = any(name == c or name.startswith(c + ".") or c.startswith(name + ".") for c, _ in dotted(changes))
+        assert hidden or result[name] == value
+
+
+@pytest.mark.parametrize("name", list(setting_names(AllSettings)))
+def test_every_setting_has_a_meaning(name: str) -> None:
+    kind: Any = AllSettings
+    for part in name.split("."):
+        field = kind.model_fields[part]
+        kind = field.annotation
+    assert field.description and len(field.description) > 10
+
+
+@pytest.mark.parametrize("entry", entry_points())
+def test_help_lists_every_setting_with_type_default_and_meaning(
+    entry: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as end:
+        parse(entry, ["--help"])
+    assert end.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for name in setting_names(settings_of(entry)):
+        assert f"--{name} " in shown
+    assert "--seed int Seed of the weights, of dropout and of the order of the sequences. (default: 0)" in shown
+    assert "--precision {fp32,tf32,fp16,bf16} Number format of the forward and backward pass. (default: fp32)" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("False", False), ("false", False), ("0", False), ("True", True), ("true", True), ("1", True)]
+)
+def test_booleans_are_read_strictly(text: str, value: bool) -> None:
+    assert validate(AllSettings, {"gradient_underflow": text}, "main").gradient_underflow is value
+
+
+def test_text_from_the_command_line_becomes_the_settings_type() -> None:
+    given = parse("main", ["--learning_rate", "1e-3", "--max_grad_norm=none", "--causal_lm.num_layers", "3"])
+    settings = validate(AllSettings, given, "main")
+    assert settings.learning_rate == 0.001
+    assert settings.max_grad_norm is None
+    assert settings.causal_lm.num_layers == 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("given", "derived"),
+    [
+        ({"micro_batch_size": 4}, (4, 1, 4)),
+        ({"micro_batch_size": 4, "accumulation_steps": 3}, (4, 3, 12)),
+        ({"micro_batch_size": 4, "effective_batch_size": 32}, (4, 8, 32)),
+        ({"micro_batch_size": 4, "accumulation_steps": 8, "effective_batch_size": 32}, (4, 8, 32)),
+    ],
+)
+def test_the_third_batch_number_follows_from_the_others(given: dict[str, int], derived: tuple[int, ...]) -> None:
+    params = tiny(**given).params()
+    assert (params["micro_batch_size"], params["accumulation_steps"], params["effective_batch_size"]) == derived
+
+
+@given(micro=st.integers(1, 64), effective=st.integers(1, 64))
+def test_only_divisors_make_an_effective_batch(micro: int, effective: int) -> None:
+    if effective % micro:
+        with pytest.raises(InvalidInputError, match=f"{micro} does not divide {effective}; take one of 1"):
+            tiny(micro_batch_size=micro, effective_batch_size=effective)
+    else:
+        params = tiny(micro_batch_size=micro, effective_batch_size=effective).params()
+        assert params["micro_batch_size"] * params["accumulation_steps"] == effective
+
+
+def test_a_config_file_runs_the_same_experiment_again() -> None:
+    import yaml
+
+    experiment = tiny(precision="bf16", checkpointing="every_2_layers", sequences="padded", max_grad_norm=None)
+    again = make_experiment(yaml.safe_load(experiment.to_yaml()), "main")
+    assert again.params() == experiment.params()
+
+
+def test_params_name_the_chosen_model_and_corpus_alone() -> None:
+    names = set(tiny().params())
+    assert {"model", "precision", "micro_batch_size", "causal_lm.num_layers", "effective_batch_size"} <= names
+    assert not {name for name in names if name.startswith(("encoder_stack", "text_files", "hub"))}
+
+
+def test_an_experiment_survives_the_way_into_another_process() -> None:
+    experiment = tiny(precision="bf16")
+    assert pickle.loads(pickle.dumps(experiment)) == experiment
