@@ -1,6 +1,5 @@
 """YAML and overrides -> Experiments, each resolved and checked before the first one runs."""
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -298,8 +297,6 @@ def _check_settings(experiment: Experiment) -> None:
             f"than {settings.timing_warmup_steps}; set num_steps={settings.timing_warmup_steps + 1} or more"
         )
     experiment.budget_bytes  # noqa: B018  raises where it cannot be parsed
-    if not os.access(next(f for f in (settings.output, *settings.output.absolute().parents) if f.exists()), os.W_OK):
-        raise InvalidInputError(f"the output folder must be writable, and {settings.output} is not; set output=FOLDER")
 
 
 def _check_corpus(prepared: Prepared, experiment: Experiment) -> None:

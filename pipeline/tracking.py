@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +26,10 @@ from pipeline.metrics import step_metrics
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 
+import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.store.db.db_types import DATABASE_ENGINES
 from mlflow.tracking import get_tracking_uri
 from mlflow.tracking.context.registry import resolve_tags
 
@@ -231,16 +234,13 @@ def open_parent(entry: str, output: Path) -> Iterator[ParentRun]:
         InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
 
     """
-    store = Store(MlflowClient())
-    run_id, experiment_id = _adopt_or_create(store.client, entry)
-    folder = output / f"{time.strftime('%Y%m%d-%H%M%S')}-{entry}-{run_id[:8]}"
+    folder = _make_folder(output, entry)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        store.client.set_terminated(run_id, "FAILED")
-        raise InvalidInputError(
-            f"the output folder {output} must be writable ({error.strerror}); set output"
-        ) from error
+        client, run_id, experiment_id = _adopt_or_create(entry)
+    except InvalidInputError:
+        folder.rmdir()
+        raise
+    store = Store(client)
     parent = ParentRun(store, run_id, experiment_id, folder, entry)
     status = "FAILED"
     try:
@@ -254,9 +254,22 @@ def open_parent(entry: str, output: Path) -> Iterator[ParentRun]:
         store.close()
 
 
-def _adopt_or_create(client: MlflowClient, entry: str) -> tuple[str, str]:
-    """Return (run id, experiment id); MLFLOW_RUN_ID names the run that `mlflow run` has opened for this process."""
+def _make_folder(output: Path, entry: str) -> Path:
+    """Return a new folder for the files of a job."""
     try:
+        output.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f"{time.strftime('%Y%m%d-%H%M%S')}-{entry}-", dir=output))
+    except OSError as error:
+        raise InvalidInputError(
+            f"the output folder must be writable, and {output} is not ({error.strerror}); set output to another"
+        ) from error
+
+
+def _adopt_or_create(entry: str) -> tuple[MlflowClient, str, str]:
+    """Return the client, run id and experiment id; MLFLOW_RUN_ID names the run that `mlflow run` has opened for us."""
+    try:
+        _try_database(get_tracking_uri())
+        client = MlflowClient()
         given = os.environ.pop("MLFLOW_RUN_ID", None)
         if given:
             run = client.get_run(given)
@@ -274,7 +287,16 @@ def _adopt_or_create(client: MlflowClient, entry: str) -> tuple[str, str]:
             f"the tracking store must be reachable, and {get_tracking_uri()} is not ({first}); start it, or set "
             "MLFLOW_TRACKING_URI=sqlite:///mlflow.db"
         ) from error
-    return run.info.run_id, run.info.experiment_id
+    return client, run.info.run_id, run.info.experiment_id
+
+
+def _try_database(uri: str) -> None:
+    """Connect once to a store that is a database, which MLflow would try for minutes; raise where that fails."""
+    if uri.partition(":")[0].partition("+")[0] in DATABASE_ENGINES:
+        url = sqlalchemy.make_url(uri)
+        if url.drivername == "sqlite" and url.database:
+            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        sqlalchemy.create_engine(url).connect().close()
 
 
 def _to_json(experiment: Experiment, result: Result, summary: dict[str, float]) -> str:

@@ -2,8 +2,9 @@
 
 import re
 from functools import partial
+from typing import Annotated
 
-from pydantic import field_validator
+from pydantic import AfterValidator
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -15,18 +16,17 @@ OPTIONS = {"use_reentrant": False}
 """Arguments of torch.utils.checkpoint: the variant for hooks, keyword arguments and inputs without gradient."""
 
 
+def _checked_policy(value: str) -> str:
+    if POLICY.fullmatch(value) is None:
+        raise ValueError("must be none, every_layer, every_2_layers, every_3_layers, ...")
+    return value
+
+
 class Checkpointing(Technique):
     """Checkpoint no layer, every layer, or every n-th layer."""
 
-    checkpointing: str = "none"
+    checkpointing: Annotated[str, AfterValidator(_checked_policy)] = "none"
     """Layers whose activations are recomputed: none, every_layer, every_2_layers, every_3_layers, ..."""
-
-    @field_validator("checkpointing")
-    @classmethod
-    def _is_a_policy(cls, value: str) -> str:
-        if POLICY.fullmatch(value) is None:
-            raise ValueError("must be none, every_layer, every_2_layers, every_3_layers, ...")
-        return value
 
     @property
     def every_n_layers(self) -> int | None:

@@ -1,0 +1,129 @@
+"""Bad input: one or two lines with rule, value and remedy, exit code 2, before anything runs."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from project import SMALL, Project
+
+from pipeline.cli import main
+from pipeline.contracts import InvalidInputError
+from pipeline.experiment import load_single, read_yaml
+
+CASES = [
+    (["foo"], "no entry point is called 'foo'; the entry points are main, accumulation, checkpointing"),
+    (["main", "--precison", "fp16"], "no setting is called precison; did you mean precision?"),
+    (["main", "--precision"], "expected one argument; write --name value"),
+    (["main", "--precision", "fp17"], "precision must be 'fp32', 'tf32', 'fp16' or 'bf16', and is 'fp17'"),
+    (["main", "--precision", "tf32", "--device", "cpu"], "tf32 needs a CUDA GPU"),
+    (["main", "--num_steps", "many"], "num_steps must be a valid integer"),
+    (["main", "--num_steps", "0"], "num_steps must be greater than 0, and is '0'"),
+    (["main", "--num_steps", "3"], "num_steps must be more than timing_warmup_steps"),
+    (["main", "--learning_rate", "nan"], "learning_rate must be"),
+    (["main", "--checkpointing", "sometimes"], "checkpointing must be none, every_layer, every_2_layers"),
+    (["main", "--causal_lm.layers", "3"], "no setting is called causal_lm.layers; did you mean"),
+    (["main", "--micro_batch_size", "3", "--effective_batch_size", "8"], "3 does not divide 8; take one of 1, 2, 4, 8"),
+    (["main", "--effective_batch_size", "8", "--accumulation_steps", "3"], "8 x 3 is not 8"),
+    (["main", "--budget", "8 gigs"], "a budget is a number with a unit"),
+    (["main", "--budget", "0GiB"], "a budget must be more than zero"),
+    (
+        ["main", "--sequence_length", "257", "--device", "cpu"],
+        "257 is more than the 256 of gpt2-nano; set sequence_length=256",
+    ),
+    (["main", "--model", "gpt5"], "no model is called 'gpt5'; the models are"),
+    (["main", "--corpus", "books"], "no corpus is called 'books'; the corpora are"),
+    (["main", "--device", "cuda:7"], "needs a CUDA GPU, and this machine has"),
+    (["main", "--device", "npu"], "a device is auto, cpu, cuda or cuda:N, not 'npu'"),
+    (["main", "--corpus", "text_files"], "set text_files.path"),
+    (["main", "--corpus", "text_files", "--text_files.path", "absent.txt"], "must exist, and absent.txt does not"),
+    (["main", "--config", "absent.yaml"], "absent.yaml must be a readable file (No such file or directory)"),
+    (["main", "--output", "/proc/runs"], "output folder must be writable"),
+    (["accumulation", "--micro_batch_size", "4"], "micro_batch_size is what accumulation varies"),
+    (["precision", "--precision", "bf16"], "precision is what precision varies"),
+    (["search", "--space", '{"precison": ["fp32"]}'], "no setting is called precison"),
+    (["search", "--sampler", "bayes"], "sampler must be 'tpe', 'gp', 'random', 'brute' or 'nsga2'"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), CASES, ids=[" ".join(words) for words, _ in CASES])
+def test_a_wrong_word_is_answered_and_nothing_runs(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    if words[0] == "main" and "--config" not in words:
+        words = [*words, "--config", str(Path(__file__).parent.parent / "experiments" / "single" / "fp32.yaml")]
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("error: ")
+    assert len(error.strip().splitlines()) <= 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("precision: [fp32", "must be plain YAML"),
+        ("model: !!python/object/apply:os.system ['true']", "must be plain YAML, without objects"),
+        ("- precision", "must hold settings as `name: value` lines"),
+        ("", "must hold settings as `name: value` lines"),
+        ("precison: fp32", "no setting is called precison"),
+        ("precision: {dtype: fp32}", "precision must be"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(content: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(content)
+    with pytest.raises(InvalidInputError, match=message):
+        load_single(file, {})
+
+
+def test_a_yaml_that_makes_objects_makes_none(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"model: !!python/object/apply:os.mkdir ['{tmp_path}/made']")
+    with pytest.raises(InvalidInputError):
+        read_yaml(file)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("http://127.0.0.1:9", "the tracking store must be reachable, and http://127.0.0.1:9 is not"),
+        ("sqlite:////proc/mlflow.db", "the tracking store must be reachable"),
+        ("carrier-pigeon://here", "the tracking store must be reachable"),
+    ],
+)
+def test_a_tracking_store_that_cannot_be_reached_is_refused(uri: str, message: str, tmp_path: Path) -> None:
+    project = Project.copy(tmp_path)
+    project.environment |= {"MLFLOW_TRACKING_URI": uri, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    done = project.pipeline("main", SMALL)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("text")
+    file.chmod(0)
+    assert main(["main", "--corpus", "text_files", "--text_files.path", str(file)]) == 2
+
+
+def test_help_without_an_entry_point_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name}\n" in out for name in ("main", "accumulation", "search"))
+
+
+def test_a_file_in_place_of_the_output_folder_is_refused(tmp_path: Path) -> None:
+    project = Project.copy(tmp_path)
+    (tmp_path / "runs").write_text("")
+    done = project.pipeline("main", SMALL)
+    assert done.returncode == 2
+    assert "output folder" in done.stderr
+    shutil.rmtree(tmp_path, ignore_errors=True)

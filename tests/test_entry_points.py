@@ -1,0 +1,278 @@
+"""Every entry point through `mlflow run`, on tiny settings: what it prints, and what it leaves in MLflow."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pandas as pd
+import pytest
+import yaml
+from project import SMALL, Project
+
+from pipeline.experiment import FOLDER, entry_points
+
+SEARCH = {**SMALL, "num_steps": "4", "effective_batch_size": "8", "num_trials": "4", "budget": "64MiB"}
+SETTINGS = {
+    "main": {**SMALL, "config": "experiments/single/optimized.yaml"},
+    "precision": SMALL,
+    "accumulation": SMALL,
+    "checkpointing": {k: v for k, v in SMALL.items() if k != "causal_lm.num_layers"},
+    "combined": SMALL,
+    "search": SEARCH,
+}
+SUMMARY = {
+    "peak_allocated_mib",
+    "peak_process_mib",
+    "seconds_per_step",
+    "seconds_total",
+    "tokens_per_second",
+    "samples_per_second",
+    "tokens_seen",
+    "final_loss",
+    "mean_loss",
+    "loss_std",
+    "loss_cv",
+    "mean_grad_norm",
+    "std_grad_norm",
+    "skipped_steps",
+    "effective_batch_size",
+}
+PER_STEP = {"loss", "grad_norm", "seconds", "tokens_per_second", "learning_rate"}
+AGAINST_BASELINE = {"memory_saving_percent", "time_overhead_percent", "speedup", "max_loss_difference"}
+Done = dict[str, "subprocess.CompletedProcess[str]"]
+PNG = b"\x89PNG\r\n"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project.copy(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(scope="module")
+def done(project: Project) -> Done:
+    """Run every entry point once."""
+    return {entry: project.mlflow_run(entry, SETTINGS[entry]) for entry in entry_points()}
+
+
+def same_batch(row: dict[Any, Any], other: dict[Any, Any]) -> bool:
+    return bool(row["effective_batch_size"] == other["effective_batch_size"])
+
+
+def expected_children(entry: str) -> list[str]:
+    """Return the names of the runs that an entry point starts on a CPU."""
+    if entry == "main":
+        return ["single/optimized"]
+    comparisons = yaml.safe_load((FOLDER / f"{entry}.yaml").read_text())["comparisons"]
+    return [f"{name}/{variant}" for name, c in comparisons.items() for variant in c["variants"] if variant != "tf32"]
+
+
+def artifacts(project: Project, run_id: str, folder: str | None = None) -> set[str]:
+    return {item.path for item in mlflow.MlflowClient(project.store).list_artifacts(run_id, folder)}
+
+
+def download(project: Project, run_id: str, path: str) -> Path:
+    return Path(mlflow.MlflowClient(project.store).download_artifacts(run_id, path))
+
+
+@pytest.mark.parametrize("entry", entry_points())
+def test_it_ends_well_with_a_table(entry: str, project: Project, done: Done) -> None:
+    assert done[entry].returncode == 0, done[entry].stderr
+    assert "peak MiB" in done[entry].stdout
+    assert "Traceback" not in done[entry].stderr
+    parent = project.parent_of(entry)
+    assert parent.info.status == "FINISHED"
+    assert parent.info.run_name == entry
+    assert parent.data.tags["mlflow.project.entryPoint"] == entry
+
+
+@pytest.mark.parametrize("entry", [entry for entry in entry_points() if entry != "search"])
+def test_each_variant_is_a_child_with_all_that_was_measured(entry: str, project: Project, done: Done) -> None:
+    children = project.children_of(project.parent_of(entry))
+    assert sorted(children) == sorted(expected_children(entry))
+    client = mlflow.MlflowClient(project.store)
+    for name, run in children.items():
+        comparison, variant = name.split("/")
+        assert run.info.status == "FINISHED"
+        tags = run.data.tags
+        assert (tags["technique"], tags["comparison"], tags["variant"]) == (entry, comparison, variant)
+        assert (tags["outcome"], tags["device"], tags["allocator"]) == ("ok", "cpu", "default")
+        assert {"torch", "transformers", "device_name"} <= set(tags)
+        assert set(run.data.metrics) >= SUMMARY | PER_STEP
+        assert "peak_reserved_mib" not in run.data.metrics
+        history = client.get_metric_history(run.info.run_id, "loss")
+        assert [point.step for point in history] == [0, 1, 2, 3]
+        assert run.data.metrics["final_loss"] == history[-1].value
+        assert artifacts(project, run.info.run_id) >= {"config.yaml", "result.json"}
+        [dataset] = run.inputs.dataset_inputs
+        assert dataset.dataset.name == run.data.params["corpus"]
+
+
+@pytest.mark.parametrize("entry", ["precision", "accumulation", "checkpointing", "combined"])
+def test_variants_are_measured_against_their_baseline(entry: str, project: Project, done: Done) -> None:
+    frame = pd.read_csv(download(project, project.parent_of(entry).info.run_id, "comparison.csv"))
+    children = project.children_of(project.parent_of(entry))
+    for comparison, rows in frame[frame.outcome != "skipped"].groupby("comparison"):
+        [baseline] = rows[rows.baseline].to_dict("records")
+        for row in rows[~rows.baseline].to_dict("records"):
+            metrics = children[f"{comparison}/{row['variant']}"].data.metrics
+            saving = 100 * (1 - row["peak_allocated_mib"] / baseline["peak_allocated_mib"])
+            assert metrics["memory_saving_percent"] == pytest.approx(saving)
+            assert metrics["speedup"] == pytest.approx(row["samples_per_second"] / baseline["samples_per_second"])
+            expected = AGAINST_BASELINE if same_batch(row, baseline) else AGAINST_BASELINE - {"max_loss_difference"}
+            assert set(metrics) & AGAINST_BASELINE == expected
+            assert not AGAINST_BASELINE & set(children[f"{comparison}/{baseline['variant']}"].data.metrics)
+
+
+@pytest.mark.parametrize("entry", [entry for entry in entry_points() if entry != "search"])
+def test_the_parent_has_the_comparison_its_figures_and_the_environment(
+    entry: str, project: Project, done: Done
+) -> None:
+    run_id = project.parent_of(entry).info.run_id
+    assert artifacts(project, run_id) >= {"comparison.csv", "environment.json", "figures"}
+    names = {name.split("/")[0] for name in expected_children(entry)}
+    assert artifacts(project, run_id, "figures") == {f"figures/{name}.png" for name in names}
+    for name in names:
+        assert download(project, run_id, f"figures/{name}.png").read_bytes().startswith(PNG)
+    environment = json.loads(download(project, run_id, "environment.json").read_text())
+    assert {"torch", "transformers", "mlflow", "optuna", "python", "processor", "cores"} <= set(environment)
+
+
+def test_exact_params_of_one_run(project: Project, done: Done) -> None:
+    [run] = project.children_of(project.parent_of("main")).values()
+    assert run.data.params == {
+        "model": "gpt2-nano",
+        "corpus": "python_docs",
+        "sequences": "packed",
+        "sequence_length": "32",
+        "vocabulary_size": "512",
+        "device": "cpu",
+        "seed": "0",
+        "num_steps": "4",
+        "timing_warmup_steps": "3",
+        "learning_rate": "0.0005",
+        "learning_rate_scaling": "none",
+        "base_batch_size": "8",
+        "learning_rate_warmup_steps": "5",
+        "learning_rate_schedule": "constant",
+        "weight_decay": "0.01",
+        "max_grad_norm": "1.0",
+        "eval_steps": "1",
+        "gradient_underflow": "False",
+        "dataset_size": "10000",
+        "budget": "none",
+        "time_limit": "none",
+        "output": "runs",
+        "micro_batch_size": "2",
+        "accumulation_steps": "4",
+        "effective_batch_size": "8",
+        "checkpointing": "every_layer",
+        "precision": "bf16",
+        "initial_loss_scale": "65536.0",
+        "causal_lm.pretrained": "False",
+        "causal_lm.num_layers": "2",
+        "causal_lm.width": "32",
+        "causal_lm.num_heads": "2",
+        "causal_lm.vocabulary_size": "none",
+        "causal_lm.dropout": "none",
+    }
+    assert run.data.metrics["block_forwards_per_step"] == 4 * (2 + 2)
+    assert run.data.metrics["tokens_seen"] == 4 * 8 * 32
+    assert run.data.metrics["effective_batch_size"] == 8
+
+
+def test_precision_reports_stability_and_skips_tf32_with_the_reason(project: Project, done: Done) -> None:
+    assert "tf32: skipped, tf32 needs a CUDA GPU" in " ".join(done["precision"].stdout.split())
+    parent = project.parent_of("precision")
+    stability = pd.read_csv(download(project, parent.info.run_id, "stability.csv")).set_index("variant")
+    assert list(stability.index) == ["fp32", "fp16", "bf16"]
+    assert stability["last loss scale"].notna().to_dict() == {"fp32": False, "fp16": True, "bf16": False}
+    assert stability["gradient lost in unscaled fp16 %"].between(0, 100).all()
+    fp16 = project.children_of(parent)["formats/fp16"]
+    assert fp16.data.metrics["loss_scale"] == 65536.0
+
+
+def test_accumulation_counts_passes_and_updates(project: Project, done: Done) -> None:
+    parent = project.parent_of("accumulation")
+    epoch = pd.read_csv(download(project, parent.info.run_id, "epoch.csv")).set_index("variant")
+    assert epoch["forward passes"].to_dict() == {
+        "2x1": 5000,
+        "2x4": 5000,
+        "2x8": 5000,
+        "2x16": 5000,
+        "32x1": 313,
+        "16x2": 625,
+        "8x4": 1250,
+        "4x8": 2500,
+    }
+    assert epoch["updates"].to_dict() == {
+        "2x1": 5000,
+        "2x4": 1250,
+        "2x8": 625,
+        "2x16": 313,
+        "32x1": 313,
+        "16x2": 313,
+        "8x4": 313,
+        "4x8": 313,
+    }
+    smoothness = pd.read_csv(download(project, parent.info.run_id, "smoothness.csv"))
+    assert (smoothness["loss std"] > 0).all()
+
+
+def test_checkpointing_stands_beside_theory(project: Project, done: Done) -> None:
+    depth = pd.read_csv(download(project, project.parent_of("checkpointing").info.run_id, "depth.csv"))
+    by_depth = depth[depth.variant == "every_layer"].set_index("comparison")
+    assert by_depth["layers"].to_dict() == {
+        "policies": 4,
+        "encoder_stack": 6,
+        "12_layers": 12,
+        "24_layers": 24,
+        "48_layers": 48,
+    }
+    assert by_depth.loc["48_layers", "theory %"] == pytest.approx(100 * (1 - 48**-0.5))
+    assert (by_depth["block forwards"] == 2 * by_depth["without checkpointing"]).all()
+    assert by_depth.loc["48_layers", "saved %"] > by_depth.loc["12_layers", "saved %"] > 0
+    assert (depth["largest loss difference"] < 1e-5).all()
+
+
+def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) -> None:
+    assert "The fastest that fits 64.0 MiB at an effective batch of 8" in " ".join(done["search"].stdout.split())
+    parent = project.parent_of("search")
+    trials = pd.read_csv(download(project, parent.info.run_id, "trials.csv"))
+    assert len(trials) == 4
+    best = trials[trials.fits].sort_values("tokens_per_second").iloc[-1]
+    assert parent.data.metrics["best_tokens_per_second"] == pytest.approx(best["tokens_per_second"])
+    assert len(project.children_of(parent)) == 4
+    assert artifacts(project, parent.info.run_id, "figures") == {
+        "figures/trials_over_time.png",
+        "figures/memory_against_throughput.png",
+    }
+    config = yaml.safe_load((project.folder / "best.yaml").read_text())
+    assert config["micro_batch_size"] == best["micro_batch_size"]
+    assert config["effective_batch_size"] == 8
+    again = project.mlflow_run("main", {"config": "best.yaml"})
+    assert again.returncode == 0, again.stderr
+    [run] = project.children_of(project.parent_of("main")).values()
+    assert run.data.metrics["peak_allocated_mib"] == pytest.approx(best["peak_allocated_mib"])
+
+
+def test_a_logged_config_runs_again_with_the_same_losses(project: Project, done: Done) -> None:
+    first = project.children_of(project.parent_of("combined"))["ladder/all three"]
+    config = download(project, first.info.run_id, "config.yaml")
+    again = project.pipeline("main", {"config": str(config)})
+    assert again.returncode == 0, again.stderr
+    store = project.parent_of("main")
+    [run] = project.children_of(store).values()
+    assert run.data.metrics["final_loss"] == first.data.metrics["final_loss"]
+    assert run.data.params == first.data.params
+
+
+def test_results_are_on_local_disk_too(project: Project, done: Done) -> None:
+    results = sorted(project.folder.glob("runs/*-combined-*/*/result.json"))
+    assert len(results) == 8
+    for file in results:
+        content = json.loads(file.read_text())
+        assert content["result"]["outcome"] == "ok"
+        assert content["metrics"]["final_loss"] == content["result"]["steps"][-1]["loss"]
+    assert not list(project.folder.glob("runs/**/*.part"))
