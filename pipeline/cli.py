@@ -36,7 +36,8 @@ OWN_SETTINGS: dict[str, type[Settings]] = {"main": MainSettings, "search": Searc
 def main(argv: list[str] | None = None) -> int:
     """Run an entry point and return the exit code: 0 done, 1 nothing completed, 2 invalid input, 130 interrupted."""
     words = sys.argv[1:] if argv is None else argv
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what ends `mlflow run` ends us as Ctrl-C does
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         if not words or words[0] in ("-h", "--help"):
             print(_usage())  # noqa: T201
@@ -53,6 +54,13 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: what was measured is kept", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
+
+
+def _interrupt(*_: object) -> None:
+    """Become KeyboardInterrupt; `mlflow run` answers Ctrl-C with a SIGTERM of its own, which must not hurt the end."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    raise KeyboardInterrupt
 
 
 def parse(entry: str, words: list[str]) -> dict[str, Any]:

@@ -247,7 +247,8 @@ def open_parent(entry: str, output: Path) -> Iterator[ParentRun]:
         yield parent
         status = "FINISHED" if parent.succeeded else "FAILED"
     except KeyboardInterrupt:
-        status = "KILLED"
+        status = STATUS[Outcome.INTERRUPTED]
+        parent.tags({"outcome": Outcome.INTERRUPTED.value})
         raise
     finally:
         parent.end(status)

@@ -1,10 +1,13 @@
 """A copy of the project in a folder of its own, and the commands that a user would run there."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +38,17 @@ class Project:
     environment: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def copy(cls, folder: Path) -> "Project":
-        """Copy what git tracks, and what it would."""
+    def copy(cls, folder: Path, with_store: bool = True) -> "Project":
+        """Copy what git tracks and what it would, and with it an empty tracking store, which takes seconds to make."""
         listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
         for name in (name for name in names if (ROOT / name).exists()):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes((ROOT / name).read_bytes())
-        return cls(folder)
+        project = cls(folder)
+        if with_store:
+            shutil.copy(_empty_store(), folder / "mlflow.db")
+        return project
 
     @property
     def store(self) -> str:
@@ -86,6 +92,13 @@ class Project:
         """Return a parent's children by name, the oldest first."""
         children = [run for run in self.runs(store) if parent_id(run) == parent.info.run_id]
         return {str(run.info.run_name): run for run in sorted(children, key=lambda run: run.info.start_time)}
+
+
+@cache
+def _empty_store() -> Path:
+    file = Path(tempfile.mkdtemp()) / "mlflow.db"
+    mlflow.MlflowClient(f"sqlite:///{file}").search_experiments()
+    return file
 
 
 def as_words(settings: Mapping[str, str]) -> list[str]:

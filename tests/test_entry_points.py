@@ -47,7 +47,7 @@ PNG = b"\x89PNG\r\n"
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    return Project.copy(tmp_path_factory.mktemp("project"))
+    return Project.copy(tmp_path_factory.mktemp("project"), with_store=False)
 
 
 @pytest.fixture(scope="module")

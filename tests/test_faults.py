@@ -7,7 +7,9 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import optuna
 import psutil
@@ -33,12 +35,18 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 90) -> N
 
 def steps_on(project: Project, store: str | None = None) -> bool:
     """Whether some run has logged a loss."""
-    known = store or (project.folder / "mlflow.db").exists()
-    return bool(known) and any("loss" in run.data.metrics for run in project.runs(store))
+    return any("loss" in run.data.metrics for run in project.runs(store))
 
 
-def offspring(process: "subprocess.Popen[str]") -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
+@contextmanager
+def started(project: Project, *words: str, **options: Any) -> Iterator["subprocess.Popen[str]"]:
+    """Give a command that is running, in a process group of its own, and end it whatever happens."""
+    with project.popen(*words, start_new_session=True, **options) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -87,18 +95,21 @@ def test_ctrl_c_marks_the_runs_killed_and_keeps_what_was_measured(entry: str, wa
     if way == "mlflow run":
         given = [word for name, value in settings.items() for word in ("-P", f"{name}={value}")]
         words = ["mlflow", "run", ".", "-e", entry, "--env-manager=local", *given]
-    process = project.popen(*words, start_new_session=True)
-    wait_for(lambda: steps_on(project), "the first steps")
-    started = offspring(process)
-    os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    with started(project, *words) as process:
+        wait_for(lambda: steps_on(project), "the first steps")
+        family = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
     assert process.returncode not in (0, 2)
     assert way == "mlflow run" or process.returncode == 130, err
     assert way == "mlflow run" or "interrupted: what was measured is kept" in err
-    wait_for(lambda: not any(p.is_running() and p.status() != "zombie" for p in started), "the end of its processes")
+    wait_for(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), "the end of its processes")
     parent = project.parent_of(entry)
     [child] = project.children_of(parent).values()
-    assert parent.info.status == child.info.status == "KILLED"
+    assert child.info.status == "KILLED"
+    # `mlflow run` writes FAILED over whatever the project says of its own run when it is interrupted.
+    assert parent.info.status == ("FAILED" if way == "mlflow run" else "KILLED")
+    assert parent.data.tags["outcome"] == child.data.tags["outcome"] == "interrupted"
     assert child.data.metrics["tokens_seen"] > 0
     [result] = project.folder.glob("runs/*/*/result.json")
     assert '"interrupted"' in result.read_text()
@@ -118,10 +129,9 @@ def test_a_search_killed_by_sigkill_resumes(project: Project) -> None:
 
     # Long enough trials that the kill hits one in the middle.
     settings = {**SEARCH, "num_steps": "60"}
-    process = project.popen("python", "-m", "pipeline", "search", *as_words(settings))
-    wait_for(lambda: len(finished()) >= 2, "two trials")
-    process.kill()
-    process.communicate()
+    with started(project, "python", "-m", "pipeline", "search", *as_words(settings)) as process:
+        wait_for(lambda: len(finished()) >= 2, "two trials")
+        process.kill()
     before = finished()
     again = project.pipeline("search", settings)
     assert again.returncode == 0, again.stderr
@@ -157,19 +167,6 @@ def server(project: Project) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [
-        "mlflow",
-        "server",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--backend-store-uri",
-        "sqlite:///server.db",
-    ]
-    process = project.popen(
-        *words, "--workers", "1", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
     address = f"http://127.0.0.1:{port}"
 
     def answers() -> bool:
@@ -179,15 +176,11 @@ def server(project: Project) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
         except OSError:
             return False
 
-    wait_for(answers, "the tracking server")
-    yield address, process
-    stop(process)
-
-
-def stop(process: "subprocess.Popen[str]") -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    words = ["mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with started(project, *words, "--backend-store-uri", "sqlite:///server.db", **quiet) as process:
+        wait_for(answers, "the tracking server")
+        yield address, process
 
 
 def test_a_tracking_server_takes_the_runs_and_may_go_away(
@@ -203,10 +196,11 @@ def test_a_tracking_server_takes_the_runs_and_may_go_away(
     assert child.data.metrics["final_loss"] > 0
 
     project.environment["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
-    training = project.popen("python", "-m", "pipeline", "main", *as_words({**SMALL, "num_steps": "3000"}))
-    wait_for(lambda: sum("loss" in run.data.metrics for run in project.runs(address)) == 2, "the second run's steps")
-    stop(process)
-    out, err = training.communicate(timeout=300)
+    words = ["python", "-m", "pipeline", "main", *as_words({**SMALL, "num_steps": "3000"})]
+    with started(project, *words) as training:
+        wait_for(lambda: sum("loss" in run.data.metrics for run in project.runs(address)) == 2, "the second run")
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = training.communicate(timeout=300)
     assert training.returncode == 0, err
     assert "going on, results are on disk" in err
     assert err.count("MLflow did not take") == 1
