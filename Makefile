@@ -4,12 +4,13 @@
 # Pass settings on with ARGS: make search ARGS="-P budget=8GiB -P effective_batch_size=64"
 PYTHON ?= python3
 ARGS ?=
+PORT ?= 5000
 BIN := .venv/bin
 
 .PHONY: search test test-all check ui clean
 
 search: .venv/installed
-	PATH="$(CURDIR)/$(BIN):$$PATH" mlflow run . -e search --env-manager=local --experiment-name headroom $(ARGS)
+	PATH="$(abspath $(BIN)):$$PATH" mlflow run . -e search --env-manager=local --experiment-name headroom $(ARGS)
 
 test: check
 	$(BIN)/pytest -m "not slow"
@@ -23,7 +24,7 @@ check: .venv/installed
 	$(BIN)/mypy
 
 ui: .venv/installed
-	$(BIN)/mlflow ui --host 127.0.0.1
+	$(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT)
 
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("headroom needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'

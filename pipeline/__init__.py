@@ -1,14 +1,17 @@
 """Headroom: the fastest way to train a model in the memory you have, found and proven.
 
-Floors; a module imports only from floors below its own, and siblings never import siblings:
+Floors; a module imports only from floors below its own, and the members of a family do not know each other:
 
-    8  cli                              the command line
-    7  compare  search/                 jobs: variants against a baseline; a search under a budget (Optuna)
-    6  tracking  report/                Results -> MLflow runs (MLflow); Results -> tables and figures (matplotlib)
-    5  execute                          an Experiment in a clean process -> Result
-    4  train                            the one training step and its loop
-    3  experiment                       YAML + overrides -> Experiment (YAML)
-    2  techniques/  models/  data/      one file each, found by its name
-    1  text  memory/  metrics           tokens and sequences; budgets and meters; Result -> figures
-    0  contracts                        the shapes all floors agree on
+    cli                             the command line
+    compare  search/                jobs: variants against a baseline; a search under a budget (Optuna)
+    tracking/  report/              Results -> MLflow runs (MLflow); Results -> tables and figures (matplotlib)
+    execute                         an Experiment in a clean process -> Result
+    train                           the loop around the one training step
+    step  variants  environment     the step itself; an entry point's YAML -> its variants; what figures depend on
+    experiment                      settings -> one Experiment, resolved and checked
+    settings                        every setting: name, type, default, meaning, and the errors of a wrong one
+    techniques/  models/  data/     one file each, found by its name
+    text                            documents -> tokens, once
+    sequences  memory/  metrics     tokens -> sequences; budgets and meters; Result -> figures
+    contracts                       the shapes that all floors agree on
 """

@@ -11,9 +11,9 @@ from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 from rich.console import Console
 
 from pipeline.contracts import InvalidInputError, Settings
-from pipeline.experiment import entry_points, load_plan, load_single
 from pipeline.search.settings import SearchSettings
 from pipeline.settings import AllSettings, unknown_setting
+from pipeline.variants import entry_points, load_plan, load_single
 
 INTERRUPTED = 130
 """Exit code of a shell's Ctrl-C: 128 + SIGINT."""

@@ -5,17 +5,17 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
-import pandas as pd
 from rich.console import Console
 from rich.status import Status
 
 from pipeline.contracts import Result, StepRecord
 from pipeline.environment import environment
-from pipeline.experiment import Comparison, Plan, Variant
 from pipeline.metrics import Row, against_baseline, summarize
 from pipeline.report.overview import comparison_frame, frame_table, notes, overview_figure, terminal_table
-from pipeline.tracking import ParentRun, open_parent
+from pipeline.tracking.parent import ParentRun, open_parent
+from pipeline.variants import Comparison, Plan, Variant
 
 
 def compare(plan: Plan, console: Console) -> int:
@@ -96,19 +96,19 @@ def _report(plan: Plan, rows: list[Row], parent: ParentRun, console: Console) ->
                 )
             )
             parent.file(f"figures/{comparison.name}.png", overview_figure(title, shown), "figures")
-    for name, frame in _own_tables(plan.entry, rows).items():
+    own = _own_report(plan.entry)
+    for name, frame in own.tables(rows).items() if own else ():
         console.print(frame_table(name, frame))
         parent.file(f"{name}.csv", frame.to_csv(index=False))
+    for name, picture in own.figures(rows).items() if own else ():
+        parent.file(f"figures/{name}.png", picture, "figures")
     console.print(f"results: {parent.folder} and MLflow run {parent.run_id}", highlight=False)
 
 
-def _own_tables(entry: str, rows: list[Row]) -> dict[str, pd.DataFrame]:
-    """Return the tables of report/`entry`.py, where there is such a file."""
+def _own_report(entry: str) -> Any | None:
+    """Return report/`entry`.py, with its functions `tables` and `figures`, where there is such a file."""
     name = f"pipeline.report.{entry}"
-    if find_spec(name) is None:
-        return {}
-    tables: dict[str, pd.DataFrame] = import_module(name).tables(rows)
-    return tables
+    return None if find_spec(name) is None else import_module(name)
 
 
 def _common_params(variants: list[Variant]) -> dict[str, object]:

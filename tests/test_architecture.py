@@ -8,11 +8,13 @@ from conftest import ROOT
 
 FLOORS = [
     ("contracts",),
-    ("text", "memory", "metrics"),
+    ("sequences", "memory", "metrics"),
+    ("text",),
     ("techniques", "models", "data"),
     ("settings",),
     ("experiment",),
-    ("train", "environment"),
+    ("step", "variants", "environment"),
+    ("train",),
     ("execute",),
     ("tracking", "report"),
     ("compare", "search"),
@@ -23,7 +25,7 @@ HOMES = {
     "mlflow": {"tracking"},
     "optuna": {"search"},
     "matplotlib": {"report"},
-    "yaml": {"experiment"},
+    "yaml": {"experiment", "variants"},
     "multiprocessing": {"execute"},
     "rich": {"report", "compare", "search", "cli"},
 }

@@ -9,7 +9,7 @@ from project import SMALL, Project
 
 from pipeline.cli import main
 from pipeline.contracts import InvalidInputError
-from pipeline.experiment import load_single, read_yaml
+from pipeline.variants import load_single, read_yaml
 
 CASES = [
     (["foo"], "no entry point is called 'foo'; the entry points are main, accumulation, checkpointing"),

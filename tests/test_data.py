@@ -12,8 +12,8 @@ import torch
 from conftest import tiny
 
 from pipeline.contracts import InvalidInputError, Prepared
+from pipeline.sequences import IGNORED_LABEL
 from pipeline.settings import CORPORA
-from pipeline.text import IGNORED_LABEL
 
 WORDS = "memory is what you have and speed is what you want from it "
 

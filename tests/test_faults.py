@@ -161,12 +161,17 @@ def test_nothing_fits_is_an_answer(project: Project) -> None:
     assert project.parent_of("search").info.status == "FAILED"
 
 
+def free_port() -> int:
+    """Return a port of this machine that nothing listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 @pytest.fixture
 def server(project: Project) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     """Run a tracking server of the project's own; give its address and its process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     address = f"http://127.0.0.1:{port}"
 
     def answers() -> bool:

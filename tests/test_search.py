@@ -13,8 +13,8 @@ from pipeline.contracts import InvalidInputError, MemoryUse, Outcome, Result
 from pipeline.metrics import MIB
 from pipeline.report.search import TrialRow, over_time_figure, pareto_front, plane_figure, trials_frame
 from pipeline.search.choose import SAMPLERS, choose, naive_choices, next_naive
-from pipeline.search.job import plan_search
 from pipeline.search.judge import Verdict, attempted_bytes, judge
+from pipeline.search.plan import plan_search
 from pipeline.search.settings import SearchSettings
 from pipeline.search.space import Choice, Space, make_space
 from pipeline.search.study import StoredStudy

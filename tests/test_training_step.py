@@ -17,19 +17,15 @@ from torch.utils.checkpoint import checkpoint
 from pipeline.contracts import Finished, MemoryUse, StepRecord
 from pipeline.experiment import Experiment
 from pipeline.settings import MODELS, TECHNIQUES
-from pipeline.train import (
-    DivergedError,
-    Message,
+from pipeline.step import (
     Window,
     backpropagate,
     build_step,
     gradient_underflow_percent,
-    learning_rate,
     make_optimizer,
-    rows_of_step,
     take,
-    train,
 )
+from pipeline.train import DivergedError, Message, learning_rate, rows_of_step, train
 
 CUTS = [(8, 1), (4, 2), (2, 4), (1, 8)]
 VARIANTS: dict[str, list[tuple[dict[str, Any], float]]] = {

@@ -4,16 +4,25 @@ import math
 from collections.abc import Sequence
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from pipeline.metrics import Row
+from pipeline.report.overview import colour, to_png
+
+MARKERS = ("o", "s", "^", "D")
+
+
+def theory_percent(num_layers: float) -> float:
+    """Return the saving of activations in percent, 1 - 1/sqrt(L) for L layers.
+
+    Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost". What is measured is the saving of everything,
+    parameters and logits included.
+    """
+    return 100 * (1 - 1 / math.sqrt(num_layers))
 
 
 def tables(rows: Sequence[Row]) -> dict[str, pd.DataFrame]:
-    """Return `depth`: for each variant with checkpointing, saving, overhead and block forwards in one optimizer step.
-
-    The theoretical saving is 1 - 1/sqrt(L) of the activations of L layers (Chen et al. 2016, "Training Deep Nets with
-    Sublinear Memory Cost"); the measured one is of everything, parameters and logits included.
-    """
+    """Return `depth`: for each variant with checkpointing, saving, overhead and block forwards in one optimizer step."""
     baselines = {row.comparison: row for row in rows if row.is_baseline}
     lines = []
     for row in rows:
@@ -27,7 +36,7 @@ def tables(rows: Sequence[Row]) -> dict[str, pd.DataFrame]:
                 "variant": row.name,
                 "layers": int(num_layers),
                 "saved %": row.figures["memory_saving_percent"],
-                "theory %": 100 * (1 - 1 / math.sqrt(num_layers)),
+                "theory %": theory_percent(num_layers),
                 "time %": row.figures["time_overhead_percent"],
                 "block forwards": int(row.figures["block_forwards_per_step"]),
                 "without checkpointing": int(baseline.figures["block_forwards_per_step"]),
@@ -35,3 +44,27 @@ def tables(rows: Sequence[Row]) -> dict[str, pd.DataFrame]:
             }
         )
     return {"depth": pd.DataFrame(lines)} if lines else {}
+
+
+def figures(rows: Sequence[Row]) -> dict[str, bytes]:
+    """Return `depth`: a PNG of saving and overhead against the number of layers, the theoretical saving as a curve."""
+    frame = tables(rows).get("depth")
+    if frame is None:
+        return {}
+    figure = Figure(figsize=(12, 4.5), layout="constrained", dpi=120)
+    savings, overheads = figure.subplots(1, 2)
+    depths = range(1, int(frame["layers"].max()) + 3)
+    savings.plot(
+        depths, [100 * (1 - 1 / math.sqrt(n)) for n in depths], ":", color=colour(7), label="1 - 1/sqrt(layers)"
+    )
+    for index, (variant, lines) in enumerate(frame.groupby("variant", sort=False)):
+        for axes, column in ((savings, "saved %"), (overheads, "time %")):
+            axes.scatter(
+                lines["layers"], lines[column], color=colour(index), marker=MARKERS[index % 4], label=str(variant)
+            )
+    savings.set(title="memory saved", xlabel="layers", ylabel="% of the peak in live tensors", ylim=(0, 100))
+    overheads.set(title="time overhead", xlabel="layers", ylabel="% of the time per step")
+    for axes in (savings, overheads):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    return {"depth": to_png(figure)}

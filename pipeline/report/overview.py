@@ -11,6 +11,7 @@ from rich.table import Table
 matplotlib.use("agg")  # no screen is needed
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from pipeline.contracts import Outcome
 from pipeline.metrics import Row
@@ -115,6 +116,15 @@ def to_png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
+def over_steps(axes: Axes, title: str, unit: str) -> None:
+    """Label axes on which curves run over optimizer steps, counted from 1."""
+    axes.set(title=title, xlabel="optimizer step", ylabel=unit)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    if axes.has_data():
+        axes.legend(fontsize="small")
+
+
 def colour(index: int) -> str:
     """Return the colour of the series of this number."""
     return COLOURS[index % len(COLOURS)]
@@ -126,10 +136,7 @@ def _loss_curves(axes: Axes, rows: Sequence[Row]) -> None:
             steps = [record.step + 1 for record in row.result.steps]
             line = LINES[index % len(LINES)]
             axes.plot(steps, [record.loss for record in row.result.steps], line, color=colour(index), label=row.name)
-    axes.set(title="loss", xlabel="optimizer step", ylabel="loss")
-    axes.grid(alpha=0.3)
-    if axes.has_data():
-        axes.legend(fontsize="small")
+    over_steps(axes, "loss", "loss")
 
 
 def _bars(axes: Axes, rows: Sequence[Row], name: str, title: str, unit: str, spread: str | None = None) -> None:

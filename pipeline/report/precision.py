@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from pipeline.metrics import Row
+from pipeline.report.overview import LINES, colour, over_steps, to_png
 
 
 def tables(rows: Sequence[Row]) -> dict[str, pd.DataFrame]:
@@ -24,3 +26,35 @@ def tables(rows: Sequence[Row]) -> dict[str, pd.DataFrame]:
             }
         )
     return {"stability": pd.DataFrame(lines)} if lines else {}
+
+
+def figures(rows: Sequence[Row]) -> dict[str, bytes]:
+    """Return `stability`: a PNG of the distance from the baseline's loss, and of the loss scale with skipped steps."""
+    records = {row.name: row.result.steps for row in rows if row.result is not None and row.result.steps}
+    baseline = next((records[row.name] for row in rows if row.is_baseline and row.name in records), None)
+    if baseline is None:
+        return {}
+    figure = Figure(figsize=(12, 4.5), layout="constrained", dpi=120)
+    distances, scales = figure.subplots(1, 2)
+    for index, row in enumerate(row for row in rows if row.name in records):
+        steps = records[row.name]
+        numbers, line = [record.step + 1 for record in steps], LINES[index % len(LINES)]
+        if not row.is_baseline:
+            away = [abs(one.loss - other.loss) for one, other in zip(steps, baseline, strict=False)]
+            distances.plot(numbers[: len(away)], away, line, color=colour(index), label=row.name)
+        if steps[0].loss_scale is not None:
+            scales.plot(numbers, [record.loss_scale or 0.0 for record in steps], color=colour(index), label=row.name)
+            skipped = [record for record in steps if record.skipped]
+            scales.scatter(
+                [record.step + 1 for record in skipped],
+                [record.loss_scale or 0.0 for record in skipped],
+                marker="x",
+                color=colour(5),
+                label=f"skipped steps: {len(skipped)}",
+                zorder=3,
+            )
+    over_steps(distances, "distance from the baseline's loss", "loss difference")
+    distances.set_yscale("log")
+    over_steps(scales, "loss scale", "scale")
+    scales.set_yscale("log", base=2)
+    return {"stability": to_png(figure)}

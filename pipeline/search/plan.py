@@ -1,0 +1,92 @@
+"""A search, fully specified: what all trials share, and the space of what they choose from, all checked."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.contracts import InvalidInputError
+from pipeline.environment import environment
+from pipeline.experiment import Experiment, make_experiment
+from pipeline.memory.device import find_device
+from pipeline.search.choose import naive_choices
+from pipeline.search.settings import SearchSettings
+from pipeline.search.space import Choice, Space, make_space
+from pipeline.settings import AllSettings, RunSettings, dotted, merged, nested, validate
+from pipeline.variants import FOLDER, read_yaml
+
+AUTO_BUDGET = {"cuda": "80%", "cpu": "256MiB"}
+NOT_PART_OF_IDENTITY = ("output", "dataset_size", "time_limit", "accumulation_steps")
+"""Settings that change no measurement, or that follow from another."""
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """A search, fully specified and checked."""
+
+    settings: SearchSettings
+    run_values: Mapping[str, Any]
+    """What every trial sets; the choice comes on top."""
+    space: Space
+    base: Experiment
+    """The first configuration of the space, for what all of them share."""
+
+    def experiment(self, choice: Choice) -> Experiment:
+        """Return the Experiment of one configuration."""
+        return make_experiment(merged(self.run_values, nested(choice)), "search")
+
+    @property
+    def budget_bytes(self) -> int:
+        """Memory to stay within."""
+        budget = self.base.budget_bytes
+        assert budget is not None  # plan_search has set one
+        return budget
+
+    @property
+    def naive(self) -> list[Choice]:
+        """What a person would try: the default precision, no checkpointing, the largest micro-batch first."""
+        defaults = dict(dotted(AllSettings().model_dump()))
+        return naive_choices(self.space, {name: defaults[name] for name in self.space.dimensions})
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What must not change while a study goes on, as the storage keeps it."""
+        left_out = {*NOT_PART_OF_IDENTITY, *self.space.dimensions}
+        about = environment(self.base.device)
+        facts = {
+            **{name: value for name, value in self.base.params().items() if name not in left_out},
+            **{f"space.{name}": list(values) for name, values in self.space.dimensions.items()},
+            "objectives": self.settings.objectives,
+            "device_name": about["device_name"],
+            "torch": about["torch"],
+        }
+        stored: dict[str, Any] = json.loads(json.dumps(facts))
+        return stored
+
+
+def plan_search(given: Mapping[str, Any]) -> SearchPlan:
+    """Return the plan of experiments/search.yaml with the user's overrides, every configuration of its space checked.
+
+    Raises:
+        InvalidInputError: a setting, a dimension or one of its values is wrong.
+
+    """
+    file = nested({k: v for k, v in read_yaml(FOLDER / "search.yaml").items() if k not in ("space", "question")})
+    own_values = {"space": read_yaml(FOLDER / "search.yaml").get("space", {})}
+    values = merged(merged(file, own_values), given)
+    own = validate(SearchSettings, {k: values.pop(k) for k in SearchSettings.model_fields if k in values}, "search")
+    device = find_device(str(values.get("device", RunSettings.model_fields["device"].default)))
+    values["budget"] = AUTO_BUDGET[device.type] if own.budget == "auto" else own.budget
+    asked = validate(AllSettings, values, "search")
+    effective = asked.effective_batch_size  # type: ignore[attr-defined]
+    if effective is None:
+        raise InvalidInputError("a search needs effective_batch_size, which must hold in every configuration; set it")
+    typed = dict(dotted(asked.model_dump()))
+    space = make_space(own, effective, {name: typed[name] for name, _ in dotted(given) if name in own.space})
+    plan = SearchPlan(own, values, space, make_experiment(merged(values, nested(space.choices[0])), "search"))
+    for choice in space.choices:
+        reason = plan.experiment(choice).unsupported()
+        if reason:
+            raise InvalidInputError(f"{reason}; take it out of the space")
+    plan.base.prepare()
+    return plan

@@ -1,0 +1,1 @@
+"""One job -> MLflow runs: the only place that knows MLflow."""

@@ -1,0 +1,30 @@
+"""The project in an environment that MLflow builds from conda.yaml."""
+
+import os
+
+import pytest
+from project import SMALL, Project
+
+
+@pytest.mark.slow
+def test_mlflow_builds_the_environment_with_uv_and_runs_in_it(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A CPU build of torch that pip finds (PIP_FIND_LINKS) is offered to uv too, so that no gigabytes are fetched."""
+    project = Project.copy(tmp_path_factory.mktemp("project"))
+    project.environment["MLFLOW_ENV_ROOT"] = str(tmp_path_factory.mktemp("envs"))
+    links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
+    if links:
+        project.environment["UV_FIND_LINKS"] = links
+    given = [word for name, value in SMALL.items() for word in ("-P", f"{name}={value}")]
+    done = project.call("mlflow", "run", ".", "-e", "accumulation", "--env-manager=uv", *given)
+    assert done.returncode == 0, done.stderr
+    parent = project.parent_of("accumulation")
+    assert parent.data.tags["mlflow.project.env"] == "uv"
+    assert len(project.children_of(parent)) == 8
+
+
+def test_without_conda_the_error_names_the_other_managers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    project = Project.copy(tmp_path_factory.mktemp("project"))
+    project.environment["MLFLOW_CONDA_HOME"] = str(project.folder / "absent")
+    done = project.call("mlflow", "run", ".", "-e", "accumulation")
+    assert done.returncode != 0
+    assert "conda" in done.stderr.lower()
