@@ -22,7 +22,7 @@ def theory_percent(num_layers: float) -> float:
 
 
 def tables(rows: Sequence[Row]) -> dict[str, pd.DataFrame]:
-    """Return `depth`: for each variant with checkpointing, saving, overhead and block forwards in one optimizer step."""
+    """Return `depth`: saving, overhead and block forwards in one optimizer step, of each variant that checkpoints."""
     baselines = {row.comparison: row for row in rows if row.is_baseline}
     lines = []
     for row in rows:
@@ -54,14 +54,11 @@ def figures(rows: Sequence[Row]) -> dict[str, bytes]:
     figure = Figure(figsize=(12, 4.5), layout="constrained", dpi=120)
     savings, overheads = figure.subplots(1, 2)
     depths = range(1, int(frame["layers"].max()) + 3)
-    savings.plot(
-        depths, [100 * (1 - 1 / math.sqrt(n)) for n in depths], ":", color=colour(7), label="1 - 1/sqrt(layers)"
-    )
+    savings.plot(depths, [theory_percent(n) for n in depths], ":", color=colour(7), label="1 - 1/sqrt(layers)")
     for index, (variant, lines) in enumerate(frame.groupby("variant", sort=False)):
         for axes, column in ((savings, "saved %"), (overheads, "time %")):
-            axes.scatter(
-                lines["layers"], lines[column], color=colour(index), marker=MARKERS[index % 4], label=str(variant)
-            )
+            shape = {"color": colour(index), "marker": MARKERS[index % len(MARKERS)]}
+            axes.scatter(lines["layers"], lines[column], label=str(variant), **shape)
     savings.set(title="memory saved", xlabel="layers", ylabel="% of the peak in live tensors", ylim=(0, 100))
     overheads.set(title="time overhead", xlabel="layers", ylabel="% of the time per step")
     for axes in (savings, overheads):
