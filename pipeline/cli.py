@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 from rich.console import Console
 
 from pipeline.contracts import InvalidInputError, Settings
+from pipeline.execute import start_server
 from pipeline.search.settings import SearchSettings
 from pipeline.settings import AllSettings, unknown_setting
 from pipeline.variants import entry_points, load_plan, load_single
@@ -36,8 +37,7 @@ OWN_SETTINGS: dict[str, type[Settings]] = {"main": MainSettings, "search": Searc
 def main(argv: list[str] | None = None) -> int:
     """Run an entry point and return the exit code: 0 done, 1 nothing completed, 2 invalid input, 130 interrupted."""
     words = sys.argv[1:] if argv is None else argv
-    signal.signal(signal.SIGINT, _interrupt)
-    signal.signal(signal.SIGTERM, _interrupt)
+    before = {kind: signal.signal(kind, _interrupt) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:
         if not words or words[0] in ("-h", "--help"):
             print(_usage())  # noqa: T201
@@ -54,6 +54,9 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: what was measured is kept", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 def _interrupt(*_: object) -> None:
@@ -76,10 +79,8 @@ def parse(entry: str, words: list[str]) -> dict[str, Any]:
         __base__=(BaseSettings, kind),
         __cls_kwargs__={
             "cli_avoid_json": True,
-            "cli_parse_none_str": "none",
             "cli_exit_on_error": False,
             "cli_prog_name": f"python -m pipeline {entry}",
-            "cli_hide_none_type": False,
         },
     )
     try:
@@ -100,6 +101,7 @@ def settings_of(entry: str) -> type[Settings]:
 
 
 def _run(entry: str, given: dict[str, Any]) -> int:
+    start_server()
     console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
     if entry == "search":
         from pipeline.search.job import search

@@ -49,14 +49,14 @@ def _run(comparison: Comparison, num_variants: int, parent: ParentRun, rows: lis
             continue
         label = f"{comparison.name}/{variant.name} ({len(rows) + 1} of {num_variants})"
         with console.status(f"{label}: starting") as status:
-            result = parent.run(
+            result, figures = parent.run(
                 f"{comparison.name}/{variant.name}",
                 variant.experiment,
                 _figures(variant, baseline),
                 {"comparison": comparison.name, "variant": variant.name},
                 partial(_show, status, label, settings.num_steps),
             )
-        row = make_row(result=result, skipped=None, figures=_figures(variant, baseline)(result))
+        row = make_row(result=result, skipped=None, figures=figures)
         rows.append(row)
         baseline = row if is_baseline else baseline
         console.print(f"{label}: {result.outcome} in {result.seconds_total:.1f} s", style="dim", highlight=False)

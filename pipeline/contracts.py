@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Self
+from typing import ClassVar, Self, get_args
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from torch import Tensor, nn
 
 Batch = dict[str, Tensor]
@@ -30,6 +30,17 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read_as_written(cls, value: object, info: ValidationInfo) -> object:
+        """Read `none` as nothing where nothing is allowed, and refuse true and false where a number is wanted."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if value == "none" and type(None) in get_args(annotation):
+            return None
+        if isinstance(value, bool) and annotation is not bool:
+            raise ValueError("must not be true or false")
+        return value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
+import pynvml
 import torch
 
 from pipeline.memory.device import device_name, total_bytes
@@ -33,12 +34,13 @@ def environment(device: torch.device) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
-def _driver() -> str:
-    import pynvml
-
-    pynvml.nvmlInit()
-    found = pynvml.nvmlSystemGetDriverVersion()
-    return found if isinstance(found, str) else str(found, "ascii")
+def _driver() -> str | None:
+    """Return the version of the GPU's driver; None without NVML."""
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
 
 
 def _git(*words: str) -> str | None:

@@ -1,5 +1,6 @@
 """An Experiment in a clean process -> Result: whatever becomes of the process, the outcome is a value."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -16,7 +17,6 @@ import torch
 
 from pipeline.contracts import Finished, MemoryUse, Outcome, Result, StepRecord
 from pipeline.experiment import Experiment
-from pipeline.memory.device import total_bytes
 from pipeline.train import DivergedError, train
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -59,11 +59,11 @@ def execute(
 
     Ctrl-C ends the process and gives a Result with outcome `interrupted` and what was measured until then.
     """
-    start = time.monotonic()
     heard = _Heard()
     receiver, sender = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_run, args=(experiment, sender, log_file), daemon=True)
-    process.start()
+    process.start()  # the first time, this waits for the server to have loaded torch and transformers
+    start = time.monotonic()
     sender.close()
     limit = experiment.settings.time_limit
     try:
@@ -101,7 +101,7 @@ def _listen(receiver: Connection, heard: _Heard, on_step: Callable[[StepRecord],
             return False
         try:
             message = receiver.recv()
-        except EOFError:
+        except (EOFError, OSError):  # the end, or the end in the middle of a message
             return True
         if isinstance(message, StepRecord):
             heard.steps.append(message)
@@ -142,7 +142,8 @@ def _judge(experiment: Experiment, heard: _Heard, exit_code: int | None, log_fil
 def _how_it_died(exit_code: int | None, log_file: Path) -> str:
     by_signal = exit_code is not None and exit_code < 0
     end = f"signal {signal.Signals(-(exit_code or 0)).name}" if by_signal else f"exit code {exit_code}"
-    lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
+    log = log_file.read_text(errors="replace") if log_file.exists() else ""
+    lines = [line for line in log.splitlines() if line.strip()]
     return "\n".join([end, *lines[-LAST_LINES:]])
 
 
@@ -152,7 +153,8 @@ def _run(experiment: Experiment, sender: Connection, log_file: Path) -> None:
     _redirect_output(log_file)
     _be_the_first_to_go()
     try:
-        _cap(experiment)
+        if experiment.device.type == "cuda":
+            torch.cuda.set_device(experiment.device)
         train(experiment, experiment.prepare(), sender.send)
     except DivergedError as error:
         sender.send(Failed(Outcome.DIVERGED, str(error)))
@@ -161,13 +163,6 @@ def _run(experiment: Experiment, sender: Connection, log_file: Path) -> None:
             raise
         first = (str(error).splitlines() or [""])[0]
         sender.send(Failed(Outcome.OUT_OF_MEMORY, f"{type(error).__name__}: {first}"))
-
-
-def _cap(experiment: Experiment) -> None:
-    """Let the caching allocator reserve no more than the budget; the CUDA context comes on top."""
-    budget, device = experiment.budget_bytes, experiment.device
-    if budget is not None and device.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(budget / total_bytes(device), device)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -186,5 +181,5 @@ def _redirect_output(log_file: Path) -> None:
 def _be_the_first_to_go() -> None:
     """Ask Linux to kill this process, not its parent, when the machine's memory is used up (proc(5), oom_score_adj)."""
     score = Path("/proc/self/oom_score_adj")
-    if score.exists():
+    with contextlib.suppress(OSError):
         score.write_text("1000")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -62,7 +62,7 @@ class Experiment:
         member: Corpus = getattr(self.settings, self.settings.corpus)
         return member
 
-    @property
+    @cached_property
     def description(self) -> Description:
         """What is known of the model before it is built."""
         return self.model.describe(self.settings.model)
@@ -172,6 +172,21 @@ def _check_settings(experiment: Experiment) -> None:
             f"than {settings.timing_warmup_steps}; set num_steps={settings.timing_warmup_steps + 1} or more"
         )
     experiment.budget_bytes  # noqa: B018  raises where it cannot be parsed
+    _check_shape(experiment.model, settings.model)
+
+
+@lru_cache
+def _check_shape(model: Model, name: str) -> None:
+    """Build the model without memory for its weights, so that a shape that cannot be is refused at once."""
+    description = model.describe(name)
+    if getattr(model, "pretrained", False):
+        return  # its shape is that of its weights
+    try:
+        with torch.device("meta"):
+            model.build(name, description.vocabulary_size or 1)
+    except Exception as error:  # whatever a model's code raises
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InvalidInputError(f"{name} cannot be built in this shape: {first}; change its settings") from error
 
 
 def _check_corpus(prepared: Prepared, experiment: Experiment) -> None:
@@ -195,7 +210,7 @@ def _check_corpus(prepared: Prepared, experiment: Experiment) -> None:
         )
 
 
-def known_setting(name: str) -> None:
+def check_setting_name(name: str) -> None:
     """Raise InvalidInputError, with the valid names, where no setting has this dotted name."""
     if name not in set(setting_names(AllSettings)):
         raise InvalidInputError(unknown_setting(AllSettings, name))

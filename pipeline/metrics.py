@@ -65,6 +65,8 @@ def against_baseline(
     Memory is the peak in live tensors. Time is per sample, so that other effective batch sizes compare too; the
     difference of the losses, step by step, has a meaning at the same effective batch size alone.
     """
+    if not (result.outcome.completed and baseline.outcome.completed):
+        return {}  # the peak of a run that died is a lower bound
     compared = {}
     if memory := _both("peak_allocated_mib", figures, baseline_figures):
         compared["memory_saving_percent"] = 100 * (1 - memory[0] / memory[1])

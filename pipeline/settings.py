@@ -46,11 +46,11 @@ class RunSettings(Settings):
     """packed: documents in a row, cut without padding; padded: one document a row, labels masked."""
     sequence_length: PositiveInt = Field(default=256, ge=2)
     """Tokens in a sequence."""
-    vocabulary_size: PositiveInt = Field(default=4096, ge=300)
+    vocabulary_size: PositiveInt = Field(default=4096, ge=300, le=1_000_000)
     """Tokens of the tokenizer that is trained where the model brings none."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
-    seed: NonNegativeInt = 0
+    seed: NonNegativeInt = Field(default=0, lt=2**32)
     """Seed of the weights, of dropout and of the order of the sequences."""
     num_steps: PositiveInt = 30
     """Optimizer steps."""

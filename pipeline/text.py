@@ -63,7 +63,7 @@ def cache_folder() -> Path:
         ) from error
 
 
-def digest_of(*parts: bytes | str) -> str:
+def digest_of(parts: Iterable[bytes | str]) -> str:
     """Return a digest of these parts, for a cache key."""
     digest = hashlib.sha256()
     for part in parts:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from pipeline.contracts import Finished, MemoryUse, Prepared, Sequences, Step, StepRecord
 from pipeline.experiment import Experiment
+from pipeline.memory.device import cap_memory
 from pipeline.memory.meter import WATCHED_STEPS, make_meter
 from pipeline.settings import RunSettings
 from pipeline.step import (
@@ -44,6 +45,7 @@ def train(experiment: Experiment, prepared: Prepared, tell: Callable[[Message], 
     """
     settings = experiment.settings
     meter = make_meter(experiment.device)
+    cap_memory(experiment.device, experiment.budget_bytes)
     try:
         torch.manual_seed(settings.seed)
         step = build_step(experiment, prepared)
@@ -63,6 +65,8 @@ def train(experiment: Experiment, prepared: Prepared, tell: Callable[[Message], 
     with step.run_context():
         eval_loss = evaluate(step, prepared.held_out, settings.eval_steps) if settings.eval_steps else None
         last = loop.window(settings.num_steps - 1)
+        if eval_loss is not None and not math.isfinite(eval_loss):
+            raise DivergedError(f"the loss on held-out documents is {eval_loss}")
         underflow = gradient_underflow_percent(step, optimizer, last) if settings.gradient_underflow else None
     tell(Finished(eval_loss=eval_loss, gradient_underflow_percent=underflow, block_forwards_per_step=len(forwards)))
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
+from pydantic import model_validator
 
 from pipeline.contracts import InvalidInputError, Settings
 from pipeline.experiment import Experiment, make_experiment
@@ -55,6 +56,12 @@ class ComparisonSettings(Settings):
     """The variant that the others are compared with."""
     variants: dict[str, dict[str, Any]]
     """By name, what each variant sets."""
+
+    @model_validator(mode="after")
+    def _baseline_is_a_variant(self) -> Self:
+        if self.baseline not in self.variants:
+            raise ValueError(f"must name one of its variants ({', '.join(self.variants)}) as its baseline")
+        return self
 
 
 class PlanSettings(Settings):

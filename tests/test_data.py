@@ -212,3 +212,12 @@ def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
         InvalidInputError, match="it knows 300, and the corpus has 512; set vocabulary_size=300 or less"
     ):
         tiny(causal_lm__vocabulary_size=300).prepare()
+
+
+def test_a_line_of_jsonl_ends_at_a_newline_alone(tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    path.write_text(
+        "".join(json.dumps({"text": WORDS * 9 + "\u2028 and on"}, ensure_ascii=False) + "\n" for _ in range(20))
+    )
+    (tmp_path / "folder.md").mkdir()
+    assert len(prepare("text_files", {"text_files__path": tmp_path}).train) >= 8

@@ -107,3 +107,4 @@ def test_the_cuda_meter_sees_allocations_and_the_context() -> None:
     assert memory.phases[0].allocated_bytes >= tensor.nbytes
     assert memory.peak_allocated_bytes is not None and memory.peak_reserved_bytes is not None
     assert memory.peak_allocated_bytes <= memory.peak_reserved_bytes
+    assert memory.peak_device_bytes is None or memory.peak_device_bytes > memory.peak_reserved_bytes

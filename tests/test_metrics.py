@@ -137,3 +137,10 @@ def test_the_moving_average_lies_within_its_window(values: list[float], window: 
     for end, value in enumerate(smooth, 1):
         seen = values[max(0, end - window) : end]
         assert min(seen) - 1e-6 <= value <= max(seen) + 1e-6
+
+
+def test_a_run_that_died_saves_nothing() -> None:
+    dead = result(outcome=Outcome.OUT_OF_MEMORY)
+    alive = result()
+    assert against_baseline(dead, summarize(dead, 4, 2), alive, summarize(alive, 4, 2)) == {}
+    assert against_baseline(alive, summarize(alive, 4, 2), dead, summarize(dead, 4, 2)) == {}

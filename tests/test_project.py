@@ -11,6 +11,7 @@ import yaml
 from conftest import ROOT
 
 from pipeline.cli import OWN_SETTINGS, parse, settings_of
+from pipeline.contracts import Settings
 from pipeline.settings import TECHNIQUES, dotted, merged, nested
 from pipeline.variants import FOLDER, entry_points, read_yaml
 
@@ -77,9 +78,13 @@ def test_yaml_says_only_what_differs(entry: str) -> None:
     own = OWN_SETTINGS.get(entry)
     for file in [FOLDER / f"{entry}.yaml"] if entry != "main" else (FOLDER / "single").glob("*.yaml"):
         values = {k: v for k, v in read_yaml(file).items() if k not in ("question", "comparisons", "space")}
-        defaults = {name: field.default for name, field in settings_of(entry).model_fields.items()}
+        defaults = dict(dotted({k: plain(f.default) for k, f in settings_of(entry).model_fields.items()}))
         same = {k for k, v in values.items() if defaults[k] == v} - ({"precision"} if file.stem == "fp32" else set())
         assert not same, f"{file} repeats the defaults of {same} ({own})"
+
+
+def plain(default: Any) -> Any:
+    return default.model_dump() if isinstance(default, Settings) else default
 
 
 def test_no_file_names_a_machine_or_a_registry() -> None:

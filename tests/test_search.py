@@ -12,6 +12,7 @@ from optuna.trial import TrialState
 from pipeline.contracts import InvalidInputError, MemoryUse, Outcome, Result
 from pipeline.metrics import MIB
 from pipeline.report.search import TrialRow, over_time_figure, pareto_front, plane_figure, trials_frame
+from pipeline.search.answer import answer
 from pipeline.search.choose import SAMPLERS, choose, naive_choices, next_naive
 from pipeline.search.judge import Verdict, attempted_bytes, judge
 from pipeline.search.plan import plan_search
@@ -196,7 +197,7 @@ def test_divisors_make_the_effective_batch_exact() -> None:
         ({"space": {"micro_batch_size": [3]}}, "3 does not divide 32"),
         ({"space": {"precision": ["fp17"]}}, "precision must be 'fp32', 'tf32', 'fp16' or 'bf16', and is 'fp17'"),
         ({"space": {"precision": ["tf32"]}}, "tf32 needs a CUDA GPU .*; take it out of the space"),
-        ({"effective_batch_size": "none"}, "effective_batch_size must be a valid integer"),
+        ({"effective_batch_size": "none"}, "a search needs effective_batch_size"),
         ({"budget": "lots"}, "a budget is a number with a unit"),
         ({"sampler": "bayes"}, "sampler must be 'tpe', 'gp', 'random', 'brute' or 'nsga2', and is 'bayes'"),
         ({"num_trials": 0}, "num_trials must be greater than 0"),
@@ -259,3 +260,53 @@ def test_figures_and_table_take_any_outcome(rows: list[TrialRow]) -> None:
     assert over_time_figure(rows).startswith(PNG)
     assert plane_figure(rows, BUDGET, best).startswith(PNG)
     assert list(trials_frame(rows)["outcome"]) == [r.outcome for r in rows]
+
+
+def test_a_trial_is_what_was_chosen_even_after_a_kill(tmp_path: Any) -> None:
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    study = new_study(storage=storage)
+    optuna.load_study(storage=storage, study_name="test").enqueue_trial({})
+    for choice in SPACE.choices[:3]:
+        assert dict(study.start(choice, SPACE).params) == choice
+
+
+def test_a_trial_without_an_owner_is_given_up_after_a_while(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    new_study(storage=storage)
+    optuna.load_study(storage=storage, study_name="test").ask(SPACE.distributions)
+    assert len(new_study(storage=storage).taken) == 1
+    monkeypatch.setattr("pipeline.search.study.SECONDS_TO_SAY_WHO", 0.0)
+    assert new_study(storage=storage).taken == []
+
+
+def test_the_answer_compares_with_the_largest_naive_micro_batch_that_fits() -> None:
+    plan = plan_search({**TINY, "budget": "1GiB", "effective_batch_size": 8})
+    measured = [(2, "fp32", 100.0), (8, "fp32", 500.0), (4, "bf16", 1000.0)]
+    rows = [
+        TrialRow(
+            number=number,
+            choice={"micro_batch_size": micro, "checkpointing": "none", "precision": precision},
+            outcome="ok",
+            detail=None,
+            fits=True,
+            peak_bytes=100 * MIB,
+            figures={"tokens_per_second": speed},
+        )
+        for number, (micro, precision, speed) in enumerate(
+            [(2, "fp32", 100.0), (8, "fp32", 500.0), (4, "bf16", 1000.0)]
+        )
+    ]
+    assert "2.00 x the naive configuration (micro-batch 8" in answer(plan, rows)
+
+
+def test_every_corpus_of_the_space_is_checked_before_anything_runs(tmp_path: Any) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a short text that fills some short sequences " * 40)
+    space = {"sequence_length": [8, 200], "micro_batch_size": [2]}
+    with pytest.raises(InvalidInputError, match="the text must fill one batch"):
+        plan_search({**TINY, "corpus": "text_files", "text_files": {"path": text}, "space": space, "eval_steps": 0})
+
+
+def test_what_a_search_has_once_is_no_dimension() -> None:
+    with pytest.raises(InvalidInputError, match=r"a search has one budget, .*; take space.budget out"):
+        plan_search({**TINY, "space": {"budget": ["1GiB"]}})

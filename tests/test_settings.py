@@ -118,3 +118,34 @@ def test_params_name_the_chosen_model_and_corpus_alone() -> None:
 def test_an_experiment_survives_the_way_into_another_process() -> None:
     experiment = tiny(precision="bf16")
     assert pickle.loads(pickle.dumps(experiment)) == experiment
+
+
+def test_none_is_nothing_where_that_is_allowed_and_a_word_elsewhere() -> None:
+    given = parse("main", ["--checkpointing", "none", "--learning_rate_scaling", "none", "--budget", "none"])
+    experiment = make_experiment(given, "main")
+    assert experiment.params()["checkpointing"] == "none"
+    assert experiment.settings.learning_rate_scaling == "none"
+    assert experiment.settings.budget is None
+
+
+def test_what_params_show_can_be_given_on_the_command_line() -> None:
+    shown = tiny(precision="bf16", checkpointing="every_2_layers", budget="1GiB").params()
+    words = [word for name, value in shown.items() for word in (f"--{name}", "none" if value is None else str(value))]
+    assert make_experiment(parse("main", words), "main").params() == shown
+
+
+@pytest.mark.parametrize("name", ["num_steps", "micro_batch_size", "learning_rate"])
+def test_true_is_no_number(name: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"{name} must not be true or false, and is True"):
+        tiny(**{name: True})
+
+
+def test_a_shape_that_cannot_be_is_refused_at_once() -> None:
+    with pytest.raises(InvalidInputError, match="gpt2-nano cannot be built in this shape: .*; change its settings"):
+        tiny(causal_lm__num_heads=3)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_is_what_every_library_takes(seed: int) -> None:
+    with pytest.raises(InvalidInputError, match="seed must be"):
+        tiny(seed=seed)

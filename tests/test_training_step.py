@@ -25,6 +25,7 @@ from pipeline.step import (
     make_optimizer,
     take,
 )
+from pipeline.techniques.precision import Precision
 from pipeline.train import DivergedError, Message, learning_rate, rows_of_step, train
 
 CUTS = [(8, 1), (4, 2), (2, 4), (1, 8)]
@@ -206,18 +207,22 @@ def test_fp16_steps_that_overflow_are_counted_and_survived() -> None:
         assert after.loss_scale == (before.loss_scale / 2 if before.skipped else before.loss_scale)
 
 
-def test_a_step_reads_nothing_back_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    for settings in ({}, {"precision": "fp16"}, {"checkpointing": "every_layer"}):
-        step, window = step_and_window(tiny(**settings))
-        optimizer = make_optimizer(step.trainable.module, tiny().settings)
-        take(step, optimizer, window.batches, window.num_targets, 1.0)
+READS = ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy")
 
-        def refuse(tensor: torch.Tensor) -> float:
-            raise AssertionError("a tensor was read inside the step")
 
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.Tensor, "item", refuse)
-            take(step, optimizer, window.batches, window.num_targets, 1.0)
+@pytest.mark.parametrize("settings", [{}, {"precision": "fp16"}, {"checkpointing": "every_layer"}], ids=str)
+def test_a_step_reads_nothing_back_from_the_device(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a model of our own: transformers' mask code asks one question of the device in each forward pass."""
+    step, window = step_and_window(tiny(**with_corpus_of("encoder_stack"), **settings))
+    optimizer = make_optimizer(step.trainable.module, tiny().settings)
+    take(step, optimizer, window.batches, window.num_targets, 1.0)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a tensor was read inside the step")
+
+    for read in READS:
+        monkeypatch.setattr(torch.Tensor, read, refuse)
+    take(step, optimizer, window.batches, window.num_targets, 1.0)
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -232,7 +237,6 @@ def test_evaluation_does_not_depend_on_the_cut(family: str) -> None:
         assert messages[-1].eval_loss is not None
         return messages[-1].eval_loss
 
-    assert eval_loss(micro_batch_size=8) == pytest.approx(eval_loss(micro_batch_size=3, accumulation_steps=3), rel=0.1)
     assert eval_loss(micro_batch_size=8) == pytest.approx(eval_loss(micro_batch_size=2, accumulation_steps=4), rel=1e-5)
 
 
@@ -295,3 +299,32 @@ def test_the_memory_peak_covers_two_steps_and_all_phases() -> None:
     assert phases[1, "forward"] - phases[0, "forward"] == pytest.approx(2 * weights, rel=0.02)
     assert memory.peak_allocated_bytes is not None
     assert memory.peak_allocated_bytes >= max(phases.values())
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_the_forward_pass_computes_in_its_precision(precision: str, dtype: torch.dtype) -> None:
+    step, window = step_and_window(tiny(precision=precision))
+    with step.forward_context():
+        logits = step.trainable.module(input_ids=window.batches[0]["input_ids"]).logits
+    assert logits.dtype == dtype
+    assert {p.dtype for p in step.trainable.module.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("precision", "products"), [("fp32", "highest"), ("bf16", "highest"), ("tf32", "high")])
+def test_float32_products_are_set_for_the_run_and_restored(precision: str, products: str) -> None:
+    step = Precision(precision=precision).apply(step_and_window(tiny())[0])  # type: ignore[arg-type]
+    before = torch.get_float32_matmul_precision()
+    with step.run_context():
+        assert torch.get_float32_matmul_precision() == products
+    assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano", "qwen3-nano"])
+def test_the_loss_is_that_of_transformers(model: str) -> None:
+    step, window = step_and_window(tiny(model=model, sequences="padded"))
+    batch, module = window.batches[0], step.trainable.module
+    ours = step.trainable.loss(module, batch, window.num_targets)
+    theirs = module(**batch, num_items_in_batch=window.num_targets).loss
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)

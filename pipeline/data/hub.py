@@ -43,8 +43,8 @@ class Hub(Corpus):
             )
 
         def read() -> Iterable[str]:
-            return (str(text) for text in dataset[self.field])
+            return (str(text) for text in dataset[self.field] if text is not None)
 
         model = replace(request.description, needs_tokenizer=request.description.tokenizer is not None)
-        digest = digest_of(dataset._fingerprint, self.field)
+        digest = digest_of([dataset._fingerprint, self.field])
         return prepare_text(read, digest, f"{self.name} ({self.split})", replace(request, description=model))

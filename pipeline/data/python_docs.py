@@ -18,4 +18,4 @@ class PythonDocs(Corpus):
             return (topics[name] for name in sorted(topics))
 
         source = f"pydoc_data.topics of Python {version_info.major}.{version_info.minor}.{version_info.micro}"
-        return prepare_text(read, digest_of(*read()), source, request)
+        return prepare_text(read, digest_of(read()), source, request)

@@ -19,5 +19,5 @@ class QuickFox(Corpus):
     def prepare(self, request: CorpusRequest) -> Prepared:
         """Return the sentence's sequences."""
         document = SENTENCE * self.sentences_per_document
-        digest = digest_of(document, str(self.num_documents))
+        digest = digest_of([document, str(self.num_documents)])
         return prepare_text(lambda: [document] * self.num_documents, digest, "one sentence, repeated", request)

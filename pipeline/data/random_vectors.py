@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from pipeline.contracts import Batch, Corpus, CorpusRequest, Prepared, Sequences
@@ -16,7 +16,7 @@ class RandomVectors(Corpus):
 
     kind: ClassVar[str] = "vectors"
 
-    num_sequences: PositiveInt = 64
+    num_sequences: PositiveInt = Field(default=64, le=65_536)
     """Sequences to train on; they are made before the first step, 2 x T x C x 4 bytes each."""
 
     def prepare(self, request: CorpusRequest) -> Prepared:
@@ -33,7 +33,7 @@ class RandomVectors(Corpus):
             held_out=make(max(1, self.num_sequences // 8)),
             vocabulary_size=0,
             source="random numbers",
-            digest=digest_of(str((request.seed, self.num_sequences, length, width)))[:16],
+            digest=digest_of([str((request.seed, self.num_sequences, length, width))])[:16],
         )
 
 

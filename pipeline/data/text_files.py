@@ -21,7 +21,7 @@ class TextFiles(Corpus):
     def prepare(self, request: CorpusRequest) -> Prepared:
         """Return the files' sequences; a file that cannot be read is refused by name."""
         files = self._files()
-        digest = digest_of(self.field, *(part for file in files for part in (file.suffix, _bytes(file))))
+        digest = digest_of(part for file in files for part in (self.field, file.suffix, _bytes(file)))
         return prepare_text(lambda: self._documents(files), digest, str(self.path), request)
 
     def _files(self) -> list[Path]:
@@ -35,7 +35,11 @@ class TextFiles(Corpus):
             raise InvalidInputError(
                 f"text_files reads {', '.join(SUFFIXES)}, and {self.path} is none of them; rename or convert it"
             )
-        files = [self.path] if self.path.is_file() else sorted(f for f in self.path.rglob("*") if f.suffix in SUFFIXES)
+        files = (
+            [self.path]
+            if self.path.is_file()
+            else sorted(file for file in self.path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        )
         if not files:
             raise InvalidInputError(
                 f"text_files reads {', '.join(SUFFIXES)}, and {self.path} holds none of them; name another folder"
@@ -52,7 +56,7 @@ class TextFiles(Corpus):
                 yield _text(file)
 
     def _json_lines(self, file: Path) -> Iterator[str]:
-        for number, line in enumerate(_text(file).splitlines(), 1):
+        for number, line in enumerate(_text(file).split("\n"), 1):
             if not line.strip():
                 continue
             try:

@@ -4,6 +4,7 @@ import platform
 from pathlib import Path
 
 import psutil
+import pynvml
 import torch
 
 from pipeline.contracts import InvalidInputError
@@ -34,6 +35,22 @@ def total_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return int(psutil.virtual_memory().total)
+
+
+def cap_memory(device: torch.device, budget_bytes: int | None) -> None:
+    """Let the caching allocator of a GPU reserve no more than the budget; the CUDA context comes on top."""
+    if budget_bytes is not None and device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(budget_bytes / total_bytes(device), device)
+
+
+def used_bytes(device: torch.device) -> int | None:
+    """Return what all processes use of a GPU, as NVML sees it; None where there is no NVML that knows the device."""
+    if device.type != "cuda":
+        return None
+    try:
+        return int(torch.cuda.device_memory_used(device))
+    except (RuntimeError, ImportError, pynvml.NVMLError):
+        return None
 
 
 def device_name(device: torch.device) -> str:

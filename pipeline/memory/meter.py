@@ -13,6 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from pipeline.contracts import MemoryUse, PhaseMemory
+from pipeline.memory.device import used_bytes
 
 WATCHED_STEPS = 2
 """Optimizer steps whose phases are recorded."""
@@ -79,7 +80,7 @@ class AcceleratorMeter(Meter):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._device_bytes_before = self._device_bytes()
+        self._used_bytes_before = used_bytes(device)
         torch.accelerator.reset_peak_memory_stats(device)
         self._phases: list[PhaseMemory] = []
 
@@ -92,19 +93,20 @@ class AcceleratorMeter(Meter):
         """Nothing slows the steps down here."""
 
     def read(self) -> MemoryUse:
-        """Return the peaks; device bytes are what the card's use grew by, the context included."""
-        before, now = self._device_bytes_before, self._device_bytes()
+        """Return the peaks; device bytes are the peak of reserved ones, and what this process uses beside them."""
+        before, now = self._used_bytes_before, used_bytes(self._device)
+        peak_reserved = torch.accelerator.max_memory_reserved(self._device)
+        beside = (
+            None if before is None or now is None else now - before - torch.accelerator.memory_reserved(self._device)
+        )
         return MemoryUse(
             peak_allocated_bytes=torch.accelerator.max_memory_allocated(self._device),
-            peak_reserved_bytes=torch.accelerator.max_memory_reserved(self._device),
-            peak_device_bytes=None if before is None or now is None else now - before,
+            peak_reserved_bytes=peak_reserved,
+            peak_device_bytes=None if beside is None else peak_reserved + beside,
             peak_process_bytes=_peak_process_bytes(),
             allocation_retries=torch.accelerator.memory_stats(self._device).get("num_alloc_retries"),
             phases=tuple(self._phases),
         )
-
-    def _device_bytes(self) -> int | None:
-        return int(torch.cuda.device_memory_used(self._device)) if self._device.type == "cuda" else None
 
 
 def _add_up(profiled: profile) -> tuple[int, tuple[PhaseMemory, ...]]:

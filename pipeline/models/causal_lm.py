@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from pipeline.contracts import Batch, Description, InvalidInputError, Model, Trainable
+from pipeline.sequences import IGNORED_LABEL
 
 
 def _gpt2(layers: int, width: int, heads: int, **more: Any) -> dict[str, Any]:
@@ -96,6 +98,9 @@ class CausalLm(Model):
             values = {"use_cache": False, "bos_token_id": None, "eos_token_id": None, **PRESETS[name]}
             if self.width and "intermediate_size" in values:
                 values["intermediate_size"] = values["intermediate_size"] * self.width // values["hidden_size"]
+            if self.num_heads and "num_key_value_heads" in values:
+                groups = values["num_attention_heads"] // values["num_key_value_heads"]
+                values["num_key_value_heads"] = max(1, self.num_heads // groups)
             values |= changes
             values["vocab_size"] = values["vocab_size"] or vocabulary_size
             return AutoConfig.for_model(**values | self._dropouts(values))
@@ -142,6 +147,11 @@ def _layers(module: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def _token_loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
-    """Return the summed cross-entropy over the window's number of targets; nothing else of the output stays alive."""
-    loss: Tensor = module(**batch, num_items_in_batch=num_targets, use_cache=False).loss
-    return loss
+    """Return the summed cross-entropy over the window's number of targets; nothing else of the output stays alive.
+
+    It is that of transformers' ForCausalLMLoss with num_items_in_batch, which not every model of transformers heeds.
+    """
+    logits_BTV = module(input_ids=batch["input_ids"], use_cache=False).logits.float()
+    targets_BT = F.pad(batch["labels"], (0, 1), value=IGNORED_LABEL)[:, 1:]
+    loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
+    return loss / num_targets

@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 from pipeline.metrics import Row
 from pipeline.report.overview import colour, to_png
 
+NEEDED = {"memory_saving_percent", "time_overhead_percent", "block_forwards_per_step"}
+"""Figures that a run has if it and its baseline were measured to the end."""
 MARKERS = ("o", "s", "^", "D")
 
 
@@ -27,7 +29,7 @@ def tables(rows: Sequence[Row]) -> dict[str, pd.DataFrame]:
     lines = []
     for row in rows:
         baseline = baselines.get(row.comparison)
-        if row.is_baseline or baseline is None or "memory_saving_percent" not in row.figures:
+        if row.is_baseline or baseline is None or not set(row.figures) >= NEEDED:
             continue
         num_layers = baseline.figures["block_forwards_per_step"] / baseline.params["accumulation_steps"]
         lines.append(

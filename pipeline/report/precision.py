@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -40,7 +41,7 @@ def figures(rows: Sequence[Row]) -> dict[str, bytes]:
         steps = records[row.name]
         numbers, line = [record.step + 1 for record in steps], LINES[index % len(LINES)]
         if not row.is_baseline:
-            away = [abs(one.loss - other.loss) for one, other in zip(steps, baseline, strict=False)]
+            away = np.array([abs(one.loss - other.loss) for one, other in zip(steps, baseline, strict=False)])
             distances.plot(numbers[: len(away)], away, line, color=colour(index), label=row.name)
         if steps[0].loss_scale is not None:
             scales.plot(numbers, [record.loss_scale or 0.0 for record in steps], color=colour(index), label=row.name)
@@ -54,7 +55,9 @@ def figures(rows: Sequence[Row]) -> dict[str, bytes]:
                 zorder=3,
             )
     over_steps(distances, "distance from the baseline's loss", "loss difference")
-    distances.set_yscale("log")
+    if any((line.get_ydata() > 0).any() for line in distances.lines):
+        distances.set_yscale("log")
     over_steps(scales, "loss scale", "scale")
-    scales.set_yscale("log", base=2)
+    if scales.has_data():
+        scales.set_yscale("log", base=2)
     return {"stability": to_png(figure)}

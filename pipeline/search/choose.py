@@ -39,7 +39,7 @@ def choose(
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        study = optuna.create_study(directions=list(directions), sampler=SAMPLERS[sampler](seed + len(taken)))
+        study = optuna.create_study(directions=list(directions), sampler=SAMPLERS[sampler]((seed + len(taken)) % 2**32))
     study.add_trials(finished)
     for _ in range(PROPOSALS):
         trial = study.ask(space.distributions)

@@ -1,5 +1,6 @@
 """A job: choose a trial, run it, judge it; then say which configuration is the fastest that fits."""
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -69,7 +70,7 @@ def _run_trial(plan: SearchPlan, choice: Choice, study: StoredStudy, parent: Par
     trial = study.start(choice, plan.space)
     name = f"trial {trial.number + 1}: {in_words(choice)}"
     try:
-        result = parent.run(
+        result, figures = parent.run(
             name,
             experiment,
             lambda result: summarize(result, experiment.effective_batch_size, warmup),
@@ -78,7 +79,6 @@ def _run_trial(plan: SearchPlan, choice: Choice, study: StoredStudy, parent: Par
     except BaseException:
         study.abandon(trial.number)
         raise
-    figures = summarize(result, experiment.effective_batch_size, warmup)
     study.finish(trial, judge(result, figures, plan.budget_bytes), result, figures)
     return next(row for row in rows_of(plan, study) if row.number == trial.number)
 
@@ -99,7 +99,8 @@ def _report(plan: SearchPlan, study: StoredStudy, parent: ParentRun, console: Co
     if best is not None:
         config = plan.experiment(dict(best.choice)).to_yaml()
         parent.file("best.yaml", config)
-        Path("best.yaml").write_text(config)
+        with contextlib.suppress(OSError):  # a convenience: the run's own folder has it too
+            Path("best.yaml").write_text(config)
         parent.metrics({f"best_{name}": value for name, value in best.figures.items()})
         console.print("run it: mlflow run . -P config=best.yaml", highlight=False)
     console.print(f"results: {parent.folder} and MLflow run {parent.run_id}", highlight=False)

@@ -12,12 +12,14 @@ from pipeline.memory.device import find_device
 from pipeline.search.choose import naive_choices
 from pipeline.search.settings import SearchSettings
 from pipeline.search.space import Choice, Space, make_space
-from pipeline.settings import AllSettings, RunSettings, dotted, merged, nested, validate
+from pipeline.settings import TECHNIQUES, AllSettings, RunSettings, dotted, merged, nested, validate
 from pipeline.variants import FOLDER, read_yaml
 
 AUTO_BUDGET = {"cuda": "80%", "cpu": "256MiB"}
 NOT_PART_OF_IDENTITY = ("output", "dataset_size", "time_limit", "accumulation_steps")
 """Settings that change no measurement, or that follow from another."""
+TECHNIQUE_SETTINGS = {name for technique in TECHNIQUES.values() for name in technique.model_fields}
+"""Settings that no corpus depends on."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,13 @@ def plan_search(given: Mapping[str, Any]) -> SearchPlan:
     typed = dict(dotted(asked.model_dump()))
     space = make_space(own, effective, {name: typed[name] for name, _ in dotted(given) if name in own.space})
     plan = SearchPlan(own, values, space, make_experiment(merged(values, nested(space.choices[0])), "search"))
-    for choice in space.choices:
-        reason = plan.experiment(choice).unsupported()
+    prepared: set[str] = set()
+    for experiment in map(plan.experiment, space.choices):
+        reason = experiment.unsupported()
         if reason:
             raise InvalidInputError(f"{reason}; take it out of the space")
-    plan.base.prepare()
+        needs = json.dumps({k: v for k, v in experiment.params().items() if k not in TECHNIQUE_SETTINGS})
+        if needs not in prepared:
+            experiment.prepare()
+            prepared.add(needs)
     return plan

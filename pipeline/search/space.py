@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import optuna
 
 from pipeline.contracts import InvalidInputError
-from pipeline.experiment import known_setting
+from pipeline.experiment import check_setting_name
 from pipeline.search.settings import SearchSettings, Value
 
 Choice = dict[str, Value]
@@ -42,7 +42,9 @@ def make_space(settings: SearchSettings, effective_batch_size: int, pinned: Mapp
     divisors = tuple(n for n in range(1, effective_batch_size + 1) if effective_batch_size % n == 0)
     dimensions: dict[str, tuple[Value, ...]] = {}
     for name, values in settings.space.items():
-        known_setting(name)
+        check_setting_name(name)
+        if name in SearchSettings.model_fields:
+            raise InvalidInputError(f"a search has one {name}, so it cannot be a dimension; take space.{name} out")
         if values == "divisors" and name != "micro_batch_size":
             raise InvalidInputError(
                 f"only micro_batch_size takes `divisors`, and space.{name} is set to it; list its values"

@@ -1,12 +1,16 @@
 """The study in Optuna's own storage: what has been measured, by whom, and under which conditions."""
 
+import datetime
+import math
 import os
 import socket
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
 import psutil
+from optuna.samplers import PartialFixedSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from pipeline.contracts import InvalidInputError, Outcome, Result
@@ -22,6 +26,8 @@ IDENTITY, OWNER, OUTCOME, DETAIL, FIGURES, LOWER_BOUND = (
     "is_lower_bound",
 )
 CONSTRAINT = "bytes_over_budget"
+SECONDS_TO_SAY_WHO = 60.0
+"""A process that has not put its name on its trial after so long was killed before it could."""
 
 
 class StoredStudy:
@@ -64,7 +70,9 @@ class StoredStudy:
 
     def start(self, choice: Choice, space: Space) -> optuna.Trial:
         """Return a running trial of this configuration."""
-        self._study.enqueue_trial(dict(choice))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self._study.sampler = PartialFixedSampler(dict(choice), RandomSampler())
         trial = self._study.ask(space.distributions)
         trial.set_user_attr(OWNER, _owner())
         return trial
@@ -107,7 +115,7 @@ class StoredStudy:
         """Close the trials that a killed process of this machine has left running."""
         for trial in self._study.get_trials(states=(TrialState.RUNNING,)):
             owner = trial.user_attrs.get(OWNER)
-            if owner is not None and owner["host"] == socket.gethostname() and not _is_alive(owner):
+            if _is_gone(owner) if owner else _age_seconds(trial) > SECONDS_TO_SAY_WHO:
                 self.abandon(trial.number)
 
 
@@ -115,8 +123,16 @@ def _owner() -> dict[str, Any]:
     return {"host": socket.gethostname(), "pid": os.getpid(), "started": psutil.Process().create_time()}
 
 
-def _is_alive(owner: Mapping[str, Any]) -> bool:
-    try:
-        return bool(psutil.Process(owner["pid"]).create_time() == owner["started"])
-    except psutil.NoSuchProcess:
+def _is_gone(owner: Mapping[str, Any]) -> bool:
+    """Whether the process is known to be gone: of other machines nothing is known."""
+    if owner["host"] != socket.gethostname():
         return False
+    try:
+        return bool(psutil.Process(owner["pid"]).create_time() != owner["started"])
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _age_seconds(trial: FrozenTrial) -> float:
+    start = trial.datetime_start
+    return (datetime.datetime.now() - start).total_seconds() if start else math.inf

@@ -29,8 +29,9 @@ class Precision(Technique):
         if self.precision == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
             name = torch.cuda.get_device_name(device)
             return f"tf32 needs compute capability 8.0 (Ampere) or newer, and {name} is older"
-        if self.precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-            return f"bf16 is not supported by {torch.cuda.get_device_name(device)}"
+        if self.precision == "bf16" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+            name = torch.cuda.get_device_name(device)
+            return f"bf16 needs compute capability 8.0 (Ampere) or newer, and {name} is older"
         return None
 
     def apply(self, step: Step) -> Step:

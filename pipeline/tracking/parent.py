@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -57,8 +58,8 @@ class ParentRun(Run):
         figures: Figures,
         tags: Mapping[str, str],
         on_step: Callable[[StepRecord], None] = lambda record: None,
-    ) -> Result:
-        """Train `experiment` in a fresh process as a child run called `name`; `figures` gives its summary metrics.
+    ) -> tuple[Result, dict[str, float]]:
+        """Train `experiment` in a fresh process as a child run; return the result and its summary by `figures`.
 
         Ctrl-C marks the child KILLED, keeps what was measured, and goes on as KeyboardInterrupt.
         """
@@ -69,20 +70,19 @@ class ParentRun(Run):
             on_step(record)
 
         try:
+            child.params(experiment.params())
+            child.dataset(experiment.prepare(), experiment.settings.corpus)
+            child.file("config.yaml", experiment.to_yaml())
             result = execute(experiment, child.folder / "log.txt", hear)
+            summary = figures(result)
+            _keep(child, experiment, result, summary)
         except BaseException:
             child.end(STATUS[Outcome.INTERRUPTED])
             raise
-        summary = figures(result)
-        child.file("result.json", _to_json(experiment, result, summary))
-        child.metrics(summary, step=len(result.steps))
-        child.tags({"outcome": result.outcome.value, **({"outcome_detail": result.detail} if result.detail else {})})
-        if result.outcome in (Outcome.CRASHED, Outcome.OUT_OF_MEMORY):
-            child.file("log.txt", (child.folder / "log.txt").read_bytes())
         child.end(STATUS[result.outcome])
         if result.outcome is Outcome.INTERRUPTED:
             raise KeyboardInterrupt
-        return result
+        return result, summary
 
     def _child(self, name: str, experiment: Experiment, tags: Mapping[str, str]) -> Run:
         folder = self.folder / name.replace("/", "-")
@@ -97,13 +97,11 @@ class ParentRun(Run):
             **tags,
         }
         created = self._store.ask(self._store.client.create_run, self._experiment_id, tags=labels, run_name=name)
-        child = Run(self._store, created.info.run_id if created else None, folder)
-        child.params(experiment.params())
-        child.dataset(experiment.prepare(), experiment.settings.corpus)
-        child.file("config.yaml", experiment.to_yaml())
-        return child
+        return Run(self._store, created.info.run_id if created else None, folder)
 
 
+RANDOM_NAME = re.compile(r"[a-z]+-[a-z]+-\d+")
+"""The form of the names that MLflow invents, such as merciful-smelt-439."""
 RUN_TAGS = ("device_name", "git_commit", "torch", "transformers", "cuda", "allocator")
 """What of the environment is a tag of each run."""
 
@@ -163,7 +161,8 @@ def _adopt_or_create(entry: str) -> tuple[MlflowClient, str, str]:
             run = client.create_run(experiment_id, tags=resolve_tags(), run_name=entry)
         client.set_experiment_tag(run.info.experiment_id, "mlflow.experimentKind", "custom_model_development")
         client.set_tag(run.info.run_id, "technique", entry)
-        client.set_tag(run.info.run_id, "mlflow.runName", entry)
+        if RANDOM_NAME.fullmatch(run.info.run_name or ""):
+            client.set_tag(run.info.run_id, "mlflow.runName", entry)
     except Exception as error:  # whatever a store, its driver or its network raises
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise InvalidInputError(
@@ -171,6 +170,16 @@ def _adopt_or_create(entry: str) -> tuple[MlflowClient, str, str]:
             "MLFLOW_TRACKING_URI=sqlite:///mlflow.db"
         ) from error
     return client, run.info.run_id, run.info.experiment_id
+
+
+def _keep(child: Run, experiment: Experiment, result: Result, summary: dict[str, float]) -> None:
+    """Put what was measured on disk and into MLflow."""
+    child.file("result.json", _to_json(experiment, result, summary))
+    child.metrics(summary, step=len(result.steps))
+    child.tags({"outcome": result.outcome.value, **({"outcome_detail": result.detail} if result.detail else {})})
+    log = child.folder / "log.txt"
+    if result.outcome in (Outcome.CRASHED, Outcome.OUT_OF_MEMORY) and log.exists():
+        child.file("log.txt", log.read_bytes())
 
 
 def _to_json(experiment: Experiment, result: Result, summary: dict[str, float]) -> str:

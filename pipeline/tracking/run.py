@@ -66,7 +66,8 @@ class Run:
     def end(self, status: str) -> None:
         """Send what is left and set the run's status."""
         self._flush()
-        self._send("set_terminated", status)
+        if self._run_id is not None:
+            self._store.send_anyway(self._store.client.set_terminated, self._run_id, status)
 
     def _flush(self) -> None:
         for start in range(0, len(self._waiting), METRICS_IN_A_BATCH):

@@ -16,8 +16,10 @@ import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.store.db.db_types import DATABASE_ENGINES
 
+PATIENCE_SECONDS = 2.0
+"""A call that failed after longer than this made us wait."""
 SECONDS_BEFORE_RETRY = 30.0
-"""How long a server that did not answer is left alone."""
+"""How long a store that made us wait in vain is left alone."""
 
 
 class Store:
@@ -34,6 +36,10 @@ class Store:
         """Make this call in the background, after those before it."""
         self._executor.submit(self._attempt, call, args, kwargs)
 
+    def send_anyway(self, call: Callable[..., object], *args: Any) -> None:
+        """Make this call in the background even to a store that has just made us wait."""
+        self._executor.submit(self._attempt, call, args, {}, patient=True)
+
     def ask(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any | None:
         """Make this call after those before it and return its answer, None where there is none."""
         return self._executor.submit(self._attempt, call, args, kwargs).result()
@@ -42,8 +48,11 @@ class Store:
         """Wait until everything has been sent."""
         self._executor.shutdown(wait=True)
 
-    def _attempt(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
-        if time.monotonic() < self._quiet_until:
+    def _attempt(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], patient: bool = False
+    ) -> Any | None:
+        start = time.monotonic()
+        if start < self._quiet_until and not patient:
             self.num_lost += 1
             return None
         try:
@@ -56,7 +65,8 @@ class Store:
                     file=sys.stderr,
                 )
             self.num_lost += 1
-            self._quiet_until = time.monotonic() + SECONDS_BEFORE_RETRY
+            if time.monotonic() - start > PATIENCE_SECONDS:
+                self._quiet_until = time.monotonic() + SECONDS_BEFORE_RETRY
             return None
 
 
