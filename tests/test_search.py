@@ -292,9 +292,7 @@ def test_the_answer_compares_with_the_largest_naive_micro_batch_that_fits() -> N
             peak_bytes=100 * MIB,
             figures={"tokens_per_second": speed},
         )
-        for number, (micro, precision, speed) in enumerate(
-            [(2, "fp32", 100.0), (8, "fp32", 500.0), (4, "bf16", 1000.0)]
-        )
+        for number, (micro, precision, speed) in enumerate(measured)
     ]
     assert "2.00 x the naive configuration (micro-batch 8" in answer(plan, rows)
 
