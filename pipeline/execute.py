@@ -153,8 +153,6 @@ def _run(experiment: Experiment, sender: Connection, log_file: Path) -> None:
     _redirect_output(log_file)
     _be_the_first_to_go()
     try:
-        if experiment.device.type == "cuda":
-            torch.cuda.set_device(experiment.device)
         train(experiment, experiment.prepare(), sender.send)
     except DivergedError as error:
         sender.send(Failed(Outcome.DIVERGED, str(error)))

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from pipeline.contracts import Finished, MemoryUse, Prepared, Sequences, Step, StepRecord
 from pipeline.experiment import Experiment
-from pipeline.memory.device import cap_memory
+from pipeline.memory.device import occupy
 from pipeline.memory.meter import WATCHED_STEPS, make_meter
 from pipeline.settings import RunSettings
 from pipeline.step import (
@@ -45,7 +45,7 @@ def train(experiment: Experiment, prepared: Prepared, tell: Callable[[Message], 
     """
     settings = experiment.settings
     meter = make_meter(experiment.device)
-    cap_memory(experiment.device, experiment.budget_bytes)
+    occupy(experiment.device, experiment.budget_bytes)
     try:
         torch.manual_seed(settings.seed)
         step = build_step(experiment, prepared)

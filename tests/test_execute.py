@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -109,6 +109,15 @@ def test_the_time_limit_ends_a_run(log: Path) -> None:
     assert not training_processes()
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Let SIGINT be KeyboardInterrupt, which it is not where the tests were started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_the_process_and_keeps_what_was_measured(log: Path) -> None:
     def interrupt(record: StepRecord) -> None:
         if record.step == 4:

@@ -37,9 +37,15 @@ def total_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().total)
 
 
-def cap_memory(device: torch.device, budget_bytes: int | None) -> None:
-    """Let the caching allocator of a GPU reserve no more than the budget; the CUDA context comes on top."""
-    if budget_bytes is not None and device.type == "cuda":
+def occupy(device: torch.device, budget_bytes: int | None) -> None:
+    """Make a GPU this process's current one, and let its caching allocator reserve no more than the budget.
+
+    The CUDA context, which this creates, comes on top of the budget.
+    """
+    if device.type != "cuda":
+        return
+    torch.cuda.set_device(device)
+    if budget_bytes is not None:
         torch.cuda.set_per_process_memory_fraction(budget_bytes / total_bytes(device), device)
 
 

@@ -53,7 +53,7 @@ class Checkpointing(Technique):
 
 
 def _enable_by_the_old_name(module: nn.Module, layers: tuple[nn.Module, ...], every: int) -> None:
-    """Switch on transformers before 5.20, which knows no every_n_layers but reads a flag on each layer."""
+    """Switch on an older transformers, which knows no every_n_layers but reads a flag on each layer."""
     module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=OPTIONS)  # type: ignore[operator]
     for index, layer in enumerate(layers):
         layer.gradient_checkpointing = index % every == 0  # type: ignore[assignment]
