@@ -128,13 +128,13 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in settings.items():
         first, _, rest = name.partition(".")
-        merged(result, {first: nested({rest: value}) if rest else value}, into=result)
+        result = merged(result, {first: nested({rest: value}) if rest else value})
     return result
 
 
-def merged(base: Mapping[str, Any], changes: Mapping[str, Any], into: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return `base` with `changes` written over it, group by group; write it into `into` where given."""
-    result = dict(base) if into is None else into
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with `changes` written over it, group by group."""
+    result = dict(base)
     for name, value in changes.items():
         old = result.get(name)
         result[name] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value

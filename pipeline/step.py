@@ -17,7 +17,6 @@ from pipeline.settings import RunSettings
 SMALLEST_FP16 = 2.0**-25
 """Half of fp16's smallest number: what is not greater rounds to zero (IEEE 754, ties to even)."""
 
-
 Mark = Callable[[str], None]
 """Notes the end of a phase: `forward`, `backward` or `optimizer`."""
 

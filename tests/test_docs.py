@@ -73,7 +73,6 @@ def test_make_ui_shows_the_runs_to_this_machine_alone(project: Project) -> None:
     assert "make ui" in COMMANDS
     port = free_port()
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    project.environment["MLFLOW_PORT"] = str(port)
     with started(project, "make", "-o", ".venv/installed", "ui", f"BIN={venv_bin()}", f"PORT={port}", **quiet):
 
         def answers() -> bool:

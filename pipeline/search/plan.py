@@ -73,9 +73,7 @@ def plan_search(given: Mapping[str, Any]) -> SearchPlan:
         InvalidInputError: a setting, a dimension or one of its values is wrong.
 
     """
-    file = nested({k: v for k, v in read_yaml(FOLDER / "search.yaml").items() if k not in ("space", "question")})
-    own_values = {"space": read_yaml(FOLDER / "search.yaml").get("space", {})}
-    values = merged(merged(file, own_values), given)
+    values = merged(nested(read_yaml(FOLDER / "search.yaml")), given)
     own = validate(SearchSettings, {k: values.pop(k) for k in SearchSettings.model_fields if k in values}, "search")
     device = find_device(str(values.get("device", RunSettings.model_fields["device"].default)))
     values["budget"] = AUTO_BUDGET[device.type] if own.budget == "auto" else own.budget
