@@ -52,7 +52,7 @@ def train(experiment: Experiment, prepared: Prepared, tell: Callable[[Message], 
         meter.mark(0, "load")
         optimizer = make_optimizer(step.trainable.module, settings)
         with step.run_context():
-            loop = _Loop(experiment, prepared.train, step, optimizer, tell)
+            loop = Loop(experiment, prepared.train, step, optimizer, tell)
             with counted_layers(step.trainable.layers) as forwards:
                 loop.advance(1, meter.mark)
             loop.advance(WATCHED_STEPS - 1, meter.mark)
@@ -89,7 +89,7 @@ def rows_of_step(num_sequences: int, step: int, batch_size: int, seed: int) -> l
     return [int(_order(num_sequences, seed, n // num_sequences)[n % num_sequences]) for n in numbers]
 
 
-class _Loop:
+class Loop:
     """Takes optimizer steps, and tells each one's record once the device has finished it.
 
     On an accelerator a step is read after the next one has been launched, so that the device never waits for us.

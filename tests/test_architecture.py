@@ -15,6 +15,7 @@ FLOORS = [
     ("experiment",),
     ("step", "variants", "environment"),
     ("train",),
+    ("profile",),
     ("execute",),
     ("tracking", "report"),
     ("compare", "search"),

@@ -1,0 +1,235 @@
+"""Which tensor lived when, how large it was, and what made it: a record of every storage of a training run.
+
+The recorder sees what passes torch's dispatcher, on real tensors of any device and on fake ones alike. What an operator
+allocates inside itself is not seen.
+"""
+
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pipeline.contracts import Trainable
+
+CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "temporary")
+"""What a storage is for: activations live on from a forward pass for the backward pass, the rest is temporary."""
+OUTSIDE = {"load": "", "forward": "loss", "backward": "loss", "optimizer": "optimizer"}
+"""Whose work it is when no module is running."""
+NO_GRAPH_TASK = -1
+"""What torch calls the graph task outside of a backward pass."""
+
+
+@dataclass(kw_only=True)
+class Life:
+    """One storage, from its birth to its death."""
+
+    num_bytes: int
+    shape: tuple[int, ...]
+    """Of the tensor that it was made for."""
+    dtype: torch.dtype
+    operator: str
+    """Name of the operator that made it, without its namespace."""
+    module: str
+    """Dotted name of the innermost module whose work that was; `loss` and `optimizer` outside of all."""
+    category: str
+    """One of CATEGORIES."""
+    born: int
+    """Number of the event of its birth."""
+    died: int | None = None
+    """Number of the event of its death; None while it lives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A run of events within one phase, which begins with a birth."""
+
+    step: int
+    """Optimizer step, counted from 0."""
+    phase: str
+    """`load`, `forward`, `backward` or `optimizer`; with accumulation the two in the middle alternate."""
+    begin: int
+    """Number of its first event."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """All births and deaths, in their order."""
+
+    lives: tuple[Life, ...]
+    events: tuple[int, ...]
+    """n for the birth of life n, -1 - n for its death."""
+    seconds: tuple[float, ...]
+    """When each event happened, from the first one."""
+    spans: tuple[Span, ...]
+
+    def allocated_bytes(self) -> list[int]:
+        """Return the bytes alive after each event."""
+        alive, totals = 0, []
+        for event in self.events:
+            alive += self.lives[event].num_bytes if event >= 0 else -self.lives[-1 - event].num_bytes
+            totals.append(alive)
+        return totals
+
+    def alive(self, event: int) -> list[Life]:
+        """Return what lives after event number `event`."""
+        return [life for life in self.lives if life.born <= event and (life.died is None or life.died > event)]
+
+    def span_of(self, event: int) -> Span:
+        """Return the phase in which event number `event` happened."""
+        return next(span for span in reversed(self.spans) if span.begin <= event)
+
+
+class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records births and deaths on one kind of device while it is active; enter it before the model is built."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device_type = device.type
+        self._lives: list[Life] = []
+        self._by_storage: dict[int, int] = {}
+        self._guards: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._events: list[int] = []
+        self._seconds: list[float] = []
+        self._step, self._outside_backward = 0, "load"
+        self._spans: list[Span] = [Span(step=0, phase="load", begin=0)]
+        self._modules: list[str] = []
+        self._layers: tuple[str, ...] = ()
+        self._module_of_node: dict[int | None, str] = {}
+        self._module: nn.Module | None = None
+        self._optimizer: Optimizer | None = None
+
+    @contextmanager
+    def watching(self, trainable: Trainable, optimizer: Optimizer) -> Iterator[Self]:
+        """Know, from here on, whose work each operator is, and which tensors are parameters, gradients and state."""
+        self._module, self._optimizer = trainable.module, optimizer
+        names = {part: name for name, part in trainable.module.named_modules()}
+        self._layers = tuple(f"{names[layer]}." for layer in trainable.layers)
+        handles = (
+            register_module_forward_pre_hook(lambda part, _: self._modules.append(names.get(part, ""))),
+            register_module_forward_hook(lambda part, *_: self._leave(names.get(part, "")), always_call=True),
+        )
+        try:
+            yield self
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._label()
+
+    def mark(self, step: int, phase: str) -> None:
+        """Note the end of a phase of optimizer step `step`, as a Meter does."""
+        self._label()
+        if phase == "optimizer":
+            self._step, self._outside_backward = step + 1, "forward"
+        elif phase in ("load", "backward"):
+            self._outside_backward = {"load": "forward", "backward": "optimizer"}[phase]
+
+    def timeline(self) -> Timeline:
+        """Return what has been recorded up to now."""
+        self._label()
+        first = self._seconds[0] if self._seconds else 0.0
+        return Timeline(
+            lives=tuple(self._lives),
+            events=tuple(self._events),
+            seconds=tuple(moment - first for moment in self._seconds),
+            spans=tuple(self._spans),
+        )
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operator, and note the storages that it made."""
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.device.type == self._device_type:
+                self._note(tensor, func)
+        return result
+
+    def _note(self, tensor: Tensor, func: Any) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._by_storage:
+            return
+        last, phase = self._spans[-1], self._phase
+        if (last.step, last.phase) != (self._step, phase):
+            self._spans.append(Span(step=self._step, phase=phase, begin=len(self._events)))
+        number = len(self._lives)
+        self._by_storage[key] = number
+        self._guards[key] = weakref.ref(storage, self._death_of(key, number))
+        self._lives.append(
+            Life(
+                num_bytes=storage.nbytes(),
+                shape=tuple(tensor.shape),
+                dtype=tensor.dtype,
+                operator=func.__name__.partition(".")[0],
+                module=self._current_module(),
+                category="activations" if torch.is_grad_enabled() else "temporary",
+                born=len(self._events),
+            )
+        )
+        self._record(number)
+
+    @property
+    def _phase(self) -> str:
+        return self._outside_backward if torch._C._current_graph_task_id() == NO_GRAPH_TASK else "backward"
+
+    def _record(self, event: int) -> None:
+        self._events.append(event)
+        self._seconds.append(time.perf_counter())
+
+    def _death_of(self, key: int, number: int) -> Callable[[object], None]:
+        def die(_: object) -> None:
+            del self._by_storage[key], self._guards[key]
+            life = self._lives[number]
+            life.died = len(self._events)
+            if life.category == "activations" and torch.is_grad_enabled():
+                life.category = "temporary"  # gone before the backward pass could ask for it
+            self._record(-1 - number)
+
+        return die
+
+    def _current_module(self) -> str:
+        """Return whose work it is: in a backward pass, that of the module whose forward pass made the graph's node."""
+        node = torch._C._current_autograd_node()
+        if self._modules:
+            name = self._modules[-1]
+        else:
+            name = self._module_of_node.get(node._sequence_nr() if node else None, OUTSIDE[self._phase])
+        if not torch.is_grad_enabled():
+            return name
+        if node and not self._modules:  # a layer's own work in its recomputation, which passes its hooks by
+            name = next((layer[:-1] for layer in self._layers if f"{name}.".startswith(layer)), name)
+        self._module_of_node[torch._C._autograd._get_sequence_nr() - 1] = name  # the node made last is this operator's
+        return name
+
+    def _leave(self, name: str) -> None:
+        """Forget a module that has ended, and those inside it that an exception has ended."""
+        while self._modules and self._modules.pop() != name:
+            pass
+
+    def _label(self) -> None:
+        """Say of what lives now which are parameters, gradients and optimizer state, and whose."""
+        if self._module is None or self._optimizer is None:
+            return
+        owners = {parameter: name.rpartition(".")[0] for name, parameter in self._module.named_parameters()}
+        for name, buffer in self._module.named_buffers():
+            self._name(buffer, "parameters", name.rpartition(".")[0])
+        for parameter, owner in owners.items():
+            self._name(parameter, "parameters", owner)
+            self._name(parameter.grad, "gradients", owner)
+            for value in self._optimizer.state.get(parameter, {}).values():
+                self._name(value, "optimizer state", owner)
+
+    def _name(self, value: object, category: str, owner: str) -> None:
+        if isinstance(value, Tensor):
+            number = self._by_storage.get(value.untyped_storage()._cdata)
+            if number is not None:
+                self._lives[number].category, self._lives[number].module = category, owner
