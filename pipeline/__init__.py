@@ -3,8 +3,10 @@
 Floors; a module imports only from floors below its own, and the members of a family do not know each other:
 
     cli                             the command line
-    compare  search/                jobs: variants against a baseline; a search under a budget (Optuna)
-    tracking/  report/              Results -> MLflow runs (MLflow); Results -> tables and figures (matplotlib)
+    measure  profiling  search/     jobs: variants against a baseline; one run looked at; a search in a budget (Optuna)
+    compare                         a job that trains nothing: runs of MLflow beside each other
+    publish                         a finished job's report to its readers
+    tracking/  report/              Results -> MLflow runs (MLflow); Results -> tables, pictures and a page (matplotlib)
     execute                         an Experiment in a clean process -> Result
     profile                         looking closely at one run: tensors and operators
     train                           the loop around the one training step

@@ -13,8 +13,8 @@ from rich.console import Console
 from pipeline.contracts import InvalidInputError, Settings
 from pipeline.execute import start_server
 from pipeline.search.settings import SearchSettings
-from pipeline.settings import AllSettings, unknown_setting
-from pipeline.variants import entry_points, load_plan, load_single
+from pipeline.settings import AllSettings, RunSettings, unknown_setting, validate
+from pipeline.variants import SINGLE, entry_points, load_plan, load_single
 
 INTERRUPTED = 130
 """Exit code of a shell's Ctrl-C: 128 + SIGINT."""
@@ -23,14 +23,38 @@ WIDTH_OF_FILES = 120
 """Columns of the tables where no terminal says how wide it is."""
 
 
-class MainSettings(Settings):
-    """The setting that the entry point `main` adds."""
+class SingleSettings(Settings):
+    """The setting that the entry points of one configuration add."""
 
     config: Path = Path("experiments/single/fp32.yaml")
     """The YAML file to run: one of experiments/single/, or the config.yaml or best.yaml of an earlier run."""
 
 
-OWN_SETTINGS: dict[str, type[Settings]] = {"main": MainSettings, "search": SearchSettings}
+class CompareSettings(Settings):
+    """The settings of `compare`."""
+
+    runs: str | None = None
+    """Ids of MLflow runs, separated by commas; that of a parent stands for all of its children."""
+    experiment: str | None = None
+    """Name of an MLflow experiment, all of whose measured runs are meant."""
+    filter: str | None = None
+    """MLflow's filter string, which chooses among them: params.precision = 'bf16' and metrics.final_loss < 7."""
+    baseline: str | None = None
+    """Id of the run with which the others are compared; the first one by default."""
+    output: Path = RunSettings.model_fields["output"].default
+    """Folder of the results on local disk."""
+
+
+class ReportSettings(Settings):
+    """The setting of `report`."""
+
+    folder: Path
+    """Folder of a finished job, such as runs/20260131-120000-combined-x1y2z3."""
+
+
+TOOLS: dict[str, type[Settings]] = {"compare": CompareSettings, "report": ReportSettings}
+"""What trains nothing: `compare` puts runs of MLflow beside each other, `report` makes a page anew."""
+OWN_SETTINGS: dict[str, type[Settings]] = {**dict.fromkeys(SINGLE, SingleSettings), "search": SearchSettings}
 """What an entry point takes beside the settings of a run."""
 
 
@@ -43,10 +67,11 @@ def main(argv: list[str] | None = None) -> int:
             print(_usage())  # noqa: T201
             return 0
         entry, *rest = words
+        if entry in TOOLS:
+            return _use(entry, validate(TOOLS[entry], parse(entry, rest), entry))
         if entry not in entry_points():
-            raise InvalidInputError(
-                f"no entry point is called {entry!r}; the entry points are {', '.join(entry_points())}"
-            )
+            names = ", ".join([*entry_points(), *TOOLS])
+            raise InvalidInputError(f"no entry point is called {entry!r}; the entry points are {names}")
         return _run(entry, parse(entry, rest))
     except InvalidInputError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
@@ -96,28 +121,49 @@ def parse(entry: str, words: list[str]) -> dict[str, Any]:
 
 def settings_of(entry: str) -> type[Settings]:
     """Return every setting that an entry point takes."""
+    if entry in TOOLS:
+        return TOOLS[entry]
     own = OWN_SETTINGS.get(entry)
     return AllSettings if own is None else create_model("EntrySettings", __base__=(own, AllSettings))
 
 
+def _use(tool: str, settings: Any) -> int:
+    if tool == "report":
+        from pipeline.publish import publish_again
+
+        return publish_again(settings.folder, _console())
+    from pipeline.compare import compare
+
+    return compare(settings.runs, settings.experiment, settings.filter, settings.baseline, settings.output, _console())
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
+
+
 def _run(entry: str, given: dict[str, Any]) -> int:
     start_server()
-    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
+    console = _console()
     if entry == "search":
         from pipeline.search.job import search
 
         return search(given, console)
-    from pipeline.compare import compare
+    from pipeline.measure import measure
 
+    if entry not in SINGLE:
+        return measure(load_plan(entry, given), console)
+    plan = load_single(entry, Path(given.pop("config", SingleSettings.model_fields["config"].default)), given)
     if entry == "main":
-        config = Path(given.pop("config", MainSettings.model_fields["config"].default))
-        return compare(load_single(config, given), console)
-    return compare(load_plan(entry, given), console)
+        return measure(plan, console)
+    from pipeline.profiling import profiling
+
+    return profiling(plan, console)
 
 
 def _usage() -> str:
     names = "\n".join(f"  {name}" for name in entry_points())
     return (
         f"usage: python -m pipeline ENTRY [--setting value ...]\n\nentry points:\n{names}\n\n"
+        "compare puts runs of MLflow beside each other; report makes a finished job's page anew.\n"
         "python -m pipeline ENTRY --help lists the settings."
     )

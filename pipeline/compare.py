@@ -1,117 +1,94 @@
-"""A job: the variants of an entry point against their baselines, or one configuration alone."""
+"""A job that trains nothing: runs that MLflow has already, beside each other."""
 
-import json
-from collections.abc import Callable
-from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
-from rich.status import Status
 
-from pipeline.contracts import Result, StepRecord
+from pipeline.contracts import InvalidInputError
 from pipeline.environment import environment
-from pipeline.metrics import Row, against_baseline, summarize
-from pipeline.report.overview import comparison_frame, frame_table, notes, overview_figure, terminal_table
-from pipeline.tracking.parent import ParentRun, open_parent
-from pipeline.variants import Comparison, Plan, Variant
+from pipeline.metrics import AGAINST_BASELINE, Row, against_baseline
+from pipeline.publish import publish
+from pipeline.report.compare import incomparable
+from pipeline.report.comparison import ComparisonFindings
+from pipeline.report.overview import comparison_frame
+from pipeline.tracking.history import History
+from pipeline.tracking.parent import open_parent
 
 
-def compare(plan: Plan, console: Console) -> int:
-    """Run every variant of `plan`, print and log what they show; return the exit code: 1 where none completed."""
-    variants = list(plan.variants)
-    first = variants[0].experiment
-    with open_parent(plan.entry, first.settings.output) as parent:
-        parent.params(_common_params(variants))
-        parent.tags({"question": plan.question, "device": str(first.device)})
-        parent.file("environment.json", json.dumps(environment(first.device), indent=1))
-        rows: list[Row] = []
-        try:
-            for comparison in plan.comparisons:
-                _run(comparison, len(variants), parent, rows, console)
-        finally:
-            if rows:
-                _report(plan, rows, parent, console)
-        parent.succeeded = any(row.result is not None and row.result.outcome.completed for row in rows)
-    return 0 if parent.succeeded else 1
+def compare(
+    runs: str | None,
+    experiment: str | None,
+    filter_string: str | None,
+    baseline: str | None,
+    output: Path,
+    console: Console,
+) -> int:
+    """Print and log the report of runs by id, or by experiment and filter string; return the exit code 0.
+
+    Raises:
+        InvalidInputError: nothing says which runs, or what it says matches none.
+
+    """
+    if runs is None and experiment is None and filter_string is None:
+        raise InvalidInputError(
+            "compare needs to know which runs: set runs=ID,ID, or experiment=NAME, or filter=\"tags.technique = 'x'\""
+        )
+    if runs is not None and (experiment is not None or filter_string is not None):
+        raise InvalidInputError("runs are chosen by id or by experiment and filter; set runs, or the other two")
+    history = History()
+    ids = [part.strip() for part in runs.split(",") if part.strip()] if runs else []
+    chosen = history.by_id(ids) if ids else history.by_filter(experiment, filter_string)
+    rows = _rows(history, chosen, baseline)
+    with open_parent("compare", output) as parent:
+        findings = ComparisonFindings(
+            entry="compare",
+            question=f"How do these {len(rows)} runs compare?",
+            rows=tuple(rows),
+            environment=environment(torch.device("cpu")),
+        )
+        parent.tags({"runs": ", ".join(run.info.run_id for run in chosen)[:5000]})
+        publish(findings, {"comparison.csv": comparison_frame(rows).to_csv(index=False)}, parent, console)
+    return 0
 
 
-def _run(comparison: Comparison, num_variants: int, parent: ParentRun, rows: list[Row], console: Console) -> None:
-    """Run a comparison's variants, the baseline first, and add them to `rows`."""
-    baseline: Row | None = None
-    for variant in sorted(comparison.variants, key=lambda variant: variant.name != comparison.baseline):
-        is_baseline = variant.name == comparison.baseline
-        settings, params = variant.experiment.settings, variant.experiment.params()
-        make_row = partial(Row, comparison=comparison.name, name=variant.name, is_baseline=is_baseline, params=params)
-        if variant.skipped:
-            rows.append(make_row(result=None, skipped=variant.skipped, figures={}))
-            continue
-        label = f"{comparison.name}/{variant.name} ({len(rows) + 1} of {num_variants})"
-        with console.status(f"{label}: starting") as status:
-            result, figures = parent.run(
-                f"{comparison.name}/{variant.name}",
-                variant.experiment,
-                _figures(variant, baseline),
-                {"comparison": comparison.name, "variant": variant.name},
-                partial(_show, status, label, settings.num_steps),
-            )
-        row = make_row(result=result, skipped=None, figures=figures)
-        rows.append(row)
-        baseline = row if is_baseline else baseline
-        console.print(f"{label}: {result.outcome} in {result.seconds_total:.1f} s", style="dim", highlight=False)
+def _rows(history: History, runs: Sequence[Any], baseline: str | None) -> list[Row]:
+    """Return the runs with the baseline first, measured against it where that has a meaning."""
+    ids = [run.info.run_id for run in runs]
+    if baseline is not None and baseline not in ids:
+        raise InvalidInputError(f"the baseline must be one of the runs compared, and {baseline!r} is not; leave it out")
+    first = baseline or ids[0]
+    ordered = sorted(runs, key=lambda run: run.info.run_id != first)
+    names = _names(ordered)
+    rows = [history.row(run, run.info.run_id == first, name, "runs") for run, name in zip(ordered, names, strict=True)]
+    return [_alone(rows[0]), *(_against(row, rows[0]) for row in rows[1:])]
 
 
-def _show(status: Status, label: str, num_steps: int, record: StepRecord) -> None:
-    status.update(f"{label}: step {record.step + 1} of {num_steps}, loss {record.loss:.4f}")
+def _names(runs: Sequence[Any]) -> list[str]:
+    """Return names that tell the runs apart: the technique where there are several, the id where names repeat."""
+    techniques = {run.data.tags.get("technique") for run in runs}
+    names = [str(run.info.run_name) for run in runs]
+    if len(techniques) > 1:
+        names = [f"{run.data.tags.get('technique', '?')}: {name}" for run, name in zip(runs, names, strict=True)]
+    count = Counter(names)
+    return [
+        name if count[name] == 1 else f"{name} {run.info.run_id[:6]}" for run, name in zip(runs, names, strict=True)
+    ]
 
 
-def _figures(variant: Variant, baseline: Row | None) -> Callable[[Result], dict[str, float]]:
-    """Return Result -> summary metrics, those against the baseline included where there is one."""
-
-    def figures(result: Result) -> dict[str, float]:
-        settings = variant.experiment.settings
-        own = summarize(result, variant.experiment.effective_batch_size, settings.timing_warmup_steps)
-        if baseline is None or baseline.result is None:
-            return own
-        return own | against_baseline(result, own, baseline.result, dict(baseline.figures))
-
-    return figures
+def _against(row: Row, baseline: Row) -> Row:
+    """Return the row measured against this baseline, where that has a meaning."""
+    alone = _alone(row)
+    if row.result is None or baseline.result is None or incomparable(row, baseline) - {"effective batch"}:
+        return alone
+    own, others = dict(alone.figures), dict(baseline.figures)
+    return replace(row, figures=own | against_baseline(row.result, own, baseline.result, others))
 
 
-def _report(plan: Plan, rows: list[Row], parent: ParentRun, console: Console) -> None:
-    """Print the tables, and log them with the figures on the parent."""
-    parent.file("comparison.csv", comparison_frame(rows).to_csv(index=False))
-    for comparison in plan.comparisons:
-        shown = [row for row in rows if row.comparison == comparison.name]
-        if not shown:
-            continue
-        console.print(terminal_table(f"{plan.entry}: {comparison.name}".replace("_", " "), shown))
-        for note in notes(shown):
-            console.print(note, style="yellow", highlight=False)
-        if any(row.result is not None and row.result.steps for row in shown):
-            title = (
-                f"{plan.entry}: {comparison.name} ({shown[0].params['model']}, {shown[0].params['device']})".replace(
-                    "_", " "
-                )
-            )
-            parent.file(f"figures/{comparison.name}.png", overview_figure(title, shown), "figures")
-    own = _own_report(plan.entry)
-    for name, frame in own.tables(rows).items() if own else ():
-        console.print(frame_table(name, frame))
-        parent.file(f"{name}.csv", frame.to_csv(index=False))
-    for name, picture in own.figures(rows).items() if own else ():
-        parent.file(f"figures/{name}.png", picture, "figures")
-    console.print(f"results: {parent.folder} and MLflow run {parent.run_id}", highlight=False)
-
-
-def _own_report(entry: str) -> Any | None:
-    """Return report/`entry`.py, with its functions `tables` and `figures`, where there is such a file."""
-    name = f"pipeline.report.{entry}"
-    return None if find_spec(name) is None else import_module(name)
-
-
-def _common_params(variants: list[Variant]) -> dict[str, object]:
-    """Return the settings that are the same in all variants."""
-    params = [variant.experiment.params() for variant in variants]
-    return {name: value for name, value in params[0].items() if all(name in p and p[name] == value for p in params)}
+def _alone(row: Row) -> Row:
+    """Return the row without what it was compared with when it was measured."""
+    return replace(row, figures={name: value for name, value in row.figures.items() if name not in AGAINST_BASELINE})

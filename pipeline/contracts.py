@@ -225,7 +225,7 @@ class PhaseMemory:
     step: int
     """Optimizer step, counted from 0."""
     phase: str
-    """`load`, `forward` (of the last micro-batch), `backward` or `optimizer`."""
+    """`load`, `forward` and `backward` (of the last micro-batch), or `optimizer`."""
     allocated_bytes: int
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pipeline.contracts import Finished, MemoryUse, Outcome, Result, StepRecord
+from pipeline.contracts import Finished, MemoryUse, Outcome, Prepared, Result, StepRecord
 from pipeline.experiment import Experiment
 from pipeline.train import DivergedError, train
 
@@ -30,6 +30,8 @@ OUT_OF_MEMORY_TEXTS = (
     "DefaultCPUAllocator: can't allocate memory",
 )
 """What out-of-memory says where it does not raise torch.OutOfMemoryError."""
+Work = Callable[[Experiment, Prepared, Callable[[Any], None]], None]
+"""What a fresh process does: it is given an experiment with its corpus, and tells messages."""
 LAST_LINES = 5
 """Lines of a crashed run's stderr that are kept in its result."""
 
@@ -53,21 +55,26 @@ class _Heard:
 
 
 def execute(
-    experiment: Experiment, log_file: Path, on_step: Callable[[StepRecord], None] = lambda record: None
+    experiment: Experiment,
+    log_file: Path,
+    on_step: Callable[[StepRecord], None] = lambda record: None,
+    work: Work = train,
+    on_other: Callable[[Any], None] = lambda message: None,
 ) -> Result:
     """Train in a fresh process; its output goes to `log_file`, and `on_step` hears of each optimizer step.
 
+    Other `work` than training may be done there; `on_other` hears what it tells beside the messages of training.
     Ctrl-C ends the process and gives a Result with outcome `interrupted` and what was measured until then.
     """
     heard = _Heard()
     receiver, sender = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=_run, args=(experiment, sender, log_file), daemon=True)
+    process = CONTEXT.Process(target=_run, args=(experiment, sender, log_file, work), daemon=True)
     process.start()  # the first time, this waits for the server to have loaded torch and transformers
     start = time.monotonic()
     sender.close()
     limit = experiment.settings.time_limit
     try:
-        if not _listen(receiver, heard, on_step, None if limit is None else start + limit):
+        if not _listen(receiver, heard, on_step, on_other, None if limit is None else start + limit):
             process.kill()
             heard.failed = Failed(Outcome.TIMED_OUT, f"ended after its time_limit of {limit:g} seconds")
     except KeyboardInterrupt:
@@ -94,7 +101,13 @@ def start_server() -> None:
     ensure_running()
 
 
-def _listen(receiver: Connection, heard: _Heard, on_step: Callable[[StepRecord], None], deadline: float | None) -> bool:
+def _listen(
+    receiver: Connection,
+    heard: _Heard,
+    on_step: Callable[[StepRecord], None],
+    on_other: Callable[[Any], None],
+    deadline: float | None,
+) -> bool:
     """Take in messages until the run has closed its end (True) or the deadline has passed (False)."""
     while True:
         if not receiver.poll(None if deadline is None else max(0.0, deadline - time.monotonic())):
@@ -110,8 +123,10 @@ def _listen(receiver: Connection, heard: _Heard, on_step: Callable[[StepRecord],
             heard.memory = message
         elif isinstance(message, Finished):
             heard.finished = message
-        else:
+        elif isinstance(message, Failed):
             heard.failed = message
+        else:
+            on_other(message)
 
 
 def _await_end(process: BaseProcess) -> None:
@@ -125,7 +140,7 @@ def _await_end(process: BaseProcess) -> None:
 def _judge(experiment: Experiment, heard: _Heard, exit_code: int | None, log_file: Path) -> tuple[Outcome, str | None]:
     if heard.failed is not None:
         return heard.failed.outcome, heard.failed.detail
-    if heard.finished is None:
+    if heard.finished is None and exit_code != 0:
         if exit_code == -signal.SIGKILL:
             return Outcome.OUT_OF_MEMORY, "killed by SIGKILL, as the kernel does when the machine's memory is used up"
         return Outcome.CRASHED, _how_it_died(exit_code, log_file)
@@ -147,13 +162,13 @@ def _how_it_died(exit_code: int | None, log_file: Path) -> str:
     return "\n".join([end, *lines[-LAST_LINES:]])
 
 
-def _run(experiment: Experiment, sender: Connection, log_file: Path) -> None:
+def _run(experiment: Experiment, sender: Connection, log_file: Path, work: Work) -> None:
     """Be the fresh process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
     _redirect_output(log_file)
     _be_the_first_to_go()
     try:
-        train(experiment, experiment.prepare(), sender.send)
+        work(experiment, experiment.prepare(), sender.send)
     except DivergedError as error:
         sender.send(Failed(Outcome.DIVERGED, str(error)))
     except (RuntimeError, MemoryError) as error:

@@ -10,6 +10,8 @@ from pipeline.contracts import MemoryUse, Result, StepRecord
 
 MIB = 2**20
 MOVING_AVERAGE_STEPS = 10
+AGAINST_BASELINE = ("memory_saving_percent", "time_overhead_percent", "speedup", "max_loss_difference")
+"""Metrics that compare a run with the baseline of its comparison."""
 
 
 @dataclass(frozen=True, kw_only=True)

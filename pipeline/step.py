@@ -18,7 +18,7 @@ SMALLEST_FP16 = 2.0**-25
 """Half of fp16's smallest number: what is not greater rounds to zero (IEEE 754, ties to even)."""
 
 Mark = Callable[[str], None]
-"""Notes the end of a phase: `forward`, `backward` or `optimizer`."""
+"""Notes the end of a phase: `data`, `forward`, `backward` or `optimizer`."""
 
 
 def unmarked(*_: object) -> None:
@@ -75,8 +75,8 @@ def take(
     """Take one optimizer step over a window of micro-batches, without waiting for the device.
 
     The loss is the window's summed loss over `num_targets`, the window's targets: the same for any cut into
-    micro-batches, and never a mean of means. `mark` is called at the end of the last forward pass (`forward`), of
-    the last backward pass (`backward`) and of the step (`optimizer`).
+    micro-batches, and never a mean of means. `mark` is called at the end of each forward pass (`forward`), of each
+    backward pass (`backward`) and of the step (`optimizer`).
     """
     loss_scale = step.scaler.scale(torch.ones((), device=step.device))
     losses = backpropagate(step, window, num_targets, mark)
@@ -92,15 +92,14 @@ def take(
 def backpropagate(step: Step, window: Sequence[Batch], num_targets: int, mark: Mark = unmarked) -> list[Tensor]:
     """Run forward and backward over each micro-batch of a window; return each one's share of the window's loss."""
     losses = []
-    for number, batch in enumerate(window, 1):
+    for batch in window:
         batch = {name: tensor.to(step.device, non_blocking=True) for name, tensor in batch.items()}
         with step.forward_context():
             loss = step.trainable.loss(step.trainable.module, batch, num_targets)
-        if number == len(window):
-            mark("forward")
+        mark("forward")
         step.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
-    mark("backward")
+        mark("backward")
     return losses
 
 

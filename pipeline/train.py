@@ -104,7 +104,7 @@ class Loop:
         tell: Callable[[Message], None],
     ) -> None:
         self._settings, self._effective_batch_size = experiment.settings, experiment.effective_batch_size
-        self._sequences, self._step, self._optimizer, self._tell = sequences, step, optimizer, tell
+        self._sequences, self.step, self._optimizer, self._tell = sequences, step, optimizer, tell
         self._clock: _CpuClock | _CudaClock = _CudaClock() if step.device.type == "cuda" else _CpuClock()
         self._lag = 1 if step.device.type == "cuda" else 0
         self._next = 0
@@ -113,7 +113,7 @@ class Loop:
         """Return the micro-batches of optimizer step `number`, on the CPU."""
         rows = rows_of_step(len(self._sequences), number, self._effective_batch_size, self._settings.seed)
         whole = self._sequences.batch(rows)
-        size = self._step.micro_batch_size
+        size = self.step.micro_batch_size
         cuts = range(0, self._effective_batch_size, size)
         batches = tuple({name: tensor[cut : cut + size] for name, tensor in whole.items()} for cut in cuts)
         return Window(batches, *self._sequences.count(whole))
@@ -132,8 +132,9 @@ class Loop:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
             window = self.window(number)
+            mark(number, "data")
             taken = take(
-                self._step,
+                self.step,
                 self._optimizer,
                 window.batches,
                 window.num_targets,
@@ -152,7 +153,7 @@ class Loop:
     def _read(self, number: int, window: Window, rate: float, taken: Taken, start: Any, end: Any) -> None:
         seconds = self._clock.between(start, end)
         loss, grad_norm = taken.loss.item(), taken.grad_norm.item()
-        scaled = self._step.scaler.is_enabled()
+        scaled = self.step.scaler.is_enabled()
         record = StepRecord(
             step=number,
             loss=loss,

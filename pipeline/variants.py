@@ -14,6 +14,8 @@ from pipeline.settings import AllSettings, dotted, merged, nested, validate
 
 FOLDER = Path(__file__).parent.parent / "experiments"
 """The entry points' YAML files."""
+SINGLE = ("main", "profiling")
+"""Entry points that run the one configuration of the file `config`."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,8 @@ class PlanSettings(Settings):
 
 
 def entry_points() -> list[str]:
-    """Return the names of all entry points: `main`, and each file of experiments/."""
-    return ["main", *sorted(file.stem for file in FOLDER.glob("*.yaml"))]
+    """Return the names of all entry points: those of one configuration, and each file of experiments/."""
+    return [*SINGLE, *sorted(file.stem for file in FOLDER.glob("*.yaml"))]
 
 
 def load_plan(entry: str, overrides: Mapping[str, Any]) -> Plan:
@@ -101,17 +103,17 @@ def load_plan(entry: str, overrides: Mapping[str, Any]) -> Plan:
     return Plan(entry, plan.question, tuple(comparisons))
 
 
-def load_single(config: Path, overrides: Mapping[str, Any]) -> Plan:
-    """Return the plan of `main`: the one configuration in the file `config`, with the user's overrides.
+def load_single(entry: str, config: Path, overrides: Mapping[str, Any]) -> Plan:
+    """Return the plan of an entry point of SINGLE: the configuration in the file `config`, with the user's overrides.
 
     Raises:
         InvalidInputError: as make_experiment, or this machine cannot run it.
 
     """
-    variant = _variant(config.stem, merged(nested(read_yaml(config)), overrides), "main")
+    variant = _variant(config.stem, merged(nested(read_yaml(config)), overrides), entry)
     if variant.skipped:
         raise InvalidInputError(f"{variant.skipped}; choose another value")
-    return Plan("main", f"What does {config} cost?", (Comparison("single", variant.name, (variant,)),))
+    return Plan(entry, f"What does {config} cost?", (Comparison("single", variant.name, (variant,)),))
 
 
 def read_yaml(file: Path) -> dict[str, Any]:

@@ -18,7 +18,8 @@ FLOORS = [
     ("profile",),
     ("execute",),
     ("tracking", "report"),
-    ("compare", "search"),
+    ("publish",),
+    ("measure", "compare", "profiling", "search"),
     ("cli",),
     ("__main__",),
 ]
@@ -28,7 +29,8 @@ HOMES = {
     "matplotlib": {"report"},
     "yaml": {"experiment", "variants"},
     "multiprocessing": {"execute"},
-    "rich": {"report", "compare", "search", "cli"},
+    "rich": {"report", "publish", "measure", "compare", "profiling", "search", "cli"},
+    "jinja2": {"report"},
 }
 MODULES = sorted(file for file in (ROOT / "pipeline").rglob("*.py") if file.name != "__init__.py")
 

@@ -12,7 +12,7 @@ from pipeline.contracts import InvalidInputError
 from pipeline.variants import load_single, read_yaml
 
 CASES = [
-    (["foo"], "no entry point is called 'foo'; the entry points are main, accumulation, checkpointing"),
+    (["foo"], "no entry point is called 'foo'; the entry points are main, profiling, accumulation, checkpointing"),
     (["main", "--precison", "fp16"], "no setting is called precison; did you mean precision?"),
     (["main", "--precision"], "expected one argument; write --name value"),
     (["main", "--precision", "fp17"], "precision must be 'fp32', 'tf32', 'fp16' or 'bf16', and is 'fp17'"),
@@ -77,7 +77,7 @@ def test_a_wrong_file_is_refused_by_name(content: str, message: str, tmp_path: P
     file = tmp_path / "config.yaml"
     file.write_text(content)
     with pytest.raises(InvalidInputError, match=message):
-        load_single(file, {})
+        load_single("main", file, {})
 
 
 def test_a_yaml_that_makes_objects_makes_none(tmp_path: Path) -> None:

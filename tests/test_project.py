@@ -13,7 +13,7 @@ from conftest import ROOT
 from pipeline.cli import OWN_SETTINGS, parse, settings_of
 from pipeline.contracts import Settings
 from pipeline.settings import TECHNIQUES, dotted, merged, nested
-from pipeline.variants import FOLDER, entry_points, read_yaml
+from pipeline.variants import FOLDER, SINGLE, entry_points, read_yaml
 
 MLPROJECT = yaml.safe_load((ROOT / "MLproject").read_text())
 DECLARED = [
@@ -48,7 +48,7 @@ def test_project_and_distribution_have_the_same_name() -> None:
 
 
 def test_mlproject_declares_every_entry_point() -> None:
-    assert sorted(MLPROJECT["entry_points"]) == sorted(entry_points())
+    assert sorted(MLPROJECT["entry_points"]) == sorted([*entry_points(), "compare"])
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES)
@@ -70,13 +70,14 @@ def test_a_declared_parameter_reaches_the_command(entry: str, name: str, spec: d
 @pytest.mark.parametrize(("entry", "name", "spec"), DECLARED, ids=[f"{e}-{n}" for e, n, _ in DECLARED])
 def test_a_declared_default_is_the_codes_own(entry: str, name: str, spec: dict[str, Any]) -> None:
     assert type(spec["default"]) is TYPES[spec["type"]]
-    assert spec["default"] == type(spec["default"])(code_default(entry, name))
+    default = code_default(entry, name)
+    assert spec["default"] == ("none" if default is None else type(spec["default"])(default))
 
 
 @pytest.mark.parametrize("entry", entry_points())
 def test_yaml_says_only_what_differs(entry: str) -> None:
     own = OWN_SETTINGS.get(entry)
-    for file in [FOLDER / f"{entry}.yaml"] if entry != "main" else (FOLDER / "single").glob("*.yaml"):
+    for file in [FOLDER / f"{entry}.yaml"] if entry not in SINGLE else (FOLDER / "single").glob("*.yaml"):
         values = {k: v for k, v in read_yaml(file).items() if k not in ("question", "comparisons", "space")}
         defaults = dict(dotted({k: plain(f.default) for k, f in settings_of(entry).model_fields.items()}))
         same = {k for k, v in values.items() if defaults[k] == v} - ({"precision"} if file.stem == "fp32" else set())

@@ -1,22 +1,40 @@
 """Reports take every outcome: a failed baseline, a skipped variant, a run that died at once."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 
+import pandas as pd
 import pytest
 from rich.console import Console
 from test_metrics import result
 
 from pipeline.contracts import Outcome
 from pipeline.metrics import Row, against_baseline, summarize
-from pipeline.report import accumulation, checkpointing, precision
-from pipeline.report.overview import comparison_frame, notes, overview_figure, terminal_table
+from pipeline.report import accumulation, checkpointing, combined, precision
+from pipeline.report.comparison import ComparisonFindings
+from pipeline.report.findings import FILE, read_findings, report_of, to_json
+from pipeline.report.overview import answer, comparison_frame, notes, overview_picture, overview_table
+from pipeline.report.page import to_html, to_markdown
+from pipeline.report.table import Table
 
 PNG = b"\x89PNG\r\n"
 GOOD = result()
 DIVERGED = replace(GOOD, outcome=Outcome.DIVERGED, detail="nan", steps=GOOD.steps[:1], finished=None)
 DEAD = replace(GOOD, outcome=Outcome.OUT_OF_MEMORY, detail="no memory", steps=(), memory=None, finished=None)
 RESULTS = {"ok": GOOD, "diverged": DIVERGED, "dead": DEAD, "skipped": None}
-PARAMS = {"micro_batch_size": 2, "accumulation_steps": 2, "dataset_size": 100, "model": "gpt2-nano", "device": "cpu"}
+PARAMS = {
+    "micro_batch_size": 2,
+    "accumulation_steps": 2,
+    "dataset_size": 100,
+    "model": "gpt2-nano",
+    "device": "cpu",
+    "precision": "fp32",
+    "checkpointing": "none",
+}
+
+LADDER: list[dict[str, str]] = [{}, {"precision": "bf16"}, {"precision": "bf16", "checkpointing": "every_layer"}]
 
 
 def rows(*kinds: str) -> list[Row]:
@@ -33,7 +51,7 @@ def rows(*kinds: str) -> list[Row]:
                 comparison="c",
                 name=f"{kind}-{number}",
                 is_baseline=number == 0,
-                params={**PARAMS, "accumulation_steps": 2 + number},
+                params={**PARAMS, "accumulation_steps": 2 + number, **LADDER[number % len(LADDER)]},
                 result=outcome,
                 skipped=None if outcome else "not here",
                 figures=figures,
@@ -53,24 +71,50 @@ CASES = [
 
 
 @pytest.mark.parametrize("kinds", CASES, ids="-".join)
-@pytest.mark.parametrize("report", [accumulation, checkpointing, precision])
-def test_a_report_takes_every_outcome(report: object, kinds: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("report", [accumulation, checkpointing, combined, precision])
+def test_a_report_takes_every_outcome(report: ModuleType, kinds: tuple[str, ...]) -> None:
     shown = rows(*kinds)
-    frames, pictures = report.tables(shown), report.figures(shown)  # type: ignore[attr-defined]
-    assert all(len(frame) for frame in frames.values())
-    assert all(picture.startswith(PNG) for picture in pictures.values())
+    tables, pictures = report.tables(shown), report.pictures(shown)
+    assert all(len(table.frame) for table in tables)
+    for picture in pictures:
+        assert picture.to_png().startswith(PNG)
+        assert [panel[:6] for panel in picture.to_panel_pngs()] == [PNG] * len(picture.panels)
     if kinds == CASES[0]:
-        assert frames
+        assert tables or pictures
 
 
 @pytest.mark.parametrize("kinds", CASES, ids="-".join)
 def test_the_overview_takes_every_outcome(kinds: tuple[str, ...]) -> None:
     shown = rows(*kinds)
-    assert overview_figure("title", shown).startswith(PNG)
-    assert list(comparison_frame(shown)["outcome"]) == [r.result.outcome if r.result else "skipped" for r in shown]
+    assert overview_picture("title", shown).to_png().startswith(PNG)
+    outcomes = [r.result.outcome if r.result else "skipped" for r in shown]
+    assert list(comparison_frame(shown)["outcome"]) == outcomes
     console = Console(width=120, record=True, quiet=False, file=None)
     with console.capture() as capture:
-        console.print(terminal_table("title", shown))
+        console.print(overview_table("title", shown).to_terminal())
     for row in shown:
         assert row.name in capture.get()
     assert len(notes(shown)) == sum(kind != "ok" for kind in kinds)
+    assert answer(shown).endswith(".")
+
+
+@pytest.mark.parametrize("kinds", CASES, ids="-".join)
+def test_the_page_is_made_again_from_the_findings_alone(kinds: tuple[str, ...], tmp_path: Path) -> None:
+    """Non-finite gradient norms and <markup> included."""
+    shown = rows(*kinds)
+    odd = [replace(row, name=f"<b>{row.name}</b>") for row in shown]
+    findings = ComparisonFindings(entry="combined", question="What?", rows=tuple(odd), environment={"torch": "2"})
+    (tmp_path / FILE).write_text(to_json(findings))
+    again = read_findings(tmp_path)
+    assert again == findings or "nan" in repr(findings)
+    page = to_html(report_of(again))
+    assert page == to_html(report_of(findings))
+    assert "&lt;b&gt;" in page and "<b>" not in page
+    assert not re.search(r"(src|href)=\"(?!data:)", page)
+    for row in odd:
+        assert row.name in to_markdown(report_of(findings))
+
+
+def test_markdown_tables_survive_their_own_separator() -> None:
+    table = Table(name="t", title="t", frame=pd.DataFrame([{"a|b": "x|y", "n": 1.5}]))
+    assert table.to_markdown().splitlines() == ["| a\\|b | n |", "| --- | ---: |", "| x\\|y | 1.5 |"]

@@ -11,9 +11,11 @@ from optuna.trial import TrialState
 
 from pipeline.contracts import InvalidInputError, MemoryUse, Outcome, Result
 from pipeline.metrics import MIB
-from pipeline.report.search import TrialRow, over_time_figure, pareto_front, plane_figure, trials_frame
-from pipeline.search.answer import answer
+from pipeline.report.search import answer, trials_frame, trials_table
+from pipeline.report.trials import TrialRow, best_row, pareto_front
+from pipeline.report.trials_pictures import over_time_picture, parallel_picture, plane_picture
 from pipeline.search.choose import SAMPLERS, choose, naive_choices, next_naive
+from pipeline.search.job import findings_of
 from pipeline.search.judge import Verdict, attempted_bytes, judge
 from pipeline.search.plan import plan_search
 from pipeline.search.settings import SearchSettings
@@ -256,9 +258,10 @@ def test_every_trial_is_on_the_pareto_front_or_beaten_by_it(points: list[tuple[i
 
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:1], ROWS[1:2], ROWS[2:3]], ids=["all", "over", "oom", "one"])
 def test_figures_and_table_take_any_outcome(rows: list[TrialRow]) -> None:
-    best = max((r for r in rows if r.fits), key=lambda r: r.tokens_per_second or 0, default=None)
-    assert over_time_figure(rows).startswith(PNG)
-    assert plane_figure(rows, BUDGET, best).startswith(PNG)
+    best = best_row(rows)
+    for picture in (over_time_picture(rows), plane_picture(rows, BUDGET, best), parallel_picture(rows, BUDGET, best)):
+        assert picture.to_png().startswith(PNG)
+    assert len(trials_table(rows, best).lines) == len(rows)
     assert list(trials_frame(rows)["outcome"]) == [r.outcome for r in rows]
 
 
@@ -294,7 +297,7 @@ def test_the_answer_compares_with_the_largest_naive_micro_batch_that_fits() -> N
         )
         for number, (micro, precision, speed) in enumerate(measured)
     ]
-    assert "2.00 x the naive configuration (micro-batch 8" in answer(plan, rows)
+    assert "2.00 x the naive configuration (micro-batch 8" in answer(findings_of(plan, rows))
 
 
 def test_every_corpus_of_the_space_is_checked_before_anything_runs(tmp_path: Any) -> None:

@@ -99,7 +99,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._guards: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._events: list[int] = []
         self._seconds: list[float] = []
-        self._step, self._outside_backward = 0, "load"
+        self._step, self._loading = 0, True
         self._spans: list[Span] = [Span(step=0, phase="load", begin=0)]
         self._modules: list[str] = []
         self._layers: tuple[str, ...] = ()
@@ -126,11 +126,11 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def mark(self, step: int, phase: str) -> None:
         """Note the end of a phase of optimizer step `step`, as a Meter does."""
-        self._label()
+        if phase in ("backward", "optimizer"):
+            self._label()
+        self._loading = False
         if phase == "optimizer":
-            self._step, self._outside_backward = step + 1, "forward"
-        elif phase in ("load", "backward"):
-            self._outside_backward = {"load": "forward", "backward": "optimizer"}[phase]
+            self._step = step + 1
 
     def timeline(self) -> Timeline:
         """Return what has been recorded up to now."""
@@ -179,7 +179,11 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def _phase(self) -> str:
-        return self._outside_backward if torch._C._current_graph_task_id() == NO_GRAPH_TASK else "backward"
+        if self._loading:
+            return "load"
+        if torch._C._current_graph_task_id() != NO_GRAPH_TASK:
+            return "backward"
+        return "forward" if self._modules or torch.is_grad_enabled() else "optimizer"
 
     def _record(self, event: int) -> None:
         self._events.append(event)

@@ -8,6 +8,7 @@ to life, the second is like every later one.
 import resource
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -17,6 +18,8 @@ from pipeline.memory.device import used_bytes
 
 WATCHED_STEPS = 2
 """Optimizer steps whose phases are recorded."""
+PHASES = ("load", "forward", "backward", "optimizer")
+"""The phases at whose end memory says something."""
 _MARK = "headroom::"
 
 
@@ -25,7 +28,7 @@ class Meter(ABC):
 
     @abstractmethod
     def mark(self, step: int, phase: str) -> None:
-        """Note the end of a phase of optimizer step `step`, counted from 0."""
+        """Note the end of a phase of optimizer step `step`, counted from 0; the last of a name counts."""
 
     @abstractmethod
     def settle(self) -> None:
@@ -52,8 +55,9 @@ class CpuMeter(Meter):
 
     def mark(self, step: int, phase: str) -> None:
         """Leave a mark among the profiler's events."""
-        with record_function(f"{_MARK}{step}:{phase}"):
-            pass
+        if phase in PHASES:
+            with record_function(f"{_MARK}{step}:{phase}"):
+                pass
 
     def settle(self) -> None:
         """Stop the profiler and add its events up."""
@@ -82,12 +86,12 @@ class AcceleratorMeter(Meter):
         self._device = device
         self._used_bytes_before = used_bytes(device)
         torch.accelerator.reset_peak_memory_stats(device)
-        self._phases: list[PhaseMemory] = []
+        self._allocated_bytes: dict[tuple[int, str], int] = {}
 
     def mark(self, step: int, phase: str) -> None:
         """Read the live bytes; the allocator knows them without synchronization."""
-        allocated = torch.accelerator.memory_allocated(self._device)
-        self._phases.append(PhaseMemory(step=step, phase=phase, allocated_bytes=allocated))
+        if phase in PHASES:
+            self._allocated_bytes[step, phase] = torch.accelerator.memory_allocated(self._device)
 
     def settle(self) -> None:
         """Nothing slows the steps down here."""
@@ -105,7 +109,7 @@ class AcceleratorMeter(Meter):
             peak_device_bytes=None if beside is None else peak_reserved + beside,
             peak_process_bytes=_peak_process_bytes(),
             allocation_retries=torch.accelerator.memory_stats(self._device).get("num_alloc_retries"),
-            phases=tuple(self._phases),
+            phases=_phases(self._allocated_bytes),
         )
 
 
@@ -118,15 +122,19 @@ def _add_up(profiled: profile) -> tuple[int, tuple[PhaseMemory, ...]]:
         if event.name() == "[memory]" or event.name().startswith(_MARK)
     ]
     live = peak = 0
-    phases = []
+    marked: dict[tuple[int, str], int] = {}
     for _, name, size in sorted(events, key=lambda event: event[0]):
         if name == "[memory]":
             live += size
             peak = max(peak, live)
         else:
             step, phase = name.removeprefix(_MARK).split(":")
-            phases.append(PhaseMemory(step=int(step), phase=phase, allocated_bytes=live))
-    return peak, tuple(phases)
+            marked[int(step), phase] = live
+    return peak, _phases(marked)
+
+
+def _phases(allocated_bytes: Mapping[tuple[int, str], int]) -> tuple[PhaseMemory, ...]:
+    return tuple(PhaseMemory(step=k[0], phase=k[1], allocated_bytes=size) for k, size in allocated_bytes.items())
 
 
 def _peak_process_bytes() -> int:

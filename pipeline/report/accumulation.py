@@ -3,30 +3,38 @@
 import math
 import statistics
 from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
 from pipeline.metrics import MOVING_AVERAGE_STEPS, Row, moving_average
-from pipeline.report.overview import LINES, colour, over_steps, to_png
+from pipeline.report.picture import Picture, colour, line, over_steps
+from pipeline.report.table import Table
 
 
-def tables(rows: Sequence[Row]) -> dict[str, pd.DataFrame]:
+def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
     """Return `epoch` (forward passes and updates, measured time beside its model) and `smoothness` (of the loss)."""
     timed = [row for row in rows if "seconds_per_step" in row.figures]
     if not timed:
-        return {}
-    return {"epoch": _epoch(timed), "smoothness": pd.DataFrame([_smoothness(row) for row in timed])}
+        return ()
+    smoothness = pd.DataFrame([_smoothness(row) for row in timed])
+    return (
+        Table(name="epoch", title="epoch", frame=_epoch(timed)),
+        Table(name="smoothness", title="smoothness", frame=smoothness),
+    )
 
 
-def figures(rows: Sequence[Row]) -> dict[str, bytes]:
-    """Return for each comparison a PNG of the smoothed loss and of the gradient norms with mean and deviation."""
-    pictures = {}
+def pictures(rows: Sequence[Row]) -> tuple[Picture, ...]:
+    """Return for each comparison the smoothed loss and the gradient norms with mean and deviation."""
+    found = []
     for comparison in dict.fromkeys(row.comparison for row in rows):
-        shown = [row for row in rows if row.comparison == comparison and row.result and row.result.steps]
-        if shown:
-            pictures[f"smoothness_{comparison}"] = _smoothness_figure(comparison, shown)
-    return pictures
+        shown = [row for row in rows if row.comparison == comparison]
+        if any(row.result and row.result.steps for row in shown):
+            panels = (partial(_smoothed_losses, rows=shown), partial(_gradient_norms, rows=shown))
+            title = f"smoothness: {comparison.replace('_', ' ')}"
+            found.append(Picture(name=f"smoothness_{comparison}", title=title, panels=panels))
+    return tuple(found)
 
 
 def _epoch(rows: Sequence[Row]) -> pd.DataFrame:
@@ -60,8 +68,8 @@ def _modelled_seconds(row: Row, rows: Sequence[Row]) -> float | None:
     passes = [other.params["accumulation_steps"] for other in others]
     if len(set(passes)) < 2:
         return None
-    line = statistics.linear_regression(passes, [other.figures["seconds_per_step"] for other in others])
-    return float(line.slope * row.params["accumulation_steps"] + line.intercept)
+    fitted = statistics.linear_regression(passes, [other.figures["seconds_per_step"] for other in others])
+    return float(fitted.slope * row.params["accumulation_steps"] + fitted.intercept)
 
 
 def _smoothness(row: Row) -> dict[str, object]:
@@ -78,20 +86,26 @@ def _smoothness(row: Row) -> dict[str, object]:
     }
 
 
-def _smoothness_figure(comparison: str, rows: Sequence[Row]) -> bytes:
-    figure = Figure(figsize=(12, 4.5), layout="constrained", dpi=120)
-    losses, norms = figure.subplots(1, 2)
+def _smoothed_losses(axes: Axes, *, rows: Sequence[Row]) -> None:
     for index, row in enumerate(rows):
         records = row.result.steps if row.result else ()
-        steps, line = [record.step + 1 for record in records], LINES[index % len(LINES)]
-        losses.plot(steps, [record.loss for record in records], color=colour(index), alpha=0.25)
-        losses.plot(steps, moving_average([r.loss for r in records]), line, color=colour(index), label=row.name)
-        norms.plot(steps, [record.grad_norm for record in records], line, color=colour(index), label=_norm_label(row))
-    over_steps(losses, f"loss, mean of the last {MOVING_AVERAGE_STEPS} steps", "loss")
-    over_steps(norms, "gradient norm before clipping (mean ± deviation)", "norm")
-    norms.set_ylim(0, None)
-    figure.suptitle(comparison.replace("_", " "))
-    return to_png(figure)
+        if not records:
+            continue
+        steps, losses = [record.step + 1 for record in records], [record.loss for record in records]
+        axes.plot(steps, losses, color=colour(index), alpha=0.25)
+        axes.plot(steps, moving_average(losses), line(index), color=colour(index), label=row.name)
+    over_steps(axes, f"loss, mean of the last {MOVING_AVERAGE_STEPS} steps", "loss")
+
+
+def _gradient_norms(axes: Axes, *, rows: Sequence[Row]) -> None:
+    for index, row in enumerate(rows):
+        records = row.result.steps if row.result else ()
+        if not records:
+            continue
+        steps, norms = [record.step + 1 for record in records], [record.grad_norm for record in records]
+        axes.plot(steps, norms, line(index), color=colour(index), label=_norm_label(row))
+    over_steps(axes, "gradient norm before clipping (mean ± deviation)", "norm")
+    axes.set_ylim(0, None)
 
 
 def _norm_label(row: Row) -> str:

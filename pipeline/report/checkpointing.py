@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
 from pipeline.metrics import Row
-from pipeline.report.overview import colour, to_png
+from pipeline.report.picture import Picture, colour
+from pipeline.report.table import Table
 
 NEEDED = {"memory_saving_percent", "time_overhead_percent", "block_forwards_per_step"}
 """Figures that a run has if it and its baseline were measured to the end."""
@@ -23,8 +25,26 @@ def theory_percent(num_layers: float) -> float:
     return 100 * (1 - 1 / math.sqrt(num_layers))
 
 
-def tables(rows: Sequence[Row]) -> dict[str, pd.DataFrame]:
+def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
     """Return `depth`: saving, overhead and block forwards in one optimizer step, of each variant that checkpoints."""
+    frame = _depth(rows)
+    return (Table(name="depth", title="saving and overhead by policy and depth", frame=frame),) if len(frame) else ()
+
+
+def pictures(rows: Sequence[Row]) -> tuple[Picture, ...]:
+    """Return `depth`: saving and overhead against the number of layers with the theory, and against each other."""
+    frame = _depth(rows)
+    if not len(frame):
+        return ()
+    panels = (
+        partial(_savings, frame=frame),
+        partial(_overheads, frame=frame),
+        partial(_savings_against_overheads, frame=frame),
+    )
+    return (Picture(name="depth", title="what recomputation saves and costs", panels=panels),)
+
+
+def _depth(rows: Sequence[Row]) -> pd.DataFrame:
     baselines = {row.comparison: row for row in rows if row.is_baseline}
     lines = []
     for row in rows:
@@ -45,25 +65,41 @@ def tables(rows: Sequence[Row]) -> dict[str, pd.DataFrame]:
                 "largest loss difference": row.figures.get("max_loss_difference"),
             }
         )
-    return {"depth": pd.DataFrame(lines)} if lines else {}
+    return pd.DataFrame(lines)
 
 
-def figures(rows: Sequence[Row]) -> dict[str, bytes]:
-    """Return `depth`: a PNG of saving and overhead against the number of layers, the theoretical saving as a curve."""
-    frame = tables(rows).get("depth")
-    if frame is None:
-        return {}
-    figure = Figure(figsize=(12, 4.5), layout="constrained", dpi=120)
-    savings, overheads = figure.subplots(1, 2)
+def _savings(axes: Axes, *, frame: pd.DataFrame) -> None:
     depths = range(1, int(frame["layers"].max()) + 3)
-    savings.plot(depths, [theory_percent(n) for n in depths], ":", color=colour(7), label="1 - 1/sqrt(layers)")
+    axes.plot(depths, [theory_percent(n) for n in depths], ":", color=colour(7), label="1 - 1/sqrt(layers)")
+    _points(axes, frame, "layers", "saved %")
+    axes.set(title="memory saved", xlabel="layers", ylabel="% of the peak in live tensors", ylim=(0, 100))
+
+
+def _overheads(axes: Axes, *, frame: pd.DataFrame) -> None:
+    _points(axes, frame, "layers", "time %")
+    axes.set(title="time overhead", xlabel="layers", ylabel="% of the time per step", ylim=(_floor(frame), None))
+
+
+def _savings_against_overheads(axes: Axes, *, frame: pd.DataFrame) -> None:
+    _points(axes, frame, "time %", "saved %")
+    for _, variant in frame.iterrows():
+        where = (variant["time %"], variant["saved %"])
+        label = f"{variant['layers']} layers"
+        axes.annotate(label, where, textcoords="offset points", xytext=(6, 4), fontsize="x-small")
+    axes.margins(x=0.2)
+    axes.set(title="saving against overhead", xlabel="% of the time per step", ylabel="% of the peak saved")
+    axes.set_ylim(0, 100)
+    axes.set_xlim(min(_floor(frame), axes.get_xlim()[0]), None)
+
+
+def _points(axes: Axes, frame: pd.DataFrame, x: str, y: str) -> None:
     for index, (variant, lines) in enumerate(frame.groupby("variant", sort=False)):
-        for axes, column in ((savings, "saved %"), (overheads, "time %")):
-            shape = {"color": colour(index), "marker": MARKERS[index % len(MARKERS)]}
-            axes.scatter(lines["layers"], lines[column], label=str(variant), **shape)
-    savings.set(title="memory saved", xlabel="layers", ylabel="% of the peak in live tensors", ylim=(0, 100))
-    overheads.set(title="time overhead", xlabel="layers", ylabel="% of the time per step")
-    for axes in (savings, overheads):
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
-    return {"depth": to_png(figure)}
+        marker = MARKERS[index % len(MARKERS)]
+        axes.scatter(lines[x], lines[y], label=str(variant), color=colour(index), marker=marker)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def _floor(frame: pd.DataFrame) -> float:
+    """Return where an axis of overheads begins: at zero, unless something became faster."""
+    return min(0.0, float(frame["time %"].min()) * 1.2)

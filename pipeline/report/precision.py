@@ -1,16 +1,18 @@
 """Precision: how stable the training stays in each number format."""
 
 from collections.abc import Sequence
+from functools import partial
 
-import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
 from pipeline.metrics import Row
-from pipeline.report.overview import LINES, colour, over_steps, to_png
+from pipeline.report.overview import bars
+from pipeline.report.picture import WARNING, Picture, colour, line, over_steps
+from pipeline.report.table import Table
 
 
-def tables(rows: Sequence[Row]) -> dict[str, pd.DataFrame]:
+def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
     """Return `stability`: distance from the baseline's loss, skipped steps, last loss scale, gradient underflow."""
     lines = []
     for row in rows:
@@ -26,38 +28,59 @@ def tables(rows: Sequence[Row]) -> dict[str, pd.DataFrame]:
                 "gradient lost in unscaled fp16 %": row.figures.get("gradient_underflow_percent"),
             }
         )
-    return {"stability": pd.DataFrame(lines)} if lines else {}
+    forms = {"last loss scale": "{:,.0f}"}
+    return (Table(name="stability", title="stability", frame=pd.DataFrame(lines), forms=forms),) if lines else ()
 
 
-def figures(rows: Sequence[Row]) -> dict[str, bytes]:
-    """Return `stability`: a PNG of the distance from the baseline's loss, and of the loss scale with skipped steps."""
-    records = {row.name: row.result.steps for row in rows if row.result is not None and row.result.steps}
-    baseline = next((records[row.name] for row in rows if row.is_baseline and row.name in records), None)
-    if baseline is None:
-        return {}
-    figure = Figure(figsize=(12, 4.5), layout="constrained", dpi=120)
-    distances, scales = figure.subplots(1, 2)
-    for index, row in enumerate(row for row in rows if row.name in records):
-        steps = records[row.name]
-        numbers, line = [record.step + 1 for record in steps], LINES[index % len(LINES)]
-        if not row.is_baseline:
-            away = np.array([abs(one.loss - other.loss) for one, other in zip(steps, baseline, strict=False)])
-            distances.plot(numbers[: len(away)], away, line, color=colour(index), label=row.name)
-        if steps[0].loss_scale is not None:
-            scales.plot(numbers, [record.loss_scale or 0.0 for record in steps], color=colour(index), label=row.name)
-            skipped = [record for record in steps if record.skipped]
-            scales.scatter(
-                [record.step + 1 for record in skipped],
-                [record.loss_scale or 0.0 for record in skipped],
-                marker="x",
-                color=colour(5),
-                label=f"skipped steps: {len(skipped)}",
-                zorder=3,
+def pictures(rows: Sequence[Row]) -> tuple[Picture, ...]:
+    """Return `stability`: distance from the baseline's loss, loss scale with skipped steps, gradient underflow."""
+    if not any(row.is_baseline and row.result and row.result.steps for row in rows):
+        return ()
+    panels = [partial(_distances, rows=rows)]
+    if any(_loss_scales(row) for row in rows):
+        panels.append(partial(_scales, rows=rows))
+    if any("gradient_underflow_percent" in row.figures for row in rows):
+        panels.append(
+            partial(
+                bars,
+                rows=rows,
+                name="gradient_underflow_percent",
+                title="gradient that fp16 would lose without loss scaling",
+                unit="% of its non-zero elements",
             )
-    over_steps(distances, "distance from the baseline's loss", "loss difference")
-    if any((line.get_ydata() > 0).any() for line in distances.lines):
-        distances.set_yscale("log")
-    over_steps(scales, "loss scale", "scale")
-    if scales.has_data():
-        scales.set_yscale("log", base=2)
-    return {"stability": to_png(figure)}
+        )
+    return (Picture(name="stability", title="stability of the training", panels=tuple(panels)),)
+
+
+def _distances(axes: Axes, *, rows: Sequence[Row]) -> None:
+    baseline = next(row.result.steps for row in rows if row.is_baseline and row.result)
+    drawn = False
+    for index, row in enumerate(rows):
+        if row.is_baseline or row.result is None:
+            continue
+        pairs = list(zip(row.result.steps, baseline, strict=False))
+        away = [abs(one.loss - other.loss) for one, other in pairs]
+        axes.plot([one.step + 1 for one, _ in pairs], away, line(index), color=colour(index), label=row.name)
+        drawn = drawn or any(distance > 0 for distance in away)
+    over_steps(axes, "distance from the baseline's loss", "loss difference")
+    if drawn:
+        axes.set_yscale("log")
+
+
+def _scales(axes: Axes, *, rows: Sequence[Row]) -> None:
+    for index, row in enumerate(rows):
+        scales = _loss_scales(row)
+        if row.result is None or not scales:
+            continue
+        axes.plot([record.step + 1 for record in row.result.steps], scales, color=colour(index), label=row.name)
+        skipped = [(r.step + 1, scale) for r, scale in zip(row.result.steps, scales, strict=True) if r.skipped]
+        if skipped:
+            label = f"{row.name}: {len(skipped)} skipped steps"
+            axes.scatter(*zip(*skipped, strict=True), marker="x", color=WARNING, label=label, zorder=3)
+    over_steps(axes, "loss scale (x: a skipped step)", "scale")
+    axes.set_yscale("log", base=2)
+
+
+def _loss_scales(row: Row) -> list[float]:
+    steps = row.result.steps if row.result else ()
+    return [record.loss_scale for record in steps if record.loss_scale is not None]

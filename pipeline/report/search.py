@@ -1,46 +1,86 @@
-"""A search: its trials as a table, over time, and in the plane of memory and throughput."""
+"""The report of a search: the answer in words, the trials as a table, and their pictures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
-from rich import box
-from rich.table import Table
 
 from pipeline.metrics import MIB
-from pipeline.report.overview import colour, to_png
+from pipeline.report.page import Report, Section
+from pipeline.report.table import Table
+from pipeline.report.trials import TrialRow, best_row, in_words, pareto_front
+from pipeline.report.trials_pictures import over_time_picture, parallel_picture, plane_picture
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialRow:
-    """One measured configuration."""
+class SearchFindings:
+    """All that the report of a search is made from."""
 
-    number: int
-    choice: Mapping[str, Any]
-    """A value for each dimension, by its setting's dotted name."""
-    outcome: str
-    detail: str | None
-    fits: bool
-    peak_bytes: int | None
-    """The peak that the budget limits."""
-    figures: Mapping[str, float]
-    """Summary metrics, named as in MLflow."""
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Throughput, where it was measured to the end."""
-        return self.figures.get("tokens_per_second") if self.outcome in ("ok", "over_budget") else None
+    entry: str
+    model: str
+    effective_batch_size: int
+    budget_bytes: int
+    num_configurations: int
+    """In the whole space."""
+    naive: tuple[Mapping[str, Any], ...]
+    """What a person would try: default precision, no checkpointing, the largest micro-batch first."""
+    shows_front: bool
+    """Whether the answer names the Pareto front."""
+    rows: tuple[TrialRow, ...]
+    settings: Mapping[str, Any]
+    environment: Mapping[str, str]
 
 
-def in_words(choice: Mapping[str, Any]) -> str:
-    """Return a configuration as people say it: `micro-batch 4, checkpointing none, precision bf16`."""
-    return ", ".join(f"{name.replace('micro_batch_size', 'micro-batch')} {value}" for name, value in choice.items())
+def question(findings: SearchFindings) -> str:
+    """Return what the search answers."""
+    return (
+        f"What is the fastest way to train {findings.model} at an effective batch of "
+        f"{findings.effective_batch_size} within {findings.budget_bytes / MIB:,.0f} MiB?"
+    )
+
+
+def answer(findings: SearchFindings) -> str:
+    """Return the fastest configuration that fits, its memory and speed, and how it compares with the naive one."""
+    rows, budget, effective = findings.rows, findings.budget_bytes, findings.effective_batch_size
+    best = best_row(rows)
+    space = f"{len(rows)} of {findings.num_configurations} configurations measured"
+    if best is None:
+        peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None and row.tokens_per_second is not None]
+        smallest = f"the smallest peak seen is {min(peaks) / MIB:,.1f} MiB" if peaks else "none ran to its end"
+        return f"Nothing fits {budget / MIB:,.1f} MiB at an effective batch of {effective}: {smallest} ({space})."
+    peak, speed = best.peak_bytes or 0, best.tokens_per_second or 0
+    text = (
+        f"The fastest that fits {budget / MIB:,.1f} MiB at an effective batch of {effective}: {in_words(best.choice)}. "
+        f"It peaks at {peak / MIB:,.1f} MiB ({(budget - peak) / MIB:,.1f} MiB of headroom) "
+        f"and trains {speed:,.0f} tokens/s{_against_naive(findings, best)}"
+    )
+    if findings.shows_front:
+        front = "; ".join(f"{in_words(row.choice)}: {row.in_words}" for row in pareto_front(rows))
+        text += f". Pareto front: {front}"
+    return f"{text} ({space})."
+
+
+def search_report(findings: SearchFindings) -> Report:
+    """Return the report; at least one trial must have been measured."""
+    rows, best = findings.rows, best_row(findings.rows)
+    pictures = (
+        over_time_picture(rows),
+        plane_picture(rows, findings.budget_bytes, best),
+        parallel_picture(rows, findings.budget_bytes, best),
+    )
+    return Report(
+        entry=findings.entry,
+        question=question(findings),
+        answer=answer(findings),
+        sections=(Section(title="trials", tables=(trials_table(rows, best),), pictures=pictures),),
+        environment=findings.environment,
+        settings=findings.settings,
+    )
 
 
 def trials_frame(rows: Sequence[TrialRow]) -> pd.DataFrame:
-    """Return one line a trial."""
+    """Return one line a trial, with every figure."""
     return pd.DataFrame(
         {
             "trial": row.number,
@@ -56,107 +96,30 @@ def trials_frame(rows: Sequence[TrialRow]) -> pd.DataFrame:
 
 def trials_table(rows: Sequence[TrialRow], best: TrialRow | None) -> Table:
     """Return the trials, those that fit first and the fastest of them on top."""
-    table = Table(title="trials", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in rows[0].choice:
-        table.add_column(name.replace("micro_batch_size", "micro-batch"), no_wrap=True)
-    for name in ("outcome", "peak MiB", "tokens/s", ""):
-        table.add_column(name, justify="right" if name in ("peak MiB", "tokens/s") else "left", no_wrap=True)
-    for row in sorted(rows, key=lambda row: (not row.fits, -(row.tokens_per_second or 0))):
-        peak = "" if row.peak_bytes is None else f"{row.peak_bytes / MIB:,.1f}"
-        speed = "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"
-        table.add_row(*map(str, row.choice.values()), row.outcome, peak, speed, "best" if row is best else "")
-    return table
+    ordered = sorted(rows, key=lambda row: (not row.fits, -(row.tokens_per_second or 0)))
+    lines = [
+        {
+            **{name.replace("micro_batch_size", "micro-batch"): value for name, value in row.choice.items()},
+            "outcome": row.outcome,
+            "peak MiB": None if row.peak_bytes is None else row.peak_bytes / MIB,
+            "tokens/s": row.tokens_per_second,
+            "loss": row.figures.get("final_loss"),
+            "": "best" if row is best else "",
+        }
+        for row in ordered
+    ]
+    forms = {"peak MiB": "{:,.1f}", "tokens/s": "{:,.0f}", "loss": "{:.4f}"}
+    return Table(name="ranking", title="trials", frame=pd.DataFrame(lines), forms=forms)
 
 
-def pareto_front(rows: Sequence[TrialRow]) -> list[TrialRow]:
-    """Return the measured configurations that no other beats in both memory and throughput, the leanest first."""
-    front: list[TrialRow] = []
-    for row in sorted(_measured(rows), key=lambda row: (row.peak_bytes or 0, -(row.tokens_per_second or 0))):
-        if not front or (row.tokens_per_second or 0) > (front[-1].tokens_per_second or 0):
-            front.append(row)
-    return front
-
-
-def over_time_figure(rows: Sequence[TrialRow]) -> bytes:
-    """Return a PNG: the throughput of each trial, and the incumbent's."""
-    figure = Figure(figsize=(9, 5), layout="constrained", dpi=120)
-    axes = figure.subplots()
-    ordered = sorted(rows, key=lambda row: row.number)
-    incumbent: list[float | None] = []
-    for row in ordered:
-        best = incumbent[-1] if incumbent else None
-        speed = row.tokens_per_second if row.fits else None
-        incumbent.append(speed if best is None or (speed is not None and speed > best) else best)
-    numbers = list(range(1, len(ordered) + 1))
-    axes.step(
-        numbers,
-        [float("nan") if value is None else value for value in incumbent],
-        where="post",
-        color=colour(0),
-        label="fastest so far that fits",
-    )
-    _scatter(axes, [(number, row) for number, row in zip(numbers, ordered, strict=True)])
-    for number, row in zip(numbers, ordered, strict=True):
-        if row.tokens_per_second is None:
-            axes.axvline(number, color=colour(5), alpha=0.3, linestyle=":")
-            axes.annotate(
-                row.outcome.replace("_", " "),
-                (number, 0.02),
-                xycoords=("data", "axes fraction"),
-                rotation=90,
-                ha="right",
-                fontsize="small",
-            )
-    axes.set(title="trials over time", xlabel="trial", ylabel="tokens per second", ylim=(0, None))
-    axes.set_xticks(numbers if len(numbers) <= 30 else numbers[:: len(numbers) // 15])
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", loc="lower right")
-    return to_png(figure)
-
-
-def plane_figure(rows: Sequence[TrialRow], budget_bytes: int, best: TrialRow | None) -> bytes:
-    """Return a PNG: memory against throughput, with the budget and the Pareto front."""
-    figure = Figure(figsize=(9, 6), layout="constrained", dpi=120)
-    axes = figure.subplots()
-    measured = _measured(rows)
-    _scatter(axes, [((row.peak_bytes or 0) / MIB, row) for row in measured])
-    front = pareto_front(rows)
-    axes.step(
-        [(row.peak_bytes or 0) / MIB for row in front],
-        [row.tokens_per_second or 0 for row in front],
-        where="post",
-        color=colour(2),
-        linestyle="--",
-        label="Pareto front",
-    )
-    axes.axvline(budget_bytes / MIB, color=colour(5), label=f"budget {budget_bytes / MIB:,.0f} MiB")
-    if best is not None:
-        label = f"best: {in_words(best.choice)}"
-        axes.annotate(
-            label,
-            ((best.peak_bytes or 0) / MIB, best.tokens_per_second or 0),
-            textcoords="offset points",
-            xytext=(0, 10),
-            ha="left",
-            fontsize="small",
-        )
-    right = max([budget_bytes / MIB, *((row.peak_bytes or 0) / MIB for row in measured)]) * 1.08
-    axes.axvspan(budget_bytes / MIB, right, color=colour(5), alpha=0.08)
-    axes.set(title="memory against throughput", xlabel="peak memory, MiB", ylabel="tokens per second", xlim=(0, right))
-    axes.set_ylim(0, max((row.tokens_per_second or 0 for row in measured), default=1) * 1.12)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", loc="lower right")
-    return to_png(figure)
-
-
-def _measured(rows: Sequence[TrialRow]) -> list[TrialRow]:
-    return [row for row in rows if row.tokens_per_second is not None and row.peak_bytes is not None]
-
-
-def _scatter(axes: Any, points: Sequence[tuple[float, TrialRow]]) -> None:
-    for fits, marker, index, label in ((True, "o", 0, "fits"), (False, "x", 5, "over the budget")):
-        chosen = [
-            (x, row.tokens_per_second) for x, row in points if row.fits is fits and row.tokens_per_second is not None
-        ]
-        if chosen:
-            axes.scatter(*zip(*chosen, strict=True), marker=marker, color=colour(index), label=label, zorder=3)
+def _against_naive(findings: SearchFindings, best: TrialRow) -> str:
+    """Compare with the first naive configuration that fits, where it has been measured."""
+    fitting = {tuple(row.choice.items()): row for row in findings.rows if row.fits}
+    keys = [tuple(choice.items()) for choice in findings.naive]
+    plain = next((fitting[key] for key in keys if key in fitting), None)
+    if plain is best:
+        return ", and is the naive configuration itself"
+    if plain is None or not plain.tokens_per_second or not best.tokens_per_second:
+        return ""
+    gain = best.tokens_per_second / plain.tokens_per_second
+    return f", {gain:.2f} x the naive configuration ({in_words(plain.choice)})"

@@ -11,13 +11,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pipeline.environment import environment
 from pipeline.metrics import summarize
-from pipeline.report.search import TrialRow, in_words, over_time_figure, plane_figure, trials_frame, trials_table
-from pipeline.search.answer import answer, best_row, incumbent, measured, question, rows_of
+from pipeline.publish import publish
+from pipeline.report.search import SearchFindings, trials_frame
+from pipeline.report.trials import TrialRow, best_row, in_words
 from pipeline.search.choose import choose, next_naive
-from pipeline.search.judge import judge
+from pipeline.search.judge import judge, peak_bytes
 from pipeline.search.plan import SearchPlan, plan_search
 from pipeline.search.space import Choice
-from pipeline.search.study import StoredStudy
+from pipeline.search.study import CONSTRAINT, DETAIL, FIGURES, OUTCOME, StoredStudy
 from pipeline.tracking.parent import ParentRun, open_parent
 
 DIRECTIONS = {"throughput": ("maximize",), "pareto": ("maximize", "minimize")}
@@ -29,7 +30,7 @@ def search(given: Mapping[str, Any], console: Console) -> int:
     study = StoredStudy(plan.settings.storage, plan.settings.study, DIRECTIONS[plan.settings.objectives], plan.identity)
     with open_parent("search", plan.base.settings.output) as parent:
         parent.params({**plan.base.params(), **plan.settings.model_dump(mode="json")})
-        parent.tags({"question": question(plan), "device": str(plan.base.device), "study": plan.settings.study})
+        parent.tags({"device": str(plan.base.device), "study": plan.settings.study})
         parent.file("environment.json", json.dumps(environment(plan.base.device), indent=1))
         try:
             _run_trials(plan, study, parent, console)
@@ -45,13 +46,13 @@ def _run_trials(plan: SearchPlan, study: StoredStudy, parent: ParentRun, console
         total = min(plan.settings.num_trials, len(plan.space.choices))
         task = progress.add_task("", total=total)
         while len(rows := rows_of(plan, study)) < total:
-            progress.update(task, completed=len(rows), description=incumbent(rows))
+            progress.update(task, completed=len(rows), description=_incumbent(rows))
             choice = _next(plan, study, rows)
             if choice is None:
                 break
             row = _run_trial(plan, choice, study, parent)
             progress.print(
-                f"trial {row.number + 1}: {in_words(row.choice)}: {measured(row)}", style="dim", highlight=False
+                f"trial {row.number + 1}: {in_words(row.choice)}: {row.in_words}", style="dim", highlight=False
             )
 
 
@@ -89,19 +90,50 @@ def _report(plan: SearchPlan, study: StoredStudy, parent: ParentRun, console: Co
     best = best_row(rows)
     if not rows:
         return None
-    console.print(trials_table(rows, best))
-    parent.file("trials.csv", trials_frame(rows).to_csv(index=False))
-    parent.file("figures/trials_over_time.png", over_time_figure(rows), "figures")
-    parent.file("figures/memory_against_throughput.png", plane_figure(rows, plan.budget_bytes, best), "figures")
-    words = answer(plan, rows)
-    console.print(words, highlight=False)
-    parent.tags({"answer": words})
     if best is not None:
         config = plan.experiment(dict(best.choice)).to_yaml()
         parent.file("best.yaml", config)
         with contextlib.suppress(OSError):  # a convenience: the run's own folder has it too
             Path("best.yaml").write_text(config)
         parent.metrics({f"best_{name}": value for name, value in best.figures.items()})
+    publish(findings_of(plan, rows), {"trials.csv": trials_frame(rows).to_csv(index=False)}, parent, console)
+    if best is not None:
         console.print("run it: mlflow run . -P config=best.yaml", highlight=False)
-    console.print(f"results: {parent.folder} and MLflow run {parent.run_id}", highlight=False)
     return best
+
+
+def rows_of(plan: SearchPlan, study: StoredStudy) -> list[TrialRow]:
+    """Return the study's measured trials, those of earlier sessions included."""
+    return [
+        TrialRow(
+            number=trial.number,
+            choice={name: trial.params[name] for name in plan.space.dimensions},
+            outcome=trial.user_attrs[OUTCOME],
+            detail=trial.user_attrs[DETAIL],
+            fits=trial.values is not None and trial.constraints.get(CONSTRAINT, 1.0) <= 0,
+            peak_bytes=peak_bytes(trial.user_attrs[FIGURES]),
+            figures=trial.user_attrs[FIGURES],
+        )
+        for trial in study.trials
+    ]
+
+
+def findings_of(plan: SearchPlan, rows: list[TrialRow]) -> SearchFindings:
+    """Return what the report is made from."""
+    return SearchFindings(
+        entry="search",
+        model=plan.base.settings.model,
+        effective_batch_size=plan.base.effective_batch_size,
+        budget_bytes=plan.budget_bytes,
+        num_configurations=len(plan.space.choices),
+        naive=tuple(plan.naive),
+        shows_front=plan.settings.objectives == "pareto",
+        rows=tuple(rows),
+        settings={name: value for name, value in plan.base.params().items() if name not in plan.space.dimensions},
+        environment=environment(plan.base.device),
+    )
+
+
+def _incumbent(rows: list[TrialRow]) -> str:
+    best = best_row(rows)
+    return "nothing fits yet" if best is None else f"best {best.tokens_per_second:,.0f} tokens/s"

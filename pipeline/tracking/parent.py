@@ -35,6 +35,8 @@ STATUS = {
 }
 Figures = Callable[[Result], dict[str, float]]
 """Result -> summary metrics."""
+Measure = Callable[[Experiment, Path, Callable[[StepRecord], None]], Result]
+"""Runs an experiment; its output goes to a file, and it tells each optimizer step."""
 
 
 class ParentRun(Run):
@@ -51,6 +53,10 @@ class ParentRun(Run):
         """Log params; those that `mlflow run` has written already stay as they are, since MLflow never changes one."""
         super().params({name: value for name, value in params.items() if name not in self._known_params})
 
+    def describe(self, question: str, answer: str, description: str) -> None:
+        """Say what the job asked and found: as tags, and as the Markdown that MLflow shows with the run."""
+        self.tags({"question": question, "answer": answer[:TAG_CHARACTERS], "mlflow.note.content": description})
+
     def run(
         self,
         name: str,
@@ -58,10 +64,12 @@ class ParentRun(Run):
         figures: Figures,
         tags: Mapping[str, str],
         on_step: Callable[[StepRecord], None] = lambda record: None,
+        measure: Measure = execute,
     ) -> tuple[Result, dict[str, float]]:
         """Train `experiment` in a fresh process as a child run; return the result and its summary by `figures`.
 
-        Ctrl-C marks the child KILLED, keeps what was measured, and goes on as KeyboardInterrupt.
+        What `measure` leaves in the folder `traces` beside its log becomes artifacts. Ctrl-C marks the child KILLED,
+        keeps what was measured, and goes on as KeyboardInterrupt.
         """
         child = self._child(name, experiment, tags)
 
@@ -73,7 +81,7 @@ class ParentRun(Run):
             child.params(experiment.params())
             child.dataset(experiment.prepare(), experiment.settings.corpus)
             child.file("config.yaml", experiment.to_yaml())
-            result = execute(experiment, child.folder / "log.txt", hear)
+            result = measure(experiment, child.folder / "log.txt", hear)
             summary = figures(result)
             _keep(child, experiment, result, summary)
         except BaseException:
@@ -100,6 +108,8 @@ class ParentRun(Run):
         return Run(self._store, created.info.run_id if created else None, folder)
 
 
+TAG_CHARACTERS = 5000
+"""The longest tag that every MLflow store takes."""
 RANDOM_NAME = re.compile(r"[a-z]+-[a-z]+-\d+")
 """The form of the names that MLflow invents, such as merciful-smelt-439."""
 RUN_TAGS = ("device_name", "git_commit", "torch", "transformers", "cuda", "allocator")
@@ -177,6 +187,8 @@ def _keep(child: Run, experiment: Experiment, result: Result, summary: dict[str,
     child.file("result.json", _to_json(experiment, result, summary))
     child.metrics(summary, step=len(result.steps))
     child.tags({"outcome": result.outcome.value, **({"outcome_detail": result.detail} if result.detail else {})})
+    for trace in sorted(child.folder.glob("traces/*")):
+        child.existing_file(trace, "traces")
     log = child.folder / "log.txt"
     if result.outcome in (Outcome.CRASHED, Outcome.OUT_OF_MEMORY) and log.exists():
         child.file("log.txt", log.read_bytes())

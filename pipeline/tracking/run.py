@@ -63,6 +63,10 @@ class Run:
         work.replace(path)
         self._send("log_artifact", str(path), artifact_path)
 
+    def existing_file(self, path: Path, artifact_path: str | None = None) -> None:
+        """Log a file of the run's folder as an artifact."""
+        self._send("log_artifact", str(path), artifact_path)
+
     def end(self, status: str) -> None:
         """Send what is left and set the run's status."""
         self._flush()

@@ -1,0 +1,83 @@
+"""A job: the variants of an entry point against their baselines, or one configuration alone."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+
+from rich.console import Console
+from rich.status import Status
+
+from pipeline.contracts import Result, StepRecord
+from pipeline.environment import environment
+from pipeline.metrics import Row, against_baseline, summarize
+from pipeline.publish import publish
+from pipeline.report.comparison import ComparisonFindings, common_settings
+from pipeline.report.overview import comparison_frame
+from pipeline.tracking.parent import ParentRun, open_parent
+from pipeline.variants import Comparison, Plan, Variant
+
+
+def measure(plan: Plan, console: Console) -> int:
+    """Run every variant of `plan`, print and log what they show; return the exit code: 1 where none completed."""
+    variants = list(plan.variants)
+    first = variants[0].experiment
+    about = environment(first.device)
+    with open_parent(plan.entry, first.settings.output) as parent:
+        parent.params(common_settings([variant.experiment.params() for variant in variants]))
+        parent.tags({"device": str(first.device)})
+        parent.file("environment.json", json.dumps(about, indent=1))
+        rows: list[Row] = []
+        try:
+            for comparison in plan.comparisons:
+                _run(plan, comparison, parent, rows, console)
+        finally:
+            if rows:
+                findings = ComparisonFindings(
+                    entry=plan.entry, question=plan.question, rows=tuple(rows), environment=about
+                )
+                publish(findings, {"comparison.csv": comparison_frame(rows).to_csv(index=False)}, parent, console)
+        parent.succeeded = any(row.result is not None and row.result.outcome.completed for row in rows)
+    return 0 if parent.succeeded else 1
+
+
+def _run(plan: Plan, comparison: Comparison, parent: ParentRun, rows: list[Row], console: Console) -> None:
+    """Run a comparison's variants, the baseline first, and add them to `rows`."""
+    baseline: Row | None = None
+    for variant in sorted(comparison.variants, key=lambda variant: variant.name != comparison.baseline):
+        is_baseline = variant.name == comparison.baseline
+        settings, params = variant.experiment.settings, variant.experiment.params()
+        make_row = partial(Row, comparison=comparison.name, name=variant.name, is_baseline=is_baseline, params=params)
+        if variant.skipped:
+            rows.append(make_row(result=None, skipped=variant.skipped, figures={}))
+            continue
+        name = variant.name if len(plan.comparisons) == 1 else f"{comparison.name}/{variant.name}"
+        label = f"{name} ({len(rows) + 1} of {len(list(plan.variants))})"
+        with console.status(f"{label}: starting") as status:
+            result, figures = parent.run(
+                name,
+                variant.experiment,
+                _figures(variant, baseline),
+                {"comparison": comparison.name, "variant": variant.name, "baseline": str(is_baseline).lower()},
+                partial(_show, status, label, settings.num_steps),
+            )
+        row = make_row(result=result, skipped=None, figures=figures)
+        rows.append(row)
+        baseline = row if is_baseline else baseline
+        console.print(f"{label}: {result.outcome} in {result.seconds_total:.1f} s", style="dim", highlight=False)
+
+
+def _show(status: Status, label: str, num_steps: int, record: StepRecord) -> None:
+    status.update(f"{label}: step {record.step + 1} of {num_steps}, loss {record.loss:.4f}")
+
+
+def _figures(variant: Variant, baseline: Row | None) -> Callable[[Result], dict[str, float]]:
+    """Return Result -> summary metrics, those against the baseline included where there is one."""
+
+    def figures(result: Result) -> dict[str, float]:
+        settings = variant.experiment.settings
+        own = summarize(result, variant.experiment.effective_batch_size, settings.timing_warmup_steps)
+        if baseline is None or baseline.result is None:
+            return own
+        return own | against_baseline(result, own, baseline.result, dict(baseline.figures))
+
+    return figures

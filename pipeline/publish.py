@@ -1,0 +1,56 @@
+"""A job's report to its readers: the terminal, the files on disk and in MLflow, and the run's description."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from pipeline.contracts import InvalidInputError
+from pipeline.report.findings import FILE, Findings, read_findings, report_of, to_json
+from pipeline.report.page import Report, to_html, to_markdown
+from pipeline.tracking.parent import ParentRun
+
+
+def publish(findings: Findings, csv: Mapping[str, str], parent: ParentRun, console: Console) -> Report:
+    """Print the report, and log it with its tables and pictures; `csv` adds files by name. Return the report."""
+    report = report_of(findings)
+    show(report, console)
+    parent.file(FILE, to_json(findings))
+    for name, content in csv.items():
+        parent.file(name, content)
+    for table in report.tables:
+        parent.file(f"{table.name}.csv", table.frame.to_csv(index=False))
+    for picture in report.pictures:
+        parent.file(f"figures/{picture.name}.png", picture.to_png(), "figures")
+    parent.file("report.html", to_html(report))
+    parent.describe(report.question, report.answer, to_markdown(report))
+    console.print(f"results: {parent.folder} and MLflow run {parent.run_id}", highlight=False)
+    return report
+
+
+def publish_again(folder: Path, console: Console) -> int:
+    """Make the page of a finished job anew from what it has found, and return the exit code 0.
+
+    Raises:
+        InvalidInputError: the folder holds no findings, or cannot be written.
+
+    """
+    report = report_of(read_findings(folder))
+    show(report, console)
+    page = folder / "report.html"
+    try:
+        page.write_text(to_html(report))
+    except OSError as error:
+        raise InvalidInputError(f"{page} must be writable, and is not ({error.strerror}); mend that") from error
+    console.print(f"written: {page}", highlight=False)
+    return 0
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the tables, what is to be known about them, and the answer."""
+    for section in report.sections:
+        for table in section.tables:
+            console.print(table.to_terminal())
+        for note in section.notes:
+            console.print(note, style="yellow", highlight=False)
+    console.print(report.answer, highlight=False)

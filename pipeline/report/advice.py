@@ -1,0 +1,169 @@
+"""Advice from a profile: what dominates, the figure that says so, and the setting that would change it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.metrics import MIB, Row
+from pipeline.profile import MATRIX_PRODUCTS, MemoryProfile, TimeProfile
+
+DOMINANT_PERCENT = 40.0
+"""Share of the peak above which one part of it is worth changing first."""
+SLOW_DATA_PERCENT = 10.0
+"""Share of the time per step above which reading data is worth changing."""
+SHORT_SECONDS = 20e-6
+"""An operator shorter than this spends its time on being called rather than on arithmetic."""
+LAUNCH_BOUND_PERCENT = 30.0
+"""Share of the time in short operators, or of the time in which a GPU waits, above which launches set the pace."""
+STATE = ("parameters", "gradients", "optimizer state")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """One thing to change."""
+
+    text: str
+    figure: str
+    """The measurement that supports it."""
+    setting: str
+    """What would change it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profiled:
+    """What advice is derived from."""
+
+    row: Row
+    vocabulary_size: int
+    """Tokens told apart; 0 without tokens."""
+    memory: MemoryProfile | None
+    time: TimeProfile | None
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences in one forward pass."""
+        return int(self.row.params["micro_batch_size"])
+
+    @property
+    def logits_bytes(self) -> int:
+        """Logits and what the loss makes of them, among the largest tensors at the peak."""
+        if self.memory is None or not self.vocabulary_size:
+            return 0
+        tensors = [tensor for tensor in self.memory.peak.largest if tensor.category not in STATE]
+        return sum(tensor.num_bytes for tensor in tensors if tensor.shape[-1:] == (self.vocabulary_size,))
+
+    @property
+    def short_operators_percent(self) -> float:
+        """Share of the operators' time that short ones take."""
+        operators = self.time.operators if self.time else ()
+        total = sum(cost.seconds for cost in operators)
+        short = sum(cost.seconds for cost in operators if cost.seconds < SHORT_SECONDS * cost.calls)
+        return 100 * short / total if total else 0.0
+
+
+def advise(profiled: Profiled) -> tuple[Advice, ...]:
+    """Return what to change, memory first."""
+    return tuple(advice for rule in RULES if (advice := rule(profiled)) is not None)
+
+
+def _logits(profiled: Profiled) -> Advice | None:
+    size, percent = profiled.logits_bytes, _share_of_peak(profiled, profiled.logits_bytes)
+    if percent < DOMINANT_PERCENT:
+        return None
+    return Advice(
+        text="Logits and their loss dominate the peak; checkpointing cannot cut them. Fewer tokens in a forward pass "
+        "do, and so would a loss computed in chunks.",
+        figure=f"logits at the peak: {size / MIB:,.1f} MiB, {percent:.0f} %",
+        setting=_smaller_micro_batch(profiled),
+    )
+
+
+def _activations(profiled: Profiled) -> Advice | None:
+    if profiled.memory is None:
+        return None
+    size = profiled.memory.peak.category_bytes.get("activations", 0) - profiled.logits_bytes
+    percent = _share_of_peak(profiled, size)
+    if percent < DOMINANT_PERCENT:
+        return None
+    plain = profiled.row.params["checkpointing"] == "none"
+    return Advice(
+        text="Activations kept for the backward pass dominate the peak.",
+        figure=f"activations at the peak, logits aside: {size / MIB:,.1f} MiB, {percent:.0f} %",
+        setting="checkpointing=every_layer" if plain else _smaller_micro_batch(profiled),
+    )
+
+
+def _state(profiled: Profiled) -> Advice | None:
+    if profiled.memory is None:
+        return None
+    sizes = {name: profiled.memory.peak.category_bytes.get(name, 0) for name in STATE}
+    percent = _share_of_peak(profiled, sum(sizes.values()))
+    if percent < DOMINANT_PERCENT:
+        return None
+    parts = ", ".join(f"{name} {size / MIB:,.1f} MiB" for name, size in sizes.items())
+    return Advice(
+        text="Optimizer state, parameters and gradients dominate the peak; neither checkpointing nor a smaller "
+        "micro-batch cuts them, only a smaller model does, and a larger micro-batch costs little memory.",
+        figure=f"at the peak: {parts}, {percent:.0f} %",
+        setting=f"micro_batch_size={2 * profiled.micro_batch_size}, or a smaller model",
+    )
+
+
+def _autocast(profiled: Profiled) -> Advice | None:
+    if profiled.memory is None or profiled.time is None:
+        return None
+    percent = profiled.memory.matrix_products_float32_percent
+    total = sum(cost.seconds for cost in profiled.time.operators)
+    share = sum(cost.seconds for cost in profiled.time.operators if cost.name in MATRIX_PRODUCTS) / (total or 1.0)
+    if percent is None or percent < 50 or share < 0.2:
+        return None
+    asked = profiled.row.params["precision"]
+    figure = f"{percent:.0f} % of the matrix products' results are float32; they take {100 * share:.0f} % of the time"
+    if asked in ("fp32", "tf32"):
+        text = "Autocast is not active: matrix products compute in float32."
+        return Advice(text=text, figure=figure, setting="precision=bf16")
+    text = f"Autocast to {asked} does not reach most matrix products: the model casts to float32 itself."
+    return Advice(text=text, figure=figure, setting="the model's own code")
+
+
+def _data(profiled: Profiled) -> Advice | None:
+    if profiled.time is None:
+        return None
+    seconds = profiled.time.phase_seconds.get("data", 0.0)
+    percent = 100 * seconds / profiled.time.seconds_per_step
+    if percent < SLOW_DATA_PERCENT:
+        return None
+    return Advice(
+        text="Bringing the data together takes a large part of the step.",
+        figure=f"data: {1000 * seconds:,.2f} ms a step, {percent:.0f} %",
+        setting=f"micro_batch_size={2 * profiled.micro_batch_size}",
+    )
+
+
+def _launches(profiled: Profiled) -> Advice | None:
+    if profiled.time is None:
+        return None
+    idle, short = profiled.time.device_idle_percent, profiled.short_operators_percent
+    if idle is not None and idle >= LAUNCH_BOUND_PERCENT:
+        text, figure = "The device waits for work between kernels.", f"the device is idle for {idle:.0f} % of the time"
+    elif idle is None and short >= LAUNCH_BOUND_PERCENT:
+        text = "Calling operators takes more time than their arithmetic."
+        figure = f"operators shorter than {SHORT_SECONDS * 1e6:.0f} µs take {short:.0f} % of the operators' time"
+    else:
+        return None
+    return Advice(text=text, figure=figure, setting=f"micro_batch_size={2 * profiled.micro_batch_size}")
+
+
+RULES: tuple[Callable[[Profiled], Advice | None], ...] = (_logits, _activations, _state, _autocast, _data, _launches)
+
+
+def _share_of_peak(profiled: Profiled, num_bytes: int) -> float:
+    return 100 * num_bytes / profiled.memory.peak.peak_bytes if profiled.memory else 0.0
+
+
+def _smaller_micro_batch(profiled: Profiled) -> str:
+    params: Any = profiled.row.params
+    if profiled.micro_batch_size == 1:
+        return f"sequence_length={params['sequence_length'] // 2}"
+    smaller = next(n for n in range(profiled.micro_batch_size // 2, 0, -1) if params["effective_batch_size"] % n == 0)
+    return f"micro_batch_size={smaller}, effective_batch_size={params['effective_batch_size']}"

@@ -1,0 +1,65 @@
+"""Runs of any kind beside each other: which settings differ, and which figures do not compare."""
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from pipeline.metrics import Row
+from pipeline.report.picture import Picture
+from pipeline.report.table import Table
+
+CONDITIONS: Mapping[str, tuple[str, ...]] = {
+    "effective batch": ("effective_batch_size",),
+    "corpus": ("corpus", "corpus_digest", "sequences", "sequence_length"),
+    "device": ("device", "device_name"),
+    "model": ("model",),
+}
+"""What must be the same for figures to compare, and the settings that say so."""
+
+
+def incomparable(row: Row, other: Row) -> set[str]:
+    """Return in which CONDITIONS two runs differ."""
+    return {
+        condition
+        for condition, names in CONDITIONS.items()
+        if any(row.params.get(name) != other.params.get(name) for name in names)
+    }
+
+
+def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
+    """Return `differences` (each setting that differs, value by value) and `not_comparable`, where there are such."""
+    names = dict.fromkeys(name for row in rows for name in row.params)
+    values = {name: _by_value(rows, name) for name in names}
+    lines = [
+        {"setting": name, "value": value, "runs": ", ".join(runs)}
+        for name, groups in values.items()
+        if len(groups) > 1
+        for value, runs in groups.items()
+    ]
+    baseline = next(row for row in rows if row.is_baseline)
+    flags = {row.name: incomparable(row, baseline) for row in rows}
+    flagged = [{"run": name, "other": ", ".join(sorted(flag))} for name, flag in flags.items() if flag]
+    note = (
+        f"Compared with {baseline.name}. With another effective batch, memory and time a sample compare, loss does not."
+    )
+    found = []
+    if lines:
+        found.append(Table(name="differences", title="settings that differ", frame=pd.DataFrame(lines)))
+    if flagged:
+        frame = pd.DataFrame(flagged)
+        found.append(Table(name="not_comparable", title="what does not compare", frame=frame, note=note))
+    return tuple(found)
+
+
+def _by_value(rows: Sequence[Row], name: str) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        value = row.params.get(name)
+        groups.setdefault("none" if value is None else str(value), []).append(row.name)
+    return groups
+
+
+def pictures(rows: Sequence[Row]) -> tuple[Picture, ...]:
+    """Return none: the overview shows the runs."""
+    del rows
+    return ()

@@ -1,0 +1,73 @@
+"""The report of runs beside each other: what every comparison shows, and what its technique adds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from pipeline.metrics import Row
+from pipeline.report.overview import answer, notes, overview_picture, overview_table
+from pipeline.report.page import Report, Section
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonFindings:
+    """All that the report of a comparison is made from."""
+
+    entry: str
+    question: str
+    rows: tuple[Row, ...]
+    environment: Mapping[str, str]
+
+
+def comparison_report(findings: ComparisonFindings) -> Report:
+    """Return the report; a file of this folder that is named like the entry point adds its own tables and pictures."""
+    by_comparison: dict[str, list[Row]] = {}
+    for row in findings.rows:
+        by_comparison.setdefault(row.comparison, []).append(row)
+    sections = [_section(findings.entry, name, rows) for name, rows in by_comparison.items()]
+    own = _own_report(findings.entry)
+    if own is not None:
+        tables, pictures = own.tables(findings.rows), own.pictures(findings.rows)
+        if tables or pictures:
+            sections.append(Section(title=f"{findings.entry}, looked at closely", tables=tables, pictures=pictures))
+    answers = [(name, answer(rows)) for name, rows in by_comparison.items()]
+    one = len(answers) == 1
+    return Report(
+        entry=findings.entry,
+        question=findings.question,
+        answer=" ".join(text if one else f"{in_words(name).capitalize()}: {text}" for name, text in answers),
+        sections=tuple(sections),
+        environment=findings.environment,
+        settings=common_settings([row.params for row in findings.rows]),
+    )
+
+
+def common_settings(params: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings that are the same in all runs."""
+    return {name: value for name, value in params[0].items() if all(name in p and p[name] == value for p in params)}
+
+
+def in_words(name: str) -> str:
+    """Return the name of a comparison as people write it."""
+    return name.replace("_", " ")
+
+
+def _section(entry: str, name: str, rows: Sequence[Row]) -> Section:
+    title = f"{entry}: {in_words(name)}"
+    drawn = any(row.result is not None and row.result.steps for row in rows)
+    shared = common_settings([row.params for row in rows])
+    where = f"{title} ({', '.join(str(shared[name]) for name in ('model', 'device') if name in shared)})"
+    return Section(
+        title=title,
+        tables=(overview_table(title, rows),),
+        notes=notes(rows),
+        pictures=(overview_picture(where, rows),) if drawn else (),
+    )
+
+
+def _own_report(entry: str) -> Any | None:
+    """Return report/`entry`.py, with its functions `tables` and `pictures`, where there is such a file."""
+    name = f"pipeline.report.{entry}"
+    return None if find_spec(name) is None else import_module(name)

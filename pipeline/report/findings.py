@@ -1,0 +1,67 @@
+"""What a job has found, kept as JSON, from which its report can be made at any time."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from pipeline.contracts import InvalidInputError
+from pipeline.report.comparison import ComparisonFindings, comparison_report
+from pipeline.report.page import Report
+from pipeline.report.profiling import ProfilingFindings, profiling_report
+from pipeline.report.search import SearchFindings, search_report
+
+FILE = "findings.json"
+
+Findings = ComparisonFindings | ProfilingFindings | SearchFindings
+"""All that a report is made from."""
+
+REPORTS: dict[type[Any], Callable[[Any], Report]] = {
+    ComparisonFindings: comparison_report,
+    ProfilingFindings: profiling_report,
+    SearchFindings: search_report,
+}
+
+
+def report_of(findings: Findings) -> Report:
+    """Return the report that these findings make."""
+    return REPORTS[type(findings)](findings)
+
+
+def to_json(findings: Findings) -> str:
+    """Return the findings as JSON; infinity and NaN, which JSON does not know, stand there by their names."""
+    content = TypeAdapter(type(findings)).dump_python(findings, mode="json")
+    return json.dumps(finite({"kind": type(findings).__name__, **content}), indent=1)
+
+
+def read_findings(folder: Path) -> Findings:
+    """Return what the job whose files are in `folder` has found.
+
+    Raises:
+        InvalidInputError: the folder holds no findings, or they cannot be read.
+
+    """
+    file = folder / FILE
+    kinds = {kind.__name__: kind for kind in REPORTS}
+    try:
+        content = json.loads(file.read_text())
+        found: Findings = TypeAdapter(kinds[content.pop("kind")]).validate_python(content)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else "cannot be read"
+        raise InvalidInputError(
+            f"a report is made from the {FILE} of a finished job, and {file} {reason}; give a job's folder, such as "
+            "runs/20260131-120000-combined-x1y2z3"
+        ) from error
+    return found
+
+
+def finite(value: Any) -> Any:
+    """Return the value with infinity and NaN, which JSON does not know, replaced by their names."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

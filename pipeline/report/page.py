@@ -1,0 +1,68 @@
+"""A report: question, answer, tables and pictures; as one HTML page that needs nothing else, and as Markdown."""
+
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined, Template
+
+from pipeline.report.picture import Picture
+from pipeline.report.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """What belongs together under one heading."""
+
+    title: str
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = ()
+    """A sentence for each thing to know about the tables."""
+    pictures: tuple[Picture, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a job says to its reader."""
+
+    entry: str
+    question: str
+    answer: str
+    sections: tuple[Section, ...]
+    environment: Mapping[str, str]
+    settings: Mapping[str, object]
+    """Those that all runs share, by dotted name."""
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """The pictures of all sections."""
+        return [picture for section in self.sections for picture in section.pictures]
+
+    @property
+    def tables(self) -> list[Table]:
+        """The tables of all sections."""
+        return [table for section in self.sections for table in section.tables]
+
+
+def to_html(report: Report) -> str:
+    """Return the report as one page with everything in it."""
+    return _template().render(report=report)
+
+
+def to_markdown(report: Report) -> str:
+    """Return question, answer and tables, as MLflow shows them with a run."""
+    parts = [f"**{report.question}**", report.answer]
+    for section in report.sections:
+        for table in section.tables:
+            parts += [f"**{table.title}**", table.to_markdown(), *([table.note] if table.note else [])]
+        parts += section.notes
+    return "\n\n".join(parts)
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["data_url"] = lambda png: f"data:image/png;base64,{b64encode(png).decode()}"
+    return environment.from_string((files("pipeline.report") / "page.html").read_text())

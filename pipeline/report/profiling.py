@@ -1,0 +1,236 @@
+"""The report of one configuration looked at closely: memory by phase, category, module and tensor; time by operator."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from pipeline.memory.anatomy import Anatomy, Course
+from pipeline.memory.lifetimes import CATEGORIES
+from pipeline.metrics import MIB, Row
+from pipeline.profile import OperatorCost, TimeProfile
+from pipeline.report.advice import Advice, Profiled, advise
+from pipeline.report.overview import notes, overview_table
+from pipeline.report.page import Report, Section
+from pipeline.report.picture import LABEL_CHARACTERS, WARNING, Picture, colour, short
+from pipeline.report.table import Table
+
+NUM_MODULES = 12
+NUM_OPERATORS = 15
+PHASE_COLOURS = {"data": "#BBBBBB", "forward": colour(4), "backward": colour(1), "optimizer": colour(3)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilingFindings:
+    """All that the report of a profile is made from."""
+
+    entry: str
+    question: str
+    profiled: Profiled
+    environment: Mapping[str, str]
+
+
+def profiling_report(findings: ProfilingFindings) -> Report:
+    """Return the report; what a run that died did not come to is left out."""
+    profiled = findings.profiled
+    advice = advise(profiled)
+    sections = [
+        Section(
+            title="cost",
+            tables=(overview_table("cost", [profiled.row]),),
+            notes=notes([profiled.row]),
+            pictures=_phase_picture(profiled.row),
+        ),
+        *([_advice_section(advice)] if advice else []),
+        *([_memory_section(profiled.memory.peak, profiled.memory.course)] if profiled.memory else []),
+        *([_time_section(profiled.time)] if profiled.time else []),
+    ]
+    return Report(
+        entry=findings.entry,
+        question=findings.question,
+        answer=_answer(profiled, advice),
+        sections=tuple(sections),
+        environment=findings.environment,
+        settings=profiled.row.params,
+    )
+
+
+def _answer(profiled: Profiled, advice: Sequence[Advice]) -> str:
+    sentences = []
+    if profiled.row.result is not None and not profiled.row.result.outcome.completed:
+        sentences.append(f"It did not come to its end: {profiled.row.result.outcome}.")
+    if profiled.memory is not None:
+        peak = profiled.memory.peak
+        parts = ", ".join(f"{name} {100 * size / peak.peak_bytes:.0f} %" for name, size in peak.category_bytes.items())
+        sentences.append(
+            f"Memory peaks at {peak.peak_bytes / MIB:,.1f} MiB in the {peak.phase} phase of optimizer step "
+            f"{peak.step + 1}, at {peak.operator} in {peak.module or 'the model as a whole'}: {parts}."
+        )
+    if profiled.time is not None:
+        phases = profiled.time.phase_seconds
+        greatest = max(phases, key=phases.__getitem__)
+        percent = 100 * phases[greatest] / profiled.time.seconds_per_step
+        sentences.append(f"Most of the time goes into {greatest} ({percent:.0f} %).")
+    sentences += [f"{one.text} Try {one.setting}." for one in advice[:1]]
+    return " ".join(sentences)
+
+
+def _advice_section(advice: Sequence[Advice]) -> Section:
+    lines = [{"what the figures say": one.text, "figure": one.figure, "setting": one.setting} for one in advice]
+    return Section(title="advice", tables=(Table(name="advice", title="advice", frame=pd.DataFrame(lines)),))
+
+
+def _phase_picture(row: Row) -> tuple[Picture, ...]:
+    phases = {
+        name.removeprefix("allocated_after_").removesuffix("_mib").replace("_", " "): value
+        for name, value in row.figures.items()
+        if name.startswith("allocated_after_")
+    }
+    if not phases:
+        return ()
+    panel = partial(_phase_bars, phases=phases, peak_mib=row.figures.get("peak_allocated_mib"))
+    return (Picture(name="phases", title="memory at the end of each phase", panels=(panel,)),)
+
+
+def _memory_section(peak: Anatomy, course: Course | None) -> Section:
+    modules = Counter[str]()
+    for name, size in peak.module_bytes.items():
+        modules[_without_numbers(name)] += size
+    categories = {name: peak.category_bytes[name] for name in CATEGORIES if name in peak.category_bytes}
+    panels = [
+        partial(_shares, shares=categories, title="at the peak, by category"),
+        partial(_shares, shares=dict(modules.most_common(NUM_MODULES)), title="at the peak, by module (* any layer)"),
+    ]
+    if course is not None:
+        panels.append(partial(_course, course=course))
+    tensors = [
+        {
+            "MiB": tensor.num_bytes / MIB,
+            "shape": " x ".join(map(str, tensor.shape)),
+            "dtype": tensor.dtype,
+            "category": tensor.category,
+            "module": tensor.module,
+            "operator": tensor.operator,
+        }
+        for tensor in peak.largest
+    ]
+    return Section(
+        title="memory",
+        tables=(
+            _shares_table("categories", "memory at the peak, by category", categories),
+            _shares_table("modules", "memory at the peak, by module (* any layer)", dict(modules.most_common())),
+            Table(name="tensors", title="the largest tensors alive at the peak", frame=pd.DataFrame(tensors)),
+        ),
+        pictures=(Picture(name="memory", title="where the memory is", panels=tuple(panels)),),
+    )
+
+
+def _shares_table(name: str, title: str, shares: Mapping[str, int]) -> Table:
+    total = sum(shares.values())
+    lines = [{name: key, "MiB": size / MIB, "%": 100 * size / total} for key, size in shares.items()]
+    return Table(name=name, title=title, frame=pd.DataFrame(lines), forms={"MiB": "{:,.2f}", "%": "{:.1f}"})
+
+
+def _time_section(profile: TimeProfile) -> Section:
+    by_time = sorted(profile.operators, key=lambda cost: -cost.seconds)[:NUM_OPERATORS]
+    by_memory = sorted(profile.operators, key=lambda cost: -cost.num_bytes)[:NUM_OPERATORS]
+    total = sum(cost.seconds for cost in profile.operators) or 1.0
+    seconds = partial(_seconds_by_phase, profile=profile)
+    idle = profile.device_idle_percent
+    return Section(
+        title="time",
+        tables=(
+            _operators_table("operators_by_time", "operators by time, in one optimizer step", by_time, total),
+            _operators_table("operators_by_memory", "operators by memory, in one optimizer step", by_memory, total),
+        ),
+        notes=(
+            "The profiler makes operators slower than they are; traces/trace.json.gz opens in ui.perfetto.dev.",
+            *([f"The device was idle for {idle:.0f} % of the time."] if idle is not None else []),
+        ),
+        pictures=(Picture(name="time", title="where the time goes", panels=(seconds,)),),
+    )
+
+
+def _operators_table(name: str, title: str, costs: Sequence[OperatorCost], total_seconds: float) -> Table:
+    lines = [
+        {
+            "operator": cost.name,
+            "calls": cost.calls,
+            "ms": 1000 * cost.seconds,
+            "%": 100 * cost.seconds / total_seconds,
+            "MiB kept": cost.num_bytes / MIB,
+        }
+        for cost in costs
+    ]
+    forms = {"calls": "{:,.0f}", "ms": "{:,.3f}", "%": "{:.1f}", "MiB kept": "{:,.2f}"}
+    return Table(name=name, title=title, frame=pd.DataFrame(lines), forms=forms)
+
+
+def _without_numbers(name: str) -> str:
+    """Return a module's name with its layer's number left out, so that identical layers add up."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def _phase_bars(axes: Axes, *, phases: Mapping[str, float], peak_mib: float | None) -> None:
+    for index, (phase, mib) in enumerate(phases.items()):
+        axes.barh(index, mib, color=PHASE_COLOURS.get(phase.split()[0], colour(7)))
+        axes.annotate(f" {short(mib)}", (mib, index), va="center", fontsize="small")
+    if peak_mib is not None:
+        axes.axvline(peak_mib, color=WARNING, linestyle="--", label=f"peak {short(peak_mib)} MiB")
+        axes.legend(fontsize="small", loc="lower right")
+    axes.set_yticks(range(len(phases)), [f"after {phase}" for phase in phases])
+    axes.invert_yaxis()
+    axes.set(
+        title="memory at the end of each phase", xlabel="MiB", xlim=(0, max([*phases.values(), peak_mib or 0]) * 1.15)
+    )
+    axes.grid(axis="x", alpha=0.3)
+
+
+def _shares(axes: Axes, *, shares: Mapping[str, int], title: str) -> None:
+    largest = max(shares.values()) / MIB
+    for index, (name, size) in enumerate(shares.items()):
+        axes.barh(index, size / MIB, color=colour(CATEGORIES.index(name)) if name in CATEGORIES else colour(0))
+        axes.annotate(f" {short(size / MIB)}", (size / MIB, index), va="center", fontsize="small")
+    axes.set_yticks(range(len(shares)), [name[-LABEL_CHARACTERS:] for name in shares], fontsize="small")
+    axes.invert_yaxis()
+    axes.set(title=title, xlabel="MiB", xlim=(0, largest * 1.18))
+    axes.grid(axis="x", alpha=0.3)
+
+
+def _course(axes: Axes, *, course: Course) -> None:
+    """Draw memory over time, category on category, the phases shaded behind."""
+    mib = [[size / MIB for size in course.category_bytes[name]] for name in CATEGORIES]
+    milliseconds = [1000 * moment for moment in course.seconds]
+    colours = [colour(index) for index in range(len(CATEGORIES))]
+    axes.stackplot(milliseconds, mib, labels=CATEGORIES, colors=colours, step="post", alpha=0.85)
+    ends = [*(1000 * begin for _, begin in course.phases[1:]), milliseconds[-1]]
+    top = axes.get_ylim()[1] * 1.1
+    for (phase, begin), end in zip(course.phases, ends, strict=True):
+        axes.axvspan(1000 * begin, end, color=PHASE_COLOURS[phase], alpha=0.15, zorder=0)
+        if end - 1000 * begin > 0.12 * milliseconds[-1]:
+            axes.text((1000 * begin + end) / 2, top * 0.96, phase, ha="center", va="top", fontsize="small")
+    axes.set(
+        title="through the second optimizer step", xlabel="ms (slowed by being watched)", ylabel="MiB", ylim=(0, top)
+    )
+    totals = [sum(parts) for parts in zip(*mib, strict=True)]
+    highest = max(range(len(totals)), key=totals.__getitem__)
+    axes.plot(milliseconds[highest], totals[highest], "v", color=WARNING, label=f"peak {short(totals[highest])} MiB")
+    axes.margins(x=0)
+    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, frameon=False)
+
+
+def _seconds_by_phase(axes: Axes, *, profile: TimeProfile) -> None:
+    for index, (phase, seconds) in enumerate(profile.phase_seconds.items()):
+        percent = 100 * seconds / profile.seconds_per_step
+        axes.barh(index, 1000 * seconds, color=PHASE_COLOURS[phase])
+        axes.annotate(
+            f" {short(1000 * seconds)} ms, {percent:.0f} %", (1000 * seconds, index), va="center", fontsize="small"
+        )
+    axes.set_yticks(range(len(profile.phase_seconds)), list(profile.phase_seconds))
+    axes.invert_yaxis()
+    axes.set(title="time in one optimizer step", xlabel="ms", xlim=(0, 1300 * max(profile.phase_seconds.values())))
+    axes.grid(axis="x", alpha=0.3)

@@ -1,0 +1,70 @@
+"""A table, written once and shown in the terminal, on the report's page, in MLflow's description and as CSV."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pandas as pd
+from rich import box
+from rich.table import Table as TerminalTable
+
+NUMBER = "{:,.4g}"
+"""How a number is written where its column says nothing else."""
+LONG_CHARACTERS = 45
+"""Text longer than this may be broken into lines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Columns by their headings, and how the numbers in them are written."""
+
+    name: str
+    """File name of its CSV, without the ending."""
+    title: str
+    frame: pd.DataFrame
+    forms: Mapping[str, str] = field(default_factory=dict)
+    """By heading, a format string for the column's numbers."""
+    note: str | None = None
+    """A line below it."""
+
+    @property
+    def headings(self) -> list[str]:
+        """The columns' names."""
+        return [str(name) for name in self.frame.columns]
+
+    @property
+    def lines(self) -> list[list[str]]:
+        """Every cell as text, line by line; what is not known is empty."""
+        return [
+            [self._written(heading, value) for heading, value in zip(self.headings, values, strict=True)]
+            for values in self.frame.itertuples(index=False)
+        ]
+
+    def is_numeric(self, heading: str) -> bool:
+        """Whether a column holds numbers, which stand on the right and are sorted as such."""
+        return self.frame[heading].dtype.kind in "iuf"
+
+    def to_terminal(self) -> TerminalTable:
+        """Return it for rich."""
+        caption = {"caption": self.note, "caption_justify": "left"} if self.note else {}
+        table = TerminalTable(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, **caption)  # type: ignore[arg-type]
+        for heading in self.headings:
+            longest = max((len(str(value)) for value in self.frame[heading]), default=0)
+            justify: Literal["left", "right"] = "right" if self.is_numeric(heading) else "left"
+            table.add_column(heading, justify=justify, no_wrap=longest <= LONG_CHARACTERS)
+        for line in self.lines:
+            table.add_row(*line)
+        return table
+
+    def to_markdown(self) -> str:
+        """Return it as Markdown."""
+        rules = ["---:" if self.is_numeric(heading) else "---" for heading in self.headings]
+        escaped = [[cell.replace("|", "\\|") for cell in line] for line in (self.headings, *self.lines)]
+        return "\n".join(f"| {' | '.join(row)} |" for row in (escaped[0], rules, *escaped[1:]))
+
+    def _written(self, heading: str, value: object) -> str:
+        if pd.isna(value):  # type: ignore[call-overload]
+            return ""
+        if isinstance(value, float):
+            return self.forms.get(heading, NUMBER).format(value)
+        return str(value)

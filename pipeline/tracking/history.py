@@ -1,0 +1,161 @@
+"""Runs that MLflow keeps -> Rows, as reports show them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Run, ViewType
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import get_tracking_uri
+
+from pipeline.contracts import InvalidInputError, Outcome, Result, StepRecord
+from pipeline.metrics import Row
+from pipeline.tracking.store import try_database
+
+PER_STEP = ("loss", "grad_norm", "seconds", "learning_rate", "loss_scale")
+"""Metrics that say something of one optimizer step alone."""
+CONDITIONS = ("device_name", "torch", "transformers", "cuda", "allocator")
+"""Tags that say under which conditions a run was measured."""
+MOST_RUNS = 1000
+"""The most that are read at once."""
+
+
+class History:
+    """The runs of the tracking store."""
+
+    def __init__(self) -> None:
+        try:
+            try_database(get_tracking_uri())
+            self._client = MlflowClient()
+            self._names = {e.name: e.experiment_id for e in self._client.search_experiments()}
+        except Exception as error:  # whatever a store, its driver or its network raises
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise InvalidInputError(
+                f"the tracking store must be reachable, and {get_tracking_uri()} is not ({first}); start it, or set "
+                "MLFLOW_TRACKING_URI=sqlite:///mlflow.db"
+            ) from error
+
+    def by_id(self, ids: Sequence[str]) -> list[Run]:
+        """Return these runs; a parent's id stands for its children.
+
+        Raises:
+            InvalidInputError: there is no such run, or it is neither measured nor the parent of such runs.
+
+        """
+        found: list[Run] = []
+        for run_id in ids:
+            try:
+                run = self._client.get_run(run_id)
+            except MlflowException as error:
+                raise InvalidInputError(
+                    f"no run has the id {run_id!r} in {get_tracking_uri()}; take ids from the MLflow UI"
+                ) from error
+            runs = [run] if _is_measured(run) else self._children(run)
+            if not runs:
+                raise InvalidInputError(
+                    f"a run to compare must have metrics of its own or of its children, and {run.info.run_name} "
+                    f"({run_id}) has neither; leave it out"
+                )
+            found += runs
+        return list({run.info.run_id: run for run in found}.values())
+
+    def by_filter(self, experiment: str | None, filter_string: str | None) -> list[Run]:
+        """Return the measured runs of an experiment (of all by default) that the filter lets through, oldest first.
+
+        Raises:
+            InvalidInputError: no experiment has this name, the filter is malformed, or nothing measured matches.
+
+        """
+        if experiment is not None and experiment not in self._names:
+            raise InvalidInputError(
+                f"no experiment is called {experiment!r}; the experiments are {', '.join(sorted(self._names))}"
+            )
+        experiments = list(self._names.values()) if experiment is None else [self._names[experiment]]
+        try:
+            runs = self._search(experiments, filter_string or "")
+        except MlflowException as error:
+            raise InvalidInputError(
+                f"filter must be a filter string of MLflow: {str(error).splitlines()[0]}; write for example "
+                "\"params.precision = 'bf16' and metrics.final_loss < 7\""
+            ) from error
+        measured = [run for run in runs if _is_measured(run)]
+        if not measured:
+            raise InvalidInputError(
+                f"at least one run with metrics must match, and of {len(runs)} that match "
+                f"experiment={experiment or 'none'} filter={filter_string or 'none'} none has any; widen the choice"
+            )
+        return measured
+
+    def row(self, run: Run, baseline: bool, name: str, comparison: str) -> Row:
+        """Return a run as reports show it, with the steps that MLflow has of it."""
+        tags, params = run.data.tags, {key: _typed(value) for key, value in run.data.params.items()}
+        params |= {name: tags[name] for name in CONDITIONS if name in tags}
+        digests = [entry.dataset.digest for entry in run.inputs.dataset_inputs]
+        params |= {"corpus_digest": ", ".join(digests)} if digests else {}
+        figures = {key: value for key, value in run.data.metrics.items() if key not in PER_STEP}
+        outcome = Outcome(tags["outcome"]) if tags.get("outcome") in set(Outcome) else Outcome.OK
+        result = Result(
+            outcome=outcome,
+            detail=tags.get("outcome_detail"),
+            steps=tuple(self._steps(run)),
+            memory=None,
+            finished=None,
+            seconds_total=figures.get("seconds_total", 0.0),
+        )
+        return Row(
+            comparison=comparison,
+            name=name,
+            is_baseline=baseline,
+            params=params,
+            result=result,
+            skipped=None,
+            figures=figures,
+        )
+
+    def _steps(self, run: Run) -> list[StepRecord]:
+        """Return the optimizer steps of which the loss and the time are known."""
+        series = {
+            name: {point.step: point.value for point in self._client.get_metric_history(run.info.run_id, name)}
+            for name in (*PER_STEP, "tokens_per_second")
+            if name in run.data.metrics
+        }
+        steps = sorted(series.get("loss", {}).keys() & series.get("seconds", {}).keys())
+        rates, norms, scales = (series.get(name, {}) for name in ("learning_rate", "grad_norm", "loss_scale"))
+        return [
+            StepRecord(
+                step=step,
+                loss=series["loss"][step],
+                grad_norm=norms.get(step, float("nan")),
+                seconds=series["seconds"][step],
+                tokens=round(series.get("tokens_per_second", {}).get(step, 0.0) * series["seconds"][step]),
+                learning_rate=rates.get(step, float("nan")),
+                loss_scale=scales.get(step),
+                skipped=step in scales and step not in norms,
+            )
+            for step in steps
+        ]
+
+    def _children(self, parent: Run) -> list[Run]:
+        filter_string = f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
+        return [run for run in self._search([parent.info.experiment_id], filter_string) if _is_measured(run)]
+
+    def _search(self, experiments: list[str], filter_string: str) -> list[Run]:
+        order = ["attributes.start_time ASC"]
+        found = self._client.search_runs(experiments, filter_string, ViewType.ACTIVE_ONLY, MOST_RUNS, order)
+        return list(found)
+
+
+def _is_measured(run: Run) -> bool:
+    return "outcome" in run.data.tags or {"peak_allocated_mib", "seconds_per_step"} <= set(run.data.metrics)
+
+
+def _typed(text: str) -> Any:
+    """Return a param, which MLflow keeps as text, as the number, truth value or nothing that it was."""
+    known = {"True": True, "False": False, "none": None}
+    if text in known:
+        return known[text]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,181 @@
+"""Profiling: where memory and time are, and advice that fits the configuration it is given for."""
+
+import gzip
+import json
+import os
+import resource
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import tiny, with_corpus_of
+
+from pipeline.contracts import Outcome, Prepared
+from pipeline.execute import execute
+from pipeline.experiment import Experiment
+from pipeline.memory.lifetimes import CATEGORIES
+from pipeline.profile import MemoryProfile, OperatorCost, ProfileMessage, TimeProfile, look
+from pipeline.profiling import measure_and_look, profiled_of, row_of
+from pipeline.report.advice import Profiled, advise
+from pipeline.report.findings import FILE, read_findings, report_of, to_json
+from pipeline.report.page import to_html
+from pipeline.report.profiling import ProfilingFindings
+from pipeline.step import build_step
+
+LONGER: dict[str, Any] = {"num_steps": 4, "sequence_length": 64}
+
+
+def profiled(folder: Path, **settings: Any) -> Profiled:
+    """Measure an experiment and look at it, in processes of their own."""
+    experiment = tiny(**settings)
+    heard: list[ProfileMessage] = []
+    result = measure_and_look(experiment, folder / "log.txt", lambda record: None, heard)
+    return profiled_of(experiment, row_of(experiment, result, "it"), heard)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profiled, Path]:
+    folder = tmp_path_factory.mktemp("plain")
+    return profiled(folder, **LONGER), folder
+
+
+def settings_advised(one: Profiled) -> str:
+    return "; ".join(advice.setting for advice in advise(one))
+
+
+def test_memory_and_time_are_told(plain: tuple[Profiled, Path]) -> None:
+    one, folder = plain
+    assert one.memory is not None and one.time is not None and one.memory.course is not None
+    peak_mib = one.memory.peak.peak_bytes / 2**20
+    assert peak_mib == pytest.approx(one.row.figures["peak_allocated_mib"], rel=0.01)
+    assert set(one.time.phase_seconds) == {"data", "forward", "backward", "optimizer"}
+    assert sum(one.time.phase_seconds.values()) == pytest.approx(one.time.seconds_per_step)
+    assert {"mm", "addmm", "_fused_adamw_"} <= {cost.name for cost in one.time.operators}
+    trace = json.loads(gzip.decompress((folder / "traces" / "trace.json.gz").read_bytes()))
+    assert {"aten::mm", "aten::_fused_adamw_"} <= {event.get("name") for event in trace["traceEvents"]}
+
+
+def test_its_report_is_made_again_from_the_findings(plain: tuple[Profiled, Path], tmp_path: Path) -> None:
+    findings = ProfilingFindings(entry="profiling", question="Where?", profiled=plain[0], environment={})
+    (tmp_path / FILE).write_text(to_json(findings))
+    report = report_of(read_findings(tmp_path))
+    assert to_html(report) == to_html(report_of(findings))
+    assert [picture.name for picture in report.pictures] == ["phases", "memory", "time"]
+    tables = {table.name: table for table in report.tables}
+    assert set(tables["categories"].frame["categories"]) <= set(CATEGORIES)
+    assert tables["modules"].frame["%"].sum() == pytest.approx(100)
+    assert "Memory peaks at" in report.answer
+
+
+def test_dominant_logits_ask_for_a_smaller_micro_batch(plain: tuple[Profiled, Path]) -> None:
+    [logits] = [advice for advice in advise(plain[0]) if advice.text.startswith("Logits")]
+    assert logits.setting == "micro_batch_size=4, effective_batch_size=8"
+    assert logits.figure.startswith("logits at the peak: ")
+
+
+def test_dominant_activations_ask_for_checkpointing(tmp_path: Path) -> None:
+    deep = {**LONGER, "vocabulary_size": 300, "causal_lm__num_layers": 8, "micro_batch_size": 4}
+    assert "checkpointing=every_layer" in settings_advised(profiled(tmp_path, **deep))
+
+
+def test_dominant_state_says_what_does_not_help(tmp_path: Path) -> None:
+    wide = {**LONGER, "sequence_length": 8, "micro_batch_size": 1, "causal_lm__width": 256}
+    assert "micro_batch_size=2, or a smaller model" in settings_advised(profiled(tmp_path, **wide))
+
+
+def test_float32_matrix_products_ask_for_autocast_until_it_is_there(tmp_path: Path) -> None:
+    large = {**LONGER, "sequence_length": 128, "causal_lm__width": 256}
+    assert "precision=bf16" in settings_advised(profiled(tmp_path, **large))
+    (tmp_path / "bf16").mkdir()
+    assert "precision=bf16" not in settings_advised(profiled(tmp_path / "bf16", **large, precision="bf16"))
+
+
+def test_short_operators_ask_for_a_larger_micro_batch(tmp_path: Path) -> None:
+    small = {"num_steps": 4, "sequence_length": 8, "micro_batch_size": 1}
+    one = profiled(tmp_path, **small)
+    assert one.short_operators_percent > 30
+    assert any(advice.text.startswith("Calling operators") for advice in advise(one))
+
+
+def test_slow_data_is_told(tmp_path: Path) -> None:
+    """A model that does next to nothing with large inputs."""
+    thin = {"encoder_stack__num_layers": 1, "micro_batch_size": 16, "sequence_length": 8}
+    one = profiled(tmp_path, num_steps=4, **thin, **with_corpus_of("encoder_stack"))
+    assert one.time is not None
+    slow = replace(one.time, phase_seconds={**one.time.phase_seconds, "data": 0.2 * one.time.seconds_per_step})
+    assert any("Bringing the data together" in advice.text for advice in advise(replace(one, time=slow)))
+
+
+def test_an_idle_device_asks_for_a_larger_micro_batch(plain: tuple[Profiled, Path]) -> None:
+    one, _ = plain
+    assert one.time is not None
+    idle = replace(one, time=replace(one.time, device_idle_percent=70.0))
+    assert any(advice.figure == "the device is idle for 70 % of the time" for advice in advise(idle))
+    busy = replace(one, time=replace(one.time, device_idle_percent=3.0))
+    assert not any("idle" in advice.figure for advice in advise(busy))
+
+
+def test_a_run_out_of_memory_shows_what_was_alive(tmp_path: Path) -> None:
+    """Memory that the system refuses in the first forward pass, of which the parameters were alive."""
+    experiment = tiny(**LONGER, micro_batch_size=128, vocabulary_size=4096)
+    heard: list[ProfileMessage] = []
+    result = execute(experiment, tmp_path / "log.txt", work=_look_within_little, on_other=heard.append)
+    assert result.outcome is Outcome.OUT_OF_MEMORY, result.detail
+    one = profiled_of(experiment, row_of(experiment, result, "it"), heard)
+    assert one.memory is not None and one.time is None
+    assert one.memory.peak.phase == "forward" and one.memory.peak.category_bytes["parameters"] > 0
+    report = report_of(ProfilingFindings(entry="profiling", question="Where?", profiled=one, environment={}))
+    assert report.answer.startswith("It did not come to its end: out_of_memory. Memory peaks at")
+    assert {"tensors", "modules", "categories"} <= {table.name for table in report.tables}
+    assert to_html(report)
+
+
+def test_what_was_alive_is_known_even_after_a_kill(tmp_path: Path) -> None:
+    """Every phase's memory has been told before the next one begins."""
+    heard: list[Any] = []
+    result = execute(tiny(**LONGER), tmp_path / "log.txt", work=_look_and_die, on_other=heard.append)
+    assert result.outcome is Outcome.OUT_OF_MEMORY
+    assert heard and heard[-1].peak.phase == "forward"
+
+
+def test_a_model_too_large_to_begin_with_has_a_report(tmp_path: Path) -> None:
+    one = profiled(tmp_path, **LONGER, causal_lm__vocabulary_size=2**37)
+    assert one.row.result is not None and one.row.result.outcome is Outcome.OUT_OF_MEMORY
+    report = report_of(ProfilingFindings(entry="profiling", question="Where?", profiled=one, environment={}))
+    assert "out_of_memory" in report.answer and to_html(report)
+
+
+def _look_within_little(experiment: Experiment, prepared: Prepared, tell: Callable[[Any], None]) -> None:
+    """Look, with 128 MiB more than the process has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + 128 * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    look(experiment, prepared, tell)
+
+
+def _look_and_die(experiment: Experiment, prepared: Prepared, tell: Callable[[Any], None]) -> None:
+    """Be killed, as the kernel does it, at the end of the first forward pass."""
+    told: list[object] = []
+
+    def tell_and_die(message: object) -> None:
+        tell(message)
+        told.append(message)
+        if len(told) == 3:  # after load, data and the first forward pass
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    look(experiment, prepared, tell_and_die)
+
+
+def test_operators_and_categories_are_those_of_the_model() -> None:
+    heard: list[ProfileMessage] = []
+    experiment = tiny(**LONGER, precision="bf16", checkpointing="every_layer")
+    look(experiment, experiment.prepare(), heard.append)
+    memory = [part for part in heard if isinstance(part, MemoryProfile)][-1]
+    names = {name for name, _ in build_step(experiment, experiment.prepare()).trainable.module.named_modules()}
+    assert set(memory.peak.module_bytes) <= names | {"loss", "optimizer"}
+    assert memory.matrix_products_float32_percent is not None and memory.matrix_products_float32_percent < 50
+    [timed] = [part for part in heard if isinstance(part, TimeProfile)]
+    assert all(isinstance(cost, OperatorCost) and cost.seconds >= 0 for cost in timed.operators)
