@@ -56,6 +56,14 @@ def short_documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Give a project in which every entry point has run, and what each printed; nothing in it may be changed."""
+    from finished import finish  # it needs what this module defines
+
+    return finish(tmp_path_factory.mktemp("finished"))
+
+
 def tiny(**changes: Any) -> Experiment:
     """Return a tiny experiment with these settings; a double underscore stands for a dot."""
     return make_experiment(merged(TINY, nested({k.replace("__", "."): v for k, v in changes.items()})), "main")

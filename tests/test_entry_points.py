@@ -1,7 +1,6 @@
 """Every entry point through `mlflow run`, on tiny settings: what it prints, and what it leaves in MLflow."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +8,12 @@ import mlflow
 import pandas as pd
 import pytest
 import yaml
+from finished import Done
 from mlflow.entities import Run
-from project import SMALL, Project
+from project import Project
 
 from pipeline.variants import FOLDER, SINGLE, entry_points
 
-SEARCH = {**SMALL, "num_steps": "4", "effective_batch_size": "8", "num_trials": "4", "budget": "64MiB"}
-SETTINGS = {
-    "main": {**SMALL, "config": "experiments/single/optimized.yaml"},
-    "profiling": {**SMALL, "config": "experiments/single/optimized.yaml"},
-    "precision": SMALL,
-    "accumulation": SMALL,
-    "checkpointing": {k: v for k, v in SMALL.items() if k != "causal_lm.num_layers"},
-    "combined": SMALL,
-    "search": SEARCH,
-}
 SUMMARY = {
     "peak_allocated_mib",
     "peak_process_mib",
@@ -62,19 +52,17 @@ PICTURES = {
     "search": {"trials_over_time", "memory_against_throughput", "parallel_coordinates"},
 }
 """What each entry point's parent run shows."""
-Done = dict[str, "subprocess.CompletedProcess[str]"]
 PNG = b"\x89PNG\r\n"
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    return Project.copy(tmp_path_factory.mktemp("project"), with_store=False)
+def project(finished: tuple[Project, Done]) -> Project:
+    return finished[0]
 
 
 @pytest.fixture(scope="module")
-def done(project: Project) -> Done:
-    """Run every entry point once."""
-    return {entry: project.mlflow_run(entry, SETTINGS[entry]) for entry in entry_points()}
+def done(finished: tuple[Project, Done]) -> Done:
+    return finished[1]
 
 
 def same_batch(row: dict[Any, Any], other: dict[Any, Any]) -> bool:

@@ -1,7 +1,6 @@
 """Runs that MLflow keeps -> Rows, as reports show them."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlflow import MlflowClient
@@ -11,6 +10,7 @@ from mlflow.tracking import get_tracking_uri
 
 from pipeline.contracts import InvalidInputError, Outcome, Result, StepRecord
 from pipeline.metrics import Row
+from pipeline.settings import AllSettings, dotted, nested, validate
 from pipeline.tracking.store import try_database
 
 PER_STEP = ("loss", "grad_norm", "seconds", "learning_rate", "loss_scale")
@@ -89,7 +89,7 @@ class History:
 
     def row(self, run: Run, baseline: bool, name: str, comparison: str) -> Row:
         """Return a run as reports show it, with the steps that MLflow has of it."""
-        tags, params = run.data.tags, {key: _typed(value) for key, value in run.data.params.items()}
+        tags, params = run.data.tags, _typed(run.data.params)
         params |= {name: tags[name] for name in CONDITIONS if name in tags}
         digests = [entry.dataset.digest for entry in run.inputs.dataset_inputs]
         params |= {"corpus_digest": ", ".join(digests)} if digests else {}
@@ -150,12 +150,11 @@ def _is_measured(run: Run) -> bool:
     return "outcome" in run.data.tags or {"peak_allocated_mib", "seconds_per_step"} <= set(run.data.metrics)
 
 
-def _typed(text: str) -> Any:
-    """Return a param, which MLflow keeps as text, as the number, truth value or nothing that it was."""
-    known = {"True": True, "False": False, "none": None}
-    if text in known:
-        return known[text]
+def _typed(params: Mapping[str, str]) -> dict[str, Any]:
+    """Return params, which MLflow keeps as text, as the settings that they were; as text where they are not ours."""
     try:
-        return json.loads(text)
-    except ValueError:
-        return text
+        settings = validate(AllSettings, nested(params), "compare")
+    except InvalidInputError:
+        return dict(params)
+    values = dict(dotted(settings.model_dump(mode="json")))
+    return {name: values[name] for name in params}

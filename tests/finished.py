@@ -1,0 +1,27 @@
+"""A project in which every entry point has run once, through `mlflow run`, on tiny settings."""
+
+import subprocess
+from pathlib import Path
+
+from project import SMALL, Project
+
+from pipeline.variants import entry_points
+
+SEARCH = {**SMALL, "num_steps": "4", "effective_batch_size": "8", "num_trials": "4", "budget": "64MiB"}
+SETTINGS = {
+    "main": {**SMALL, "config": "experiments/single/optimized.yaml"},
+    "profiling": {**SMALL, "config": "experiments/single/optimized.yaml"},
+    "precision": SMALL,
+    "accumulation": SMALL,
+    "checkpointing": {k: v for k, v in SMALL.items() if k != "causal_lm.num_layers"},
+    "combined": SMALL,
+    "search": SEARCH,
+}
+"""How each entry point is run."""
+Done = dict[str, "subprocess.CompletedProcess[str]"]
+
+
+def finish(folder: Path) -> tuple[Project, Done]:
+    """Run every entry point once in a copy of the project."""
+    project = Project.copy(folder, with_store=False)
+    return project, {entry: project.mlflow_run(entry, SETTINGS[entry]) for entry in entry_points()}

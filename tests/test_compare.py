@@ -1,0 +1,143 @@
+"""Runs that MLflow has already, beside each other: chosen, told apart, and flagged where they do not compare."""
+
+import shutil
+from pathlib import Path
+
+import mlflow
+import pandas as pd
+import pytest
+from finished import Done
+from project import Project, parent_id
+
+from pipeline.contracts import InvalidInputError
+from pipeline.report.findings import read_findings
+from pipeline.tracking.history import History
+
+
+@pytest.fixture(scope="module")
+def project(finished: tuple[Project, Done], tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Give a copy of the finished project's store, to which runs may be added."""
+    copy = Project.copy(tmp_path_factory.mktemp("compare"), with_store=False)
+    shutil.copy(finished[0].folder / "mlflow.db", copy.folder / "mlflow.db")
+    return copy
+
+
+def table(project: Project, name: str) -> pd.DataFrame:
+    """Return a table of the newest comparison."""
+    run_id = project.parent_of("compare").info.run_id
+    return pd.read_csv(mlflow.MlflowClient(project.store).download_artifacts(run_id, f"{name}.csv"))
+
+
+def test_a_parent_stands_for_its_children_and_gives_its_table_again(project: Project) -> None:
+    parent = project.parent_of("combined")
+    done = project.mlflow_run("compare", {"runs": parent.info.run_id})
+    assert done.returncode == 0, done.stderr
+    frame = table(project, "comparison").set_index("variant")
+    children = project.children_of(parent)
+    assert set(frame.index) == set(children)
+    for name, child in children.items():
+        for metric in ("peak_allocated_mib", "seconds_per_step", "final_loss", "memory_saving_percent"):
+            assert frame.loc[name].get(metric) == pytest.approx(
+                child.data.metrics.get(metric, float("nan")), nan_ok=True
+            )
+    differing = set(table(project, "differences")["setting"])
+    assert differing == {"precision", "micro_batch_size", "accumulation_steps", "checkpointing"}
+
+
+def test_every_figure_and_step_comes_back_from_mlflow(
+    finished: tuple[Project, Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, _ = finished
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", project.store)
+    parent = project.parent_of("precision")
+    history = History()
+    [folder] = project.folder.glob("runs/*-precision-*")
+    kept = {row.name: row for row in read_findings(folder).rows}  # type: ignore[union-attr]
+    runs = history.by_id([parent.info.run_id])
+    assert len(runs) == 3
+    for run in runs:
+        row, own = history.row(run, False, run.info.run_name, "runs"), kept[run.info.run_name]
+        assert row.figures == pytest.approx(dict(own.figures))
+        assert own.params.items() <= row.params.items()
+        assert row.result is not None and own.result is not None
+        for one, other in zip(row.result.steps, own.result.steps, strict=True):
+            assert (one.step, one.loss, one.loss_scale, one.skipped) == (
+                other.step,
+                other.loss,
+                other.loss_scale,
+                other.skipped,
+            )
+            assert one.tokens == other.tokens
+
+
+def test_techniques_side_by_side_are_told_apart_and_flagged(project: Project) -> None:
+    done = project.mlflow_run("compare", {"experiment": "Default", "filter": "params.precision = 'bf16'"})
+    assert done.returncode == 0, done.stderr
+    names = set(table(project, "comparison")["variant"])
+    assert {"combined: precision", "precision: bf16"} <= names
+    flagged = table(project, "not_comparable").set_index("run")["other"].to_dict()
+    out = " ".join(done.stdout.split())
+    assert "what does not compare" in out and flagged
+    first = table(project, "comparison").iloc[0]
+    assert all("effective batch" in flag for name, flag in flagged.items() if name != first["variant"])
+
+
+def test_a_run_of_another_device_or_corpus_is_not_measured_against_the_baseline(project: Project) -> None:
+    client = mlflow.MlflowClient(project.store)
+    runs = [run for run in project.runs() if run.data.tags.get("technique") == "combined" and parent_id(run)]
+    other = client.create_run(runs[0].info.experiment_id, run_name="elsewhere")
+    for key, value in {**runs[0].data.params, "corpus": "quick_fox"}.items():
+        client.log_param(other.info.run_id, key, value)
+    for key, value in runs[0].data.metrics.items():
+        client.log_metric(other.info.run_id, key, value)
+    client.set_tag(other.info.run_id, "device_name", "another card")
+    client.set_tag(other.info.run_id, "outcome", "ok")
+    ids = f"{runs[0].info.run_id},{other.info.run_id}"
+    done = project.pipeline("compare", {"runs": ids})
+    assert done.returncode == 0, done.stderr
+    [flag] = table(project, "not_comparable")["other"]
+    assert flag == "corpus, device"
+    assert "memory_saving_percent" not in table(project, "comparison").columns
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "compare needs to know which runs"),
+        ({"experiment": "nope"}, "no experiment is called 'nope'; the experiments are Default"),
+        ({"runs": "abc"}, "no run has the id 'abc'"),
+        ({"filter": "foo =="}, "filter must be a filter string of MLflow"),
+        ({"filter": "params.precision = 'fp7'"}, "none has any; widen the choice"),
+        ({"runs": "a", "filter": "b"}, "runs are chosen by id or by experiment and filter"),
+        ({"experiment": "Default", "baseline": "abc"}, "the baseline must be one of the runs compared"),
+        ({"rums": "abc"}, "no setting is called rums; did you mean runs"),
+    ],
+)
+def test_a_wrong_choice_is_answered(settings: dict[str, str], words: str, project: Project) -> None:
+    before = len(project.runs())
+    done = project.pipeline("compare", settings)
+    assert done.returncode == 2, done.stdout
+    assert words in done.stderr and len(done.stderr.strip().splitlines()) <= 2
+    assert len(project.runs()) == before
+
+
+def test_a_run_without_metrics_is_refused_by_name(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = mlflow.MlflowClient(project.store)
+    empty = client.create_run("0", run_name="empty").info.run_id
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", project.store)
+    with pytest.raises(InvalidInputError, match=f"empty \\({empty}\\) has neither; leave it out"):
+        History().by_id([empty])
+
+
+def test_a_page_is_made_again_from_the_folder(finished: tuple[Project, Done], tmp_path: Path) -> None:
+    project, _ = finished
+    for folder in project.folder.glob("runs/*-*-*"):
+        copy = tmp_path / folder.name
+        shutil.copytree(folder, copy)
+        before = (copy / "report.html").read_bytes()
+        (copy / "report.html").unlink()
+        done = project.call("python", "-m", "pipeline", "report", "--folder", str(copy))
+        assert done.returncode == 0, done.stderr
+        assert (copy / "report.html").read_bytes() == before
+    wrong = project.call("python", "-m", "pipeline", "report", "--folder", str(tmp_path))
+    assert wrong.returncode == 2 and "a report is made from the findings.json of a finished job" in wrong.stderr
