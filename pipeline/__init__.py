@@ -13,5 +13,6 @@ Floors; a module imports only from floors below its own, and the members of a fa
     techniques/  models/  data/     one file each, found by its name
     text                            documents -> tokens, once
     sequences  memory/  metrics     tokens -> sequences; budgets and meters; Result -> figures
+    owner                           which process something belongs to, and whether it is gone
     contracts                       the shapes that all floors agree on
 """

@@ -13,7 +13,7 @@ from rich.console import Console
 from pipeline.contracts import InvalidInputError, Settings
 from pipeline.execute import start_server
 from pipeline.search.settings import SearchSettings
-from pipeline.settings import AllSettings, unknown_setting
+from pipeline.settings import AllSettings, RunSettings, unknown_setting, validate
 from pipeline.variants import entry_points, load_plan, load_single
 
 INTERRUPTED = 130
@@ -30,12 +30,22 @@ class MainSettings(Settings):
     """The YAML file to run: one of experiments/single/, or the config.yaml or best.yaml of an earlier run."""
 
 
+class SyncSettings(Settings):
+    """The setting of `sync`."""
+
+    output: Path = RunSettings.model_fields["output"].default
+    """Folder with the results of jobs, whose unsent records are to be sent."""
+
+
 OWN_SETTINGS: dict[str, type[Settings]] = {"main": MainSettings, "search": SearchSettings}
 """What an entry point takes beside the settings of a run."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run an entry point and return the exit code: 0 done, 1 nothing completed, 2 invalid input, 130 interrupted."""
+    """Run an entry point and return the exit code: 0 done, 1 nothing completed, 2 invalid input, 130 interrupted.
+
+    `sync` is no entry point: it sends what earlier jobs could not send, and gives 1 where something stays unsent.
+    """
     words = sys.argv[1:] if argv is None else argv
     before = {kind: signal.signal(kind, _interrupt) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -43,6 +53,8 @@ def main(argv: list[str] | None = None) -> int:
             print(_usage())  # noqa: T201
             return 0
         entry, *rest = words
+        if entry == "sync":
+            return _sync(parse(entry, rest))
         if entry not in entry_points():
             raise InvalidInputError(
                 f"no entry point is called {entry!r}; the entry points are {', '.join(entry_points())}"
@@ -96,6 +108,8 @@ def parse(entry: str, words: list[str]) -> dict[str, Any]:
 
 def settings_of(entry: str) -> type[Settings]:
     """Return every setting that an entry point takes."""
+    if entry == "sync":
+        return SyncSettings
     own = OWN_SETTINGS.get(entry)
     return AllSettings if own is None else create_model("EntrySettings", __base__=(own, AllSettings))
 
@@ -115,9 +129,23 @@ def _run(entry: str, given: dict[str, Any]) -> int:
     return compare(load_plan(entry, given), console)
 
 
+def _sync(given: dict[str, Any]) -> int:
+    from pipeline.tracking.sync import sync
+
+    settings = validate(SyncSettings, given, "sync")
+    complete = True
+    for report in sync(settings.output):
+        print(report.words)  # noqa: T201
+        complete = complete and report.complete
+    if complete:
+        print(f"nothing below {settings.output} is left to send")  # noqa: T201
+    return 0 if complete else 1
+
+
 def _usage() -> str:
     names = "\n".join(f"  {name}" for name in entry_points())
     return (
         f"usage: python -m pipeline ENTRY [--setting value ...]\n\nentry points:\n{names}\n\n"
+        "python -m pipeline sync sends the tracking store what earlier jobs could not send.\n"
         "python -m pipeline ENTRY --help lists the settings."
     )

@@ -8,7 +8,7 @@ from conftest import ROOT
 
 FLOORS = [
     ("contracts",),
-    ("sequences", "memory", "metrics"),
+    ("sequences", "memory", "metrics", "owner"),
     ("text",),
     ("techniques", "models", "data"),
     ("settings",),
