@@ -203,6 +203,41 @@ def test_no_password_is_written_down(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert lasting(f"sqlite:///{tmp_path}/mlflow.db") == f"sqlite:///{tmp_path}/mlflow.db"
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Give a project whose artifact store is a disk of 64 KiB."""
+    disk = Project.copy(tmp_path).folder / "mlruns"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"this machine does not let us mount a small disk: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_files_that_find_the_disk_full_are_kept_and_sent_once_there_is_room(small_disk: Path) -> None:
+    project = Project(small_disk.parent)
+    done = project.pipeline("main", SMALL)
+    assert done.returncode == 0 and "peak MiB" in done.stdout, done.stderr
+    assert "No space left on device" in done.stderr and "python -m pipeline sync" in done.stderr
+    parent = project.parent_of("main")
+    [child] = project.children_of(parent).values()
+    assert (parent.info.status, child.info.status, child.data.metrics["loss"] > 0) == ("FINISHED", "FINISHED", True)
+    full = project.call("python", "-m", "pipeline", "sync")
+    assert full.returncode == 1 and "No space left on device" in full.stdout
+
+    subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
+    room = project.call("python", "-m", "pipeline", "sync")
+    assert room.returncode == 0, room.stdout
+    [job] = (project.folder / "runs").iterdir()
+    for run, folder, names in [
+        (parent, job, ("comparison.csv", "environment.json")),
+        (child, job / "single-fp32", ("config.yaml", "result.json")),
+    ]:
+        stored = small_disk / run.info.experiment_id / run.info.run_id / "artifacts"
+        assert [(stored / name).read_bytes() for name in names] == [(folder / name).read_bytes() for name in names]
+
+
 class Server:
     """A tracking server that can be stopped and started again."""
 
