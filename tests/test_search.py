@@ -1,10 +1,13 @@
 """The search: it never repeats itself, learns from what does not fit, and finds the fastest that does."""
 
 import sqlite3
+import subprocess
+import time
 from contextlib import closing
 from typing import Any
 
 import optuna
+import psutil
 import pytest
 from conftest import TINY
 from hypothesis import given, settings
@@ -13,6 +16,7 @@ from optuna.trial import TrialState
 
 from pipeline.contracts import InvalidInputError, MemoryUse, Outcome, Result
 from pipeline.metrics import MIB
+from pipeline.owner import is_gone, this_process
 from pipeline.report.search import TrialRow, over_time_figure, pareto_front, plane_figure, trials_frame
 from pipeline.search.answer import answer
 from pipeline.search.choose import SAMPLERS, choose, naive_choices, next_naive
@@ -280,6 +284,18 @@ def test_a_trial_that_nobody_owns_is_given_up(tmp_path: Any) -> None:
     new_study(storage=storage)
     optuna.load_study(storage=storage, study_name="test").ask(SPACE.distributions)
     assert new_study(storage=storage).taken == []
+
+
+def test_a_process_that_ended_is_gone_even_before_its_parent_has_looked() -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        owner = {**this_process(), "pid": process.pid, "started": psutil.Process(process.pid).create_time()}
+        assert not is_gone(owner) and is_gone({**owner, "started": owner["started"] - 60})
+        assert not is_gone({**owner, "pid": 2**22 - 1, "host": "another machine"})
+        process.kill()
+        while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        assert is_gone(owner)
+    assert is_gone(owner)
 
 
 def test_of_two_processes_that_choose_the_same_the_first_has_it(tmp_path: Any) -> None:

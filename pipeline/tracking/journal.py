@@ -92,7 +92,7 @@ class Journal:
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path, self._descriptor = path, descriptor
-        self._torn = False
+        self._torn = self._complained = False
 
     @classmethod
     def create(cls, folder: Path, start: Start) -> Self:
@@ -152,14 +152,16 @@ class Journal:
         os.close(self._descriptor)
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        """Append a line, after a new line's beginning where the one before was cut off; a full disk is said once."""
+        """Append a line, on a line of its own even after one that was cut off; a full disk is said once."""
         data = (b"\n" if self._torn else b"") + _line(line)
         try:
             self._torn = os.write(self._descriptor, data) < len(data)
+            problem = "only in part" if self._torn else None
         except OSError as error:
-            if not self._torn:
-                print(f"tracking: {self.path} cannot be written ({error.strerror}); going on", file=sys.stderr)  # noqa: T201
-            self._torn = True
+            self._torn, problem = True, error.strerror
+        if problem and not self._complained:
+            self._complained = True
+            print(f"tracking: {self.path} cannot be written ({problem}); going on without it", file=sys.stderr)  # noqa: T201
 
 
 def read(path: Path) -> Contents:

@@ -27,7 +27,8 @@ class Outbox:
     """The records of one run that have not arrived; others may add to it while one thread sends."""
 
     def __init__(self, journal: Journal, start: Start, contents: Contents) -> None:
-        self._journal, self._start, self.run_id = journal, start, start.run_id
+        self._journal, self._start = journal, start
+        self.run_id = start.run_id
         """MLflow's id; None as long as MLflow does not know the run."""
         self._waiting = {number: r for number, r in sorted(contents.records.items()) if number not in contents.sent}
         self._next = max(contents.records, default=-1) + 1
@@ -130,8 +131,8 @@ def unwritable(path: Path, error: OSError) -> InvalidInputError:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether MLflow was reached and will not have this, whenever it is sent."""
-    return isinstance(error, MlflowException) and 400 <= error.get_http_status_code() < 500
+    """Whether MLflow was reached and will not have this, whenever it is sent: a wrong value, or a run that is no more."""
+    return isinstance(error, MlflowException) and error.get_http_status_code() in (400, 404)
 
 
 def _batches(records: Collection[Record]) -> Iterator[list[Record]]:

@@ -50,11 +50,15 @@ class _Stores:
             self.away[uri] = trouble
         return trouble
 
-    def end_orphans(self, output: Path) -> None:
-        """End the runs whose process is gone in the experiments of all stores that answer."""
-        for uri, experiment_id in self.experiments:
-            if uri not in self.away:
+    def end_orphans(self, output: Path) -> Iterator[Report]:
+        """End the runs whose process is gone in the experiments of all stores that answer; yield what went wrong."""
+        for uri, experiment_id in sorted(self.experiments):
+            if uri in self.away:
+                continue
+            try:
                 end_orphans(self._client(uri), experiment_id, known_ends(output))
+            except Exception as error:  # as above
+                yield Report(f"runs of ended processes may still be RUNNING ({first_line(error)})", complete=False)
 
     def _client(self, uri: str) -> MlflowClient:
         if uri not in self.clients:
@@ -75,7 +79,7 @@ def sync(output: Path) -> Iterator[Report]:
     stores = _Stores()
     for path in sorted(output.glob(f"**/{NAME}")):
         yield _sync_one(path, stores)
-    stores.end_orphans(output)
+    yield from stores.end_orphans(output)
 
 
 def _sync_one(path: Path, stores: _Stores) -> Report:
