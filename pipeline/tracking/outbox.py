@@ -131,7 +131,7 @@ def unwritable(path: Path, error: OSError) -> InvalidInputError:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether MLflow was reached and will not have this, whenever it is sent: a wrong value, or a run that is no more."""
+    """Whether MLflow was reached and never will have this: a wrong value, or a run that is no more."""
     return isinstance(error, MlflowException) and error.get_http_status_code() in (400, 404)
 
 
