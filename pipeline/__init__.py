@@ -2,7 +2,7 @@
 
 Floors; a module imports only from floors below its own, and the members of a family do not know each other:
 
-    cli                             the command line
+    cli  tools                      the command line; what trains nothing
     measure  profiling  search/     jobs: variants against a baseline; one run looked at; a search in a budget (Optuna)
     compare                         a job that trains nothing: runs of MLflow beside each other
     publish                         a finished job's report to its readers
@@ -16,5 +16,6 @@ Floors; a module imports only from floors below its own, and the members of a fa
     techniques/  models/  data/     one file each, found by its name
     text                            documents -> tokens, once
     sequences  memory/  metrics     tokens -> sequences; budgets and meters; Result -> figures
+    owner                           which process something belongs to, and whether it is gone
     contracts                       the shapes that all floors agree on
 """

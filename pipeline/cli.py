@@ -13,7 +13,8 @@ from rich.console import Console
 from pipeline.contracts import InvalidInputError, Settings
 from pipeline.execute import start_server
 from pipeline.search.settings import SearchSettings
-from pipeline.settings import AllSettings, RunSettings, unknown_setting, validate
+from pipeline.settings import AllSettings, unknown_setting
+from pipeline.tools import TOOLS, use
 from pipeline.variants import SINGLE, entry_points, load_plan, load_single
 
 INTERRUPTED = 130
@@ -30,30 +31,6 @@ class SingleSettings(Settings):
     """The YAML file to run: one of experiments/single/, or the config.yaml or best.yaml of an earlier run."""
 
 
-class CompareSettings(Settings):
-    """The settings of `compare`."""
-
-    runs: str | None = None
-    """Ids of MLflow runs, separated by commas; that of a parent stands for all of its children."""
-    experiment: str | None = None
-    """Name of an MLflow experiment, all of whose measured runs are meant."""
-    filter: str | None = None
-    """MLflow's filter string, which chooses among them: params.precision = 'bf16' and metrics.final_loss < 7."""
-    baseline: str | None = None
-    """Id of the run with which the others are compared; the first one by default."""
-    output: Path = RunSettings.model_fields["output"].default
-    """Folder of the results on local disk."""
-
-
-class ReportSettings(Settings):
-    """The setting of `report`."""
-
-    folder: Path
-    """Folder of a finished job, such as runs/20260131-120000-combined-x1y2z3."""
-
-
-TOOLS: dict[str, type[Settings]] = {"compare": CompareSettings, "report": ReportSettings}
-"""What trains nothing: `compare` puts runs of MLflow beside each other, `report` makes a page anew."""
 OWN_SETTINGS: dict[str, type[Settings]] = {**dict.fromkeys(SINGLE, SingleSettings), "search": SearchSettings}
 """What an entry point takes beside the settings of a run."""
 
@@ -68,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         entry, *rest = words
         if entry in TOOLS:
-            return _use(entry, validate(TOOLS[entry], parse(entry, rest), entry))
+            return use(entry, parse(entry, rest), _console())
         if entry not in entry_points():
             names = ", ".join([*entry_points(), *TOOLS])
             raise InvalidInputError(f"no entry point is called {entry!r}; the entry points are {names}")
@@ -127,16 +104,6 @@ def settings_of(entry: str) -> type[Settings]:
     return AllSettings if own is None else create_model("EntrySettings", __base__=(own, AllSettings))
 
 
-def _use(tool: str, settings: Any) -> int:
-    if tool == "report":
-        from pipeline.publish import publish_again
-
-        return publish_again(settings.folder, _console())
-    from pipeline.compare import compare
-
-    return compare(settings.runs, settings.experiment, settings.filter, settings.baseline, settings.output, _console())
-
-
 def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
 
@@ -164,6 +131,7 @@ def _usage() -> str:
     names = "\n".join(f"  {name}" for name in entry_points())
     return (
         f"usage: python -m pipeline ENTRY [--setting value ...]\n\nentry points:\n{names}\n\n"
-        "compare puts runs of MLflow beside each other; report makes a finished job's page anew.\n"
+        "compare puts runs of MLflow beside each other; report makes a finished job's page anew;\n"
+        "sync sends the tracking store what earlier jobs could not send.\n"
         "python -m pipeline ENTRY --help lists the settings."
     )

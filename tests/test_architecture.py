@@ -8,7 +8,7 @@ from conftest import ROOT
 
 FLOORS = [
     ("contracts",),
-    ("sequences", "memory", "metrics"),
+    ("sequences", "memory", "metrics", "owner"),
     ("text",),
     ("techniques", "models", "data"),
     ("settings",),
@@ -20,6 +20,7 @@ FLOORS = [
     ("tracking", "report"),
     ("publish",),
     ("measure", "compare", "profiling", "search"),
+    ("tools",),
     ("cli",),
     ("__main__",),
 ]
@@ -29,7 +30,7 @@ HOMES = {
     "matplotlib": {"report"},
     "yaml": {"experiment", "variants"},
     "multiprocessing": {"execute"},
-    "rich": {"report", "publish", "measure", "compare", "profiling", "search", "cli"},
+    "rich": {"report", "publish", "measure", "compare", "profiling", "search", "tools", "cli"},
     "jinja2": {"report"},
 }
 MODULES = sorted(file for file in (ROOT / "pipeline").rglob("*.py") if file.name != "__init__.py")

@@ -41,6 +41,12 @@ CASES = [
     (["main", "--output", "/proc/runs"], "output folder must be writable"),
     (["accumulation", "--micro_batch_size", "4"], "micro_batch_size is what accumulation varies"),
     (["precision", "--precision", "bf16"], "precision is what precision varies"),
+    (
+        ["sync", "--output", "absent"],
+        "sync needs the output folder of earlier jobs, and absent is no folder; set output",
+    ),
+    (["sync", "--output", "/proc"], "sync needs the output folder of earlier jobs, and /proc "),
+    (["sync", "--outptu", "runs"], "no setting is called outptu; did you mean output?"),
     (["search", "--space", '{"precison": ["fp32"]}'], "no setting is called precison"),
     (["search", "--sampler", "bayes"], "sampler must be 'tpe', 'gp', 'random', 'brute' or 'nsga2'"),
 ]

@@ -71,15 +71,16 @@ def test_every_figure_and_step_comes_back_from_mlflow(
 
 
 def test_techniques_side_by_side_are_told_apart_and_flagged(project: Project) -> None:
-    done = project.mlflow_run("compare", {"experiment": "Default", "filter": "params.precision = 'bf16'"})
+    choice = "params.checkpointing = 'none' and params.precision = 'fp32'"
+    done = project.mlflow_run("compare", {"experiment": "Default", "filter": choice})
     assert done.returncode == 0, done.stderr
-    names = set(table(project, "comparison")["variant"])
-    assert {"combined: precision", "precision: bf16"} <= names
-    flagged = table(project, "not_comparable").set_index("run")["other"].to_dict()
-    out = " ".join(done.stdout.split())
-    assert "what does not compare" in out and flagged
-    first = table(project, "comparison").iloc[0]
-    assert all("effective batch" in flag for name, flag in flagged.items() if name != first["variant"])
+    rows = table(project, "comparison")
+    assert {"combined: fp32", "accumulation: growing_batch/2x8"} <= set(rows["variant"])
+    flags = table(project, "not_comparable").set_index("run")["other"]
+    assert rows["variant"].iloc[0] not in flags
+    assert {"effective batch", "corpus, effective batch, model"} <= set(flags)
+    plain = set(rows["variant"][rows["effective_batch_size"] == rows["effective_batch_size"].iloc[0]])
+    assert not any("effective batch" in flag for name, flag in flags.items() if name in plain)
 
 
 def test_a_run_of_another_device_or_corpus_is_not_measured_against_the_baseline(project: Project) -> None:

@@ -115,6 +115,14 @@ def test_every_metric_is_explained() -> None:
     assert explained >= SUMMARY | PER_STEP | AGAINST_BASELINE
 
 
+def test_every_fault_of_the_reliability_page_has_its_test() -> None:
+    rows = [line for line in (ROOT / "docs" / "reliability.md").read_text().splitlines() if line.startswith("| ")][1:]
+    named = [re.search(r"`(test_\w+\.py)::(test_\w+)` \|$", row) for row in rows]
+    assert len(rows) >= 11 and all(named)
+    for found in filter(None, named):
+        assert f"\ndef {found[2]}(" in (ROOT / "tests" / found[1]).read_text(), found[0]
+
+
 @pytest.mark.parametrize("page", ["README.md", *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))])
 def test_links_to_files_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):

@@ -1,24 +1,48 @@
 """What a user sees when things end badly: outcomes, statuses, exit codes, and nothing lost."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import optuna
+import mlflow
 import psutil
 import pytest
-from optuna.trial import TrialState
 from project import SMALL, Project, as_words
+from test_entry_points import SETTINGS
 
-SEARCH = {**SMALL, "effective_batch_size": "8", "budget": "64MiB", "num_trials": "6"}
-LONG = {**SMALL, "num_steps": "100000"}
+from pipeline.tracking.journal import NAME
+from pipeline.variants import entry_points
+
+MANY = "100000"
+"""Optimizer steps that no test waits for."""
+SPIKY = '''
+from dataclasses import replace
+from itertools import count
+from typing import ClassVar
+
+from pipeline.models.encoder_stack import EncoderStack
+
+
+class Spiky(EncoderStack):
+    """A stack whose loss is not a number at one optimizer step."""
+
+    names: ClassVar[tuple[str, ...]] = ("spiky",)
+    step: int
+    """The step, counted from 0."""
+
+    def build(self, name, vocabulary_size):
+        built, calls = super().build(name, vocabulary_size), count()
+        factor = lambda: float("nan") if next(calls) == self.step else 1.0
+        return replace(built, loss=lambda *words: factor() * built.loss(*words))
+'''
+"""A model as a user would add one, whose training fails."""
 
 
 @pytest.fixture
@@ -33,9 +57,14 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 90) -> N
         time.sleep(0.1)
 
 
-def steps_on(project: Project, store: str | None = None) -> bool:
-    """Whether some run has logged a loss."""
-    return any("loss" in run.data.metrics for run in project.runs(store))
+def journals(project: Project) -> list[Path]:
+    """Return the files with what has not reached MLflow."""
+    return list(project.folder.glob(f"runs/**/{NAME}"))
+
+
+def is_training(project: Project) -> bool:
+    """Whether some run has told of an optimizer step."""
+    return any(b'"loss"' in file.read_bytes() for file in journals(project))
 
 
 @contextmanager
@@ -77,6 +106,38 @@ def test_an_outcome_is_a_row_and_a_status(
     assert (child.data.tags["outcome"], child.info.status) == (outcome, status)
 
 
+def test_a_loss_that_is_not_a_number_is_named_with_its_step(project: Project) -> None:
+    (project.folder / "pipeline" / "models" / "spiky.py").write_text(SPIKY.replace("step: int", "step: int = 0"))
+    small = {**{k: v for k, v in SMALL.items() if not k.startswith(("causal_lm", "encoder_stack"))}, "num_steps": "9"}
+    spiky = {"model": "spiky", "corpus": "random_vectors", "spiky.width": "32", "spiky.num_heads": "2"}
+    done = project.pipeline("main", {**small, **spiky, "spiky.step": "6"})
+    assert done.returncode == 1 and "the loss of optimizer step 6 is nan" in " ".join(done.stdout.split())
+    parent = project.parent_of("main")
+    [child] = project.children_of(parent).values()
+    assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("FAILED", "FAILED", "diverged")
+    points = mlflow.MlflowClient(project.store).get_metric_history(child.info.run_id, "loss")
+    assert [point.step for point in points] == list(range(6))
+    assert not journals(project)
+
+
+def test_a_training_killed_in_the_middle_of_a_step_keeps_the_steps_before(project: Project) -> None:
+    words = as_words({**SMALL, "num_steps": MANY})
+    with started(project, "python", "-m", "pipeline", "main", *words) as process:
+        wait_for(lambda: is_training(project), "the first steps")
+        family = psutil.Process(process.pid).children(recursive=True)
+        max(family, key=lambda process: process.create_time()).kill()
+        out, err = process.communicate(timeout=300)
+    assert process.returncode == 1 and "Traceback" not in out + err
+    assert "killed by SIGKILL" in " ".join(out.split())
+    parent = project.parent_of("main")
+    [child] = project.children_of(parent).values()
+    assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("FAILED", "FAILED", "out_of_memory")
+    [result] = project.folder.glob("runs/*/*/result.json")
+    points = mlflow.MlflowClient(project.store).get_metric_history(child.info.run_id, "loss")
+    assert [point.step for point in points] == list(range(len(json.loads(result.read_text())["result"]["steps"])))
+    assert not journals(project)
+
+
 def test_one_failed_variant_does_not_stop_the_others(project: Project) -> None:
     file = project.folder / "experiments" / "combined.yaml"
     file.write_text(file.read_text().replace("precision: {precision: bf16}", "precision: {learning_rate: 1.0e+30}"))
@@ -87,16 +148,18 @@ def test_one_failed_variant_does_not_stop_the_others(project: Project) -> None:
     assert set(statuses.values()) == {"FINISHED"} and len(statuses) == 7
 
 
-@pytest.mark.parametrize("way", ["pipeline", "mlflow run"])
-@pytest.mark.parametrize("entry", ["accumulation", "search"])
+@pytest.mark.parametrize(
+    ("entry", "way"),
+    [*((entry, "pipeline") for entry in entry_points()), ("accumulation", "mlflow run"), ("search", "mlflow run")],
+)
 def test_ctrl_c_marks_the_runs_killed_and_keeps_what_was_measured(entry: str, way: str, project: Project) -> None:
-    settings = {**(SEARCH if entry == "search" else {}), **LONG}
+    settings = {**SETTINGS[entry], "num_steps": MANY}
     words = ["python", "-m", "pipeline", entry, *as_words(settings)]
     if way == "mlflow run":
         given = [word for name, value in settings.items() for word in ("-P", f"{name}={value}")]
         words = ["mlflow", "run", ".", "-e", entry, "--env-manager=local", *given]
     with started(project, *words) as process:
-        wait_for(lambda: steps_on(project), "the first steps")
+        wait_for(lambda: is_training(project), "the first steps")
         family = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=60)
@@ -113,52 +176,7 @@ def test_ctrl_c_marks_the_runs_killed_and_keeps_what_was_measured(entry: str, wa
     assert child.data.metrics["tokens_seen"] > 0
     [result] = project.folder.glob("runs/*/*/result.json")
     assert '"interrupted"' in result.read_text()
-
-
-def test_a_search_killed_by_sigkill_resumes(project: Project) -> None:
-    storage = f"sqlite:///{project.folder}/optuna.db"
-
-    def finished() -> list[optuna.trial.FrozenTrial]:
-        if not (project.folder / "optuna.db").exists():
-            return []
-        try:
-            study = optuna.load_study(storage=storage, study_name="headroom")
-        except KeyError:
-            return []
-        return [trial for trial in study.trials if trial.state is TrialState.COMPLETE]
-
-    # Long enough trials that the kill hits one in the middle.
-    settings = {**SEARCH, "num_steps": "60"}
-    with started(project, "python", "-m", "pipeline", "search", *as_words(settings)) as process:
-        wait_for(lambda: len(finished()) >= 2, "two trials")
-        process.kill()
-    before = finished()
-    again = project.pipeline("search", settings)
-    assert again.returncode == 0, again.stderr
-    after = optuna.load_study(storage=storage, study_name="headroom").trials
-    complete = [trial for trial in after if trial.state is TrialState.COMPLETE]
-    assert [t.params for t in complete[: len(before)]] == [t.params for t in before]
-    assert len(complete) == 6
-    assert len({tuple(trial.params.items()) for trial in complete}) == 6
-    assert len(after) - len(complete) <= 1
-    assert not [trial for trial in after if trial.state is TrialState.RUNNING]
-
-    for name, value in {"budget": "60MiB", "effective_batch_size": "4", "seed": "1", "causal_lm.width": "64"}.items():
-        refused = project.pipeline("search", {**settings, name: value})
-        assert refused.returncode == 2
-        assert f"{name} is {value}, and was" in refused.stderr.replace("'", "")
-    done = project.pipeline("search", settings)
-    assert done.returncode == 0 and "trial 7" not in done.stdout
-    assert len(optuna.load_study(storage=storage, study_name="headroom").trials) == len(after)
-
-
-def test_nothing_fits_is_an_answer(project: Project) -> None:
-    done = project.pipeline("search", {**SEARCH, "budget": "1MiB", "num_trials": "3"})
-    assert done.returncode == 1
-    out = " ".join(done.stdout.split())
-    assert "Nothing fits 1.0 MiB at an effective batch of 8: the smallest peak seen is" in out
-    assert not (project.folder / "best.yaml").exists()
-    assert project.parent_of("search").info.status == "FAILED"
+    assert not journals(project)
 
 
 def free_port() -> int:
@@ -166,50 +184,3 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
-
-
-@pytest.fixture
-def server(project: Project) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    """Run a tracking server of the project's own; give its address and its process."""
-    port = free_port()
-    address = f"http://127.0.0.1:{port}"
-
-    def answers() -> bool:
-        try:
-            with urllib.request.urlopen(f"{address}/health", timeout=1) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
-
-    words = ["mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with started(project, *words, "--backend-store-uri", "sqlite:///server.db", **quiet) as process:
-        wait_for(answers, "the tracking server")
-        yield address, process
-
-
-def test_a_tracking_server_takes_the_runs_and_may_go_away(
-    project: Project, server: tuple[str, "subprocess.Popen[str]"]
-) -> None:
-    address, process = server
-    project.environment["MLFLOW_TRACKING_URI"] = address
-    done = project.pipeline("main", SMALL)
-    assert done.returncode == 0, done.stderr
-    parent = project.parent_of("main", address)
-    [child] = project.children_of(parent, address).values()
-    assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("FINISHED", "FINISHED", "ok")
-    assert child.data.metrics["final_loss"] > 0
-
-    project.environment["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
-    words = ["python", "-m", "pipeline", "main", *as_words({**SMALL, "num_steps": "3000"})]
-    with started(project, *words) as training:
-        wait_for(lambda: sum("loss" in run.data.metrics for run in project.runs(address)) == 2, "the second run")
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = training.communicate(timeout=300)
-    assert training.returncode == 0, err
-    assert "going on, results are on disk" in err
-    assert err.count("MLflow did not take") == 1
-    results = sorted(project.folder.glob("runs/*-main-*/*/result.json"))
-    assert len(results) == 2
-    assert results[-1].read_text().count('"learning_rate"') >= 3000
-    assert "peak MiB" in out

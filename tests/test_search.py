@@ -1,8 +1,13 @@
 """The search: it never repeats itself, learns from what does not fit, and finds the fastest that does."""
 
+import sqlite3
+import subprocess
+import time
+from contextlib import closing
 from typing import Any
 
 import optuna
+import psutil
 import pytest
 from conftest import TINY
 from hypothesis import given, settings
@@ -11,6 +16,7 @@ from optuna.trial import TrialState
 
 from pipeline.contracts import InvalidInputError, MemoryUse, Outcome, Result
 from pipeline.metrics import MIB
+from pipeline.owner import is_gone, this_process
 from pipeline.report.search import answer, trials_frame, trials_table
 from pipeline.report.trials import TrialRow, best_row, pareto_front
 from pipeline.report.trials_pictures import over_time_picture, parallel_picture, plane_picture
@@ -63,7 +69,8 @@ def run(study: StoredStudy, sampler: str, num_trials: int, oom: bool = False, se
         choice = choose(SPACE, study.trials, study.taken, study.directions, sampler, seed)
         if choice is None:
             break
-        trial = study.start(choice, SPACE)
+        trial = study.start(choice, SPACE, len(SPACE.choices))
+        assert trial is not None
         result, figures = result_of(choice, oom)
         study.finish(trial, judge(result, figures, BUDGET), result, figures)
         chosen.append(choice)
@@ -116,7 +123,8 @@ def test_a_study_survives_its_process(tmp_path: Any) -> None:
 def test_an_abandoned_trial_is_closed_and_its_configuration_free_again(tmp_path: Any) -> None:
     storage = f"sqlite:///{tmp_path}/optuna.db"
     study = new_study(storage=storage)
-    mine = study.start(SPACE.choices[0], SPACE)
+    mine = study.start(SPACE.choices[0], SPACE, 20)
+    assert mine is not None
     assert new_study(storage=storage).taken == [SPACE.choices[0]], "its process is alive"
     mine.set_user_attr("owner", {**mine.user_attrs["owner"], "pid": 2**22 - 1})
     again = new_study(storage=storage)
@@ -270,16 +278,51 @@ def test_a_trial_is_what_was_chosen_even_after_a_kill(tmp_path: Any) -> None:
     study = new_study(storage=storage)
     optuna.load_study(storage=storage, study_name="test").enqueue_trial({})
     for choice in SPACE.choices[:3]:
-        assert dict(study.start(choice, SPACE).params) == choice
+        trial = study.start(choice, SPACE, 20)
+        assert trial is not None and dict(trial.params) == choice
 
 
-def test_a_trial_without_an_owner_is_given_up_after_a_while(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_nobody_owns_is_given_up(tmp_path: Any) -> None:
     storage = f"sqlite:///{tmp_path}/optuna.db"
     new_study(storage=storage)
     optuna.load_study(storage=storage, study_name="test").ask(SPACE.distributions)
-    assert len(new_study(storage=storage).taken) == 1
-    monkeypatch.setattr("pipeline.search.study.SECONDS_TO_SAY_WHO", 0.0)
     assert new_study(storage=storage).taken == []
+
+
+def test_a_process_that_ended_is_gone_even_before_its_parent_has_looked() -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        owner = {**this_process(), "pid": process.pid, "started": psutil.Process(process.pid).create_time()}
+        assert not is_gone(owner) and is_gone({**owner, "started": owner["started"] - 60})
+        assert not is_gone({**owner, "pid": 2**22 - 1, "host": "another machine"})
+        process.kill()
+        while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        assert is_gone(owner)
+    assert is_gone(owner)
+
+
+def test_of_two_processes_that_choose_the_same_the_first_has_it(tmp_path: Any) -> None:
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    first, second = new_study(storage=storage), new_study(storage=storage)
+    assert first.start(SPACE.choices[0], SPACE, 20) is not None
+    assert second.start(SPACE.choices[0], SPACE, 20) is None
+    assert second.start(SPACE.choices[1], SPACE, 1) is None, "the last of the trials is being measured"
+    assert second.start(SPACE.choices[1], SPACE, 2) is not None
+    assert first.taken == SPACE.choices[:2]
+
+
+def test_a_locked_storage_is_waited_for_and_then_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    monkeypatch.setattr("pipeline.search.study.SECONDS_FOR_A_LOCK", 0.2)
+    study = new_study(storage=storage)
+    with closing(sqlite3.connect(tmp_path / "optuna.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(InvalidInputError, match="storage must be reachable, and .* is not .*database is locked"):
+            new_study(storage=storage)
+        with pytest.raises(InvalidInputError, match="database is locked"), study.must_answer():
+            study.start(SPACE.choices[0], SPACE, 1)
+        other.execute("ROLLBACK")
+    assert study.start(SPACE.choices[0], SPACE, 1) is not None
 
 
 def test_the_answer_compares_with_the_largest_naive_micro_batch_that_fits() -> None:

@@ -2,10 +2,12 @@
 
 import contextlib
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import optuna
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -22,13 +24,15 @@ from pipeline.search.study import CONSTRAINT, DETAIL, FIGURES, OUTCOME, StoredSt
 from pipeline.tracking.parent import ParentRun, open_parent
 
 DIRECTIONS = {"throughput": ("maximize",), "pareto": ("maximize", "minimize")}
+SECONDS_BETWEEN_LOOKS = 1.0
+"""How often to look whether another process has finished its trial."""
 
 
 def search(given: Mapping[str, Any], console: Console) -> int:
     """Search, print and log the answer; return the exit code: 1 where nothing fits the budget."""
     plan = plan_search(given)
     study = StoredStudy(plan.settings.storage, plan.settings.study, DIRECTIONS[plan.settings.objectives], plan.identity)
-    with open_parent("search", plan.base.settings.output) as parent:
+    with open_parent("search", plan.base.settings.output) as parent, study.must_answer():
         parent.params({**plan.base.params(), **plan.settings.model_dump(mode="json")})
         parent.tags({"device": str(plan.base.device), "study": plan.settings.study})
         parent.file("environment.json", json.dumps(environment(plan.base.device), indent=1))
@@ -47,16 +51,25 @@ def _run_trials(plan: SearchPlan, study: StoredStudy, parent: ParentRun, console
         task = progress.add_task("", total=total)
         while len(rows := rows_of(plan, study)) < total:
             progress.update(task, completed=len(rows), description=_incumbent(rows))
-            choice = _next(plan, study, rows)
-            if choice is None:
+            choice = _next(plan, study, rows, total)
+            trial = None if choice is None else study.start(choice, plan.space, total)
+            if choice is not None and trial is not None:
+                row = _run_trial(plan, choice, trial, study, parent)
+                progress.print(
+                    f"trial {row.number + 1}: {in_words(row.choice)}: {row.in_words}", style="dim", highlight=False
+                )
+            elif choice is None and not study.num_running_here:
                 break
-            row = _run_trial(plan, choice, study, parent)
-            progress.print(
-                f"trial {row.number + 1}: {in_words(row.choice)}: {row.in_words}", style="dim", highlight=False
-            )
+            elif choice is None:
+                progress.update(task, description="waiting for the trials of another process")
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                study.free_abandoned()
 
 
-def _next(plan: SearchPlan, study: StoredStudy, rows: list[TrialRow]) -> Choice | None:
+def _next(plan: SearchPlan, study: StoredStudy, rows: list[TrialRow], total: int) -> Choice | None:
+    """Return what to measure next; None where all are taken, or the last of `total` is being measured."""
+    if len(rows) + study.num_running_here >= total:
+        return None
     fitting = [dict(row.choice) for row in rows if row.fits]
     seed, sampler = plan.base.settings.seed, plan.settings.sampler
     return next_naive(plan.naive, fitting, study.taken) or choose(
@@ -64,11 +77,12 @@ def _next(plan: SearchPlan, study: StoredStudy, rows: list[TrialRow]) -> Choice 
     )
 
 
-def _run_trial(plan: SearchPlan, choice: Choice, study: StoredStudy, parent: ParentRun) -> TrialRow:
+def _run_trial(
+    plan: SearchPlan, choice: Choice, trial: optuna.Trial, study: StoredStudy, parent: ParentRun
+) -> TrialRow:
     """Run and judge one configuration."""
     experiment = plan.experiment(choice)
     warmup = experiment.settings.timing_warmup_steps
-    trial = study.start(choice, plan.space)
     name = f"trial {trial.number + 1}: {in_words(choice)}"
     try:
         result, figures = parent.run(

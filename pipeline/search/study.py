@@ -1,19 +1,18 @@
 """The study in Optuna's own storage: what has been measured, by whom, and under which conditions."""
 
-import datetime
-import math
-import os
-import socket
-import warnings
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import optuna
-import psutil
-from optuna.samplers import PartialFixedSampler, RandomSampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.exceptions import StorageInternalError
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState, create_trial
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from pipeline.contracts import InvalidInputError, Outcome, Result
+from pipeline.owner import is_gone, is_here, this_process
 from pipeline.search.judge import Verdict
 from pipeline.search.space import Choice, Space
 
@@ -25,9 +24,11 @@ IDENTITY, OWNER, OUTCOME, DETAIL, FIGURES, LOWER_BOUND = (
     "figures",
     "is_lower_bound",
 )
+KEY = "key"
+"""What tells a trial that is being started from those of other processes."""
 CONSTRAINT = "bytes_over_budget"
-SECONDS_TO_SAY_WHO = 60.0
-"""A process that has not put its name on its trial after so long was killed before it could."""
+SECONDS_FOR_A_LOCK = 20.0
+"""How long to wait for a storage's file that another process has locked."""
 
 
 class StoredStudy:
@@ -41,26 +42,17 @@ class StoredStudy:
 
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        try:
-            self._study = optuna.create_study(
-                storage=storage, study_name=name, directions=list(directions), load_if_exists=True
-            )
+        with _reachable(storage, Exception):  # whatever the database and its driver raise
+            self._study = _open(storage, name, directions)
             self._refuse_other(identity)
-        except InvalidInputError:
-            raise
-        except Exception as error:  # whatever the database and its driver raise
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise InvalidInputError(
-                f"the study's storage must be reachable, and {storage} is not ({first}); set storage=sqlite:///optuna.db"
-            ) from error
+            self.free_abandoned()
         self.directions = directions
-        self._free_abandoned()
+        self._storage = storage
 
     @property
     def trials(self) -> list[FrozenTrial]:
         """Trials whose outcome is known, whatever it is."""
-        known = (trial for trial in self._study.trials if trial.state.is_finished())
-        return [trial for trial in known if trial.user_attrs.get(OUTCOME, Outcome.INTERRUPTED) != Outcome.INTERRUPTED]
+        return [trial for trial in self._study.trials if _is_known(trial)]
 
     @property
     def taken(self) -> list[Choice]:
@@ -68,14 +60,33 @@ class StoredStudy:
         running = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         return [dict(trial.params) for trial in (*self.trials, *running)]
 
-    def start(self, choice: Choice, space: Space) -> optuna.Trial:
-        """Return a running trial of this configuration."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self._study.sampler = PartialFixedSampler(dict(choice), RandomSampler())
-        trial = self._study.ask(space.distributions)
-        trial.set_user_attr(OWNER, _owner())
-        return trial
+    @property
+    def num_running_here(self) -> int:
+        """How many trials the processes of this machine are measuring."""
+        return sum(_runs_here(trial) for trial in self._study.get_trials(deepcopy=False))
+
+    def start(self, choice: Choice, space: Space, total: int) -> optuna.Trial | None:
+        """Return a running trial of this configuration, unless another process has it, or the last of `total`.
+
+        A trial appears in the storage at once with its number, configuration and owner: of two processes that choose
+        the same at the same moment, the one with the lower number has it.
+        """
+        key = uuid.uuid4().hex
+        trial = create_trial(
+            state=TrialState.RUNNING,
+            params=dict(choice),
+            distributions=dict(space.distributions),
+            user_attrs={OWNER: this_process(), KEY: key},
+        )
+        self._study.add_trial(trial)
+        trials = self._study.get_trials(deepcopy=False)
+        mine = next(trial for trial in trials if trial.user_attrs.get(KEY) == key)
+        earlier = [trial for trial in trials[: mine.number] if _is_known(trial) or trial.state is TrialState.RUNNING]
+        is_taken = mine.params in [trial.params for trial in earlier]
+        if is_taken or sum(_is_known(trial) or _runs_here(trial) for trial in earlier) >= total:
+            self.abandon(mine.number)
+            return None
+        return optuna.Trial(self._study, mine._trial_id)
 
     def finish(self, trial: optuna.Trial, verdict: Verdict, result: Result, figures: Mapping[str, float]) -> None:
         """Store what was measured; a trial that is killed before the end of this counts as abandoned."""
@@ -111,28 +122,57 @@ class StoredStudy:
                 "to begin another, or go back to what was"
             )
 
-    def _free_abandoned(self) -> None:
+    def free_abandoned(self) -> None:
         """Close the trials that a killed process of this machine has left running."""
         for trial in self._study.get_trials(states=(TrialState.RUNNING,)):
             owner = trial.user_attrs.get(OWNER)
-            if _is_gone(owner) if owner else _age_seconds(trial) > SECONDS_TO_SAY_WHO:
+            if owner is None or is_gone(owner):
                 self.abandon(trial.number)
 
+    def must_answer(self) -> AbstractContextManager[None]:
+        """Give a context in which a storage that does not answer is an InvalidInputError."""
+        return _reachable(self._storage, StorageInternalError)
 
-def _owner() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "pid": os.getpid(), "started": psutil.Process().create_time()}
+
+def _open(storage: str, name: str, directions: Sequence[str]) -> optuna.Study:
+    """Return the study, made where it is not there, though another process may be making it at the same moment."""
+    for may_repeat in (True, False):
+        try:
+            return optuna.create_study(
+                storage=_patient(storage), study_name=name, directions=list(directions), load_if_exists=True
+            )
+        except SQLAlchemyError as error:
+            if not (may_repeat and ("already exists" in str(error) or isinstance(error, IntegrityError))):
+                raise
+    raise AssertionError("the second attempt returns or raises")
 
 
-def _is_gone(owner: Mapping[str, Any]) -> bool:
-    """Whether the process is known to be gone: of other machines nothing is known."""
-    if owner["host"] != socket.gethostname():
-        return False
+def _patient(storage: str) -> str | RDBStorage:
+    """Return a storage that waits for a file which another process has locked, for longer than Python's 5 seconds."""
+    if isinstance(storage, str) and storage.startswith("sqlite"):
+        return RDBStorage(storage, engine_kwargs={"connect_args": {"timeout": SECONDS_FOR_A_LOCK}})
+    return storage
+
+
+@contextmanager
+def _reachable(storage: str, kind: type[Exception]) -> Iterator[None]:
     try:
-        return bool(psutil.Process(owner["pid"]).create_time() != owner["started"])
-    except psutil.NoSuchProcess:
-        return True
+        yield
+    except InvalidInputError:
+        raise
+    except kind as error:
+        first = (str(error.__cause__ or error).splitlines() or [type(error).__name__])[0]
+        raise InvalidInputError(
+            f"the study's storage must be reachable, and {storage} is not ({first}); the same command goes on once it "
+            "is, or set storage=sqlite:///optuna.db"
+        ) from error
 
 
-def _age_seconds(trial: FrozenTrial) -> float:
-    start = trial.datetime_start
-    return (datetime.datetime.now() - start).total_seconds() if start else math.inf
+def _is_known(trial: FrozenTrial) -> bool:
+    """Whether what a trial was to measure is known: not where it was interrupted."""
+    interrupted = Outcome.INTERRUPTED
+    return bool(trial.state.is_finished() and trial.user_attrs.get(OUTCOME, interrupted) != interrupted)
+
+
+def _runs_here(trial: FrozenTrial) -> bool:
+    return trial.state is TrialState.RUNNING and OWNER in trial.user_attrs and is_here(trial.user_attrs[OWNER])

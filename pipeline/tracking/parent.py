@@ -6,13 +6,15 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import get_tracking_uri
 from mlflow.tracking.context.registry import resolve_tags
 
@@ -21,18 +23,12 @@ from pipeline.environment import environment
 from pipeline.execute import execute
 from pipeline.experiment import Experiment
 from pipeline.metrics import step_metrics
+from pipeline.tracking.journal import Start, known_ends
+from pipeline.tracking.orphans import STATUS, end_orphans, owner_tag
+from pipeline.tracking.outbox import Outbox, now
 from pipeline.tracking.run import Run
-from pipeline.tracking.store import Store, try_database
+from pipeline.tracking.store import Store, first_line, lasting, try_database
 
-STATUS = {
-    Outcome.OK: "FINISHED",
-    Outcome.OVER_BUDGET: "FINISHED",
-    Outcome.OUT_OF_MEMORY: "FAILED",
-    Outcome.DIVERGED: "FAILED",
-    Outcome.CRASHED: "FAILED",
-    Outcome.TIMED_OUT: "FAILED",
-    Outcome.INTERRUPTED: "KILLED",
-}
 Figures = Callable[[Result], dict[str, float]]
 """Result -> summary metrics."""
 Measure = Callable[[Experiment, Path, Callable[[StepRecord], None]], Result]
@@ -42,12 +38,11 @@ Measure = Callable[[Experiment, Path, Callable[[StepRecord], None]], Result]
 class ParentRun(Run):
     """The run of a whole job."""
 
-    def __init__(self, store: Store, run_id: str, experiment_id: str, folder: Path, entry: str) -> None:
-        super().__init__(store, run_id, folder)
-        self._experiment_id, self._entry = experiment_id, entry
+    def __init__(self, store: Store, outbox: Outbox, start: Start, entry: str, known_params: Collection[str]) -> None:
+        super().__init__(store, outbox)
+        self._start, self._entry, self._known_params = start, entry, known_params
         self.succeeded = True
         """Whether the run ends FINISHED; a job that completed nothing sets it to False."""
-        self._known_params = set(store.client.get_run(run_id).data.params)
 
     def params(self, params: Mapping[str, Any]) -> None:
         """Log params; those that `mlflow run` has written already stay as they are, since MLflow never changes one."""
@@ -99,13 +94,14 @@ class ParentRun(Run):
         labels = {
             **resolve_tags(),
             "mlflow.parentRunId": str(self.run_id),
+            **owner_tag(),
             "technique": self._entry,
             "device": str(experiment.device),
             **{key: value for key, value in about.items() if key in RUN_TAGS},
             **tags,
         }
-        created = self._store.ask(self._store.client.create_run, self._experiment_id, tags=labels, run_name=name)
-        return Run(self._store, created.info.run_id if created else None, folder)
+        start = replace(self._start, name=name, tags=labels, time=now(), key=uuid.uuid4().hex, run_id=None)
+        return Run(self._store, Outbox.begin(folder, start))
 
 
 TAG_CHARACTERS = 5000
@@ -126,12 +122,23 @@ def open_parent(entry: str, output: Path) -> Iterator[ParentRun]:
     """
     folder = _make_folder(output, entry)
     try:
-        client, run_id, experiment_id = _adopt_or_create(entry)
+        client, run = _adopt_or_create(entry)
     except InvalidInputError:
         folder.rmdir()
         raise
     store = Store(client)
-    parent = ParentRun(store, run_id, experiment_id, folder, entry)
+    info = run.info
+    store.do(lambda client: end_orphans(client, info.experiment_id, known_ends(output)))
+    start = Start(
+        uri=lasting(client.tracking_uri),
+        experiment_id=info.experiment_id,
+        name=info.run_name,
+        tags={},
+        time=info.start_time,
+        key=info.run_id,
+        run_id=info.run_id,
+    )
+    parent = ParentRun(store, Outbox.begin(folder, start), start, entry, set(run.data.params))
     status = "FAILED"
     try:
         yield parent
@@ -156,8 +163,8 @@ def _make_folder(output: Path, entry: str) -> Path:
         ) from error
 
 
-def _adopt_or_create(entry: str) -> tuple[MlflowClient, str, str]:
-    """Return the client, run id and experiment id; MLFLOW_RUN_ID names the run that `mlflow run` has opened for us."""
+def _adopt_or_create(entry: str) -> tuple[MlflowClient, Any]:
+    """Return the client and the run; MLFLOW_RUN_ID names the one that `mlflow run` has opened for us."""
     try:
         try_database(get_tracking_uri())
         client = MlflowClient()
@@ -165,21 +172,32 @@ def _adopt_or_create(entry: str) -> tuple[MlflowClient, str, str]:
         if given:
             run = client.get_run(given)
         else:
-            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "headroom")
-            known = client.get_experiment_by_name(name)
-            experiment_id = known.experiment_id if known else client.create_experiment(name)
-            run = client.create_run(experiment_id, tags=resolve_tags(), run_name=entry)
+            run = client.create_run(_experiment_id(client), tags=resolve_tags(), run_name=entry)
         client.set_experiment_tag(run.info.experiment_id, "mlflow.experimentKind", "custom_model_development")
-        client.set_tag(run.info.run_id, "technique", entry)
+        for name, value in {**owner_tag(), "technique": entry}.items():
+            client.set_tag(run.info.run_id, name, value)
         if RANDOM_NAME.fullmatch(run.info.run_name or ""):
             client.set_tag(run.info.run_id, "mlflow.runName", entry)
     except Exception as error:  # whatever a store, its driver or its network raises
-        first = (str(error).splitlines() or [type(error).__name__])[0]
         raise InvalidInputError(
-            f"the tracking store must be reachable, and {get_tracking_uri()} is not ({first}); start it, or set "
-            "MLFLOW_TRACKING_URI=sqlite:///mlflow.db"
+            f"the tracking store must be reachable, and {get_tracking_uri()} is not ({first_line(error)}); start it, "
+            "or set MLFLOW_TRACKING_URI=sqlite:///mlflow.db"
         ) from error
-    return client, run.info.run_id, run.info.experiment_id
+    return client, run
+
+
+def _experiment_id(client: MlflowClient) -> str:
+    """Return the id of the experiment, which another job may be making at the same moment."""
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "headroom")
+    known = client.get_experiment_by_name(name)
+    if known is None:
+        try:
+            return str(client.create_experiment(name))
+        except MlflowException:
+            known = client.get_experiment_by_name(name)
+            if known is None:
+                raise
+    return str(known.experiment_id)
 
 
 def _keep(child: Run, experiment: Experiment, result: Result, summary: dict[str, float]) -> None:
@@ -188,7 +206,7 @@ def _keep(child: Run, experiment: Experiment, result: Result, summary: dict[str,
     child.metrics(summary, step=len(result.steps))
     child.tags({"outcome": result.outcome.value, **({"outcome_detail": result.detail} if result.detail else {})})
     for trace in sorted(child.folder.glob("traces/*")):
-        child.existing_file(trace, "traces")
+        child.existing_file(f"traces/{trace.name}", "traces")
     log = child.folder / "log.txt"
     if result.outcome in (Outcome.CRASHED, Outcome.OUT_OF_MEMORY) and log.exists():
         child.file("log.txt", log.read_bytes())

@@ -1,12 +1,13 @@
 """MLflow from one background thread: a store that goes away never stops a training."""
 
+import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 # An unreachable server is found out within seconds, not minutes; the user's own choice stands.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
@@ -16,58 +17,95 @@ import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.store.db.db_types import DATABASE_ENGINES
 
+from pipeline.tracking.outbox import Outbox
+
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs a traceback of what it raises, too
+
 PATIENCE_SECONDS = 2.0
-"""A call that failed after longer than this made us wait."""
+"""An attempt that failed after longer than this made us wait."""
 SECONDS_BEFORE_RETRY = 30.0
 """How long a store that made us wait in vain is left alone."""
+REMEDY = "send them with: python -m pipeline sync"
 
 
 class Store:
-    """MLflow, from one thread and without exceptions: what cannot be sent is said once and left to the local files."""
+    """MLflow, from one thread and without exceptions: what cannot be sent is said once, and kept until it can."""
 
     def __init__(self, client: MlflowClient) -> None:
         self.client = client
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tracking")
+        self._outboxes: list[Outbox] = []
         self._quiet_until = 0.0
-        self.num_lost = 0
-        """Calls that did not reach the store."""
+        self._complained = False
 
-    def send(self, call: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        """Make this call in the background, after those before it."""
-        self._executor.submit(self._attempt, call, args, kwargs)
+    def add(self, outbox: Outbox) -> None:
+        """Care for the outbox of another run, and create the run in the background."""
+        self._outboxes.append(outbox)
+        self.send(outbox)
 
-    def send_anyway(self, call: Callable[..., object], *args: Any) -> None:
-        """Make this call in the background even to a store that has just made us wait."""
-        self._executor.submit(self._attempt, call, args, {}, patient=True)
+    def send(self, outbox: Outbox) -> None:
+        """Send what waits in this outbox in the background."""
+        self._executor.submit(self._attempt, outbox)
 
-    def ask(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any | None:
-        """Make this call after those before it and return its answer, None where there is none."""
-        return self._executor.submit(self._attempt, call, args, kwargs).result()
+    def do(self, call: Callable[[MlflowClient], object]) -> None:
+        """Make this call in the background, after what was asked for before."""
+        self._executor.submit(self._try, lambda: _trouble_of(call, self.client))
 
     def close(self) -> None:
-        """Wait until everything has been sent."""
+        """Send all that waits, whatever went wrong before, and say what stays on disk."""
+        self._executor.submit(self._last_attempt)
         self._executor.shutdown(wait=True)
+        num_kept = sum(len(outbox) for outbox in self._outboxes)
+        for outbox in self._outboxes:
+            outbox.close()
+        if self._outboxes:
+            self._say(f"{num_kept} records of this job have not reached MLflow and are kept on disk; {REMEDY}")
+        elif self._complained:
+            self._say("all has reached MLflow since")
 
-    def _attempt(
-        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], patient: bool = False
-    ) -> Any | None:
+    def _last_attempt(self) -> None:
+        self._quiet_until = 0.0
+        for outbox in self._outboxes.copy():
+            self._attempt(outbox)
+
+    def _attempt(self, outbox: Outbox) -> None:
+        if outbox not in self._outboxes:  # all of it has arrived, with what was sent before
+            return
+        if len(outbox) or outbox.run_id is None:
+            self._try(lambda: outbox.send(self.client))
+        if outbox.done:
+            outbox.close()
+            self._outboxes.remove(outbox)
+
+    def _try(self, attempt: Callable[[], Exception | None]) -> None:
         start = time.monotonic()
-        if start < self._quiet_until and not patient:
-            self.num_lost += 1
-            return None
-        try:
-            return call(*args, **kwargs)
-        except Exception as error:
-            if not self.num_lost:
-                first = (str(error).splitlines() or [type(error).__name__])[0]
-                print(  # noqa: T201  to the user
-                    f"tracking: MLflow did not take what was sent ({first}); going on, results are on disk",
-                    file=sys.stderr,
-                )
-            self.num_lost += 1
-            if time.monotonic() - start > PATIENCE_SECONDS:
-                self._quiet_until = time.monotonic() + SECONDS_BEFORE_RETRY
-            return None
+        if start < self._quiet_until:
+            return
+        trouble = attempt()
+        if trouble is None:
+            return
+        if not self._complained:
+            self._say(f"MLflow did not take what was sent ({first_line(trouble)}); going on, results are on disk")
+            self._complained = True
+        if time.monotonic() - start > PATIENCE_SECONDS:
+            self._quiet_until = time.monotonic() + SECONDS_BEFORE_RETRY
+
+    def _say(self, words: str) -> None:
+        print(f"tracking: {words}", file=sys.stderr)  # noqa: T201  to the user
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error says, in one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def lasting(uri: str) -> str:
+    """Return the URI of a store as it holds in every folder and may stand in a file: absolute, without a password."""
+    without_password = re.sub(r"(://[^:/@]*):[^@/]*@", r"\1@", uri)
+    scheme, _, path = without_password.partition(":///")
+    if scheme.partition("+")[0] != "sqlite" or not path:
+        return without_password
+    return f"{scheme}:///{Path(path).resolve()}"
 
 
 def try_database(uri: str) -> None:
@@ -77,3 +115,11 @@ def try_database(uri: str) -> None:
         if url.drivername == "sqlite" and url.database:
             Path(url.database).parent.mkdir(parents=True, exist_ok=True)
         sqlalchemy.create_engine(url).connect().close()
+
+
+def _trouble_of(call: Callable[[MlflowClient], object], client: MlflowClient) -> Exception | None:
+    try:
+        call(client)
+    except Exception as error:  # whatever a store, its driver or its network raises
+        return error
+    return None

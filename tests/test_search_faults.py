@@ -1,0 +1,114 @@
+"""A search that is killed, has its storage locked, or has a rival: each configuration is measured once."""
+
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+import mlflow
+import optuna
+import pytest
+from optuna.trial import FrozenTrial, TrialState
+from project import SMALL, Project, as_words, parent_id
+from sqlalchemy.exc import SQLAlchemyError
+from test_faults import journals, started, wait_for
+
+SEARCH = {**SMALL, "effective_batch_size": "8", "budget": "64MiB", "num_trials": "6"}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project.copy(tmp_path)
+
+
+def trials(project: Project) -> list[FrozenTrial]:
+    """Return every trial of the study, none where there is no study yet."""
+    if not (project.folder / "optuna.db").exists():
+        return []
+    try:
+        return optuna.load_study(storage=f"sqlite:///{project.folder}/optuna.db", study_name="headroom").trials
+    except (KeyError, SQLAlchemyError):  # not there yet, or being made at this moment
+        return []
+
+
+def complete(project: Project) -> list[FrozenTrial]:
+    return [trial for trial in trials(project) if trial.state is TrialState.COMPLETE]
+
+
+def assert_each_configuration_once(project: Project, num_trials: int) -> None:
+    """Check that the study has this many measured configurations, and nothing unfinished."""
+    assert len(complete(project)) == num_trials
+    assert len({tuple(trial.params.items()) for trial in complete(project)}) == num_trials
+    others = [trial for trial in trials(project) if trial.state is not TrialState.COMPLETE]
+    assert all((t.state, t.user_attrs["outcome"]) == (TrialState.FAIL, "interrupted") for t in others)
+
+
+def test_a_search_killed_by_sigkill_resumes(project: Project) -> None:
+    # Long enough trials that the kill hits one in the middle.
+    settings = {**SEARCH, "num_steps": "60"}
+    with started(project, "python", "-m", "pipeline", "search", *as_words(settings)) as process:
+        wait_for(lambda: len(complete(project)) >= 2, "two trials")
+        process.kill()
+    before = complete(project)
+    again = project.pipeline("search", settings)
+    assert again.returncode == 0, again.stderr
+    after = trials(project)
+    assert [t.params for t in complete(project)[: len(before)]] == [t.params for t in before]
+    assert_each_configuration_once(project, 6)
+    assert len(after) - 6 <= 1
+
+    # What the killed process had begun has been marked by the next start; what it had not sent, sync sends.
+    assert {run.info.status for run in project.runs()} <= {"FINISHED", "KILLED"}
+    *_, killed = (run for run in project.runs() if run.data.tags.get("technique") == "search" and not parent_id(run))
+    assert (killed.info.status, killed.data.tags["outcome"]) == ("KILLED", "interrupted")
+    sent = project.call("python", "-m", "pipeline", "sync")
+    assert sent.returncode == 0, sent.stdout
+    assert not journals(project)
+    outcomes = sorted(run.data.tags["outcome"] for run in project.runs() if parent_id(run))
+    assert outcomes.count("ok") == 6 and set(outcomes) <= {"ok", "interrupted"} and len(outcomes) <= 7
+    for name, run in project.children_of(killed).items():
+        points = mlflow.MlflowClient(project.store).get_metric_history(run.info.run_id, "loss")
+        assert [point.step for point in points] == list(range(len(points))), name
+
+    for name, value in {"budget": "60MiB", "effective_batch_size": "4", "seed": "1", "causal_lm.width": "64"}.items():
+        refused = project.pipeline("search", {**settings, name: value})
+        assert refused.returncode == 2
+        assert f"{name} is {value}, and was" in refused.stderr.replace("'", "")
+    done = project.pipeline("search", settings)
+    assert done.returncode == 0 and "trial 7" not in done.stdout
+    assert len(trials(project)) == len(after)
+
+
+def test_nothing_fits_is_an_answer(project: Project) -> None:
+    done = project.pipeline("search", {**SEARCH, "budget": "1MiB", "num_trials": "3"})
+    assert done.returncode == 1
+    out = " ".join(done.stdout.split())
+    assert "Nothing fits 1.0 MiB at an effective batch of 8: the smallest peak seen is" in out
+    assert not (project.folder / "best.yaml").exists()
+    assert project.parent_of("search").info.status == "FAILED"
+
+
+def test_two_searches_of_one_study_share_its_trials(project: Project) -> None:
+    words = ["python", "-m", "pipeline", "search", *as_words(SEARCH)]
+    two = [project.popen(*words) for _ in range(2)]
+    said = [process.communicate(timeout=300) for process in two]
+    assert [process.returncode for process in two] == [0, 0], said
+    assert all("(6 of " in " ".join(out.split()) for out, _ in said)
+    assert_each_configuration_once(project, 6)
+    children = [run for run in project.runs() if parent_id(run)]
+    assert [run.data.tags["outcome"] for run in children] == ["ok"] * 6
+    assert {run.info.status for run in project.runs()} == {"FINISHED"}
+    assert not journals(project)
+
+
+def test_a_storage_that_another_process_locks_is_waited_for(project: Project) -> None:
+    settings = {**SEARCH, "num_trials": "4"}
+    with started(project, "python", "-m", "pipeline", "search", *as_words(settings)) as process:
+        wait_for(lambda: len(complete(project)) >= 1, "a trial")
+        with closing(sqlite3.connect(project.folder / "optuna.db", timeout=60, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            time.sleep(7)  # longer than the 5 seconds that Python's sqlite3 waits by default
+            other.execute("ROLLBACK")
+        _, err = process.communicate(timeout=300)
+    assert process.returncode == 0 and "Traceback" not in err, err
+    assert_each_configuration_once(project, 4)

@@ -1,0 +1,185 @@
+"""MLflow's server goes away, or a disk is full, during a job: training goes on, and everything arrives once."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from project import SMALL, Project, as_words
+from test_faults import MANY, free_port, journals, started, wait_for
+from test_sync import history
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """Make `folder` a disk of this size."""
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"this machine does not let us mount a small disk: {mounted.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def artifact_disk(tmp_path: Path) -> Iterator[Path]:
+    """Give a project whose artifact store is a small disk."""
+    with small_disk(Project.copy(tmp_path).folder / "mlruns", "64k") as disk:
+        yield disk
+
+
+def test_results_that_find_the_disk_full_end_the_job_with_a_line(tmp_path: Path) -> None:
+    project = Project.copy(tmp_path)
+    with small_disk(project.folder / "runs", "16k"):
+        done = project.pipeline("main", {**SMALL, "num_steps": "200"})
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "error: the output folder must take the results" in done.stderr
+    assert "No space left on device" in done.stderr and "unsent.jsonl cannot be written" in done.stderr
+    parent = project.parent_of("main")
+    [child] = project.children_of(parent).values()
+    assert (parent.info.status, child.info.status, child.data.metrics["loss"] > 0) == ("FAILED", "KILLED", True)
+
+
+def test_files_that_find_the_disk_full_are_kept_and_sent_once_there_is_room(artifact_disk: Path) -> None:
+    project = Project(artifact_disk.parent)
+    done = project.pipeline("main", SMALL)
+    assert done.returncode == 0 and "peak MiB" in done.stdout, done.stderr
+    assert "No space left on device" in done.stderr and "python -m pipeline sync" in done.stderr
+    parent = project.parent_of("main")
+    [child] = project.children_of(parent).values()
+    assert (parent.info.status, child.info.status, child.data.metrics["loss"] > 0) == ("FINISHED", "FINISHED", True)
+    full = project.call("python", "-m", "pipeline", "sync")
+    assert full.returncode == 1 and "No space left on device" in full.stdout
+
+    subprocess.run(["mount", "-o", "remount,size=50m", str(artifact_disk)], check=True)
+    room = project.call("python", "-m", "pipeline", "sync")
+    assert room.returncode == 0, room.stdout
+    [job] = (project.folder / "runs").iterdir()
+    for run, folder, names in [
+        (parent, job, ("comparison.csv", "environment.json")),
+        (child, job / "single-fp32", ("config.yaml", "result.json")),
+    ]:
+        stored = artifact_disk / run.info.experiment_id / run.info.run_id / "artifacts"
+        assert [(stored / name).read_bytes() for name in names] == [(folder / name).read_bytes() for name in names]
+
+
+class Server:
+    """A tracking server that can be stopped and started again."""
+
+    def __init__(self, project: Project) -> None:
+        self.project, self.port = project, free_port()
+        self.address = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        words = ["mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        store = ["--backend-store-uri", f"sqlite:///{self.project.folder}/server.db"]
+        self._process = self.project.popen(*words, *store, start_new_session=True, **quiet)
+        wait_for(self._answers, "the tracking server")
+
+    def stop(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.address}/health", timeout=1) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Give a running tracking server, and the project that reports to it."""
+    server = Server(Project.copy(tmp_path_factory.mktemp("project")))
+    shutil.copy(server.project.folder / "mlflow.db", server.project.folder / "server.db")
+    server.project.environment |= {
+        "MLFLOW_TRACKING_URI": server.address,
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    server.start()
+    yield server
+    server.stop()
+
+
+def losses(server: Server) -> list[int]:
+    """Return the steps whose loss the newest child run has in the tracking server, in order."""
+    project = server.project
+    client = MlflowClient(server.address)
+    children = project.children_of(project.parent_of("main", server.address), server.address)
+    return [step for run in children.values() for step, _ in history(client, run).get("loss", [])]
+
+
+def measured_steps(project: Project) -> list[int]:
+    """Return the steps that the newest run has on local disk."""
+    *_, result = sorted(project.folder.glob("runs/*-main-*/*/result.json"))
+    return [step["step"] for step in json.loads(result.read_text())["result"]["steps"]]
+
+
+def test_a_server_that_restarts_during_a_run_misses_nothing(server: Server) -> None:
+    project = server.project
+    with started(
+        project, "python", "-m", "pipeline", "main", *as_words({**SMALL, "num_steps": MANY + "0"})
+    ) as training:
+        wait_for(lambda: any("loss" in run.data.metrics for run in project.runs(server.address)), "the first steps")
+        server.stop()
+        assert training.stderr is not None
+        assert "MLflow did not take" in training.stderr.readline()
+        server.start()
+        before = len(losses(server))
+        wait_for(lambda: len(losses(server)) > before, "steps after the restart")
+        os.killpg(training.pid, signal.SIGINT)
+        _, err = training.communicate(timeout=120)
+    assert "all has reached MLflow since" in err
+    parent = project.parent_of("main", server.address)
+    [child] = project.children_of(parent, server.address).values()
+    assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("KILLED", "KILLED", "interrupted")
+    assert losses(server) == measured_steps(project)
+    assert not journals(project)
+
+
+def test_a_server_that_is_away_and_comes_back_gets_everything_once(server: Server) -> None:
+    project = server.project
+    num_before = len(project.runs(server.address))
+    words = ["python", "-m", "pipeline", "main", *as_words({**SMALL, "num_steps": "1000"})]
+    with started(project, *words) as training:
+        wait_for(lambda: len(project.runs(server.address)) == num_before + 2, "the child run")
+        server.stop()
+        out, err = training.communicate(timeout=300)
+    assert training.returncode == 0 and "peak MiB" in out, err
+    assert err.count("MLflow did not take") == 1 and "going on, results are on disk" in err
+    assert "send them with: python -m pipeline sync" in err
+    assert len(measured_steps(project)) == 1000
+    away = project.call("python", "-m", "pipeline", "sync")
+    assert away.returncode == 1 and "repeat this when it is back" in away.stdout
+    kept = {file: file.read_bytes() for file in journals(project)}
+    assert len(kept) == 2
+
+    server.start()
+    two = [project.popen("python", "-m", "pipeline", "sync") for _ in range(2)]
+    said = [process.communicate(timeout=120) for process in two]
+    assert [process.returncode for process in two] == [0, 0], said
+    assert not journals(project)
+    parent = project.parent_of("main", server.address)
+    [child] = project.children_of(parent, server.address).values()
+    assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("FINISHED", "FINISHED", "ok")
+    assert losses(server) == list(range(1000))
+
+    for file, content in kept.items():
+        file.write_bytes(content)
+    assert project.call("python", "-m", "pipeline", "sync").returncode == 0
+    assert losses(server) == list(range(1000)) and len(project.runs(server.address)) == num_before + 2
