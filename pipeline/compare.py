@@ -44,7 +44,7 @@ def compare(
     ids = [part.strip() for part in runs.split(",") if part.strip()] if runs else []
     chosen = history.by_id(ids) if ids else history.by_filter(experiment, filter_string)
     rows = _rows(history, chosen, baseline)
-    with open_parent("compare", output) as parent:
+    with open_parent("compare", f"{len(rows)} runs", output) as parent:
         findings = ComparisonFindings(
             entry="compare",
             question=f"How do these {len(rows)} runs compare?",

@@ -22,7 +22,7 @@ def measure(plan: Plan, console: Console) -> int:
     variants = list(plan.variants)
     first = variants[0].experiment
     about = environment(first.device)
-    with open_parent(plan.entry, first.settings.output) as parent:
+    with open_parent(plan.entry, first.settings.model, first.settings.output) as parent:
         parent.params(common_settings([variant.experiment.params() for variant in variants]))
         parent.tags({"device": str(first.device)})
         parent.file("environment.json", json.dumps(about, indent=1))

@@ -29,7 +29,7 @@ def profiling(plan: Plan, console: Console) -> int:
     experiment = variant.experiment
     settings, about = experiment.settings, environment(experiment.device)
     heard: list[ProfileMessage] = []
-    with open_parent(plan.entry, settings.output) as parent:
+    with open_parent(plan.entry, settings.model, settings.output) as parent:
         parent.params(experiment.params())
         parent.tags({"device": str(experiment.device)})
         parent.file("environment.json", json.dumps(about, indent=1))

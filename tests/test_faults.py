@@ -3,19 +3,14 @@
 import json
 import os
 import signal
-import socket
-import subprocess
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import mlflow
 import psutil
 import pytest
+from finished import SETTINGS
+from processes import started, wait_for
 from project import SMALL, Project, as_words
-from test_entry_points import SETTINGS
 
 from pipeline.tracking.journal import NAME
 from pipeline.variants import entry_points
@@ -50,13 +45,6 @@ def project(tmp_path: Path) -> Project:
     return Project.copy(tmp_path)
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.1)
-
-
 def journals(project: Project) -> list[Path]:
     """Return the files with what has not reached MLflow."""
     return list(project.folder.glob(f"runs/**/{NAME}"))
@@ -65,17 +53,6 @@ def journals(project: Project) -> list[Path]:
 def is_training(project: Project) -> bool:
     """Whether some run has told of an optimizer step."""
     return any(b'"loss"' in file.read_bytes() for file in journals(project))
-
-
-@contextmanager
-def started(project: Project, *words: str, **options: Any) -> Iterator["subprocess.Popen[str]"]:
-    """Give a command that is running, in a process group of its own, and end it whatever happens."""
-    with project.popen(*words, start_new_session=True, **options) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -177,10 +154,3 @@ def test_ctrl_c_marks_the_runs_killed_and_keeps_what_was_measured(entry: str, wa
     [result] = project.folder.glob("runs/*/*/result.json")
     assert '"interrupted"' in result.read_text()
     assert not journals(project)
-
-
-def free_port() -> int:
-    """Return a port of this machine that nothing listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

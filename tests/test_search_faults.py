@@ -9,9 +9,10 @@ import mlflow
 import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
+from processes import started, wait_for
 from project import SMALL, Project, as_words, parent_id
 from sqlalchemy.exc import SQLAlchemyError
-from test_faults import journals, started, wait_for
+from test_faults import journals
 
 SEARCH = {**SMALL, "effective_batch_size": "8", "budget": "64MiB", "num_trials": "6"}
 

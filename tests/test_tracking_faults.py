@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from processes import free_port, started, wait_for
 from project import SMALL, Project, as_words
-from test_faults import MANY, free_port, journals, started, wait_for
+from test_faults import MANY, journals
 from test_sync import history
 
 

@@ -11,6 +11,10 @@ from jinja2 import Environment, StrictUndefined, Template
 from pipeline.report.picture import Picture
 from pipeline.report.table import Table
 
+DESCRIPTION_CHARACTERS = 8000
+"""The longest description that MLflow's stores take (mlflow.utils.validation.MAX_TAG_VAL_LENGTH)."""
+MORE = "\n\nThe rest stands in report.html."
+
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
@@ -52,13 +56,16 @@ def to_html(report: Report) -> str:
 
 
 def to_markdown(report: Report) -> str:
-    """Return question, answer and tables, as MLflow shows them with a run."""
+    """Return question, answer and tables, as MLflow shows them with a run; as many lines as it takes."""
     parts = [f"**{report.question}**", report.answer]
     for section in report.sections:
         for table in section.tables:
             parts += [f"**{table.title}**", table.to_markdown(), *([table.note] if table.note else [])]
         parts += section.notes
-    return "\n\n".join(parts)
+    text = "\n\n".join(parts)
+    if len(text) <= DESCRIPTION_CHARACTERS:
+        return text
+    return text[: DESCRIPTION_CHARACTERS - len(MORE)].rpartition("\n")[0] + MORE
 
 
 @cache

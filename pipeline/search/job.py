@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pipeline.environment import environment
-from pipeline.metrics import summarize
+from pipeline.metrics import MIB, summarize
 from pipeline.publish import publish
 from pipeline.report.search import SearchFindings, trials_frame
 from pipeline.report.trials import TrialRow, best_row, in_words
@@ -32,7 +32,8 @@ def search(given: Mapping[str, Any], console: Console) -> int:
     """Search, print and log the answer; return the exit code: 1 where nothing fits the budget."""
     plan = plan_search(given)
     study = StoredStudy(plan.settings.storage, plan.settings.study, DIRECTIONS[plan.settings.objectives], plan.identity)
-    with open_parent("search", plan.base.settings.output) as parent, study.must_answer():
+    subject = f"{plan.base.settings.model} in {plan.budget_bytes / MIB:,.0f} MiB"
+    with open_parent("search", subject, plan.base.settings.output) as parent, study.must_answer():
         parent.params({**plan.base.params(), **plan.settings.model_dump(mode="json")})
         parent.tags({"device": str(plan.base.device), "study": plan.settings.study})
         parent.file("environment.json", json.dumps(environment(plan.base.device), indent=1))

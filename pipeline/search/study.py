@@ -1,5 +1,6 @@
 """The study in Optuna's own storage: what has been measured, by whom, and under which conditions."""
 
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -28,7 +29,8 @@ KEY = "key"
 """What tells a trial that is being started from those of other processes."""
 CONSTRAINT = "bytes_over_budget"
 SECONDS_FOR_A_LOCK = 20.0
-"""How long to wait for a storage's file that another process has locked."""
+"""How long to wait for a storage's file that another process has locked, or is making."""
+SECONDS_BETWEEN_ATTEMPTS = 0.5
 
 
 class StoredStudy:
@@ -136,15 +138,17 @@ class StoredStudy:
 
 def _open(storage: str, name: str, directions: Sequence[str]) -> optuna.Study:
     """Return the study, made where it is not there, though another process may be making it at the same moment."""
-    for may_repeat in (True, False):
+    deadline = time.monotonic() + SECONDS_FOR_A_LOCK
+    while True:
         try:
             return optuna.create_study(
                 storage=_patient(storage), study_name=name, directions=list(directions), load_if_exists=True
             )
         except SQLAlchemyError as error:
-            if not (may_repeat and ("already exists" in str(error) or isinstance(error, IntegrityError))):
+            is_being_made = "already exists" in str(error) or isinstance(error, IntegrityError)
+            if not is_being_made or time.monotonic() > deadline:
                 raise
-    raise AssertionError("the second attempt returns or raises")
+            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
 
 
 def _patient(storage: str) -> str | RDBStorage:

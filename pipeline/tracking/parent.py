@@ -113,7 +113,7 @@ RUN_TAGS = ("device_name", "git_commit", "torch", "transformers", "cuda", "alloc
 
 
 @contextmanager
-def open_parent(entry: str, output: Path) -> Iterator[ParentRun]:
+def open_parent(entry: str, subject: str, output: Path) -> Iterator[ParentRun]:
     """Give the run that `mlflow run` has opened, or a new one; it ends FINISHED, FAILED (on an error) or KILLED.
 
     Raises:
@@ -122,7 +122,7 @@ def open_parent(entry: str, output: Path) -> Iterator[ParentRun]:
     """
     folder = _make_folder(output, entry)
     try:
-        client, run = _adopt_or_create(entry)
+        client, run = _adopt_or_create(entry, f"{entry} {subject}")
     except InvalidInputError:
         folder.rmdir()
         raise
@@ -163,7 +163,7 @@ def _make_folder(output: Path, entry: str) -> Path:
         ) from error
 
 
-def _adopt_or_create(entry: str) -> tuple[MlflowClient, Any]:
+def _adopt_or_create(entry: str, name: str) -> tuple[MlflowClient, Any]:
     """Return the client and the run; MLFLOW_RUN_ID names the one that `mlflow run` has opened for us."""
     try:
         try_database(get_tracking_uri())
@@ -172,12 +172,12 @@ def _adopt_or_create(entry: str) -> tuple[MlflowClient, Any]:
         if given:
             run = client.get_run(given)
         else:
-            run = client.create_run(_experiment_id(client), tags=resolve_tags(), run_name=entry)
+            run = client.create_run(_experiment_id(client), tags=resolve_tags(), run_name=name)
         client.set_experiment_tag(run.info.experiment_id, "mlflow.experimentKind", "custom_model_development")
-        for name, value in {**owner_tag(), "technique": entry}.items():
-            client.set_tag(run.info.run_id, name, value)
+        for key, value in {**owner_tag(), "technique": entry}.items():
+            client.set_tag(run.info.run_id, key, value)
         if RANDOM_NAME.fullmatch(run.info.run_name or ""):
-            client.set_tag(run.info.run_id, "mlflow.runName", entry)
+            client.set_tag(run.info.run_id, "mlflow.runName", name)
     except Exception as error:  # whatever a store, its driver or its network raises
         raise InvalidInputError(
             f"the tracking store must be reachable, and {get_tracking_uri()} is not ({first_line(error)}); start it, "

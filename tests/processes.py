@@ -1,0 +1,37 @@
+"""Real processes of a test: started, waited for, and ended whatever happens."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from project import Project
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.1)
+
+
+@contextmanager
+def started(project: Project, *words: str, **options: Any) -> Iterator["subprocess.Popen[str]"]:
+    """Give a command that is running, in a process group of its own, and end it whatever happens."""
+    with project.popen(*words, start_new_session=True, **options) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    """Return a port of this machine that nothing listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

@@ -1,0 +1,181 @@
+"""The MLflow UI and the reports, as a person sees them: real entry points' runs in a real browser.
+
+HEADROOM_SCREENSHOTS=docs/images keeps what was seen; README shows it.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from finished import Done
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from processes import free_port, started, wait_for
+from project import Project
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+NO_ASSISTANT = "localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')"
+SECONDS = 60
+COLUMNS = ("peak_allocated_mib", "memory_saving_percent", "tokens_per_second", "final_loss")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def project(finished: tuple[Project, Done]) -> Project:
+    return finished[0]
+
+
+@pytest.fixture(scope="module")
+def address(project: Project) -> Iterator[str]:
+    """Serve the MLflow UI on the finished project's store."""
+    port = free_port()
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with started(project, "mlflow", "ui", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", **quiet):
+
+        def answers() -> bool:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
+                    return bool(answer.status == 200)
+            except OSError:
+                return False
+
+        wait_for(answers, "the MLflow UI")
+        yield f"http://127.0.0.1:{port}/#/experiments/0/runs"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    context = browser.new_context(viewport={"width": 1600, "height": 1000})
+    context.add_init_script(NO_ASSISTANT)
+    context.set_default_timeout(SECONDS * 1000)
+    expect.set_options(timeout=SECONDS * 1000)
+    yield context.new_page()
+    context.close()
+
+
+def keep(page: Page, name: str) -> None:
+    """Keep a picture of the page where screenshots are wanted."""
+    folder = os.environ.get("HEADROOM_SCREENSHOTS")
+    if folder:
+        page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def row(page: Page, name: str) -> Locator:
+    """Return the line of a run in the list, its left part, with its name and checkbox."""
+    return page.get_by_role("row").filter(has=page.get_by_role("link", name=name, exact=True)).first
+
+
+def unfold(page: Page, address: str, parent: str) -> None:
+    """Open the list of runs and show a parent's children."""
+    page.goto(address)
+    row(page, parent).get_by_role("button").first.click()
+    row(page, "all three").wait_for()
+
+
+def test_the_list_shows_parents_with_their_children_and_metrics(page: Page, project: Project, address: str) -> None:
+    parent = project.parent_of("combined")
+    children = project.children_of(parent)
+    unfold(page, address, str(parent.info.run_name))
+    page.get_by_role("button", name="Columns", exact=True).click()
+    for name in ("Dataset", "Source", "Models", *COLUMNS):  # the first three are shown by default
+        page.get_by_placeholder("Search columns").fill(name)
+        node = page.locator("[class*=tree-treenode]").filter(has_text=re.compile(rf"^{name}$"))
+        node.locator("[class*=tree-checkbox]").first.click()
+    page.mouse.click(800, 20)
+    page.locator("body").press("Escape")
+    for name, child in children.items():
+        expect(row(page, name)).to_be_visible()
+        peak = str(child.data.metrics["peak_allocated_mib"])[:8]
+        expect(page.get_by_role("gridcell", name=re.compile(rf"^{re.escape(peak)}")).first).to_be_visible()
+    keep(page, "runs")
+
+
+def test_runs_are_compared_with_charts(page: Page, project: Project, address: str) -> None:
+    unfold(page, address, str(project.parent_of("combined").info.run_name))
+    for name in ("fp32", "precision", "accumulation", "all three"):
+        row(page, name).get_by_role("checkbox").click()
+    page.get_by_role("button", name="Compare", exact=True).click()
+    expect(page.get_by_role("heading", name="Comparing 4 Runs")).to_be_visible()
+    expect(page.locator(".js-plotly-plot .parcoords").first).to_be_visible()
+    for name in ("micro_batch_size", "checkpointing", "fp32", "all three"):
+        expect(page.get_by_text(name, exact=True).first).to_be_attached()
+    keep(page, "compare")
+
+
+def test_a_run_says_what_was_asked_and_found(page: Page, project: Project, address: str) -> None:
+    parent = project.parent_of("search")
+    page.goto(f"{address}/{parent.info.run_id}")
+    expect(
+        page.get_by_text("What is the fastest way to train gpt2-nano at an effective batch of 8").first
+    ).to_be_visible()
+    expect(page.get_by_text("The fastest that fits 64.0 MiB at an effective batch of 8").first).to_be_visible()
+
+
+def test_the_report_is_shown_among_the_artifacts(page: Page, project: Project, address: str) -> None:
+    parent = project.parent_of("search")
+    page.goto(f"{address}/{parent.info.run_id}/artifacts/report.html")
+    report = page.frame_locator("iframe")
+    expect(report.get_by_role("heading", level=1)).to_contain_text("What is the fastest way to train gpt2-nano")
+    expect(report.locator("table.sortable tbody tr")).to_have_count(4)
+    assert report.locator("figure img").first.evaluate("image => image.complete && image.naturalWidth > 0")
+    keep(page, "report")
+
+
+@pytest.mark.parametrize("entry", ["accumulation", "checkpointing", "combined", "precision", "profiling", "search"])
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
+def test_a_report_fits_its_screen(entry: str, width: int, scheme: str, browser: Browser, project: Project) -> None:
+    [folder] = project.folder.glob(f"runs/*-{entry}-*")
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)  # type: ignore[arg-type]
+    page = context.new_page()
+    failures: list[str] = []
+    page.on("requestfailed", lambda request: failures.append(request.url))
+    page.on("pageerror", lambda error: failures.append(str(error)))
+    page.goto(f"file://{folder}/report.html")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for image in page.locator("figure img").all():
+        assert image.evaluate("image => image.complete && image.naturalWidth > 0")
+        box = image.bounding_box()
+        assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert dark == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 24, 29)")
+    assert not failures
+    context.close()
+
+
+def test_a_table_is_sorted_by_any_column(browser: Browser, project: Project) -> None:
+    [folder] = project.folder.glob("runs/*-combined-*")
+    page = browser.new_page()
+    page.goto(f"file://{folder}/report.html")
+    table = page.locator("table.sortable").first
+
+    def column(heading: str) -> list[str]:
+        index = table.locator("th").all_inner_texts().index(heading)
+        return [line.locator("td").nth(index).inner_text() for line in table.locator("tbody tr").all()]
+
+    button = table.get_by_role("button", name="peak MiB")
+    for descending in (False, True):
+        button.click()
+        sizes = [float(text.replace(",", "")) for text in column(table.locator("th").nth(1).inner_text())]
+        assert sizes == sorted(sizes, reverse=descending)
+    table.get_by_role("button", name="saved %").click()
+    assert column(table.locator("th").nth(2).inner_text())[-1] == ""  # the baseline has none
+    page.close()
