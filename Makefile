@@ -6,6 +6,7 @@ PYTHON ?= python3
 ARGS ?=
 PORT ?= 5000
 BIN := .venv/bin
+IN_PARALLEL := --numprocesses 2 --dist loadgroup  # a file's tests stay together (tests/conftest.py)
 
 .PHONY: search test test-all check ui clean
 
@@ -13,10 +14,10 @@ search: .venv/installed
 	PATH="$(abspath $(BIN)):$$PATH" mlflow run . -e search --env-manager=local --experiment-name headroom $(ARGS)
 
 test: check
-	$(BIN)/pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL) -m "not slow"
 
 test-all: check
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL)
 
 check: .venv/installed
 	$(BIN)/ruff format --check .

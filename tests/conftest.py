@@ -28,8 +28,10 @@ TINY: dict[str, Any] = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Skip what needs a GPU where there is none, and keep together what shares a folder: a file, or several."""
     for item in items:
+        shares = "finished" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("finished" if shares else item.path.stem))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 

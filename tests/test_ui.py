@@ -73,10 +73,11 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 def keep(page: Page, name: str) -> None:
-    """Keep a picture of the page where screenshots are wanted."""
+    """Keep a picture of the page where screenshots are wanted, without the path of this machine."""
     folder = os.environ.get("HEADROOM_SCREENSHOTS")
     if folder:
-        page.screenshot(path=Path(folder) / f"{name}.png")
+        hidden = [page.get_by_text(re.compile("^Path: "))]
+        page.screenshot(path=Path(folder) / f"{name}.png", mask=hidden, mask_color="white")
 
 
 def row(page: Page, name: str) -> Locator:
