@@ -11,6 +11,7 @@ Floors; a module imports only from floors below its own, and the members of a fa
     profile                         looking closely at one run: tensors and operators
     train                           the loop around the one training step
     step  variants  environment     the step itself; an entry point's YAML -> its variants; what figures depend on
+    space                           the configurations that a search or a plan chooses from
     experiment                      settings -> one Experiment, resolved and checked
     settings                        every setting: name, type, default, meaning, and the errors of a wrong one
     techniques/  models/  data/     one file each, found by its name

@@ -13,6 +13,7 @@ FLOORS = [
     ("techniques", "models", "data"),
     ("settings",),
     ("experiment",),
+    ("space",),
     ("step", "variants", "environment"),
     ("train",),
     ("profile",),

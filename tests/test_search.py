@@ -20,13 +20,13 @@ from pipeline.owner import is_gone, this_process
 from pipeline.report.search import answer, trials_frame, trials_table
 from pipeline.report.trials import TrialRow, best_row, pareto_front
 from pipeline.report.trials_pictures import over_time_picture, parallel_picture, plane_picture
-from pipeline.search.choose import SAMPLERS, choose, naive_choices, next_naive
+from pipeline.search.choose import SAMPLERS, choose, distributions_of, naive_choices, next_naive
 from pipeline.search.job import findings_of
 from pipeline.search.judge import Verdict, attempted_bytes, judge
 from pipeline.search.plan import plan_search
 from pipeline.search.settings import SearchSettings
-from pipeline.search.space import Choice, Space, make_space
 from pipeline.search.study import StoredStudy
+from pipeline.space import Choice, Space, make_space
 
 SPACE = Space(
     {"micro_batch_size": (1, 2, 4, 8, 16), "checkpointing": ("none", "every_layer"), "precision": ("fp32", "bf16")}
@@ -285,7 +285,7 @@ def test_a_trial_is_what_was_chosen_even_after_a_kill(tmp_path: Any) -> None:
 def test_a_trial_that_nobody_owns_is_given_up(tmp_path: Any) -> None:
     storage = f"sqlite:///{tmp_path}/optuna.db"
     new_study(storage=storage)
-    optuna.load_study(storage=storage, study_name="test").ask(SPACE.distributions)
+    optuna.load_study(storage=storage, study_name="test").ask(distributions_of(SPACE))
     assert new_study(storage=storage).taken == []
 
 
@@ -352,5 +352,5 @@ def test_every_corpus_of_the_space_is_checked_before_anything_runs(tmp_path: Any
 
 
 def test_what_a_search_has_once_is_no_dimension() -> None:
-    with pytest.raises(InvalidInputError, match=r"a search has one budget, .*; take space.budget out"):
+    with pytest.raises(InvalidInputError, match=r"all configurations share one budget, .*; take space.budget out"):
         plan_search({**TINY, "space": {"budget": ["1GiB"]}})

@@ -5,10 +5,11 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 
 import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler, BruteForceSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from pipeline.search.space import Choice, Space
+from pipeline.space import Choice, Space
 
 SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
     "tpe": lambda seed: TPESampler(seed=seed, multivariate=True),
@@ -19,6 +20,11 @@ SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
 }
 PROPOSALS = 10
 """Proposals of configurations already taken before one of the others is drawn."""
+
+
+def distributions_of(space: Space) -> dict[str, BaseDistribution]:
+    """Return the dimensions as Optuna knows them."""
+    return {name: CategoricalDistribution(values) for name, values in space.dimensions.items()}
 
 
 def choose(
@@ -42,7 +48,7 @@ def choose(
         study = optuna.create_study(directions=list(directions), sampler=SAMPLERS[sampler]((seed + len(taken)) % 2**32))
     study.add_trials(finished)
     for _ in range(PROPOSALS):
-        trial = study.ask(space.distributions)
+        trial = study.ask(distributions_of(space))
         if trial.params in left:
             return dict(trial.params)
         study.tell(trial, state=TrialState.FAIL)

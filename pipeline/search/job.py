@@ -19,8 +19,8 @@ from pipeline.report.trials import TrialRow, best_row, in_words
 from pipeline.search.choose import choose, next_naive
 from pipeline.search.judge import judge, peak_bytes
 from pipeline.search.plan import SearchPlan, plan_search
-from pipeline.search.space import Choice
 from pipeline.search.study import CONSTRAINT, DETAIL, FIGURES, OUTCOME, StoredStudy
+from pipeline.space import Choice
 from pipeline.tracking.parent import ParentRun, open_parent
 
 DIRECTIONS = {"throughput": ("maximize",), "pareto": ("maximize", "minimize")}

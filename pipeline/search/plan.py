@@ -11,8 +11,8 @@ from pipeline.experiment import Experiment, make_experiment
 from pipeline.memory.device import find_device
 from pipeline.search.choose import naive_choices
 from pipeline.search.settings import SearchSettings
-from pipeline.search.space import Choice, Space, make_space
 from pipeline.settings import TECHNIQUES, AllSettings, RunSettings, dotted, merged, nested, validate
+from pipeline.space import Choice, Space, make_space
 from pipeline.variants import FOLDER, read_yaml
 
 AUTO_BUDGET = {"cuda": "80%", "cpu": "256MiB"}

@@ -2,19 +2,14 @@
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
-from pipeline.contracts import Settings
-
-Value = str | int | float | bool | None
-"""What a dimension may be set to; YAML and the setting's own type decide which."""
+from pipeline.space import SpaceSettings
 
 
-class SearchSettings(Settings):
+class SearchSettings(SpaceSettings):
     """What is searched, how, and where the study is kept."""
 
-    space: dict[str, list[Value] | Literal["divisors"]] = Field(default={}, min_length=1, validate_default=True)
-    """Any setting by its dotted name and the values to try; `divisors`: those of effective_batch_size."""
     budget: str = "auto"
     """Memory to stay within: 8GiB, 8GB, 512MiB, 80%; auto: 80% of a GPU, 256MiB on a CPU, in scale with gpt2-nano."""
     num_trials: PositiveInt = 12

@@ -14,8 +14,9 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from pipeline.contracts import InvalidInputError, Outcome, Result
 from pipeline.owner import is_gone, is_here, this_process
+from pipeline.search.choose import distributions_of
 from pipeline.search.judge import Verdict
-from pipeline.search.space import Choice, Space
+from pipeline.space import Choice, Space
 
 IDENTITY, OWNER, OUTCOME, DETAIL, FIGURES, LOWER_BOUND = (
     "identity",
@@ -77,7 +78,7 @@ class StoredStudy:
         trial = create_trial(
             state=TrialState.RUNNING,
             params=dict(choice),
-            distributions=dict(space.distributions),
+            distributions=dict(distributions_of(space)),
             user_attrs={OWNER: this_process(), KEY: key},
         )
         self._study.add_trial(trial)

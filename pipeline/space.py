@@ -1,17 +1,26 @@
-"""The configurations a search may choose from: every combination of the dimensions' values."""
+"""The configurations to choose from: every combination of the dimensions' values."""
 
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-import optuna
+from pydantic import Field
 
-from pipeline.contracts import InvalidInputError
+from pipeline.contracts import InvalidInputError, Settings
 from pipeline.experiment import check_setting_name
-from pipeline.search.settings import SearchSettings, Value
 
+Value = str | int | float | bool | None
+"""What a dimension may be set to; YAML and the setting's own type decide which."""
 Choice = dict[str, Value]
 """One configuration: a value for each dimension, by its setting's dotted name."""
+
+
+class SpaceSettings(Settings):
+    """What there is to choose from."""
+
+    space: dict[str, list[Value] | Literal["divisors"]] = Field(default={}, min_length=1, validate_default=True)
+    """Any setting by its dotted name and the values to try; `divisors`: those of effective_batch_size."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +35,8 @@ class Space:
         names = list(self.dimensions)
         return [dict(zip(names, values, strict=True)) for values in itertools.product(*self.dimensions.values())]
 
-    @property
-    def distributions(self) -> dict[str, optuna.distributions.BaseDistribution]:
-        """The dimensions as Optuna knows them."""
-        return {name: optuna.distributions.CategoricalDistribution(values) for name, values in self.dimensions.items()}
 
-
-def make_space(settings: SearchSettings, effective_batch_size: int, pinned: Mapping[str, Value]) -> Space:
+def make_space(settings: SpaceSettings, effective_batch_size: int, pinned: Mapping[str, Value]) -> Space:
     """Return the space; a dimension that the user has set to one value keeps that value alone.
 
     Raises:
@@ -43,8 +47,10 @@ def make_space(settings: SearchSettings, effective_batch_size: int, pinned: Mapp
     dimensions: dict[str, tuple[Value, ...]] = {}
     for name, values in settings.space.items():
         check_setting_name(name)
-        if name in SearchSettings.model_fields:
-            raise InvalidInputError(f"a search has one {name}, so it cannot be a dimension; take space.{name} out")
+        if name in type(settings).model_fields:
+            raise InvalidInputError(
+                f"all configurations share one {name}, so it cannot be a dimension; take space.{name} out"
+            )
         if values == "divisors" and name != "micro_batch_size":
             raise InvalidInputError(
                 f"only micro_batch_size takes `divisors`, and space.{name} is set to it; list its values"
