@@ -5,14 +5,14 @@ Floors; a module imports only from floors below its own, and the members of a fa
     cli                             the command line
     compare  search/                jobs: variants against a baseline; a search under a budget (Optuna)
     tracking/  report/              Results -> MLflow runs (MLflow); Results -> tables and figures (matplotlib)
-    execute                         an Experiment in a clean process -> Result
+    execute  predict                an Experiment in a clean process -> Result; on fake tensors -> Prediction
     profile                         looking closely at one run: tensors and operators
     train                           the loop around the one training step
     step  variants  environment     the step itself; an entry point's YAML -> its variants; what figures depend on
     experiment                      settings -> one Experiment, resolved and checked
     settings                        every setting: name, type, default, meaning, and the errors of a wrong one
     techniques/  models/  data/     one file each, found by its name
-    text                            documents -> tokens, once
+    text  simulation/               documents -> tokens, once; tensors without numbers that live as real ones do
     sequences  memory/  metrics     tokens -> sequences; budgets and meters; Result -> figures
     contracts                       the shapes that all floors agree on
 """

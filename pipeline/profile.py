@@ -8,14 +8,17 @@ from pipeline.contracts import Prepared
 from pipeline.experiment import Experiment
 from pipeline.memory.lifetimes import LifetimeRecorder, Timeline
 from pipeline.memory.meter import WATCHED_STEPS
-from pipeline.step import build_step, make_optimizer, unmarked
+from pipeline.step import Build, build_step, make_optimizer, on_device, unmarked
 from pipeline.train import Loop
 
 
 def record_lifetimes(
-    experiment: Experiment, prepared: Prepared, mark: Callable[[int, str], None] = unmarked
+    experiment: Experiment,
+    prepared: Prepared,
+    mark: Callable[[int, str], None] = unmarked,
+    build: Build = on_device,
 ) -> Timeline:
-    """Build the model, take two optimizer steps, and return what lived when."""
+    """Build the model, take two optimizer steps, and return what lived when; no tensor's value is read."""
     recorder = LifetimeRecorder(experiment.device)
 
     def mark_both(step: int, phase: str) -> None:
@@ -24,9 +27,11 @@ def record_lifetimes(
 
     torch.manual_seed(experiment.settings.seed)
     with recorder:
-        step = build_step(experiment, prepared)
+        step = build_step(experiment, prepared, build)
         mark_both(0, "load")
         optimizer = make_optimizer(step.trainable.module, experiment.settings)
         with recorder.watching(step.trainable, optimizer), step.run_context():
-            Loop(experiment, prepared.train, step, optimizer, lambda record: None).advance(WATCHED_STEPS, mark_both)
+            loop = Loop(experiment, prepared.train, step, optimizer, lambda record: None)
+            for _ in range(WATCHED_STEPS):
+                loop.launch(mark_both)
     return recorder.timeline()

@@ -1,0 +1,104 @@
+"""Predicted memory: what the allocator then really counts, without a number computed or a trace left in the process."""
+
+import gc
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from conftest import tiny, with_corpus_of
+from transformers import masking_utils
+
+from pipeline.contracts import Hardware, InvalidInputError, MemoryUse, StepRecord
+from pipeline.experiment import Experiment
+from pipeline.models import causal_lm
+from pipeline.predict import predict
+from pipeline.train import Message, train
+
+CPU = Hardware(kind="cpu", name="a processor", memory_bytes=2**34, capability=None)
+WIDE: Mapping[str, Any] = {"causal_lm__width": 64, "causal_lm__num_heads": 4, "sequence_length": 64}
+DEEP: Mapping[str, Any] = {**WIDE, "causal_lm__num_layers": 4, "vocabulary_size": 2048}
+CASES: list[dict[str, Any]] = [
+    {"micro_batch_size": 1},
+    {"micro_batch_size": 8},
+    {"micro_batch_size": 8, "causal_lm__num_layers": 5, **WIDE},
+    {"micro_batch_size": 4, "precision": "bf16", **WIDE},
+    {"micro_batch_size": 4, "precision": "fp16", **WIDE},
+    {"micro_batch_size": 8, "checkpointing": "every_layer", **WIDE},
+    {"micro_batch_size": 8, "checkpointing": "every_2_layers", "causal_lm__num_layers": 4, **WIDE},
+    {"micro_batch_size": 8, "accumulation_steps": 3, "precision": "bf16", "checkpointing": "every_layer", **DEEP},
+    {"micro_batch_size": 4, "sequences": "padded", "accumulation_steps": 2, **WIDE},
+    {"micro_batch_size": 4, "causal_lm__dropout": 0.1, "checkpointing": "every_layer", **WIDE},
+    {"micro_batch_size": 4, "model": "llama-nano", **WIDE},
+    {"micro_batch_size": 4, "model": "qwen3-nano", "precision": "bf16", **WIDE},
+    {"micro_batch_size": 4, "encoder_stack__width": 64, "sequence_length": 64, **with_corpus_of("encoder_stack")},
+]
+
+
+def measured(experiment: Experiment) -> int:
+    """Return the allocator's peak over a real training."""
+    messages: list[Message] = []
+    gc.collect()  # what the test before has left must not die while the meter counts
+    train(experiment, experiment.prepare(), messages.append)
+    peak = [message for message in messages if isinstance(message, MemoryUse)][-1].peak_allocated_bytes
+    assert peak is not None
+    return peak
+
+
+@pytest.mark.parametrize("settings", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_a_prediction_is_what_the_allocator_counts(settings: dict[str, Any]) -> None:
+    experiment = tiny(**settings, eval_steps=0)
+    prediction = predict(experiment, CPU)
+    assert prediction.peak_allocated_bytes == pytest.approx(measured(experiment), rel=0.015)
+
+
+def test_a_prediction_says_what_the_peak_is_made_of() -> None:
+    prediction = predict(tiny(micro_batch_size=8), CPU)
+    anatomy = prediction.anatomy
+    assert sum(anatomy.category_bytes.values()) == anatomy.peak_bytes == prediction.peak_allocated_bytes
+    assert anatomy.peak_bytes == max(prediction.phase_bytes.values()) == prediction.phase_bytes[anatomy.phase]
+    assert set(prediction.phase_bytes) == {"load", "forward", "backward", "optimizer"}
+    assert anatomy.largest[0].num_bytes == 8 * 32 * 512 * 4 and anatomy.largest[0].shape[-1] == 512  # logits
+    assert prediction.peak_reserved_bytes is None  # a processor reserves nothing
+
+
+def test_a_prediction_needs_no_corpus_of_full_length() -> None:
+    with pytest.raises(InvalidInputError):
+        tiny(micro_batch_size=10**5).prepare()
+    assert predict(tiny(micro_batch_size=10**5), CPU).peak_allocated_bytes > 2**34
+
+
+def test_work_that_depends_on_numbers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def picky_loss(module: Any, batch: Any, num_targets: int) -> torch.Tensor:
+        return module(batch["input_ids"]).logits[batch["labels"] > 0].sum()  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(causal_lm, "_token_loss", picky_loss)
+    before = torch.get_rng_state, torch.manual_seed, masking_utils.find_packed_sequence_indices
+    with pytest.raises(InvalidInputError, match="picky_loss.*measure this configuration instead"):
+        predict(tiny(), CPU)
+    assert before == (torch.get_rng_state, torch.manual_seed, masking_utils.find_packed_sequence_indices)
+    assert type(torch.ones(1)) is torch.Tensor
+
+
+def test_a_format_that_the_target_lacks_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="tf32 needs a CUDA GPU"):
+        predict(tiny(precision="tf32"), CPU)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_predicting_while_training_changes_nothing_in_the_training(dropout: float) -> None:
+    experiment = tiny(checkpointing="every_layer", causal_lm__dropout=dropout)
+
+    def losses(predict_meanwhile: bool) -> list[float]:
+        found: list[float] = []
+
+        def hear(message: Message) -> None:
+            if isinstance(message, StepRecord):
+                found.append(message.loss)
+                if predict_meanwhile:
+                    predict(experiment, CPU)
+
+        train(experiment, experiment.prepare(), hear)
+        return found
+
+    assert losses(predict_meanwhile=True) == losses(predict_meanwhile=False)
