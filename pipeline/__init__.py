@@ -13,6 +13,6 @@ Floors; a module imports only from floors below its own, and the members of a fa
     settings                        every setting: name, type, default, meaning, and the errors of a wrong one
     techniques/  models/  data/     one file each, found by its name
     text  simulation/               documents -> tokens, once; tensors without numbers that live as real ones do
-    sequences  memory/  metrics     tokens -> sequences; budgets and meters; Result -> figures
+    sequences  memory/  metrics     tokens -> sequences; budgets, meters, allocator; Result -> figures
     contracts                       the shapes that all floors agree on
 """
