@@ -1,18 +1,23 @@
 """An Experiment on fake tensors -> Prediction: how much memory it needs, before anything runs."""
 
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from pipeline.contracts import Hardware, InvalidInputError, Prepared
+from pipeline.contracts import Hardware, InvalidInputError, Prepared, Trainable
 from pipeline.experiment import Experiment
+from pipeline.memory.allocator import OutOfMemoryError
 from pipeline.memory.anatomy import Anatomy, at_peak
+from pipeline.memory.cards import CONTEXT_BYTES
 from pipeline.memory.lifetimes import Timeline
+from pipeline.memory.replay import Allocation, Event, Free, replay
 from pipeline.profile import record_lifetimes
 from pipeline.simulation.batches import RepeatedRow
+from pipeline.simulation.build import CARD, HOST, move_to_card
+from pipeline.simulation.hidden import CudaHidden
 from pipeline.simulation.target import simulated
 
 
@@ -22,19 +27,42 @@ class Prediction:
 
     target: Hardware
     peak_allocated_bytes: int
+    """As the device's allocator counts: on CUDA it rounds up."""
     peak_reserved_bytes: int | None
     peak_device_bytes: int | None
-    """Reserved bytes and the context."""
+    """Reserved bytes and the CUDA context."""
     anatomy: Anatomy
     """The peak taken apart, before the allocator rounds: its phase, categories, modules and largest tensors."""
     phase_bytes: Mapping[str, int]
-    """Greatest number of bytes alive in each phase."""
+    """Greatest number of bytes alive in each phase, before the allocator rounds."""
+    timeline: Timeline = field(repr=False, compare=False)
+    expandable_segments: bool = False
+
+    def fits(self, budget_bytes: int) -> bool:
+        """Whether the run ends within a budget: on CUDA a cap on what is reserved, which gives back what is cached."""
+        if self.peak_reserved_bytes is None or self.peak_allocated_bytes > budget_bytes:
+            return self.peak_allocated_bytes <= budget_bytes
+        if self.peak_reserved_bytes <= budget_bytes:
+            return True
+        try:
+            replay(_events(self.timeline), cap_bytes=budget_bytes, expandable_segments=self.expandable_segments)
+        except OutOfMemoryError:
+            return False
+        return True
 
 
-def predict(experiment: Experiment, target: Hardware, prepared: Prepared | None = None) -> Prediction:
+def predict(
+    experiment: Experiment,
+    target: Hardware,
+    prepared: Prepared | None = None,
+    *,
+    expandable_segments: bool = False,
+    context_bytes: int = CONTEXT_BYTES,
+) -> Prediction:
     """Take two optimizer steps of `experiment` without numbers, as if on `target`, and return what they would need.
 
-    The corpus is read unless it is given; one example of it suffices, however large the batch.
+    The corpus is read unless it is given; one example of it suffices, however large the batch. `context_bytes` is the
+    CUDA context, which counts beside what torch reserves.
 
     Raises:
         InvalidInputError: the target cannot run it, or its work depends on the values of tensors.
@@ -44,13 +72,17 @@ def predict(experiment: Experiment, target: Hardware, prepared: Prepared | None 
     if reason is not None:
         raise InvalidInputError(f"{reason}; choose another value")
     timeline = trace(experiment, target, prepared or experiment.read_corpus())
+    on_card = target.kind == "cuda"
+    peaks = replay(_events(timeline), expandable_segments=expandable_segments) if on_card else None
     return Prediction(
         target=target,
-        peak_allocated_bytes=max(timeline.allocated_bytes()),
-        peak_reserved_bytes=None,
-        peak_device_bytes=None,
+        peak_allocated_bytes=peaks.peak_allocated_bytes if peaks else max(timeline.allocated_bytes()),
+        peak_reserved_bytes=peaks.peak_reserved_bytes if peaks else None,
+        peak_device_bytes=peaks.peak_reserved_bytes + context_bytes if peaks else None,
         anatomy=at_peak(timeline),
         phase_bytes=_by_phase(timeline),
+        timeline=timeline,
+        expandable_segments=expandable_segments,
     )
 
 
@@ -61,10 +93,14 @@ def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timel
         InvalidInputError: the work depends on the values of tensors.
 
     """
-    rows = RepeatedRow(prepared.train, torch.device("cpu"))
+    here = Experiment(experiment.settings.model_copy(update={"device": str(CARD)}))
+    rows = RepeatedRow(prepared.train, HOST if target.capability else torch.device("cpu"))
+    prepared = replace(prepared, train=rows)
     try:
         with simulated(target):
-            return record_lifetimes(experiment, replace(prepared, train=rows))
+            if target.capability:
+                return record_lifetimes(here, prepared, build=_from_host, hidden=CudaHidden(target.capability))
+            return record_lifetimes(here, prepared)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise InvalidInputError(
             f"memory is predicted without numbers, and {_who_asked(error)} asks for one ({error.func}); "
@@ -72,14 +108,25 @@ def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timel
         ) from error
 
 
+def _from_host(experiment: Experiment, prepared: Prepared) -> Trainable:
+    with HOST:
+        trainable = experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
+    move_to_card(trainable.module)
+    return trainable
+
+
 def _who_asked(error: BaseException) -> str:
     """Return the function outside of torch that asked for a tensor's value, and its line."""
     frames = [
-        f
-        for f in traceback.extract_tb(error.__traceback__)
-        if "/torch/" not in f.filename and f.name != "__torch_dispatch__"
+        f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename and f.name[:2] != "__"
     ]
     return f"{frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})"
+
+
+def _events(timeline: Timeline) -> Iterator[Event]:
+    """Yield the timeline as the allocator sees it."""
+    for event in timeline.events:
+        yield Allocation(event, timeline.lives[event].num_bytes) if event >= 0 else Free(-1 - event)
 
 
 def _by_phase(timeline: Timeline) -> dict[str, int]:

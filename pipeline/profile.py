@@ -6,7 +6,7 @@ import torch
 
 from pipeline.contracts import Prepared
 from pipeline.experiment import Experiment
-from pipeline.memory.lifetimes import LifetimeRecorder, Timeline
+from pipeline.memory.lifetimes import Hidden, LifetimeRecorder, Timeline, nothing_hidden
 from pipeline.memory.meter import WATCHED_STEPS
 from pipeline.step import Build, build_step, make_optimizer, on_device, unmarked
 from pipeline.train import Loop
@@ -17,9 +17,10 @@ def record_lifetimes(
     prepared: Prepared,
     mark: Callable[[int, str], None] = unmarked,
     build: Build = on_device,
+    hidden: Hidden = nothing_hidden,
 ) -> Timeline:
     """Build the model, take two optimizer steps, and return what lived when; no tensor's value is read."""
-    recorder = LifetimeRecorder(experiment.device)
+    recorder = LifetimeRecorder(experiment.device, hidden)
 
     def mark_both(step: int, phase: str) -> None:
         recorder.mark(step, phase)
