@@ -7,13 +7,17 @@ from typing import Any
 import pytest
 import torch
 from conftest import tiny, with_corpus_of
+from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import masking_utils
 
 from pipeline.contracts import Hardware, InvalidInputError, MemoryUse, StepRecord
 from pipeline.experiment import Experiment
 from pipeline.models import causal_lm
 from pipeline.predict import predict
-from pipeline.train import Message, train
+from pipeline.simulation.batches import RepeatedRow
+from pipeline.simulation.target import simulated
+from pipeline.step import build_step, make_optimizer
+from pipeline.train import Loop, Message, train
 
 CPU = Hardware(kind="cpu", name="a processor", memory_bytes=2**34, capability=None)
 WIDE: Mapping[str, Any] = {"causal_lm__width": 64, "causal_lm__num_heads": 4, "sequence_length": 64}
@@ -102,3 +106,22 @@ def test_predicting_while_training_changes_nothing_in_the_training(dropout: floa
         return found
 
     assert losses(predict_meanwhile=True) == losses(predict_meanwhile=False)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "every_layer"])
+def test_torchs_own_tracker_agrees(checkpointing: str) -> None:
+    experiment = tiny(micro_batch_size=8, checkpointing=checkpointing, **WIDE)
+    prepared = experiment.read_corpus()
+    tracker = MemTracker()
+    with simulated(CPU):
+        step = build_step(experiment, prepared)
+        optimizer = make_optimizer(step.trainable.module, experiment.settings)
+        rows = RepeatedRow(prepared.train, experiment.device)
+        tracker.track_external(step.trainable.module, optimizer)
+        with tracker:
+            loop = Loop(experiment, rows, step, optimizer, lambda record: None)
+            for _ in range(2):
+                loop.launch()
+                tracker.reset_mod_stats()
+    theirs = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    assert predict(experiment, CPU, prepared).peak_allocated_bytes == pytest.approx(theirs, rel=0.01)

@@ -1,7 +1,8 @@
 """CUDA's autocast on tensors of the CPU: which operators run in float32, in the lower precision, or in the widest type.
 
-The lists, operators separated by blanks, are those of torch's aten/src/ATen/autocast_mode.h (AT_FORALL_FP32 and its siblings). Operators that the CPU
-and CUDA both run in the lower precision keep the CPU's own kernels, and with them torch's cache of cast weights.
+The lists, operators separated by blanks, are those of torch's aten/src/ATen/autocast_mode.h (AT_FORALL_FP32 and its
+siblings). Operators that the CPU and CUDA both run in the lower precision keep the CPU's own kernels, and with them
+torch's cache of cast weights.
 """
 
 from collections.abc import Callable, Iterator
