@@ -17,8 +17,9 @@ from pipeline.memory.replay import Allocation, Event, Free, replay
 from pipeline.profile import record_lifetimes
 from pipeline.simulation.batches import RepeatedRow
 from pipeline.simulation.build import CARD, HOST, move_to_card
-from pipeline.simulation.hidden import CudaHidden
+from pipeline.simulation.hidden import HiddenBytes
 from pipeline.simulation.target import simulated
+from pipeline.step import on_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +99,8 @@ def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timel
     prepared = replace(prepared, train=rows)
     try:
         with simulated(target):
-            if target.capability:
-                return record_lifetimes(here, prepared, build=_from_host, hidden=CudaHidden(target.capability))
-            return record_lifetimes(here, prepared)
+            build = _from_host if target.capability else on_device
+            return record_lifetimes(here, prepared, build=build, hidden=HiddenBytes(target.capability))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise InvalidInputError(
             f"memory is predicted without numbers, and {_who_asked(error)} asks for one ({error.func}); "

@@ -24,6 +24,8 @@ CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "temp
 """What a storage is for: activations live on from a forward pass for the backward pass, the rest is temporary."""
 OUTSIDE = {"load": "", "forward": "loss", "backward": "loss", "optimizer": "optimizer"}
 """Whose work it is when no module is running."""
+ASKS_DEVICE = torch.ops.prim.device.default
+"""What fake tensors are asked several times an operator; it makes nothing."""
 NO_GRAPH_TASK = -1
 """What torch calls the graph task outside of a backward pass."""
 
@@ -116,6 +118,11 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._module: nn.Module | None = None
         self._optimizer: Optimizer | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Tell torch that nothing is compiled here, which would cost as much as the recording."""
+        return False
+
     @contextmanager
     def watching(self, trainable: Trainable, optimizer: Optimizer) -> Iterator[Self]:
         """Know, from here on, whose work each operator is, and which tensors are parameters, gradients and state."""
@@ -156,6 +163,8 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the operator, and note the storages that it made."""
+        if func is ASKS_DEVICE:
+            return func(*args)
         for_now = []
         for num_bytes, kept in self._hidden(func, args):
             number = self._begin(num_bytes, (num_bytes,), torch.uint8, f"inside {_name(func)}")

@@ -7,7 +7,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeline.contracts import Hardware
 from pipeline.simulation.cuda import cuda_operators
-from pipeline.simulation.kernels import Kernels
 from pipeline.simulation.patches import without_numbers
 
 
@@ -19,6 +18,5 @@ def simulated(target: Hardware) -> Iterator[None]:
         without_numbers(counts_host_memory=target.kind == "cpu"),
         operators,
         FakeTensorMode(allow_non_fake_inputs=True),
-        Kernels(),  # type: ignore[no-untyped-call]
     ):
         yield
