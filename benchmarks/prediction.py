@@ -113,12 +113,12 @@ def page(rows: list[dict[str, Any]], date: str) -> str:
         "| configuration | predicted MiB | measured MiB | error | s | peak in |",
         "|---|---:|---:|---:|---:|---|",
     ]
-    for row in rows:
-        lines.append(
-            f"| {row['configuration']} | {row['predicted_bytes'] / 2**20:.2f} | {row['measured_bytes'] / 2**20:.2f} | "
-            f"{row['error_percent']:+.3f} % | {row['seconds_to_predict']:.2f} | {row['peak_phase']} |"
-        )
-    return "\n".join([*lines, ""])
+    table = [
+        f"| {row['configuration']} | {row['predicted_bytes'] / 2**20:.2f} | {row['measured_bytes'] / 2**20:.2f} | "
+        f"{row['error_percent']:+.3f} % | {row['seconds_to_predict']:.2f} | {row['peak_phase']} |"
+        for row in rows
+    ]
+    return "\n".join([*lines, *table, ""])
 
 
 def main() -> None:

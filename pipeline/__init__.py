@@ -6,6 +6,7 @@ Floors; a module imports only from floors below its own, and the members of a fa
     compare  search/                jobs: variants against a baseline; a search under a budget (Optuna)
     tracking/  report/              Results -> MLflow runs (MLflow); Results -> tables and figures (matplotlib)
     execute  predict                an Experiment in a clean process -> Result; on fake tensors -> Prediction
+    trace                           an Experiment on fake tensors -> what would live when
     profile                         looking closely at one run: tensors and operators
     train                           the loop around the one training step
     step  variants  environment     the step itself; an entry point's YAML -> its variants; what figures depend on

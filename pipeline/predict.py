@@ -1,25 +1,16 @@
 """An Experiment on fake tensors -> Prediction: how much memory it needs, before anything runs."""
 
-import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-
-from pipeline.contracts import Hardware, InvalidInputError, Prepared, Trainable
+from pipeline.contracts import Hardware, InvalidInputError, Prepared
 from pipeline.experiment import Experiment
 from pipeline.memory.allocator import OutOfMemoryError
 from pipeline.memory.anatomy import Anatomy, at_peak
 from pipeline.memory.cards import CONTEXT_BYTES
 from pipeline.memory.lifetimes import Timeline
 from pipeline.memory.replay import Allocation, Event, Free, replay
-from pipeline.profile import record_lifetimes
-from pipeline.simulation.batches import RepeatedRow
-from pipeline.simulation.build import CARD, HOST, move_to_card
-from pipeline.simulation.hidden import HiddenBytes
-from pipeline.simulation.target import simulated
-from pipeline.step import on_device
+from pipeline.trace import trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,42 +76,6 @@ def predict(
         timeline=timeline,
         expandable_segments=expandable_segments,
     )
-
-
-def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timeline:
-    """Return what would live when, as `target` would hold it.
-
-    Raises:
-        InvalidInputError: the work depends on the values of tensors.
-
-    """
-    here = Experiment(experiment.settings.model_copy(update={"device": str(CARD)}))
-    rows = RepeatedRow(prepared.train, HOST if target.capability else torch.device("cpu"))
-    prepared = replace(prepared, train=rows)
-    try:
-        with simulated(target):
-            build = _from_host if target.capability else on_device
-            return record_lifetimes(here, prepared, build=build, hidden=HiddenBytes(target.capability))
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise InvalidInputError(
-            f"memory is predicted without numbers, and {_who_asked(error)} asks for one ({error.func}); "
-            "measure this configuration instead: python -m pipeline main"
-        ) from error
-
-
-def _from_host(experiment: Experiment, prepared: Prepared) -> Trainable:
-    with HOST:
-        trainable = experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
-    move_to_card(trainable.module)
-    return trainable
-
-
-def _who_asked(error: BaseException) -> str:
-    """Return the function outside of torch that asked for a tensor's value, and its line."""
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename and f.name[:2] != "__"
-    ]
-    return f"{frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})"
 
 
 def _events(timeline: Timeline) -> Iterator[Event]:

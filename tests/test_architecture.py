@@ -16,6 +16,7 @@ FLOORS = [
     ("step", "variants", "environment"),
     ("train",),
     ("profile",),
+    ("trace",),
     ("execute", "predict"),
     ("tracking", "report"),
     ("compare", "search"),

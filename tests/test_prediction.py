@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from transformers import masking_utils
 
 from pipeline.contracts import Hardware, InvalidInputError, MemoryUse, StepRecord
 from pipeline.experiment import Experiment
+from pipeline.memory.cards import find_card
 from pipeline.models import causal_lm
 from pipeline.predict import predict
 from pipeline.simulation.batches import RepeatedRow
 from pipeline.simulation.target import simulated
 from pipeline.step import build_step, make_optimizer
+from pipeline.trace import LARGEST_GROWTH_BYTES, record, trace
 from pipeline.train import Loop, Message, train
 
 CPU = Hardware(kind="cpu", name="a processor", memory_bytes=2**34, capability=None)
@@ -79,7 +82,7 @@ def test_work_that_depends_on_numbers_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(causal_lm, "_token_loss", picky_loss)
     before = torch.get_rng_state, torch.manual_seed, masking_utils.find_packed_sequence_indices
     with pytest.raises(InvalidInputError, match="picky_loss.*measure this configuration instead"):
-        predict(tiny(), CPU)
+        predict(tiny(vocabulary_size=301), CPU)  # which no other test has left in the cache
     assert before == (torch.get_rng_state, torch.manual_seed, masking_utils.find_packed_sequence_indices)
     assert type(torch.ones(1)) is torch.Tensor
 
@@ -125,3 +128,42 @@ def test_torchs_own_tracker_agrees(checkpointing: str) -> None:
                 tracker.reset_mod_stats()
     theirs = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
     assert predict(experiment, CPU, prepared).peak_allocated_bytes == pytest.approx(theirs, rel=0.01)
+
+
+@pytest.mark.parametrize("target", [CPU, find_card("a100")], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("settings", [{}, {"precision": "fp16"}, {"checkpointing": "every_layer"}])
+def test_many_micro_batches_need_what_a_few_do(settings: dict[str, Any], target: Hardware) -> None:
+    experiment = tiny(micro_batch_size=2, accumulation_steps=7, sequences="padded", **settings)
+    prepared = experiment.read_corpus()
+    short, whole = trace(experiment, target, prepared), record(experiment, target, prepared, 14)
+    assert len(short.events) < len(whole.events)
+    difference = max(whole.allocated_bytes()) - max(short.allocated_bytes())
+    assert 0 <= difference <= 4 * LARGEST_GROWTH_BYTES  # the losses of the four that were not run
+
+
+def test_a_step_that_goes_on_growing_is_run_in_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[torch.Tensor] = []
+    loss = causal_lm._token_loss
+
+    def hoarding_loss(module: Any, batch: Any, num_targets: int) -> torch.Tensor:
+        kept.append(torch.empty(2**20))
+        return loss(module, batch, num_targets)
+
+    monkeypatch.setattr(causal_lm, "_token_loss", hoarding_loss)
+    experiment = tiny(micro_batch_size=2, accumulation_steps=6, vocabulary_size=302)
+    assert predict(experiment, CPU).peak_allocated_bytes > 12 * 2**22
+
+
+def test_a_prediction_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    experiment = tiny(micro_batch_size=4)
+    first = predict(experiment, CPU)
+    monkeypatch.setattr("pipeline.trace.record_lifetimes", None)  # which nothing may call any more
+    again = predict(tiny(micro_batch_size=4, seed=1, num_steps=9, output="elsewhere"), CPU)
+    assert again == first and again.timeline.lives == first.timeline.lives
+    assert again.timeline.events == first.timeline.events and again.timeline.spans == first.timeline.spans
+    for changed in ({"micro_batch_size": 2}, {"precision": "bf16"}, {"sequences": "padded"}, {"sequence_length": 16}):
+        with pytest.raises(TypeError, match="not callable"):
+            predict(tiny(**{"micro_batch_size": 4, **changed}), CPU)
+    with pytest.raises(TypeError, match="not callable"):
+        predict(experiment, find_card("a100"))

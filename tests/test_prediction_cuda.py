@@ -18,10 +18,11 @@ from pipeline.contracts import InvalidInputError
 from pipeline.experiment import make_experiment
 from pipeline.memory.cards import CARDS, CONTEXT_BYTES, find_card
 from pipeline.memory.lifetimes import Timeline
-from pipeline.predict import Prediction, predict, trace
+from pipeline.predict import Prediction, predict
 from pipeline.simulation import autocast
 from pipeline.simulation.attention import choose_kernel
 from pipeline.simulation.cuda import cuda_operators
+from pipeline.trace import trace
 
 A100, H200, T4 = find_card("a100"), find_card("h200"), find_card("t4")
 MIB = 2**20

@@ -10,18 +10,20 @@ from pipeline.contracts import Batch, Sequences
 class RepeatedRow(Sequences):
     """One example of a corpus over and over: the memory of a run does not depend on which it is."""
 
-    def __init__(self, sequences: Sequences, device: torch.device) -> None:
+    def __init__(self, sequences: Sequences, device: torch.device, num_rows: int = 0) -> None:
+        """Repeat the first example on `device`, in batches of at least `num_rows`."""
         self._row = sequences.batch([0])
         self._counts = sequences.count(self._row)
-        self._device = device
+        self._device, self._num_rows = device, num_rows
 
     def __len__(self) -> int:
         return 1
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """Return empty tensors of the right shapes; two names of one tensor stay two names of one tensor."""
+        num_rows = max(len(rows), self._num_rows)
         made = {
-            id(tensor): torch.empty((len(rows), *tensor.shape[1:]), dtype=tensor.dtype, device=self._device)
+            id(tensor): torch.empty((num_rows, *tensor.shape[1:]), dtype=tensor.dtype, device=self._device)
             for tensor in self._row.values()
         }
         return {name: made[id(tensor)] for name, tensor in self._row.items()}
