@@ -1,7 +1,9 @@
 """An Experiment on fake tensors -> Prediction: how much memory it needs, before anything runs."""
 
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from pipeline.contracts import Hardware, InvalidInputError, Prepared
 from pipeline.experiment import Experiment
@@ -10,7 +12,25 @@ from pipeline.memory.anatomy import Anatomy, at_peak
 from pipeline.memory.cards import CONTEXT_BYTES
 from pipeline.memory.lifetimes import Timeline
 from pipeline.memory.replay import Allocation, Event, Free, replay
-from pipeline.trace import trace
+from pipeline.trace import tells_others, trace
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What the allocator is asked for, in little space."""
+
+    sizes: "array[int]"
+    """Bytes of each storage."""
+    events: "array[int]"
+    """n for the birth of storage n, -1 - n for its death."""
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> Self:
+        """Return what a timeline asks for."""
+        return cls(array("q", (life.num_bytes for life in timeline.lives)), array("q", timeline.events))
+
+    def __iter__(self) -> Iterator[Event]:
+        return (Allocation(event, self.sizes[event]) if event >= 0 else Free(-1 - event) for event in self.events)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +47,7 @@ class Prediction:
     """The peak taken apart, before the allocator rounds: its phase, categories, modules and largest tensors."""
     phase_bytes: Mapping[str, int]
     """Greatest number of bytes alive in each phase, before the allocator rounds."""
-    timeline: Timeline = field(repr=False, compare=False)
+    requests: "Requests" = field(repr=False)
     expandable_segments: bool = False
 
     def fits(self, budget_bytes: int) -> bool:
@@ -37,7 +57,7 @@ class Prediction:
         if self.peak_reserved_bytes <= budget_bytes:
             return True
         try:
-            replay(_events(self.timeline), cap_bytes=budget_bytes, expandable_segments=self.expandable_segments)
+            replay(self.requests, cap_bytes=budget_bytes, expandable_segments=self.expandable_segments)
         except OutOfMemoryError:
             return False
         return True
@@ -65,7 +85,8 @@ def predict(
         raise InvalidInputError(f"{reason}; choose another value")
     timeline = trace(experiment, target, prepared or experiment.read_corpus())
     on_card = target.kind == "cuda"
-    peaks = replay(_events(timeline), expandable_segments=expandable_segments) if on_card else None
+    requests = Requests.of(timeline)
+    peaks = replay(requests, expandable_segments=expandable_segments) if on_card else None
     return Prediction(
         target=target,
         peak_allocated_bytes=peaks.peak_allocated_bytes if peaks else max(timeline.allocated_bytes()),
@@ -73,15 +94,30 @@ def predict(
         peak_device_bytes=peaks.peak_reserved_bytes + context_bytes if peaks else None,
         anatomy=at_peak(timeline),
         phase_bytes=_by_phase(timeline),
-        timeline=timeline,
+        requests=requests,
         expandable_segments=expandable_segments,
     )
 
 
-def _events(timeline: Timeline) -> Iterator[Event]:
-    """Yield the timeline as the allocator sees it."""
-    for event in timeline.events:
-        yield Allocation(event, timeline.lives[event].num_bytes) if event >= 0 else Free(-1 - event)
+def predict_all(
+    experiments: Sequence[Experiment],
+    target: Hardware,
+    *,
+    expandable_segments: bool = False,
+    context_bytes: int = CONTEXT_BYTES,
+) -> list[Prediction]:
+    """Return the predictions of many experiments, those first that tell others.
+
+    Raises:
+        InvalidInputError: as predict().
+
+    """
+    made: dict[int, Prediction] = {}
+    for number in sorted(range(len(experiments)), key=lambda number: tells_others(experiments[number]), reverse=True):
+        made[number] = predict(
+            experiments[number], target, expandable_segments=expandable_segments, context_bytes=context_bytes
+        )
+    return [made[number] for number in range(len(experiments))]
 
 
 def _by_phase(timeline: Timeline) -> dict[str, int]:

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from pipeline.contracts import Hardware, InvalidInputError, Prepared, Trainable
 from pipeline.experiment import Experiment
+from pipeline.memory.affine import Known, in_order, same_memory, told_by
 from pipeline.memory.lifetimes import Timeline
 from pipeline.memory.storage import dump, load
 from pipeline.profile import record_lifetimes
@@ -26,6 +27,8 @@ from pipeline.text import cache_folder
 
 STEADY_STEPS = 3
 """Micro-batches of an optimizer step after which all further ones are alike."""
+KNOWN_SIZES = (2, 4, 8)
+"""Micro-batch sizes that tell all others but 1, once they are in the cache: two do, if they are right of the third."""
 LARGEST_GROWTH_BYTES = 1024
 """What a further micro-batch may leave behind in a steady step: the value of its loss."""
 NO_MATTER = """
@@ -57,6 +60,11 @@ def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timel
     return _kept(experiment, target, prepared, num_rows)
 
 
+def tells_others(experiment: Experiment) -> bool:
+    """Whether the timeline of `experiment`, once in the cache, helps to tell those of other micro-batch sizes."""
+    return experiment.settings.micro_batch_size in KNOWN_SIZES  # type: ignore[attr-defined]
+
+
 def is_steady(timeline: Timeline) -> bool:
     """Whether the last two micro-batches of the last optimizer step have the same peak."""
     end = next(span for span in reversed(timeline.spans) if span.phase == "optimizer")
@@ -70,14 +78,46 @@ def _kept(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows
     """Return the timeline of an optimizer step whose batch has `num_rows` rows, from the cache after the first time."""
     if experiment.settings.model not in experiment.model.names:
         return record(experiment, target, prepared, num_rows)  # its configuration is in files that may change
-    file = cache_folder() / f"trace-{_key(experiment, target, prepared, num_rows)}.json.gz"
+    file = _file(experiment, target, prepared, num_rows)
     if file.exists():
         return load(file.read_bytes())
+    told = _told(experiment, target, prepared, num_rows)
+    if told is not None:
+        return told
     timeline = record(experiment, target, prepared, num_rows)
     with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as work:
         work.write(dump(timeline))
     Path(work.name).replace(file)  # a reader sees all of it or nothing
     return timeline
+
+
+def _told(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
+    """Return the timeline of a micro-batch from those of others, where the cache has them."""
+    settings = experiment.settings
+    size = int(settings.micro_batch_size)  # type: ignore[attr-defined]
+    if size <= KNOWN_SIZES[0]:
+        return None  # one sequence may take other paths: an axis of one element is contiguous anyway
+    files = []
+    for known in KNOWN_SIZES:
+        changes = {"micro_batch_size": known, "effective_batch_size": experiment.effective_batch_size // size * known}
+        smaller = Experiment(settings.model_copy(update=changes))
+        files.append(_file(smaller, target, prepared, num_rows // size * known))
+    if not all(file.exists() for file in files):
+        return None
+    pair = _proven(tuple(files))
+    return None if pair is None else told_by(*pair, size)
+
+
+@lru_cache(maxsize=4)
+def _proven(files: tuple[Path, ...]) -> tuple[Known, Known] | None:
+    """Return what the first two files hold, if that tells what the third holds."""
+    first, second, third = zip(KNOWN_SIZES, (load(file.read_bytes()) for file in files), strict=True)
+    told = told_by(first, second, third[0])
+    return (first, second) if told is not None and same_memory(told, third[1]) else None
+
+
+def _file(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Path:
+    return cache_folder() / f"trace-{_key(experiment, target, prepared, num_rows)}.json.gz"
 
 
 def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline:
@@ -92,9 +132,10 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
     build = _from_host if target.capability else on_device
     try:
         with simulated(target):
-            return record_lifetimes(
+            timeline = record_lifetimes(
                 here, replace(prepared, train=rows), build=build, hidden=HiddenBytes(target.capability)
             )
+        return in_order(timeline)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise InvalidInputError(
             f"memory is predicted without numbers, and {_who_asked(error)} asks for one ({error.func}); "

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from transformers import masking_utils
 
 from pipeline.contracts import Hardware, InvalidInputError, MemoryUse, StepRecord
 from pipeline.experiment import Experiment
+from pipeline.memory.affine import same_memory, told_by
 from pipeline.memory.cards import find_card
 from pipeline.models import causal_lm
-from pipeline.predict import predict
+from pipeline.predict import predict, predict_all
 from pipeline.simulation.batches import RepeatedRow
 from pipeline.simulation.target import simulated
 from pipeline.step import build_step, make_optimizer
-from pipeline.trace import LARGEST_GROWTH_BYTES, record, trace
+from pipeline.trace import KNOWN_SIZES, LARGEST_GROWTH_BYTES, record, trace
 from pipeline.train import Loop, Message, train
 
 CPU = Hardware(kind="cpu", name="a processor", memory_bytes=2**34, capability=None)
@@ -160,10 +162,50 @@ def test_a_prediction_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     first = predict(experiment, CPU)
     monkeypatch.setattr("pipeline.trace.record_lifetimes", None)  # which nothing may call any more
     again = predict(tiny(micro_batch_size=4, seed=1, num_steps=9, output="elsewhere"), CPU)
-    assert again == first and again.timeline.lives == first.timeline.lives
-    assert again.timeline.events == first.timeline.events and again.timeline.spans == first.timeline.spans
+    assert again == first
     for changed in ({"micro_batch_size": 2}, {"precision": "bf16"}, {"sequences": "padded"}, {"sequence_length": 16}):
         with pytest.raises(TypeError, match="not callable"):
             predict(tiny(**{"micro_batch_size": 4, **changed}), CPU)
     with pytest.raises(TypeError, match="not callable"):
         predict(experiment, find_card("a100"))
+
+
+@pytest.mark.parametrize("target", [CPU, find_card("a100")], ids=["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"accumulation_steps": 1}, {"accumulation_steps": 5, "precision": "bf16"}, with_corpus_of("encoder_stack")],
+)
+def test_large_micro_batches_are_told_by_small_ones(
+    settings: dict[str, Any], target: Hardware, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    wanted = tiny(micro_batch_size=23, checkpointing="every_layer", **settings)
+    truth = predict(wanted, target), trace(wanted, target, wanted.read_corpus())
+    for file in tmp_path.glob("trace-*"):
+        file.unlink()
+    for size in KNOWN_SIZES:
+        predict(tiny(micro_batch_size=size, checkpointing="every_layer", **settings), target)
+    monkeypatch.setattr("pipeline.trace.record_lifetimes", None)  # which nothing may call any more
+    told = predict(wanted, target), trace(wanted, target, wanted.read_corpus())
+    assert told[0] == truth[0] and same_memory(told[1], truth[1])
+
+
+def test_many_predictions_come_in_the_order_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    experiments = [tiny(micro_batch_size=size) for size in (12, 1, 3, 8, 2, 4)]
+    peaks = [prediction.peak_allocated_bytes for prediction in predict_all(experiments, CPU)]
+    assert len(list(tmp_path.glob("trace-*"))) == 4  # of 1, 2, 4 and 8, which tell 3 and 12
+    assert peaks == [predict(experiment, CPU).peak_allocated_bytes for experiment in experiments]
+    assert peaks[0] == max(peaks) and peaks[1] == min(peaks)
+
+
+def test_sizes_that_do_not_grow_in_proportion_are_not_told() -> None:
+    experiment = tiny(micro_batch_size=2)
+    prepared = experiment.read_corpus()
+    small, large = (trace(tiny(micro_batch_size=size), CPU, prepared) for size in (2, 4))
+    told = told_by((2, small), (4, large), 3)
+    assert told is not None and same_memory(told, trace(tiny(micro_batch_size=3), CPU, prepared))
+    odd = replace(large.lives[-1], num_bytes=large.lives[-1].num_bytes + 1)
+    assert told_by((2, small), (4, replace(large, lives=(*large.lives[:-1], odd))), 3) is None
+    assert told_by((2, small), (4, replace(large, events=large.events[:-1])), 3) is None
+    assert told_by((2, small), (4, trace(tiny(precision="bf16"), CPU, prepared)), 3) is None

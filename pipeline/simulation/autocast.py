@@ -39,7 +39,8 @@ Policy = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 def cuda_autocast() -> Iterator[tuple[str, str, Callable[..., Any]]]:
     """Yield (operator, dispatch key, kernel) of what lets torch.autocast("cpu") do what torch.autocast("cuda") does."""
-    for name in sorted(registered("AutocastCPU") - registered("AutocastCUDA")):
+    cuda = registered("AutocastCUDA")
+    for name in sorted(registered("AutocastCPU") - cuda):
         yield name, "AutocastCPU", fallthrough_kernel
     for names, policy in (
         (FLOAT32, _in_float32),
@@ -48,10 +49,8 @@ def cuda_autocast() -> Iterator[tuple[str, str, Callable[..., Any]]]:
         (LOWER_PRECISION, _in_lower_precision),
         (WIDEST, _in_widest),
     ):
-        for name in names.split():
-            operator = operator_of(name)
-            if operator is not None:
-                yield name, "AutocastCPU", _under(policy, operator)
+        for name in cuda.intersection(names.split()):
+            yield name, "AutocastCPU", _under(policy, _operator(name))
 
 
 def registered(key: str) -> set[str]:
@@ -60,11 +59,9 @@ def registered(key: str) -> set[str]:
     return {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
 
 
-def operator_of(name: str) -> Any:
-    """Return the operator that has this name in this version of torch, or None."""
+def _operator(name: str) -> Any:
     base, _, overload = name.partition(".")
-    packet = getattr(torch.ops.aten, base, None)
-    return getattr(packet, overload or "default", None)
+    return getattr(getattr(torch.ops.aten, base), overload or "default")
 
 
 def _under(policy: Policy, operator: Any) -> Callable[..., Any]:
