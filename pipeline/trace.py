@@ -172,17 +172,16 @@ def _key(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows:
         [(name, shape, dtype, tensors.index(number)) for name, (shape, dtype, number) in example.items()],
         prepared.vocabulary_size,
         (target.kind, target.capability),
-        [version(name) for name in ("torch", "transformers")],
-        platform.python_version(),
-        _source_digest(),
+        _code_digest(),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
 
 
 @lru_cache
-def _source_digest() -> str:
-    """Return a digest of this project's code."""
-    digest = hashlib.sha256()
+def _code_digest() -> str:
+    """Return a digest of this project's code and of the versions that it runs on."""
+    versions = [platform.python_version(), *(version(name) for name in ("torch", "transformers"))]
+    digest = hashlib.sha256(repr(versions).encode())
     for file in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()

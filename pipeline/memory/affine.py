@@ -19,14 +19,10 @@ def told_by(first: Known, second: Known, size: int) -> Timeline | None:
         return None
     lives = []
     for one, other in zip(small.lives, large.lives, strict=True):
-        grown = [
-            _at(low, value, high, end, size)
-            for value, end in zip((one.num_bytes, *one.shape), (other.num_bytes, *other.shape), strict=False)
-        ]
-        if len(one.shape) != len(other.shape) or None in grown or _besides(one) != _besides(other):
+        life = one if one == other else _grown(low, one, high, other, size)
+        if life is None:
             return None
-        num_bytes, *shape = (value for value in grown if value is not None)
-        lives.append(replace(one, num_bytes=num_bytes, shape=tuple(shape)))
+        lives.append(life)
     return replace(small, lives=tuple(lives))
 
 
@@ -49,9 +45,16 @@ def same_memory(one: Timeline, other: Timeline) -> bool:
     return replace(one, seconds=()) == replace(other, seconds=())
 
 
-def _at(low: int, value: int, high: int, end: int, size: int) -> int | None:
-    grown, rest = divmod((end - value) * (size - low), high - low)
-    return None if rest else value + grown
+def _grown(low: int, one: Life, high: int, other: Life, size: int) -> Life | None:
+    if len(one.shape) != len(other.shape) or _besides(one) != _besides(other):
+        return None
+    grown = []
+    for value, end in zip((one.num_bytes, *one.shape), (other.num_bytes, *other.shape), strict=True):
+        growth, rest = divmod((end - value) * (size - low), high - low)
+        if rest:
+            return None
+        grown.append(value + growth)
+    return replace(one, num_bytes=grown[0], shape=tuple(grown[1:]))
 
 
 def _besides(life: Life) -> tuple[object, ...]:
