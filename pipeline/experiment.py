@@ -109,6 +109,13 @@ class Experiment:
             )
         )
 
+    def with_random_weights(self, device: str) -> "Experiment":
+        """Return the same run on another device, with weights of the same shapes that are not loaded."""
+        changes: dict[str, Any] = {"device": device}
+        if getattr(self.model, "pretrained", False):
+            changes[_family(self.settings.model)] = self.model.model_copy(update={"pretrained": False})
+        return Experiment(self.settings.model_copy(update=changes))
+
     def params(self) -> dict[str, Any]:
         """Return every setting that this run uses by its dotted name; other models' and corpora's are left out."""
         used = {_family(self.settings.model), self.settings.corpus}

@@ -127,7 +127,7 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
         InvalidInputError: the work depends on the values of tensors.
 
     """
-    here = Experiment(experiment.settings.model_copy(update={"device": str(CARD)}))
+    here = experiment.with_random_weights(str(CARD))
     rows = RepeatedRow(prepared.train, HOST if target.capability else device("cpu"), num_rows)
     build = _from_host if target.capability else on_device
     try:

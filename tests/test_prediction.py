@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny, with_corpus_of
+from conftest import TINY, tiny, with_corpus_of
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import masking_utils
 
@@ -18,6 +18,7 @@ from pipeline.memory.affine import same_memory, told_by
 from pipeline.memory.cards import find_card
 from pipeline.models import causal_lm
 from pipeline.predict import predict, predict_all
+from pipeline.settings import AllSettings, merged, validate
 from pipeline.simulation.batches import RepeatedRow
 from pipeline.simulation.target import simulated
 from pipeline.step import build_step, make_optimizer
@@ -154,6 +155,16 @@ def test_a_step_that_goes_on_growing_is_run_in_whole(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(causal_lm, "_token_loss", hoarding_loss)
     experiment = tiny(micro_batch_size=2, accumulation_steps=6, vocabulary_size=302)
     assert predict(experiment, CPU).peak_allocated_bytes > 12 * 2**22
+
+
+def test_weights_that_training_would_load_are_not_needed(tmp_path: Path) -> None:
+    built = build_step(tiny(), tiny().read_corpus()).trainable.module
+    built.config.save_pretrained(tmp_path)  # type: ignore[union-attr, operator]
+    settings = merged(TINY, {"model": str(tmp_path), "causal_lm": dict.fromkeys(("num_layers", "width", "num_heads"))})
+    settings["causal_lm"]["pretrained"] = True
+    experiment = Experiment(validate(AllSettings, {**settings, "accumulation_steps": 1, "effective_batch_size": 8}, ""))
+    prediction = predict(experiment, CPU, tiny().read_corpus())
+    assert prediction.anatomy.peak_bytes == predict(tiny(), CPU).anatomy.peak_bytes
 
 
 def test_a_prediction_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
