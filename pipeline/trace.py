@@ -7,6 +7,7 @@ import traceback
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 
 from torch import device
@@ -67,10 +68,12 @@ def tells_others(experiment: Experiment) -> bool:
 
 def is_steady(timeline: Timeline) -> bool:
     """Whether the last two micro-batches of the last optimizer step have the same peak."""
-    end = next(span for span in reversed(timeline.spans) if span.phase == "optimizer")
-    *_, middle, start = (span.begin for span in timeline.spans if (span.step, span.phase) == (end.step, "forward"))
+    step = max(span.step for span in timeline.spans if span.phase == "backward")
+    ends = [after.begin for span, after in pairwise(timeline.spans) if (span.step, span.phase) == (step, "backward")]
+    if len(ends) != STEADY_STEPS:
+        return False
     allocated = timeline.allocated_bytes()
-    before, last = max(allocated[middle:start]), max(allocated[start : end.begin])
+    before, last = (max(allocated[begin:end]) for begin, end in list(pairwise(ends))[-2:])
     return 0 <= last - before <= LARGEST_GROWTH_BYTES
 
 
