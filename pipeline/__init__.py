@@ -7,7 +7,8 @@ Floors; a module imports only from floors below its own, and the members of a fa
     compare                         a job that trains nothing: runs of MLflow beside each other
     publish                         a finished job's report to its readers
     tracking/  report/              Results -> MLflow runs (MLflow); Results -> tables, pictures and a page (matplotlib)
-    execute                         an Experiment in a clean process -> Result
+    execute  predict                an Experiment in a clean process -> Result; on fake tensors -> Prediction
+    trace                           an Experiment on fake tensors -> what would live when
     profile                         looking closely at one run: tensors and operators
     train                           the loop around the one training step
     step  variants  environment     the step itself; an entry point's YAML -> its variants; what figures depend on
@@ -15,8 +16,8 @@ Floors; a module imports only from floors below its own, and the members of a fa
     experiment                      settings -> one Experiment, resolved and checked
     settings                        every setting: name, type, default, meaning, and the errors of a wrong one
     techniques/  models/  data/     one file each, found by its name
-    text                            documents -> tokens, once
-    sequences  memory/  metrics     tokens -> sequences; budgets and meters; Result -> figures
+    text  simulation/               documents -> tokens, once; tensors without numbers that live as real ones do
+    sequences  memory/  metrics     tokens -> sequences; budgets, meters, allocator; Result -> figures
     owner                           which process something belongs to, and whether it is gone
     contracts                       the shapes that all floors agree on
 """

@@ -44,6 +44,18 @@ class Settings(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """What a run's memory and a technique's availability depend on, of a device that need not be in this machine."""
+
+    kind: str
+    """`cpu` or `cuda`."""
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int] | None
+    """CUDA compute capability; None where it is no CUDA device."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trainable:
     """A built model, and all that the training step and the techniques need to know about it."""
 
@@ -79,9 +91,9 @@ class Technique(Settings, ABC):
         """Return a copy in which every derived setting has its value; raise InvalidInputError where none fits."""
         return self
 
-    def unsupported(self, device: torch.device) -> str | None:
-        """Return why `device` cannot do this, or None where it can."""
-        del device
+    def unsupported(self, hardware: Hardware) -> str | None:
+        """Return why `hardware` cannot do this, or None where it can."""
+        del hardware
         return None
 
     @abstractmethod

@@ -12,13 +12,14 @@ from pipeline.contracts import (
     Corpus,
     CorpusRequest,
     Description,
+    Hardware,
     InvalidInputError,
     Model,
     Prepared,
     Technique,
 )
 from pipeline.memory.budget import parse_budget
-from pipeline.memory.device import find_device, total_bytes
+from pipeline.memory.device import find_device, hardware_of, total_bytes
 from pipeline.settings import (
     CORPORA,
     MODELS,
@@ -78,9 +79,10 @@ class Experiment:
         budget = self.settings.budget
         return None if budget is None else parse_budget(budget, total_bytes(self.device))
 
-    def unsupported(self) -> str | None:
-        """Return why this machine cannot run it, or None where it can."""
-        reasons = (technique.unsupported(self.device) for technique in self.techniques)
+    def unsupported(self, hardware: Hardware | None = None) -> str | None:
+        """Return why `hardware` (by default its device of this machine) cannot run it, or None where it can."""
+        hardware = hardware or hardware_of(self.device)
+        reasons = (technique.unsupported(hardware) for technique in self.techniques)
         return next((reason for reason in reasons if reason), None)
 
     def prepare(self) -> Prepared:
@@ -90,18 +92,29 @@ class Experiment:
             InvalidInputError: the corpus cannot be read, or is too short, or does not suit the model.
 
         """
-        settings, model = self.settings, self.description
-        prepared = self.corpus.prepare(
+        prepared = self.read_corpus()
+        _check_corpus(prepared, self)
+        return prepared
+
+    def read_corpus(self) -> Prepared:
+        """Return the corpus as prepare() does, but however short it is."""
+        settings = self.settings
+        return self.corpus.prepare(
             CorpusRequest(
-                description=model,
+                description=self.description,
                 sequence_length=settings.sequence_length,
                 padded=settings.sequences == "padded",
                 vocabulary_size=settings.vocabulary_size,
                 seed=settings.seed,
             )
         )
-        _check_corpus(prepared, self)
-        return prepared
+
+    def with_random_weights(self, device: str) -> "Experiment":
+        """Return the same run on another device, with weights of the same shapes that are not loaded."""
+        changes: dict[str, Any] = {"device": device}
+        if getattr(self.model, "pretrained", False):
+            changes[_family(self.settings.model)] = self.model.model_copy(update={"pretrained": False})
+        return Experiment(self.settings.model_copy(update=changes))
 
     def params(self) -> dict[str, Any]:
         """Return every setting that this run uses by its dotted name; other models' and corpora's are left out."""

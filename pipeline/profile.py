@@ -14,9 +14,9 @@ from pipeline.contracts import Prepared
 from pipeline.experiment import Experiment
 from pipeline.memory.anatomy import Anatomy, Course, at_peak, course_of
 from pipeline.memory.device import occupy
-from pipeline.memory.lifetimes import LifetimeRecorder, Timeline
+from pipeline.memory.lifetimes import Hidden, LifetimeRecorder, Timeline, nothing_hidden
 from pipeline.memory.meter import WATCHED_STEPS
-from pipeline.step import build_step, make_optimizer, unmarked
+from pipeline.step import Build, build_step, make_optimizer, on_device, unmarked
 from pipeline.train import Loop
 
 PROFILED_STEPS = 3
@@ -99,11 +99,15 @@ def look(
 
 
 def record_lifetimes(
-    experiment: Experiment, prepared: Prepared, mark: Callable[[int, str], None] = unmarked
+    experiment: Experiment,
+    prepared: Prepared,
+    mark: Callable[[int, str], None] = unmarked,
+    build: Build = on_device,
+    hidden: Hidden = nothing_hidden,
 ) -> Timeline:
-    """Build the model, take two optimizer steps, and return what lived when."""
-    recorder = LifetimeRecorder(experiment.device)
-    _begin(experiment, prepared, recorder, mark)
+    """Build the model, take two optimizer steps, and return what lived when; no tensor's value is read."""
+    recorder = LifetimeRecorder(experiment.device, hidden)
+    _begin(experiment, prepared, recorder, mark, build)
     return recorder.timeline()
 
 
@@ -122,7 +126,11 @@ def memory_profile(timeline: Timeline) -> MemoryProfile:
 
 
 def _begin(
-    experiment: Experiment, prepared: Prepared, recorder: LifetimeRecorder, mark: Callable[[int, str], None]
+    experiment: Experiment,
+    prepared: Prepared,
+    recorder: LifetimeRecorder,
+    mark: Callable[[int, str], None],
+    build: Build = on_device,
 ) -> Loop:
     """Take the first two optimizer steps under the recorder; return the loop, which can go on without it."""
 
@@ -132,12 +140,13 @@ def _begin(
 
     torch.manual_seed(experiment.settings.seed)
     with recorder:
-        step = build_step(experiment, prepared)
+        step = build_step(experiment, prepared, build)
         mark_both(0, "load")
         optimizer = make_optimizer(step.trainable.module, experiment.settings)
         loop = Loop(experiment, prepared.train, step, optimizer, lambda record: None)
         with recorder.watching(step.trainable, optimizer), step.run_context():
-            loop.advance(WATCHED_STEPS, mark_both)
+            for _ in range(WATCHED_STEPS):
+                loop.launch(mark_both)
     return loop
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW, Optimizer
 
-from pipeline.contracts import Batch, Prepared, Sequences, Step
+from pipeline.contracts import Batch, Prepared, Sequences, Step, Trainable
 from pipeline.experiment import Experiment
 from pipeline.settings import RunSettings
 
@@ -43,10 +43,21 @@ class Window:
     num_targets: int
 
 
-def build_step(experiment: Experiment, prepared: Prepared) -> Step:
-    """Return the Step of the model on its device, with every technique in place."""
+Build = Callable[[Experiment, Prepared], Trainable]
+"""Makes the model on its device."""
+
+
+def on_device(experiment: Experiment, prepared: Prepared) -> Trainable:
+    """Return the model, built on the CPU and moved to its device."""
     trainable = experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
-    trainable.module.to(experiment.device)
+    if experiment.device.type != "cpu":
+        trainable.module.to(experiment.device)
+    return trainable
+
+
+def build_step(experiment: Experiment, prepared: Prepared, build: Build = on_device) -> Step:
+    """Return the Step of the model on its device, with every technique in place."""
+    trainable = build(experiment, prepared)
     step = Step(
         trainable=trainable,
         device=experiment.device,

@@ -128,19 +128,7 @@ class Loop:
         pending: deque[Callable[[], None]] = deque()
         start = self._clock.now()
         for number in range(self._next, self._next + num_steps):
-            rate = learning_rate(number, self._settings, self._effective_batch_size)
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
-            window = self.window(number)
-            mark(number, "data")
-            taken = take(
-                self.step,
-                self._optimizer,
-                window.batches,
-                window.num_targets,
-                self._settings.max_grad_norm,
-                partial(mark, number),
-            )
+            window, rate, taken = self.launch(mark)
             end = self._clock.now()
             pending.append(partial(self._read, number, window, rate, taken, start, end))
             start = end
@@ -148,7 +136,25 @@ class Loop:
                 pending.popleft()()
         while pending:
             pending.popleft()()
-        self._next += num_steps
+
+    def launch(self, mark: Callable[[int, str], None] = unmarked) -> tuple[Window, float, Taken]:
+        """Take the next optimizer step without waiting for it; return what it read, its learning rate and its loss."""
+        number = self._next
+        rate = learning_rate(number, self._settings, self._effective_batch_size)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        window = self.window(number)
+        mark(number, "data")
+        taken = take(
+            self.step,
+            self._optimizer,
+            window.batches,
+            window.num_targets,
+            self._settings.max_grad_norm,
+            partial(mark, number),
+        )
+        self._next += 1
+        return window, rate, taken
 
     def _read(self, number: int, window: Window, rate: float, taken: Taken, start: Any, end: Any) -> None:
         seconds = self._clock.between(start, end)

@@ -9,7 +9,7 @@ from conftest import ROOT
 FLOORS = [
     ("contracts",),
     ("sequences", "memory", "metrics", "owner"),
-    ("text",),
+    ("text", "simulation"),
     ("techniques", "models", "data"),
     ("settings",),
     ("experiment",),
@@ -17,7 +17,8 @@ FLOORS = [
     ("step", "variants", "environment"),
     ("train",),
     ("profile",),
-    ("execute",),
+    ("trace",),
+    ("execute", "predict"),
     ("tracking", "report"),
     ("publish",),
     ("measure", "compare", "profiling", "search"),

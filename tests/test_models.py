@@ -12,7 +12,13 @@ from pipeline.settings import MODELS
 
 NAMES = [name for family in MODELS.values() for name in family.names]
 SMALL = [*UNPUBLISHED, "encoder_stack"]
-PARAMETERS = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
+PARAMETERS = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "llama-7b": 6_738_415_616,
+}
 """Of the published checkpoints, the tied head counted once."""
 
 

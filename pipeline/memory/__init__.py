@@ -1,1 +1,1 @@
-"""Budgets, devices and the meters that read them."""
+"""Budgets, devices, the meters that read them, and the allocator that predicts what they will read."""

@@ -7,7 +7,7 @@ import psutil
 import pynvml
 import torch
 
-from pipeline.contracts import InvalidInputError
+from pipeline.contracts import Hardware, InvalidInputError
 
 
 def find_device(text: str) -> torch.device:
@@ -69,3 +69,13 @@ def device_name(device: torch.device) -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def hardware_of(device: torch.device) -> Hardware:
+    """Return what this machine's `device` is."""
+    return Hardware(
+        kind=device.type,
+        name=device_name(device),
+        memory_bytes=total_bytes(device),
+        capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+    )

@@ -1,12 +1,12 @@
 """Which tensor lived when, how large it was, and what made it: a record of every storage of a training run.
 
 The recorder sees what passes torch's dispatcher, on real tensors of any device and on fake ones alike. What an operator
-allocates inside itself is not seen.
+allocates inside itself is not seen; it can be told of it.
 """
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -24,6 +24,8 @@ CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "temp
 """What a storage is for: activations live on from a forward pass for the backward pass, the rest is temporary."""
 OUTSIDE = {"load": "", "forward": "loss", "backward": "loss", "optimizer": "optimizer"}
 """Whose work it is when no module is running."""
+ASKS_DEVICE = torch.ops.prim.device.default
+"""What fake tensors are asked several times an operator; it makes nothing."""
 NO_GRAPH_TASK = -1
 """What torch calls the graph task outside of a backward pass."""
 
@@ -88,12 +90,21 @@ class Timeline:
         return next(span for span in reversed(self.spans) if span.begin <= event)
 
 
+Hidden = Callable[[Any, tuple[Any, ...]], Iterable[tuple[int, bool]]]
+"""(operator, its arguments) -> the bytes of each thing it allocates inside itself, and whether it keeps it for ever."""
+
+
+def nothing_hidden(*_: object) -> Iterable[tuple[int, bool]]:
+    """Know of nothing that operators allocate inside themselves."""
+    return ()
+
+
 class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records births and deaths on one kind of device while it is active; enter it before the model is built."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, hidden: Hidden = nothing_hidden) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._device_type = device.type
+        self._device_type, self._hidden = device.type, hidden
         self._lives: list[Life] = []
         self._by_storage: dict[int, int] = {}
         self._guards: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -106,6 +117,11 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._module_of_node: dict[int | None, str] = {}
         self._module: nn.Module | None = None
         self._optimizer: Optimizer | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Tell torch that nothing is compiled here, which would cost as much as the recording."""
+        return False
 
     @contextmanager
     def watching(self, trainable: Trainable, optimizer: Optimizer) -> Iterator[Self]:
@@ -147,35 +163,46 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the operator, and note the storages that it made."""
+        if func is ASKS_DEVICE:
+            return func(*args)
+        for_now = []
+        for num_bytes, kept in self._hidden(func, args):
+            number = self._begin(num_bytes, (num_bytes,), torch.uint8, f"inside {_name(func)}")
+            for_now += [] if kept else [number]
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and tensor.device.type == self._device_type:
                 self._note(tensor, func)
+        for number in for_now:
+            self._end(number)
         return result
 
     def _note(self, tensor: Tensor, func: Any) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._by_storage:
-            return
+        if key not in self._by_storage:
+            number = self._begin(storage.nbytes(), tuple(tensor.shape), tensor.dtype, _name(func))
+            self._by_storage[key] = number
+            self._guards[key] = weakref.ref(storage, self._death_of(key, number))
+
+    def _begin(self, num_bytes: int, shape: tuple[int, ...], dtype: torch.dtype, operator: str) -> int:
         last, phase = self._spans[-1], self._phase
         if (last.step, last.phase) != (self._step, phase):
             self._spans.append(Span(step=self._step, phase=phase, begin=len(self._events)))
         number = len(self._lives)
-        self._by_storage[key] = number
-        self._guards[key] = weakref.ref(storage, self._death_of(key, number))
         self._lives.append(
             Life(
-                num_bytes=storage.nbytes(),
-                shape=tuple(tensor.shape),
-                dtype=tensor.dtype,
-                operator=func.__name__.partition(".")[0],
+                num_bytes=num_bytes,
+                shape=shape,
+                dtype=dtype,
+                operator=operator,
                 module=self._current_module(),
                 category="activations" if torch.is_grad_enabled() else "temporary",
                 born=len(self._events),
             )
         )
         self._record(number)
+        return number
 
     @property
     def _phase(self) -> str:
@@ -192,13 +219,16 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _death_of(self, key: int, number: int) -> Callable[[object], None]:
         def die(_: object) -> None:
             del self._by_storage[key], self._guards[key]
-            life = self._lives[number]
-            life.died = len(self._events)
-            if life.category == "activations" and torch.is_grad_enabled():
-                life.category = "temporary"  # gone before the backward pass could ask for it
-            self._record(-1 - number)
+            self._end(number)
 
         return die
+
+    def _end(self, number: int) -> None:
+        life = self._lives[number]
+        life.died = len(self._events)
+        if life.category == "activations" and torch.is_grad_enabled():
+            life.category = "temporary"  # gone before the backward pass could ask for it
+        self._record(-1 - number)
 
     def _current_module(self) -> str:
         """Return whose work it is: in a backward pass, that of the module whose forward pass made the graph's node."""
@@ -237,3 +267,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             number = self._by_storage.get(value.untyped_storage()._cdata)
             if number is not None:
                 self._lives[number].category, self._lives[number].module = category, owner
+
+
+def _name(operator: Any) -> str:
+    return str(operator.__name__).partition(".")[0]

@@ -34,6 +34,17 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-medium": _gpt2(24, 1024, 16),
     "gpt2-large": _gpt2(36, 1280, 20),
     "gpt2-xl": _gpt2(48, 1600, 25),
+    # Touvron et al. 2023, table 2 (LLaMA, 6.7 B parameters).
+    "llama-7b": {
+        "model_type": "llama",
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 2048,
+        "vocab_size": 32000,
+    },
 }
 UNPUBLISHED = tuple(name for name, values in PRESETS.items() if values["vocab_size"] is None)
 """Presets of this project's own: no weights, no tokenizer, no vocabulary."""

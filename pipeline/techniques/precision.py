@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from pipeline.contracts import Step, Technique
+from pipeline.contracts import Hardware, Step, Technique
 
 AUTOCAST_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -22,16 +22,14 @@ class Precision(Technique):
     initial_loss_scale: float = Field(default=65536.0, gt=0)
     """First scale of fp16's dynamic loss scaling."""
 
-    def unsupported(self, device: torch.device) -> str | None:
-        """Return why `device` cannot compute in this format."""
-        if self.precision == "tf32" and device.type != "cuda":
-            return f"tf32 needs a CUDA GPU of compute capability 8.0 (Ampere) or newer, and the device is {device.type}"
-        if self.precision == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
-            name = torch.cuda.get_device_name(device)
-            return f"tf32 needs compute capability 8.0 (Ampere) or newer, and {name} is older"
-        if self.precision == "bf16" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-            name = torch.cuda.get_device_name(device)
-            return f"bf16 needs compute capability 8.0 (Ampere) or newer, and {name} is older"
+    def unsupported(self, hardware: Hardware) -> str | None:
+        """Return why `hardware` cannot compute in this format."""
+        if self.precision == "tf32" and hardware.kind != "cuda":
+            return (
+                f"tf32 needs a CUDA GPU of compute capability 8.0 (Ampere) or newer, and the device is {hardware.kind}"
+            )
+        if self.precision in ("tf32", "bf16") and hardware.capability and hardware.capability < (8, 0):
+            return f"{self.precision} needs compute capability 8.0 (Ampere) or newer, and {hardware.name} is older"
         return None
 
     def apply(self, step: Step) -> Step:

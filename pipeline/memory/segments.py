@@ -1,0 +1,135 @@
+"""How a pool gets memory from the device: segment by segment (cudaMalloc), or one segment that grows by pages."""
+
+from bisect import bisect_left
+
+from pipeline.memory.blocks import (
+    ADDRESS_SPACE_BYTES,
+    LARGE_SEGMENT_BYTES,
+    MIB,
+    SMALL_BYTES,
+    SMALL_SEGMENT_BYTES,
+    Block,
+    Pool,
+    round_up,
+)
+
+MIN_LARGE_BYTES = 10 * MIB
+"""Requests from here on get a segment of their own size (kMinLargeAlloc in c10/core/AllocatorConfig.h)."""
+ROUND_LARGE_BYTES = 2 * MIB
+"""Such a segment is a multiple of it (kRoundLarge, same file)."""
+
+
+def segment_bytes_for(size_bytes: int) -> int:
+    """Return the size of the segment that a rounded request asks the device for (get_allocation_size)."""
+    if size_bytes >= MIN_LARGE_BYTES:
+        return round_up(size_bytes, ROUND_LARGE_BYTES)
+    return SMALL_SEGMENT_BYTES if size_bytes <= SMALL_BYTES else LARGE_SEGMENT_BYTES
+
+
+class SegmentPool(Pool):
+    """Segments from cudaMalloc, the default; one goes back to the device when all of it is free."""
+
+    def __init__(self, *, small: bool, base_address: int) -> None:
+        super().__init__(small=small, base_address=base_address)
+        self._next_address = base_address
+        if not small:
+            self.unsplit_bytes = SMALL_BYTES  # max_split_size is unlimited by default: no block is too large to split
+
+    def best_fit(self, size_bytes: int) -> Block | None:
+        """Take the smallest free block, among equals the one at the lowest address (get_free_block)."""
+        index = bisect_left(self.free, (size_bytes,))
+        return self.free.pop(index)[3] if index < len(self.free) else None
+
+    def grow(self, size_bytes: int, segment_address: int | None) -> tuple[Block, int]:
+        """Return a new segment as one block; its address decides between blocks of one size (alloc_block)."""
+        segment_bytes = segment_bytes_for(size_bytes)
+        address = self._next_address if segment_address is None else segment_address
+        self._next_address += segment_bytes
+        return Block(self, address, segment_bytes), segment_bytes
+
+    def release(self) -> int:
+        """Give back the segments without a live block: those whose free block has no neighbour."""
+        kept = [entry for entry in self.free if entry[3].previous or entry[3].next]
+        released_bytes = sum(entry[0] for entry in self.free) - sum(entry[0] for entry in kept)
+        self.free = kept
+        return released_bytes
+
+
+class ExpandablePool(Pool):
+    """One segment of addresses that gets memory in pages where it is needed (expandable_segments:True)."""
+
+    def __init__(self, *, small: bool, base_address: int) -> None:
+        super().__init__(small=small, base_address=base_address)
+        self.unmapped.append(Block(self, base_address, ADDRESS_SPACE_BYTES, mapped=False))
+
+    def best_fit(self, size_bytes: int) -> Block | None:
+        """Take the smallest free block, but prefer one that cannot grow: one that can counts with what it can grow to.
+
+        torch goes on to the next larger block only as long as that is an improvement (get_free_block).
+        """
+        index = bisect_left(self.free, (size_bytes,))
+        if index == len(self.free):
+            return None
+        while index + 1 < len(self.free) and _reach(self.free[index + 1][3]) < _reach(self.free[index][3]):
+            index += 1
+        return self.free.pop(index)[3]
+
+    def grow(self, size_bytes: int, segment_address: int | None) -> tuple[Block, int]:
+        """Map pages where the lowest room is, if possible behind a free block (try_allocate_expandable_block)."""
+        block = self._lowest_room(size_bytes)
+        mapped_bytes = 0 if block.mapped else self._map(block, min(block.size_bytes, size_bytes))
+        while block.size_bytes < size_bytes:
+            gap = block.next
+            assert gap is not None  # there is room
+            mapped_bytes += self._map(gap, min(gap.size_bytes, size_bytes - block.size_bytes))
+            block = gap  # it has swallowed the block before it
+        self.drop(block)
+        return block, mapped_bytes
+
+    def release(self) -> int:
+        """Unmap the whole pages of every free block; what is left of it at its ends stays free (unmap_block)."""
+        return sum(self._unmap(block) for _, _, _, block in list(self.free))
+
+    def _lowest_room(self, size_bytes: int) -> Block:
+        """Return the first of a row of blocks without a live one that has `size_bytes` (find_expandable_block)."""
+        for gap in sorted(self.unmapped, key=lambda block: block.address):
+            first = gap if gap.previous is None or gap.previous.allocated else gap.previous
+            room_bytes = 0
+            block: Block | None = first
+            while room_bytes < size_bytes and block is not None and not block.allocated:
+                room_bytes, block = room_bytes + block.size_bytes, block.next
+            if room_bytes >= size_bytes:
+                return first
+        raise AssertionError("the addresses of a pool never end")
+
+    def _map(self, gap: Block, size_bytes: int) -> int:
+        """Put memory behind the first pages of a gap, one with its free neighbours; return its bytes (map_block)."""
+        mapped_bytes = round_up(size_bytes, self.segment_bytes)
+        self.drop(gap)
+        if mapped_bytes < gap.size_bytes:
+            self.unmapped.append(self.split(gap, mapped_bytes))
+        gap.mapped = True
+        self.merge(gap)
+        self.keep(gap)
+        return mapped_bytes
+
+    def _unmap(self, block: Block) -> int:
+        start = round_up(block.address, self.segment_bytes)
+        end = (block.address + block.size_bytes) // self.segment_bytes * self.segment_bytes
+        if start >= end:
+            return 0
+        self.drop(block)
+        if block.address < start:
+            before, block = block, self.split(block, start - block.address)
+            self.keep(before)
+        if block.size_bytes > end - start:
+            self.keep(self.split(block, end - start))
+        block.mapped = False
+        self.merge(block)
+        self.unmapped.append(block)
+        return end - start
+
+
+def _reach(block: Block) -> int:
+    after = block.next
+    return block.size_bytes + (after.size_bytes if after is not None and not after.mapped else 0)

@@ -1,0 +1,58 @@
+"""A recording of real memory, `torch.cuda.memory._snapshot()` -> the events that the simulated allocator replays."""
+
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+from pipeline.contracts import InvalidInputError
+from pipeline.memory.replay import Allocation, EmptyCache, Event, Free
+
+
+def events_of(snapshot: Mapping[str, Any], device_index: int = 0) -> list[Event]:
+    """Return what happened on one device while `_record_memory_history()` was on, oldest first.
+
+    Blocks that were alive before come first, by address. What was cached before is not in a recording: record from
+    the first allocation, or right after empty_cache(), where peaks are to be exact. A block is free from
+    `free_completed` on, which comes later than `free_requested` where another stream still used it (record_stream).
+
+    Raises:
+        InvalidInputError: it has private pools, or lacks frees.
+
+    """
+    trace = snapshot["device_traces"][device_index]
+    segments = [segment for segment in snapshot["segments"] if segment["device"] == device_index]
+    if any(tuple(segment["segment_pool_id"]) != (0, 0) for segment in segments):
+        raise InvalidInputError(
+            "a recording must not have private memory pools; record without CUDA graphs and torch.cuda.MemPool"
+        )
+    identifiers = count()
+    alive_before: dict[int, Allocation] = {}
+    alive: dict[int, int] = {}
+    segment_addresses: dict[int, int] = {}
+    events: list[Event] = []
+    for entry in trace:
+        action, stream = entry["action"], entry["stream"]
+        if action == "alloc":
+            if entry["addr"] in alive:
+                raise InvalidInputError(
+                    f"a recording must have every free_completed, and that of address {entry['addr']:#x} is missing; "
+                    "record without skip_actions"
+                )
+            alive[entry["addr"]] = identifier = next(identifiers)
+            events.append(Allocation(identifier, entry["size"], stream, segment_addresses.pop(stream, None)))
+        elif action == "free_completed":
+            if entry["addr"] not in alive:
+                alive_before[entry["addr"]] = Allocation(next(identifiers), entry["size"], stream)
+                alive[entry["addr"]] = alive_before[entry["addr"]].identifier
+            events.append(Free(alive.pop(entry["addr"])))
+        elif action == "segment_alloc":
+            segment_addresses[stream] = entry["addr"]
+        elif action in ("segment_free", "segment_unmap") and events[-1:] != [EmptyCache()]:
+            events.append(EmptyCache())
+    for segment in segments:
+        for block in segment["blocks"]:
+            if block["state"] != "inactive" and block["address"] not in alive:
+                alive_before[block["address"]] = Allocation(
+                    next(identifiers), block["requested_size"], segment["stream"]
+                )
+    return [alive_before[address] for address in sorted(alive_before)] + events

@@ -1,0 +1,129 @@
+"""An Experiment on fake tensors -> Prediction: how much memory it needs, before anything runs."""
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from pipeline.contracts import Hardware, InvalidInputError, Prepared
+from pipeline.experiment import Experiment
+from pipeline.memory.allocator import OutOfMemoryError
+from pipeline.memory.anatomy import Anatomy, at_peak
+from pipeline.memory.cards import CONTEXT_BYTES
+from pipeline.memory.lifetimes import Timeline
+from pipeline.memory.replay import Allocation, Event, Free, replay
+from pipeline.trace import tells_others, trace
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What the allocator is asked for, in little space."""
+
+    sizes: "array[int]"
+    """Bytes of each storage."""
+    events: "array[int]"
+    """n for the birth of storage n, -1 - n for its death."""
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> Self:
+        """Return what a timeline asks for."""
+        return cls(array("q", (life.num_bytes for life in timeline.lives)), array("q", timeline.events))
+
+    def __iter__(self) -> Iterator[Event]:
+        return (Allocation(event, self.sizes[event]) if event >= 0 else Free(-1 - event) for event in self.events)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a run of an Experiment on a device will need; None where such a device does not count it."""
+
+    target: Hardware
+    peak_allocated_bytes: int
+    """As the device's allocator counts: on CUDA it rounds up."""
+    peak_reserved_bytes: int | None
+    peak_device_bytes: int | None
+    """Reserved bytes and the CUDA context."""
+    anatomy: Anatomy
+    """The peak taken apart, before the allocator rounds: its phase, categories, modules and largest tensors."""
+    phase_bytes: Mapping[str, int]
+    """Greatest number of bytes alive in each phase, before the allocator rounds."""
+    requests: "Requests" = field(repr=False)
+    expandable_segments: bool = False
+
+    def fits(self, budget_bytes: int) -> bool:
+        """Whether the run ends within a budget: on CUDA a cap on what is reserved, which gives back what is cached."""
+        if self.peak_reserved_bytes is None or self.peak_allocated_bytes > budget_bytes:
+            return self.peak_allocated_bytes <= budget_bytes
+        if self.peak_reserved_bytes <= budget_bytes:
+            return True
+        try:
+            replay(self.requests, cap_bytes=budget_bytes, expandable_segments=self.expandable_segments)
+        except OutOfMemoryError:
+            return False
+        return True
+
+
+def predict(
+    experiment: Experiment,
+    target: Hardware,
+    prepared: Prepared | None = None,
+    *,
+    expandable_segments: bool = False,
+    context_bytes: int = CONTEXT_BYTES,
+) -> Prediction:
+    """Take two optimizer steps of `experiment` without numbers, as if on `target`, and return what they would need.
+
+    The corpus is read unless it is given; one example of it suffices, however large the batch. `context_bytes` is the
+    CUDA context, which counts beside what torch reserves.
+
+    Raises:
+        InvalidInputError: the target cannot run it, or its work depends on the values of tensors.
+
+    """
+    reason = experiment.unsupported(target)
+    if reason is not None:
+        raise InvalidInputError(f"{reason}; choose another value")
+    timeline = trace(experiment, target, prepared or experiment.read_corpus())
+    on_card = target.kind == "cuda"
+    requests = Requests.of(timeline)
+    peaks = replay(requests, expandable_segments=expandable_segments) if on_card else None
+    return Prediction(
+        target=target,
+        peak_allocated_bytes=peaks.peak_allocated_bytes if peaks else max(timeline.allocated_bytes()),
+        peak_reserved_bytes=peaks.peak_reserved_bytes if peaks else None,
+        peak_device_bytes=peaks.peak_reserved_bytes + context_bytes if peaks else None,
+        anatomy=at_peak(timeline),
+        phase_bytes=_by_phase(timeline),
+        requests=requests,
+        expandable_segments=expandable_segments,
+    )
+
+
+def predict_all(
+    experiments: Sequence[Experiment],
+    target: Hardware,
+    *,
+    expandable_segments: bool = False,
+    context_bytes: int = CONTEXT_BYTES,
+) -> list[Prediction]:
+    """Return the predictions of many experiments, those first that tell others.
+
+    Raises:
+        InvalidInputError: as predict().
+
+    """
+    made: dict[int, Prediction] = {}
+    for number in sorted(range(len(experiments)), key=lambda number: tells_others(experiments[number]), reverse=True):
+        made[number] = predict(
+            experiments[number], target, expandable_segments=expandable_segments, context_bytes=context_bytes
+        )
+    return [made[number] for number in range(len(experiments))]
+
+
+def _by_phase(timeline: Timeline) -> dict[str, int]:
+    allocated = timeline.allocated_bytes()
+    ends = [span.begin for span in timeline.spans[1:]] + [len(allocated)]
+    greatest: dict[str, int] = {}
+    for span, end in zip(timeline.spans, ends, strict=True):
+        greatest[span.phase] = max([greatest.get(span.phase, 0), *allocated[span.begin : end]])
+    return greatest

@@ -1,0 +1,190 @@
+"""An Experiment on fake tensors -> what would live when, on a device that need not be here; kept on disk."""
+
+import hashlib
+import platform
+import tempfile
+import traceback
+from dataclasses import replace
+from functools import lru_cache
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+
+from torch import device
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from pipeline.contracts import Hardware, InvalidInputError, Prepared, Trainable
+from pipeline.experiment import Experiment
+from pipeline.memory.affine import Known, in_order, same_memory, told_by
+from pipeline.memory.lifetimes import Timeline
+from pipeline.memory.storage import dump, load
+from pipeline.profile import record_lifetimes
+from pipeline.simulation.batches import RepeatedRow
+from pipeline.simulation.build import CARD, HOST, move_to_card
+from pipeline.simulation.hidden import HiddenBytes
+from pipeline.simulation.target import simulated
+from pipeline.step import on_device
+from pipeline.text import cache_folder
+
+STEADY_STEPS = 3
+"""Micro-batches of an optimizer step after which all further ones are alike."""
+KNOWN_SIZES = (2, 4, 8)
+"""Micro-batch sizes that tell all others but 1, once they are in the cache: two do, if they are right of the third."""
+LARGEST_GROWTH_BYTES = 1024
+"""What a further micro-batch may leave behind in a steady step: the value of its loss."""
+NO_MATTER = """
+    device seed num_steps timing_warmup_steps learning_rate learning_rate_scaling base_batch_size
+    learning_rate_warmup_steps learning_rate_schedule weight_decay eval_steps gradient_underflow dataset_size budget
+    time_limit output corpus vocabulary_size sequence_length sequences
+"""
+"""Settings, separated by blanks, that no storage depends on, or that the example and the vocabulary say better."""
+
+
+def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timeline:
+    """Return what would live when over two optimizer steps, as `target` would hold it; from the cache if it can be.
+
+    Of many micro-batches a step only the first few are run, if they show that the rest is alike.
+
+    Raises:
+        InvalidInputError: the work depends on the values of tensors, or the cache folder cannot be written.
+
+    """
+    settings, num_rows = experiment.settings, experiment.effective_batch_size
+    size = int(settings.micro_batch_size)  # type: ignore[attr-defined]
+    if num_rows > STEADY_STEPS * size:
+        fewer = {"accumulation_steps": STEADY_STEPS, "effective_batch_size": STEADY_STEPS * size}
+        short = Experiment(settings.model_copy(update=fewer))
+        on_host = target.kind != "cpu"  # where nobody counts how long a batch waits there
+        timeline = _kept(short, target, prepared, STEADY_STEPS * size if on_host else num_rows)
+        if is_steady(timeline):
+            return timeline
+    return _kept(experiment, target, prepared, num_rows)
+
+
+def tells_others(experiment: Experiment) -> bool:
+    """Whether the timeline of `experiment`, once in the cache, helps to tell those of other micro-batch sizes."""
+    return experiment.settings.micro_batch_size in KNOWN_SIZES  # type: ignore[attr-defined]
+
+
+def is_steady(timeline: Timeline) -> bool:
+    """Whether the last two micro-batches of the last optimizer step have the same peak."""
+    step = max(span.step for span in timeline.spans if span.phase == "backward")
+    ends = [after.begin for span, after in pairwise(timeline.spans) if (span.step, span.phase) == (step, "backward")]
+    if len(ends) != STEADY_STEPS:
+        return False
+    allocated = timeline.allocated_bytes()
+    before, last = (max(allocated[begin:end]) for begin, end in list(pairwise(ends))[-2:])
+    return 0 <= last - before <= LARGEST_GROWTH_BYTES
+
+
+def _kept(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline:
+    """Return the timeline of an optimizer step whose batch has `num_rows` rows, from the cache after the first time."""
+    if experiment.settings.model not in experiment.model.names:
+        return record(experiment, target, prepared, num_rows)  # its configuration is in files that may change
+    file = _file(experiment, target, prepared, num_rows)
+    if file.exists():
+        return load(file.read_bytes())
+    told = _told(experiment, target, prepared, num_rows)
+    if told is not None:
+        return told
+    timeline = record(experiment, target, prepared, num_rows)
+    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as work:
+        work.write(dump(timeline))
+    Path(work.name).replace(file)  # a reader sees all of it or nothing
+    return timeline
+
+
+def _told(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
+    """Return the timeline of a micro-batch from those of others, where the cache has them."""
+    settings = experiment.settings
+    size = int(settings.micro_batch_size)  # type: ignore[attr-defined]
+    if size <= KNOWN_SIZES[0]:
+        return None  # one sequence may take other paths: an axis of one element is contiguous anyway
+    files = []
+    for known in KNOWN_SIZES:
+        changes = {"micro_batch_size": known, "effective_batch_size": experiment.effective_batch_size // size * known}
+        smaller = Experiment(settings.model_copy(update=changes))
+        files.append(_file(smaller, target, prepared, num_rows // size * known))
+    if not all(file.exists() for file in files):
+        return None
+    pair = _proven(tuple(files))
+    return None if pair is None else told_by(*pair, size)
+
+
+@lru_cache(maxsize=4)
+def _proven(files: tuple[Path, ...]) -> tuple[Known, Known] | None:
+    """Return what the first two files hold, if that tells what the third holds."""
+    first, second, third = zip(KNOWN_SIZES, (load(file.read_bytes()) for file in files), strict=True)
+    told = told_by(first, second, third[0])
+    return (first, second) if told is not None and same_memory(told, third[1]) else None
+
+
+def _file(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Path:
+    return cache_folder() / f"trace-{_key(experiment, target, prepared, num_rows)}.json.gz"
+
+
+def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline:
+    """Return what trace() does, by running all of it; `num_rows` is the number of sequences of an optimizer step.
+
+    Raises:
+        InvalidInputError: the work depends on the values of tensors.
+
+    """
+    here = experiment.with_random_weights(str(CARD))
+    rows = RepeatedRow(prepared.train, HOST if target.capability else device("cpu"), num_rows)
+    build = _from_host if target.capability else on_device
+    try:
+        with simulated(target):
+            timeline = record_lifetimes(
+                here, replace(prepared, train=rows), build=build, hidden=HiddenBytes(target.capability)
+            )
+        return in_order(timeline)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise InvalidInputError(
+            f"memory is predicted without numbers, and {_who_asked(error)} asks for one ({error.func}); "
+            "measure this configuration instead: python -m pipeline main"
+        ) from error
+
+
+def _from_host(experiment: Experiment, prepared: Prepared) -> Trainable:
+    with HOST:
+        trainable = experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
+    move_to_card(trainable.module)
+    return trainable
+
+
+def _who_asked(error: BaseException) -> str:
+    """Return the function outside of torch that asked for a tensor's value, and its line."""
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename and f.name[:2] != "__"
+    ]
+    return f"{frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})"
+
+
+def _key(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> str:
+    """Return what changes whenever the timeline might."""
+    corpus = f"{experiment.settings.corpus}."
+    settings = {
+        k: str(v) for k, v in experiment.params().items() if k not in NO_MATTER.split() and not k.startswith(corpus)
+    }
+    example = {name: (tuple(part.shape), str(part.dtype), id(part)) for name, part in prepared.train.batch([0]).items()}
+    tensors = [number for *_, number in example.values()]
+    parts = (
+        sorted(settings.items()),
+        num_rows,
+        [(name, shape, dtype, tensors.index(number)) for name, (shape, dtype, number) in example.items()],
+        prepared.vocabulary_size,
+        (target.kind, target.capability),
+        _code_digest(),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
+
+
+@lru_cache
+def _code_digest() -> str:
+    """Return a digest of this project's code and of the versions that it runs on."""
+    versions = [platform.python_version(), *(version(name) for name in ("torch", "transformers"))]
+    digest = hashlib.sha256(repr(versions).encode())
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,222 @@
+"""Predicted memory: what the allocator then really counts, without a number computed or a trace left in the process."""
+
+import gc
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TINY, tiny, with_corpus_of
+from torch.distributed._tools.mem_tracker import MemTracker
+from transformers import masking_utils
+
+from pipeline.contracts import Hardware, InvalidInputError, MemoryUse, StepRecord
+from pipeline.experiment import Experiment
+from pipeline.memory.affine import same_memory, told_by
+from pipeline.memory.cards import find_card
+from pipeline.models import causal_lm
+from pipeline.predict import predict, predict_all
+from pipeline.settings import AllSettings, merged, validate
+from pipeline.simulation.batches import RepeatedRow
+from pipeline.simulation.target import simulated
+from pipeline.step import build_step, make_optimizer
+from pipeline.trace import KNOWN_SIZES, LARGEST_GROWTH_BYTES, record, trace
+from pipeline.train import Loop, Message, train
+
+CPU = Hardware(kind="cpu", name="a processor", memory_bytes=2**34, capability=None)
+WIDE: Mapping[str, Any] = {"causal_lm__width": 64, "causal_lm__num_heads": 4, "sequence_length": 64}
+DEEP: Mapping[str, Any] = {**WIDE, "causal_lm__num_layers": 4, "vocabulary_size": 2048}
+CASES: list[dict[str, Any]] = [
+    {"micro_batch_size": 1},
+    {"micro_batch_size": 8},
+    {"micro_batch_size": 8, "causal_lm__num_layers": 5, **WIDE},
+    {"micro_batch_size": 4, "precision": "bf16", **WIDE},
+    {"micro_batch_size": 4, "precision": "fp16", **WIDE},
+    {"micro_batch_size": 8, "checkpointing": "every_layer", **WIDE},
+    {"micro_batch_size": 8, "checkpointing": "every_2_layers", "causal_lm__num_layers": 4, **WIDE},
+    {"micro_batch_size": 8, "accumulation_steps": 3, "precision": "bf16", "checkpointing": "every_layer", **DEEP},
+    {"micro_batch_size": 4, "sequences": "padded", "accumulation_steps": 2, **WIDE},
+    {"micro_batch_size": 4, "causal_lm__dropout": 0.1, "checkpointing": "every_layer", **WIDE},
+    {"micro_batch_size": 4, "model": "llama-nano", **WIDE},
+    {"micro_batch_size": 4, "model": "qwen3-nano", "precision": "bf16", **WIDE},
+    {"micro_batch_size": 4, "encoder_stack__width": 64, "sequence_length": 64, **with_corpus_of("encoder_stack")},
+]
+
+
+def measured(experiment: Experiment) -> int:
+    """Return the allocator's peak over a real training."""
+    messages: list[Message] = []
+    gc.collect()  # what the test before has left must not die while the meter counts
+    train(experiment, experiment.prepare(), messages.append)
+    peak = [message for message in messages if isinstance(message, MemoryUse)][-1].peak_allocated_bytes
+    assert peak is not None
+    return peak
+
+
+@pytest.mark.parametrize("settings", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_a_prediction_is_what_the_allocator_counts(settings: dict[str, Any]) -> None:
+    experiment = tiny(**settings, eval_steps=0)
+    prediction = predict(experiment, CPU)
+    assert prediction.peak_allocated_bytes == pytest.approx(measured(experiment), rel=0.015)
+
+
+def test_a_prediction_says_what_the_peak_is_made_of() -> None:
+    prediction = predict(tiny(micro_batch_size=8), CPU)
+    anatomy = prediction.anatomy
+    assert sum(anatomy.category_bytes.values()) == anatomy.peak_bytes == prediction.peak_allocated_bytes
+    assert anatomy.peak_bytes == max(prediction.phase_bytes.values()) == prediction.phase_bytes[anatomy.phase]
+    assert set(prediction.phase_bytes) == {"load", "forward", "backward", "optimizer"}
+    assert anatomy.largest[0].num_bytes == 8 * 32 * 512 * 4 and anatomy.largest[0].shape[-1] == 512  # logits
+    assert prediction.peak_reserved_bytes is None  # a processor reserves nothing
+
+
+def test_a_prediction_needs_no_corpus_of_full_length() -> None:
+    with pytest.raises(InvalidInputError):
+        tiny(micro_batch_size=10**5).prepare()
+    assert predict(tiny(micro_batch_size=10**5), CPU).peak_allocated_bytes > 2**34
+
+
+def test_work_that_depends_on_numbers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def picky_loss(module: Any, batch: Any, num_targets: int) -> torch.Tensor:
+        return module(batch["input_ids"]).logits[batch["labels"] > 0].sum()  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(causal_lm, "_token_loss", picky_loss)
+    before = torch.get_rng_state, torch.manual_seed, masking_utils.find_packed_sequence_indices
+    with pytest.raises(InvalidInputError, match="picky_loss.*measure this configuration instead"):
+        predict(tiny(vocabulary_size=301), CPU)  # which no other test has left in the cache
+    assert before == (torch.get_rng_state, torch.manual_seed, masking_utils.find_packed_sequence_indices)
+    assert type(torch.ones(1)) is torch.Tensor
+
+
+def test_a_format_that_the_target_lacks_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="tf32 needs a CUDA GPU"):
+        predict(tiny(precision="tf32"), CPU)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_predicting_while_training_changes_nothing_in_the_training(dropout: float) -> None:
+    experiment = tiny(checkpointing="every_layer", causal_lm__dropout=dropout)
+
+    def losses(predict_meanwhile: bool) -> list[float]:
+        found: list[float] = []
+
+        def hear(message: Message) -> None:
+            if isinstance(message, StepRecord):
+                found.append(message.loss)
+                if predict_meanwhile:
+                    predict(experiment, CPU)
+
+        train(experiment, experiment.prepare(), hear)
+        return found
+
+    assert losses(predict_meanwhile=True) == losses(predict_meanwhile=False)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "every_layer"])
+def test_torchs_own_tracker_agrees(checkpointing: str) -> None:
+    experiment = tiny(micro_batch_size=8, checkpointing=checkpointing, **WIDE)
+    prepared = experiment.read_corpus()
+    tracker = MemTracker()
+    with simulated(CPU):
+        step = build_step(experiment, prepared)
+        optimizer = make_optimizer(step.trainable.module, experiment.settings)
+        rows = RepeatedRow(prepared.train, experiment.device)
+        tracker.track_external(step.trainable.module, optimizer)
+        with tracker:
+            loop = Loop(experiment, rows, step, optimizer, lambda record: None)
+            for _ in range(2):
+                loop.launch()
+                tracker.reset_mod_stats()
+    theirs = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    assert predict(experiment, CPU, prepared).peak_allocated_bytes == pytest.approx(theirs, rel=0.01)
+
+
+@pytest.mark.parametrize("target", [CPU, find_card("a100")], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("settings", [{}, {"precision": "fp16"}, {"checkpointing": "every_layer"}])
+def test_many_micro_batches_need_what_a_few_do(settings: dict[str, Any], target: Hardware) -> None:
+    experiment = tiny(micro_batch_size=2, accumulation_steps=7, sequences="padded", **settings)
+    prepared = experiment.read_corpus()
+    short, whole = trace(experiment, target, prepared), record(experiment, target, prepared, 14)
+    assert len(short.events) < len(whole.events)
+    difference = max(whole.allocated_bytes()) - max(short.allocated_bytes())
+    assert 0 <= difference <= 4 * LARGEST_GROWTH_BYTES  # the losses of the four that were not run
+
+
+def test_a_step_that_goes_on_growing_is_run_in_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[torch.Tensor] = []
+    loss = causal_lm._token_loss
+
+    def hoarding_loss(module: Any, batch: Any, num_targets: int) -> torch.Tensor:
+        kept.append(torch.empty(2**20))
+        return loss(module, batch, num_targets)
+
+    monkeypatch.setattr(causal_lm, "_token_loss", hoarding_loss)
+    experiment = tiny(micro_batch_size=2, accumulation_steps=6, vocabulary_size=302)
+    assert predict(experiment, CPU).peak_allocated_bytes > 12 * 2**22
+
+
+def test_weights_that_training_would_load_are_not_needed(tmp_path: Path) -> None:
+    built = build_step(tiny(), tiny().read_corpus()).trainable.module
+    built.config.save_pretrained(tmp_path)  # type: ignore[union-attr, operator]
+    settings = merged(TINY, {"model": str(tmp_path), "causal_lm": dict.fromkeys(("num_layers", "width", "num_heads"))})
+    settings["causal_lm"]["pretrained"] = True
+    experiment = Experiment(validate(AllSettings, {**settings, "accumulation_steps": 1, "effective_batch_size": 8}, ""))
+    prediction = predict(experiment, CPU, tiny().read_corpus())
+    assert prediction.anatomy.peak_bytes == predict(tiny(), CPU).anatomy.peak_bytes
+
+
+def test_a_prediction_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    experiment = tiny(micro_batch_size=4)
+    first = predict(experiment, CPU)
+    monkeypatch.setattr("pipeline.trace.record_lifetimes", None)  # which nothing may call any more
+    again = predict(tiny(micro_batch_size=4, seed=1, num_steps=9, output="elsewhere"), CPU)
+    assert again == first
+    for changed in ({"micro_batch_size": 2}, {"precision": "bf16"}, {"sequences": "padded"}, {"sequence_length": 16}):
+        with pytest.raises(TypeError, match="not callable"):
+            predict(tiny(**{"micro_batch_size": 4, **changed}), CPU)
+    with pytest.raises(TypeError, match="not callable"):
+        predict(experiment, find_card("a100"))
+
+
+@pytest.mark.parametrize("target", [CPU, find_card("a100")], ids=["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"accumulation_steps": 1}, {"accumulation_steps": 5, "precision": "bf16"}, with_corpus_of("encoder_stack")],
+)
+def test_large_micro_batches_are_told_by_small_ones(
+    settings: dict[str, Any], target: Hardware, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    wanted = tiny(micro_batch_size=23, checkpointing="every_layer", **settings)
+    truth = predict(wanted, target), trace(wanted, target, wanted.read_corpus())
+    for file in tmp_path.glob("trace-*"):
+        file.unlink()
+    for size in KNOWN_SIZES:
+        predict(tiny(micro_batch_size=size, checkpointing="every_layer", **settings), target)
+    monkeypatch.setattr("pipeline.trace.record_lifetimes", None)  # which nothing may call any more
+    told = predict(wanted, target), trace(wanted, target, wanted.read_corpus())
+    assert told[0] == truth[0] and same_memory(told[1], truth[1])
+
+
+def test_many_predictions_come_in_the_order_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    experiments = [tiny(micro_batch_size=size) for size in (12, 1, 3, 8, 2, 4)]
+    peaks = [prediction.peak_allocated_bytes for prediction in predict_all(experiments, CPU)]
+    assert len(list(tmp_path.glob("trace-*"))) == 4  # of 1, 2, 4 and 8, which tell 3 and 12
+    assert peaks == [predict(experiment, CPU).peak_allocated_bytes for experiment in experiments]
+    assert peaks[0] == max(peaks) and peaks[1] == min(peaks)
+
+
+def test_sizes_that_do_not_grow_in_proportion_are_not_told() -> None:
+    experiment = tiny(micro_batch_size=2)
+    prepared = experiment.read_corpus()
+    small, large = (trace(tiny(micro_batch_size=size), CPU, prepared) for size in (2, 4))
+    told = told_by((2, small), (4, large), 3)
+    assert told is not None and same_memory(told, trace(tiny(micro_batch_size=3), CPU, prepared))
+    odd = replace(large.lives[-1], num_bytes=large.lives[-1].num_bytes + 1)
+    assert told_by((2, small), (4, replace(large, lives=(*large.lives[:-1], odd))), 3) is None
+    assert told_by((2, small), (4, replace(large, events=large.events[:-1])), 3) is None
+    assert told_by((2, small), (4, trace(tiny(precision="bf16"), CPU, prepared)), 3) is None

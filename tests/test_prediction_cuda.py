@@ -1,0 +1,243 @@
+"""Predictions for CUDA cards, wherever they are made: two ways to simulate agree, and the rules are those of torch."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT, tiny
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pipeline.contracts import InvalidInputError
+from pipeline.experiment import make_experiment
+from pipeline.memory.cards import CARDS, CONTEXT_BYTES, find_card
+from pipeline.memory.lifetimes import Timeline
+from pipeline.predict import Prediction, predict
+from pipeline.simulation import autocast
+from pipeline.simulation.attention import choose_kernel
+from pipeline.simulation.cuda import cuda_operators
+from pipeline.trace import trace
+
+A100, H200, T4 = find_card("a100"), find_card("h200"), find_card("t4")
+MIB = 2**20
+WIDE: dict[str, Any] = {
+    "causal_lm__width": 64,
+    "causal_lm__num_heads": 4,
+    "sequence_length": 64,
+    "vocabulary_size": 2048,
+}
+ROUTES: list[dict[str, Any]] = [
+    {"micro_batch_size": 8},
+    {"micro_batch_size": 8, "precision": "bf16"},
+    {"micro_batch_size": 8, "precision": "bf16", "checkpointing": "every_layer", "causal_lm__num_layers": 4},
+    {"micro_batch_size": 2, "precision": "bf16", "accumulation_steps": 3},
+    {"micro_batch_size": 8, "precision": "bf16", "causal_lm__dropout": 0.1},
+    {"micro_batch_size": 8, "precision": "bf16", "model": "qwen3-nano", "causal_lm__num_layers": 4},
+]
+
+
+def visible_bytes(timeline: Timeline) -> int:
+    """Return the peak of what the dispatcher sees, without what operators allocate inside themselves."""
+    alive = peak = 0
+    for event in timeline.events:
+        life = timeline.lives[event if event >= 0 else -1 - event]
+        if not life.operator.startswith("inside "):
+            alive += life.num_bytes if event >= 0 else -life.num_bytes
+            peak = max(peak, alive)
+    return peak
+
+
+def test_two_ways_to_simulate_a_gpu_agree() -> None:
+    cases = [{**WIDE, **case} for case in ROUTES]
+    words = [sys.executable, str(ROOT / "tests" / "private_device.py"), json.dumps(cases)]
+    done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for case, other in zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        experiment = tiny(**case)
+        assert visible_bytes(trace(experiment, A100, experiment.read_corpus())) == pytest.approx(other, rel=0.005), case
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def test_the_autocast_lists_leave_out_nothing_of_this_torch() -> None:
+    ours = {
+        name
+        for names in (
+            autocast.FLOAT32,
+            autocast.FLOAT32_RESULT,
+            autocast.FLOAT32_NORM,
+            autocast.LOWER_PRECISION,
+            autocast.WIDEST,
+        )
+        for name in names.split()
+    }
+    assert ours >= autocast.registered("AutocastCUDA") - autocast.registered("AutocastCPU")
+
+
+def results_under_autocast() -> Iterator[tuple[str, torch.dtype]]:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = F.linear(torch.ones(4, 8), torch.ones(8, 8))
+        yield "linear", hidden.dtype
+        yield "layer_norm", F.layer_norm(hidden, (8,)).dtype
+        yield "pow", hidden.pow(2).dtype
+        yield "softmax", hidden.softmax(-1).dtype
+        yield "sum", hidden.sum().dtype
+        yield "norm", hidden.norm().dtype
+        yield "cumsum", hidden.cumsum(0, dtype=torch.bfloat16).dtype
+        yield "gelu", F.gelu(hidden).dtype
+        yield "cat", torch.cat([hidden, hidden]).dtype
+        yield "addcmul", torch.addcmul(hidden, hidden, torch.ones(4, 8)).dtype
+
+
+def test_dtypes_under_simulated_autocast_are_cudas() -> None:
+    half, single = torch.bfloat16, torch.float32
+    with cuda_operators((8, 0)):
+        seen = dict(results_under_autocast())
+    assert seen == {
+        "linear": half,
+        "layer_norm": single,
+        "pow": single,
+        "softmax": single,
+        "sum": single,
+        "norm": single,
+        "cumsum": half,  # a type that is asked for is given
+        "gelu": half,
+        "cat": half,
+        "addcmul": single,
+    }
+
+
+def kernels() -> list[str]:
+    """Return what attention and dropout are made by here and now."""
+    heads = torch.ones(2, 4, 16, 8, requires_grad=True)
+    attended = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+    return [str(result.grad_fn).split()[0] for result in (attended, F.dropout(heads, 0.5), F.layer_norm(heads, (8,)))]
+
+
+def test_operators_are_restored_whatever_happens() -> None:
+    before, dtypes = kernels(), dict(results_under_autocast())
+    with pytest.raises(ZeroDivisionError), cuda_operators((8, 0)), FakeTensorMode():
+        during = kernels()
+        raise ZeroDivisionError
+    assert during[:2] == ["<ScaledDotProductEfficientAttentionBackward0", "<NativeDropoutBackward0"] != before[:2]
+    assert kernels() == before and dict(results_under_autocast()) == dtypes
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "channels", "kernel"),
+    [
+        ((8, 0), torch.bfloat16, 64, "flash"),
+        ((8, 9), torch.float16, 80, "flash"),
+        ((8, 9), torch.float16, 224, "efficient"),
+        ((9, 0), torch.bfloat16, 64, "cudnn"),
+        ((9, 0), torch.bfloat16, 20, "flash"),
+        ((9, 0), torch.float32, 64, "efficient"),
+        ((7, 5), torch.float16, 64, "efficient"),
+        ((8, 0), torch.float32, 25, "math"),
+    ],
+)
+def test_the_attention_kernel_follows_the_card(
+    capability: tuple[int, int], dtype: torch.dtype, channels: int, kernel: str
+) -> None:
+    heads = torch.empty(1, 2, 4, channels, dtype=dtype, device="meta")
+    assert choose_kernel(capability, heads, heads, heads, None) == kernel
+
+
+def test_a_mask_and_shared_heads_rule_kernels_out() -> None:
+    heads, fewer = (torch.empty(1, n, 4, 64, dtype=torch.bfloat16, device="meta") for n in (4, 2))
+    assert choose_kernel((8, 0), heads, heads, heads, torch.empty(4, 4, device="meta")) == "efficient"
+    assert choose_kernel((8, 0), heads, fewer, fewer, None) == "flash"
+    single = [part.float() for part in (heads, fewer, fewer)]
+    assert choose_kernel((8, 0), *single, None) == "math"
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("channels", [20, 64])
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0)])
+def test_every_kernel_runs_forward_and_backward(capability: tuple[int, int], channels: int, masked: bool) -> None:
+    with cuda_operators(capability), FakeTensorMode():
+        heads = torch.empty(2, 4, 16, channels, dtype=torch.float16, requires_grad=True)
+        mask: Tensor | None = torch.empty(2, 1, 16, 16, dtype=torch.bool) if masked else None
+        result = F.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask, is_causal=not masked)
+        result.sum().backward()
+    assert result.shape == heads.shape and heads.grad is not None and heads.grad.dtype == torch.float16
+
+
+@pytest.fixture(scope="module")
+def prediction() -> Prediction:
+    return predict(tiny(micro_batch_size=8, precision="bf16", **WIDE), A100)
+
+
+def test_what_is_reserved_and_used_of_the_card_is_more_than_what_is_allocated(prediction: Prediction) -> None:
+    reserved = prediction.peak_reserved_bytes
+    assert reserved is not None and reserved >= prediction.peak_allocated_bytes > prediction.anatomy.peak_bytes
+    assert reserved % (2 * MIB) == 0
+    assert prediction.peak_device_bytes == reserved + CONTEXT_BYTES
+
+
+def test_the_workspaces_of_both_threads_are_counted_once() -> None:
+    experiment = tiny(micro_batch_size=8, precision="bf16", **WIDE)
+    lives = trace(experiment, A100, experiment.read_corpus()).lives
+    inside = [life for life in lives if life.operator.startswith("inside ")]
+    assert sorted(life.num_bytes for life in inside if life.died is None) == [8320 * 1024] * 2
+    backward = [life for life in inside if life.died is not None]
+    # softmax_d and dq_accum of 8 sequences of 64 tokens (rounded to 128), 4 heads of 16 channels (rounded to 32).
+    assert [life.num_bytes for life in backward] == [8 * 4 * 128 * (1 + 32) * 4] * 4  # 2 layers, 2 optimizer steps
+
+
+def test_a_budget_fits_down_to_what_the_allocator_can_do_with_it(prediction: Prediction) -> None:
+    reserved, allocated = prediction.peak_reserved_bytes, prediction.peak_allocated_bytes
+    assert reserved is not None
+    assert prediction.fits(reserved)
+    assert not prediction.fits(allocated - 1)
+    assert prediction.fits(reserved - 2 * MIB) >= prediction.fits(allocated)
+
+
+def test_the_memory_of_gpt2_is_what_the_prototypes_found() -> None:
+    """FACTS of the project, simulated too: MiB allocated of micro-batch 8 x 1024 in bf16, with dropout."""
+    expected = {("gpt2", "none"): 12_703, ("gpt2", "every_layer"): 6_614, ("gpt2-medium", "every_layer"): 9_759}
+    for (model, checkpointing), mib in expected.items():
+        settings = {"device": "cpu", "model": model, "sequence_length": 1024, "precision": "bf16"}
+        experiment = make_experiment({**settings, "checkpointing": checkpointing}, "main")
+        prediction = predict(experiment, H200)
+        assert prediction.peak_allocated_bytes / MIB == pytest.approx(mib, rel=0.01)
+        shares = prediction.anatomy.category_bytes
+        assert shares["optimizer state"] == pytest.approx(2 * shares["parameters"], rel=0.001)
+        assert prediction.anatomy.largest[0].shape[-1] == 50257 and prediction.anatomy.phase == "backward"
+
+
+def test_formats_that_a_card_lacks_are_refused() -> None:
+    for precision in ("bf16", "tf32"):
+        with pytest.raises(InvalidInputError, match=f"{precision} needs compute capability 8.0.*Tesla T4 is older"):
+            predict(tiny(precision=precision), T4)
+    assert predict(tiny(precision="fp16"), T4).peak_allocated_bytes > 0
+
+
+def test_an_unknown_card_is_answered_with_the_list() -> None:
+    with pytest.raises(InvalidInputError, match=f"no card is called 'h300'; the cards are {', '.join(CARDS)}"):
+        find_card("h300")
+
+
+def test_predicting_the_largest_models_takes_little_memory() -> None:
+    code = """
+import resource
+from pipeline.experiment import make_experiment
+from pipeline.memory.cards import find_card
+from pipeline.predict import predict
+for model in ("gpt2-xl", "llama-7b"):
+    values = {"device": "cpu", "model": model, "sequence_length": 1024, "micro_batch_size": 4, "precision": "bf16"}
+    print(predict(make_experiment(values, "main"), find_card("h200")).anatomy.category_bytes["parameters"] // 4)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    xl, seven_billion, used_kib = map(int, done.stdout.split())
+    assert xl == pytest.approx(1.56e9, rel=0.01) and seven_billion == pytest.approx(6.74e9, rel=0.01)
+    assert used_kib < 2 * 2**20
