@@ -4,7 +4,7 @@ Floors; a module imports only from floors below its own, and the members of a fa
 
     cli  tools                      the command line; what trains nothing
     measure  profiling  search/     jobs: variants against a baseline; one run looked at; a search in a budget (Optuna)
-    compare                         a job that trains nothing: runs of MLflow beside each other
+    compare  planning/              jobs that train nothing: runs of MLflow beside each other; what would fit which card
     publish                         a finished job's report to its readers
     tracking/  report/              Results -> MLflow runs (MLflow); Results -> tables, pictures and a page (matplotlib)
     execute  predict                an Experiment in a clean process -> Result; on fake tensors -> Prediction

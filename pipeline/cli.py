@@ -12,6 +12,7 @@ from rich.console import Console
 
 from pipeline.contracts import InvalidInputError, Settings
 from pipeline.execute import start_server
+from pipeline.planning.settings import PlanSettings
 from pipeline.search.settings import SearchSettings
 from pipeline.settings import AllSettings, unknown_setting
 from pipeline.tools import TOOLS, use
@@ -31,7 +32,11 @@ class SingleSettings(Settings):
     """The YAML file to run: one of experiments/single/, or the config.yaml or best.yaml of an earlier run."""
 
 
-OWN_SETTINGS: dict[str, type[Settings]] = {**dict.fromkeys(SINGLE, SingleSettings), "search": SearchSettings}
+OWN_SETTINGS: dict[str, type[Settings]] = {
+    **dict.fromkeys(SINGLE, SingleSettings),
+    "plan": PlanSettings,
+    "search": SearchSettings,
+}
 """What an entry point takes beside the settings of a run."""
 
 
@@ -109,8 +114,12 @@ def _console() -> Console:
 
 
 def _run(entry: str, given: dict[str, Any]) -> int:
-    start_server()
     console = _console()
+    if entry == "plan":
+        from pipeline.planning.job import make_plan
+
+        return make_plan(given, console)
+    start_server()
     if entry == "search":
         from pipeline.search.job import search
 

@@ -105,19 +105,18 @@ def predict_all(
     *,
     expandable_segments: bool = False,
     context_bytes: int = CONTEXT_BYTES,
-) -> list[Prediction]:
-    """Return the predictions of many experiments, those first that tell others.
+) -> Iterator[tuple[int, Prediction]]:
+    """Yield the number of each experiment and its prediction, those first that tell others.
 
     Raises:
         InvalidInputError: as predict().
 
     """
-    made: dict[int, Prediction] = {}
     for number in sorted(range(len(experiments)), key=lambda number: tells_others(experiments[number]), reverse=True):
-        made[number] = predict(
-            experiments[number], target, expandable_segments=expandable_segments, context_bytes=context_bytes
+        yield (
+            number,
+            predict(experiments[number], target, expandable_segments=expandable_segments, context_bytes=context_bytes),
         )
-    return [made[number] for number in range(len(experiments))]
 
 
 def _by_phase(timeline: Timeline) -> dict[str, int]:

@@ -12,11 +12,13 @@ from pathlib import Path
 
 from torch import device
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.contracts import Hardware, InvalidInputError, Prepared, Trainable
 from pipeline.experiment import Experiment
 from pipeline.memory.affine import Known, in_order, same_memory, told_by
 from pipeline.memory.lifetimes import Timeline
+from pipeline.memory.meter import WATCHED_STEPS
 from pipeline.memory.storage import dump, load
 from pipeline.profile import record_lifetimes
 from pipeline.simulation.batches import RepeatedRow
@@ -144,6 +146,19 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
             f"memory is predicted without numbers, and {_who_asked(error)} asks for one ({error.func}); "
             "measure this configuration instead: python -m pipeline main"
         ) from error
+
+
+def count_flops(experiment: Experiment, target: Hardware) -> int:
+    """Return the floating-point operations of one optimizer step, recomputation included, as torch counts them.
+
+    Raises:
+        InvalidInputError: as trace().
+
+    """
+    counter = FlopCounterMode(display=False)
+    with counter:
+        record(experiment, target, experiment.read_corpus(), experiment.effective_batch_size)
+    return int(counter.get_total_flops()) // WATCHED_STEPS
 
 
 def _from_host(experiment: Experiment, prepared: Prepared) -> Trainable:

@@ -27,6 +27,7 @@ TINY: dict[str, Any] = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a GPU where there is none, and keep together what shares a folder: a file, or several."""
     for item in items:

@@ -16,6 +16,7 @@ SETTINGS = {
     "checkpointing": {k: v for k, v in SMALL.items() if k != "causal_lm.num_layers"},
     "combined": SMALL,
     "search": SEARCH,
+    "plan": {**SMALL, "gpu": "cpu", "effective_batch_size": "8"},
 }
 """How each entry point is run."""
 Done = dict[str, "subprocess.CompletedProcess[str]"]

@@ -21,7 +21,7 @@ FLOORS = [
     ("execute", "predict"),
     ("tracking", "report"),
     ("publish",),
-    ("measure", "compare", "profiling", "search"),
+    ("measure", "compare", "planning", "profiling", "search"),
     ("tools",),
     ("cli",),
     ("__main__",),
@@ -32,7 +32,7 @@ HOMES = {
     "matplotlib": {"report"},
     "yaml": {"experiment", "variants"},
     "multiprocessing": {"execute"},
-    "rich": {"report", "publish", "measure", "compare", "profiling", "search", "tools", "cli"},
+    "rich": {"report", "publish", "measure", "compare", "planning", "profiling", "search", "tools", "cli"},
     "jinja2": {"report"},
 }
 MODULES = sorted(file for file in (ROOT / "pipeline").rglob("*.py") if file.name != "__init__.py")

@@ -11,16 +11,18 @@ from pydantic import TypeAdapter
 from pipeline.contracts import InvalidInputError
 from pipeline.report.comparison import ComparisonFindings, comparison_report
 from pipeline.report.page import Report
+from pipeline.report.plan import PlanFindings, plan_report
 from pipeline.report.profiling import ProfilingFindings, profiling_report
 from pipeline.report.search import SearchFindings, search_report
 
 FILE = "findings.json"
 
-Findings = ComparisonFindings | ProfilingFindings | SearchFindings
+Findings = ComparisonFindings | PlanFindings | ProfilingFindings | SearchFindings
 """All that a report is made from."""
 
 REPORTS: dict[type[Any], Callable[[Any], Report]] = {
     ComparisonFindings: comparison_report,
+    PlanFindings: plan_report,
     ProfilingFindings: profiling_report,
     SearchFindings: search_report,
 }

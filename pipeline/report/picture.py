@@ -1,8 +1,9 @@
 """A picture of one or more panels: side by side in a PNG, one by one on a page, where a phone can show them."""
 
 import io
+import itertools
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import matplotlib
@@ -53,6 +54,17 @@ class Picture:
             panel(figure.add_subplot())
             images.append(_png(figure))
         return images
+
+
+def bars_of(axes: Axes, *, values: Mapping[str, float], title: str, unit: str, shades: Sequence[str] = COLOURS) -> None:
+    """Draw one bar a name, each with its value."""
+    for index, (value, shade) in enumerate(zip(values.values(), itertools.cycle(shades), strict=False)):
+        axes.barh(index, value, color=shade)
+        axes.annotate(f" {short(value)}", (value, index), va="center", fontsize="small")
+    axes.set_yticks(range(len(values)), [name[-LABEL_CHARACTERS:] for name in values], fontsize="small")
+    axes.invert_yaxis()
+    axes.set(title=title, xlabel=unit, xlim=(0, max(values.values()) * 1.18))
+    axes.grid(axis="x", alpha=0.3)
 
 
 def over_steps(axes: Axes, title: str, unit: str) -> None:

@@ -14,9 +14,10 @@ from pipeline.memory.lifetimes import CATEGORIES
 from pipeline.metrics import MIB, Row
 from pipeline.profile import OperatorCost, TimeProfile
 from pipeline.report.advice import Advice, Profiled, advise
+from pipeline.report.anatomy import categories_of, categories_panel, in_mib, shares_table, tensors_table
 from pipeline.report.overview import notes, overview_table
 from pipeline.report.page import Report, Section
-from pipeline.report.picture import LABEL_CHARACTERS, WARNING, Picture, colour, short
+from pipeline.report.picture import COLOURS, WARNING, Panel, Picture, bars_of, colour, short
 from pipeline.report.table import Table
 
 NUM_MODULES = 12
@@ -97,42 +98,26 @@ def _phase_picture(row: Row) -> tuple[Picture, ...]:
 
 
 def _memory_section(peak: Anatomy, course: Course | None) -> Section:
-    modules = Counter[str]()
+    sizes = Counter[str]()
     for name, size in peak.module_bytes.items():
-        modules[_without_numbers(name)] += size
-    categories = {name: peak.category_bytes[name] for name in CATEGORIES if name in peak.category_bytes}
-    panels = [
-        partial(_shares, shares=categories, title="at the peak, by category"),
-        partial(_shares, shares=dict(modules.most_common(NUM_MODULES)), title="at the peak, by module (* any layer)"),
-    ]
-    if course is not None:
-        panels.append(partial(_course, course=course))
-    tensors = [
-        {
-            "MiB": tensor.num_bytes / MIB,
-            "shape": " x ".join(map(str, tensor.shape)),
-            "dtype": tensor.dtype,
-            "category": tensor.category,
-            "module": tensor.module,
-            "operator": tensor.operator,
-        }
-        for tensor in peak.largest
+        sizes[_without_numbers(name)] += size
+    modules = dict(sizes.most_common())
+    greatest = in_mib(dict(sizes.most_common(NUM_MODULES)))
+    by_module = "at the peak, by module (* any layer)"
+    panels: list[Panel] = [
+        categories_panel(peak),
+        partial(bars_of, values=greatest, title=by_module, unit="MiB", shades=COLOURS[:1]),
+        *([partial(_course, course=course)] if course is not None else []),
     ]
     return Section(
         title="memory",
         tables=(
-            _shares_table("categories", "memory at the peak, by category", categories),
-            _shares_table("modules", "memory at the peak, by module (* any layer)", dict(modules.most_common())),
-            Table(name="tensors", title="the largest tensors alive at the peak", frame=pd.DataFrame(tensors)),
+            shares_table("categories", "memory at the peak, by category", categories_of(peak)),
+            shares_table("modules", f"memory {by_module}", modules),
+            tensors_table("tensors", "the largest tensors alive at the peak", peak),
         ),
         pictures=(Picture(name="memory", title="where the memory is", panels=tuple(panels)),),
     )
-
-
-def _shares_table(name: str, title: str, shares: Mapping[str, int]) -> Table:
-    total = sum(shares.values())
-    lines = [{name: key, "MiB": size / MIB, "%": 100 * size / total} for key, size in shares.items()]
-    return Table(name=name, title=title, frame=pd.DataFrame(lines), forms={"MiB": "{:,.2f}", "%": "{:.1f}"})
 
 
 def _time_section(profile: TimeProfile) -> Section:
@@ -187,17 +172,6 @@ def _phase_bars(axes: Axes, *, phases: Mapping[str, float], peak_mib: float | No
     axes.set(
         title="memory at the end of each phase", xlabel="MiB", xlim=(0, max([*phases.values(), peak_mib or 0]) * 1.15)
     )
-    axes.grid(axis="x", alpha=0.3)
-
-
-def _shares(axes: Axes, *, shares: Mapping[str, int], title: str) -> None:
-    largest = max(shares.values()) / MIB
-    for index, (name, size) in enumerate(shares.items()):
-        axes.barh(index, size / MIB, color=colour(CATEGORIES.index(name)) if name in CATEGORIES else colour(0))
-        axes.annotate(f" {short(size / MIB)}", (size / MIB, index), va="center", fontsize="small")
-    axes.set_yticks(range(len(shares)), [name[-LABEL_CHARACTERS:] for name in shares], fontsize="small")
-    axes.invert_yaxis()
-    axes.set(title=title, xlabel="MiB", xlim=(0, largest * 1.18))
     axes.grid(axis="x", alpha=0.3)
 
 

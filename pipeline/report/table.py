@@ -51,7 +51,8 @@ class Table:
         for heading in self.headings:
             longest = max((len(str(value)) for value in self.frame[heading]), default=0)
             justify: Literal["left", "right"] = "right" if self.is_numeric(heading) else "left"
-            table.add_column(heading, justify=justify, no_wrap=longest <= LONG_CHARACTERS)
+            narrow = heading.replace(" ", "\n") if self.is_numeric(heading) else heading
+            table.add_column(narrow, justify=justify, no_wrap=longest <= LONG_CHARACTERS, vertical="top")
         for line in self.lines:
             table.add_row(*line)
         return table

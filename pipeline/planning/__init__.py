@@ -1,0 +1,1 @@
+"""Planning: what every configuration would need, on cards that need not be here."""

@@ -1,0 +1,161 @@
+"""A job: predict what every configuration would need on each card, and say which to begin with; nothing is trained."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from pipeline.contracts import Hardware, InvalidInputError
+from pipeline.environment import environment
+from pipeline.experiment import Experiment, make_experiment
+from pipeline.memory.anatomy import Anatomy
+from pipeline.memory.budget import parse_budget
+from pipeline.memory.cards import CONTEXT_BYTES, find_card
+from pipeline.memory.device import find_device, hardware_of
+from pipeline.metrics import MIB
+from pipeline.planning.settings import PlanSettings
+from pipeline.predict import Prediction, predict_all
+from pipeline.publish import publish
+from pipeline.report.plan import CardPlan, PlanFindings
+from pipeline.report.planned import PlannedRow
+from pipeline.settings import AllSettings, RunSettings, dotted, merged, nested, validate
+from pipeline.space import Choice, Space, make_space
+from pipeline.trace import count_flops
+from pipeline.tracking.parent import open_parent
+from pipeline.variants import FOLDER, read_yaml
+
+HALF_FORMATS = ("fp16", "bf16")
+EXAMPLE_MODEL = {"cuda": "gpt2", "cpu": "gpt2-nano"}
+"""What `model: auto` stands for, as in training."""
+
+
+def make_plan(given: Mapping[str, Any], console: Console) -> int:
+    """Predict, print and log; return the exit code: 1 where nothing is predicted to fit any card.
+
+    Raises:
+        InvalidInputError: a setting, a card or a dimension is wrong, or the parameters alone exceed the budget.
+
+    """
+    values = merged(nested(read_yaml(FOLDER / "plan.yaml")), given)
+    own = validate(PlanSettings, {k: values.pop(k) for k in PlanSettings.model_fields if k in values}, "plan")
+    budget, output = values.pop("budget", None), Path(values.get("output", RunSettings.model_fields["output"].default))
+    targets = _targets(own.gpu)
+    values |= {"device": "cpu", "model": values.get("model", "auto")}
+    if values["model"] == "auto":
+        values["model"] = EXAMPLE_MODEL[targets[0].kind]
+    asked = validate(AllSettings, values, "plan")
+    effective = asked.effective_batch_size  # type: ignore[attr-defined]
+    if effective is None:
+        raise InvalidInputError("a plan needs effective_batch_size, which must hold in every configuration; set it")
+    typed = dict(dotted(asked.model_dump()))
+    space = make_space(own, effective, {name: typed[name] for name, _ in dotted(given) if name in own.space})
+    cards = tuple(_card_plan(target, budget, values, space, own, console) for target in targets)
+    if len(cards) == 1:
+        _refuse_hopeless(cards[0], values["model"])
+    findings = PlanFindings(
+        entry="plan",
+        model=values["model"],
+        effective_batch_size=effective,
+        dataset_size=asked.dataset_size,
+        cards=cards,
+        settings={name: value for name, value in typed.items() if name not in space.dimensions},
+        environment=environment(torch.device("cpu")),
+    )
+    with open_parent("plan", f"{values['model']} on {own.gpu}", output) as parent:
+        parent.params({"model": values["model"], "effective_batch_size": effective, "gpu": own.gpu})
+        parent.file("environment.json", json.dumps(dict(findings.environment), indent=1))
+        publish(findings, {}, parent, console)
+        parent.succeeded = any(card.recommended is not None for card in cards)
+    return 0 if parent.succeeded else 1
+
+
+def _targets(text: str) -> list[Hardware]:
+    """Return the devices that are planned for, without regard to what this machine has."""
+    return [hardware_of(find_device(name)) if name in ("auto", "cpu") else find_card(name) for name in text.split(",")]
+
+
+def _budget_bytes(text: str | None, target: Hardware) -> int:
+    """Return what torch may use: all of a card but its CUDA context, unless a budget says otherwise."""
+    if text is not None and text != "none":
+        return parse_budget(text, target.memory_bytes)
+    return target.memory_bytes - (CONTEXT_BYTES if target.kind == "cuda" else 0)
+
+
+def _card_plan(
+    target: Hardware, budget: str | None, values: Mapping[str, Any], space: Space, own: PlanSettings, console: Console
+) -> CardPlan:
+    """Predict every configuration on one card; of each, the figures are kept, and of the recommended one its peak."""
+    budget_bytes = _budget_bytes(budget, target)
+    experiments, choices, skipped = _experiments(target, values, space)
+    rows: dict[int, PlannedRow] = {}
+    anatomies: dict[int, Anatomy] = {}
+    flops: dict[str, int] = {}
+    predictions = predict_all(experiments, target, expandable_segments=own.expandable_segments)
+    for number, prediction in track(predictions, target.name, len(experiments), console=console, transient=True):
+        experiment = experiments[number]
+        operations = _flops(experiment, target, flops)
+        rows[number] = _row(choices[number], experiment, prediction, budget_bytes, operations)
+        anatomies[number] = prediction.anatomy
+    ordered = tuple(rows[number] for number in sorted(rows))
+    card = CardPlan(card=target.name, budget_bytes=budget_bytes, rows=ordered, skipped=skipped, anatomy=None)
+    best = card.recommended or min(ordered, key=lambda row: row.peak_bytes, default=None)
+    return replace(card, anatomy=next((anatomies[number] for number, row in rows.items() if row is best), None))
+
+
+def _experiments(
+    target: Hardware, values: Mapping[str, Any], space: Space
+) -> tuple[list[Experiment], list[Choice], tuple[str, ...]]:
+    """Return what the card can run, by which choices, and why it cannot run the others."""
+    experiments, choices, reasons = [], [], dict[str, None]()
+    for choice in space.choices:
+        experiment = make_experiment(merged(values, nested(choice)), "plan")
+        reason = experiment.unsupported(target)
+        if reason is None:
+            experiments.append(experiment)
+            choices.append(choice)
+        else:
+            reasons[reason] = None
+    return experiments, choices, tuple(reasons)
+
+
+def _row(choice: Choice, experiment: Experiment, prediction: Prediction, budget_bytes: int, flops: int) -> PlannedRow:
+    settings: Any = experiment.settings
+    return PlannedRow(
+        choice=choice,
+        micro_batch_size=settings.micro_batch_size,
+        accumulation_steps=settings.accumulation_steps,
+        peak_allocated_bytes=prediction.peak_allocated_bytes,
+        peak_reserved_bytes=prediction.peak_reserved_bytes,
+        peak_device_bytes=prediction.peak_device_bytes,
+        fits=prediction.fits(budget_bytes),
+        flops=flops,
+        is_16_bit=settings.precision in HALF_FORMATS,
+    )
+
+
+def _flops(experiment: Experiment, target: Hardware, known: dict[str, int]) -> int:
+    """Return the operations of an optimizer step: the same for any cut of the batch, so they are counted once."""
+    settings = experiment.settings
+    cut = {"micro_batch_size": 1, "accumulation_steps": 1, "effective_batch_size": 1}
+    one = Experiment(settings.model_copy(update=cut))
+    key = one.to_yaml()
+    if key not in known:
+        known[key] = count_flops(one, target)
+    return known[key] * experiment.effective_batch_size
+
+
+def _refuse_hopeless(card: CardPlan, model: str) -> None:
+    """Refuse a budget that the parameters alone exceed, where there is no other card to plan for."""
+    parameters = card.anatomy.category_bytes.get("parameters", 0) if card.anatomy else 0
+    if parameters > card.budget_bytes:
+        missing = (parameters - card.budget_bytes) / MIB
+        raise InvalidInputError(
+            f"the parameters must fit the budget: those of {model} alone take {parameters / MIB:,.0f} MiB, "
+            f"{missing:,.0f} MiB more than the {card.budget_bytes / MIB:,.0f} MiB; choose a smaller model or a larger "
+            "card"
+        )

@@ -1,0 +1,143 @@
+"""Plans: what fits which card, told before anything runs, and bad input refused."""
+
+import json
+import os
+import signal
+from typing import Any
+
+import mlflow
+import pandas as pd
+import pytest
+from conftest import TINY, tiny
+from finished import Done
+from processes import started, wait_for
+from project import SMALL, Project
+
+from pipeline.memory.cards import find_card
+from pipeline.report.findings import read_findings, report_of
+from pipeline.report.page import to_html
+from pipeline.report.plan import PlanFindings
+from pipeline.report.planned import PlannedRow, expected_order
+from pipeline.trace import count_flops
+
+CARDS = {**SMALL, "gpu": "rtx4090,t4", "effective_batch_size": "4", "model": "gpt2-nano"}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project.copy(tmp_path_factory.mktemp("plan"))
+
+
+def table(project: Project, name: str) -> pd.DataFrame:
+    run_id = project.parent_of("plan").info.run_id
+    return pd.read_csv(mlflow.MlflowClient(project.store).download_artifacts(run_id, f"{name}.csv"))
+
+
+def test_its_prediction_for_a_cpu_is_what_a_run_then_measures(finished: tuple[Project, Done]) -> None:
+    project, done = finished
+    assert "are predicted to fit" in " ".join(done["plan"].stdout.split())
+    [folder] = project.folder.glob("runs/*-plan-*")
+    findings = read_findings(folder)
+    assert isinstance(findings, PlanFindings)
+    [card] = findings.cards
+    predicted = {tuple(row.choice.values()): row for row in card.rows}
+    measured = pd.read_csv(next(project.folder.glob("runs/*-search-*/trials.csv")))
+    compared = 0
+    for line in measured.to_dict("records"):
+        row = predicted[line["micro_batch_size"], line["checkpointing"], line["precision"]]
+        assert row.peak_allocated_bytes / 2**20 == pytest.approx(line["peak_allocated_mib"], rel=0.015)
+        compared += 1
+    assert compared == 4
+
+
+def test_several_cards_give_a_line_each(project: Project) -> None:
+    done = project.mlflow_run("plan", CARDS)
+    assert done.returncode == 0, done.stderr
+    cards = table(project, "cards").set_index("card")
+    assert list(cards.index) == [find_card(name).name for name in ("rtx4090", "t4")]
+    assert cards.loc["Tesla T4", "precision"] == "fp32"  # bf16 needs Ampere
+    assert "bf16 needs compute capability 8.0" in done.stdout
+    rows = table(project, "plan_nvidia_geforce_rtx_4090")
+    assert len(rows) == 3 * 3 * 2 and set(rows["fits"]) == {"yes"}
+    assert (rows["reserved MiB"] >= rows["allocated MiB"]).all()
+    [folder] = project.folder.glob("runs/*-plan-*")
+    assert "<h2>cards</h2>" in to_html(report_of(read_findings(folder)))
+    assert (
+        project.parent_of("plan").data.tags["answer"].startswith("On NVIDIA GeForce RTX 4090 18 of 18 configurations")
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"gpu": "h900"}, "no card is called 'h900'; the cards are"),
+        ({"model": "gpt3"}, "no model is called 'gpt3'"),
+        ({"sequence_length": "9999"}, "sequence_length must fit the model's positions"),
+        ({"budget": "0.02MB"}, "the parameters must fit the budget: those of gpt2-nano alone take"),
+        ({"budget": "99TiB"}, "a budget cannot be more than the device's memory"),
+        ({"effective_batch_size": "none"}, "a plan needs effective_batch_size"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(settings: dict[str, str], words: str, project: Project) -> None:
+    before = len(project.runs())
+    done = project.pipeline("plan", {**CARDS, "gpu": "t4", **settings})
+    assert done.returncode == 2, done.stdout
+    assert words in done.stderr and len(done.stderr.strip().splitlines()) <= 2
+    assert len(project.runs()) == before
+
+
+def test_nothing_fits_is_an_answer(project: Project) -> None:
+    done = project.pipeline("plan", {**CARDS, "gpu": "cpu", "budget": "0.3MiB"})
+    assert done.returncode == 1, done.stderr
+    assert "Nothing is predicted to fit 0 MiB" in " ".join(done.stdout.split())
+
+
+def test_operations_are_counted() -> None:
+    """6 x parameters x tokens (Kaplan et al. 2020), and the blocks' forward pass again where they are recomputed.
+
+    Their last product (4 of 12 squares of the width) is not recomputed: nothing needs its result.
+    """
+    sizes: dict[str, Any] = {"micro_batch_size": 1, "causal_lm__width": 128, "causal_lm__num_heads": 4}
+    plain = count_flops(tiny(**sizes), find_card("h100"))
+    again = count_flops(tiny(**sizes, checkpointing="every_layer"), find_card("h100"))
+    layers, width, tokens, vocabulary = TINY["causal_lm"]["num_layers"], 128, 32, 512
+    products = layers * 12 * width**2 + vocabulary * width
+    assert plain == pytest.approx(6 * products * tokens, rel=0.1)
+    assert again - plain == pytest.approx(2 * layers * 8 * width**2 * tokens, rel=0.1)
+
+
+def test_the_expected_order_is_by_format_operations_and_passes() -> None:
+    def row(flops: int, passes: int, is_16_bit: bool) -> PlannedRow:
+        return PlannedRow(
+            choice={},
+            micro_batch_size=1,
+            accumulation_steps=passes,
+            peak_allocated_bytes=1,
+            peak_reserved_bytes=None,
+            peak_device_bytes=None,
+            fits=True,
+            flops=flops,
+            is_16_bit=is_16_bit,
+        )
+
+    expected = [row(10, 1, True), row(10, 2, True), row(20, 1, True), row(10, 1, False)]
+    mixed = [expected[number] for number in (3, 1, 0, 2)]
+    assert sorted(mixed, key=expected_order) == expected
+
+
+def test_findings_are_plain_json(finished: tuple[Project, Done]) -> None:
+    [folder] = finished[0].folder.glob("runs/*-plan-*")
+    assert json.loads((folder / "findings.json").read_text())["kind"] == "PlanFindings"
+
+
+def test_ctrl_c_leaves_nothing(project: Project) -> None:
+    cache = project.folder / "cache"
+    project.environment["HEADROOM_CACHE"] = str(cache)
+    before = len(project.runs())
+    words = ["python", "-m", "pipeline", "plan", "--gpu", "t4", "--model", "gpt2-large"]
+    with started(project, *words) as process:
+        wait_for(lambda: any(cache.glob("trace-*")), "the first prediction")
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert len(project.runs()) == before
