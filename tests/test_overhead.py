@@ -37,8 +37,22 @@ def test_the_cost_of_watching_is_measured_in_pairs_of_runs(tmp_path: Path) -> No
     assert float(cells["command starts"][3]) < float(cells["first step done"][3]) < float(cells["end"][3])
 
 
-def test_the_command_line_loads_nothing_that_only_some_entry_points_need() -> None:
-    late = ("mlflow", "optuna", "matplotlib", "pandas", "transformers", "scipy", "sqlalchemy", "jinja2")
-    code = f"import sys, pipeline.cli; print(*(name for name in {late} if name in sys.modules))"
+@pytest.mark.parametrize(
+    ("words", "late"),
+    [
+        (
+            "import pipeline.cli",
+            {"mlflow", "optuna", "matplotlib", "pandas", "transformers", "scipy", "sqlalchemy", "jinja2"},
+        ),
+        ("import pipeline.measure", {"optuna", "matplotlib", "transformers", "pipeline.report.table"}),
+        ("import pipeline.profiling", {"optuna", "matplotlib", "transformers", "pipeline.report.table"}),
+        (
+            "from pipeline.experiment import make_experiment; make_experiment({'device': 'cpu'}, 'main')",
+            {"transformers.modeling_utils"},
+        ),
+    ],
+)
+def test_nothing_is_loaded_before_it_is_needed(words: str, late: set[str]) -> None:
+    code = f"{words}; import sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+    assert not late & set(done.stdout.split())
