@@ -1,7 +1,7 @@
 """A job: the variants of an entry point against their baselines, or one configuration alone."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from rich.console import Console
@@ -10,20 +10,19 @@ from rich.status import Status
 from pipeline.contracts import Result, StepRecord
 from pipeline.environment import environment
 from pipeline.metrics import Row, against_baseline, summarize
-from pipeline.publish import publish
-from pipeline.report.comparison import ComparisonFindings, common_settings
-from pipeline.report.overview import comparison_frame
 from pipeline.tracking.parent import ParentRun, open_parent
 from pipeline.variants import Comparison, Plan, Variant
+
+REFRESHES_PER_SECOND = 4
+"""Of the line that shows a run's progress: each takes time from a training that uses every core."""
 
 
 def measure(plan: Plan, console: Console) -> int:
     """Run every variant of `plan`, print and log what they show; return the exit code: 1 where none completed."""
-    variants = list(plan.variants)
-    first = variants[0].experiment
+    first = next(plan.variants).experiment
     about = environment(first.device)
     with open_parent(plan.entry, first.settings.model, first.settings.output) as parent:
-        parent.params(common_settings([variant.experiment.params() for variant in variants]))
+        parent.params(plan.common_params())
         parent.tags({"device": str(first.device)})
         parent.file("environment.json", json.dumps(about, indent=1))
         rows: list[Row] = []
@@ -32,12 +31,19 @@ def measure(plan: Plan, console: Console) -> int:
                 _run(plan, comparison, parent, rows, console)
         finally:
             if rows:
-                findings = ComparisonFindings(
-                    entry=plan.entry, question=plan.question, rows=tuple(rows), environment=about
-                )
-                publish(findings, {"comparison.csv": comparison_frame(rows).to_csv(index=False)}, parent, console)
+                _report(plan, rows, about, parent, console)
         parent.succeeded = any(row.result is not None and row.result.outcome.completed for row in rows)
     return 0 if parent.succeeded else 1
+
+
+def _report(plan: Plan, rows: Sequence[Row], about: Mapping[str, str], parent: ParentRun, console: Console) -> None:
+    """Print and log what the rows show; what tables and pictures need is loaded here, when nothing waits for it."""
+    from pipeline.publish import publish
+    from pipeline.report.comparison import ComparisonFindings
+    from pipeline.report.overview import comparison_frame
+
+    findings = ComparisonFindings(entry=plan.entry, question=plan.question, rows=tuple(rows), environment=about)
+    publish(findings, {"comparison.csv": comparison_frame(rows).to_csv(index=False)}, parent, console)
 
 
 def _run(plan: Plan, comparison: Comparison, parent: ParentRun, rows: list[Row], console: Console) -> None:
@@ -52,7 +58,7 @@ def _run(plan: Plan, comparison: Comparison, parent: ParentRun, rows: list[Row],
             continue
         name = variant.name if len(plan.comparisons) == 1 else f"{comparison.name}/{variant.name}"
         label = f"{name} ({len(rows) + 1} of {len(list(plan.variants))})"
-        with console.status(f"{label}: starting") as status:
+        with console.status(f"{label}: starting", refresh_per_second=REFRESHES_PER_SECOND) as status:
             result, figures = parent.run(
                 name,
                 variant.experiment,

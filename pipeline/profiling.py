@@ -1,7 +1,7 @@
 """A job: one configuration looked at closely; measured as every run is, then taken apart in a process of its own."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,8 @@ from pipeline.execute import execute
 from pipeline.experiment import Experiment
 from pipeline.metrics import Row, summarize
 from pipeline.profile import MemoryProfile, ProfileMessage, TimeProfile, look
-from pipeline.publish import publish
 from pipeline.report.advice import Profiled
-from pipeline.report.profiling import ProfilingFindings
-from pipeline.tracking.parent import open_parent
+from pipeline.tracking.parent import ParentRun, open_parent
 from pipeline.variants import Plan
 
 QUESTION = "Where are the memory and the time of {name}?"
@@ -41,15 +39,21 @@ def profiling(plan: Plan, console: Console) -> int:
                 {"variant": variant.name},
                 measure=partial(measure_and_look, heard=heard),
             )
-        findings = ProfilingFindings(
-            entry=plan.entry,
-            question=QUESTION.format(name=variant.name),
-            profiled=profiled_of(experiment, row_of(experiment, result, variant.name), heard),
-            environment=about,
-        )
-        publish(findings, {}, parent, console)
+        profiled = profiled_of(experiment, row_of(experiment, result, variant.name), heard)
+        _report(plan.entry, QUESTION.format(name=variant.name), profiled, about, parent, console)
         parent.succeeded = result.outcome.completed
     return 0 if parent.succeeded else 1
+
+
+def _report(
+    entry: str, question: str, profiled: Profiled, about: Mapping[str, str], parent: ParentRun, console: Console
+) -> None:
+    """Print and log what was found; what tables and pictures need is loaded here, when nothing waits for it."""
+    from pipeline.publish import publish
+    from pipeline.report.profiling import ProfilingFindings
+
+    findings = ProfilingFindings(entry=entry, question=question, profiled=profiled, environment=about)
+    publish(findings, {}, parent, console)
 
 
 def row_of(experiment: Experiment, result: Result, name: str) -> Row:

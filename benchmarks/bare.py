@@ -1,0 +1,96 @@
+"""The training of `main` as a bare PyTorch loop: no techniques, no marks, no records, no tracking.
+
+    python benchmarks/bare.py config.yaml            prints, as JSON, each step's loss and seconds
+    python benchmarks/bare.py config.yaml --metered  prints the peak of the allocated bytes, too
+
+On a CPU a metered run takes two steps, which are slow. The file is the config.yaml of a run of `main` in fp32, without
+accumulation and checkpointing. Model, weights and sequences are those of that run; the loop is what a person would
+write who wants nothing but the training.
+"""
+
+import json
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import AdamW
+
+from pipeline.contracts import Batch
+from pipeline.experiment import Experiment
+from pipeline.memory.meter import WATCHED_STEPS, make_meter
+from pipeline.sequences import IGNORED_LABEL
+from pipeline.train import rows_of_step
+from pipeline.variants import load_single
+
+
+def main() -> None:
+    """Train in this process, and print what was measured."""
+    config, *words = sys.argv[1:]
+    print(json.dumps(run(load_single("main", Path(config), {}).comparisons[0].variants[0].experiment, bool(words))))
+
+
+def run(experiment: Experiment, metered: bool) -> dict[str, Any]:
+    """Return `losses` and `seconds` of each step and, of a metered run, `peak_allocated_bytes`."""
+    settings, prepared = experiment.settings, experiment.prepare()
+    num_steps = WATCHED_STEPS if metered and experiment.device.type == "cpu" else settings.num_steps
+    num_rows, batch_size = len(prepared.train), experiment.effective_batch_size
+    orders = [rows_of_step(num_rows, number, batch_size, settings.seed) for number in range(num_steps)]
+    batches = [prepared.train.batch(order) for order in orders]
+    meter = make_meter(experiment.device) if metered else None
+    torch.manual_seed(settings.seed)
+    module = experiment.model.build(settings.model, prepared.vocabulary_size).module.to(experiment.device)
+    losses, moments = train(module, batches, experiment)
+    if experiment.device.type == "cuda":
+        torch.cuda.synchronize()
+        seconds = [start.elapsed_time(end) / 1000 for start, end in pairwise(moments)]
+    else:
+        seconds = [end - start for start, end in pairwise(moments)]
+    measured: dict[str, Any] = {"losses": [loss.item() for loss in losses], "seconds": seconds}
+    if meter is not None:
+        meter.settle()
+        measured["peak_allocated_bytes"] = meter.read().peak_allocated_bytes
+    return measured
+
+
+def train(module: nn.Module, batches: list[Batch], experiment: Experiment) -> tuple[list[Tensor], list[Any]]:
+    """Take one optimizer step for each batch; return the losses, and the moments before and after each step."""
+    settings, device = experiment.settings, experiment.device
+    optimizer = AdamW(module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
+    losses, moments = [], [moment(device)]
+    for number, batch in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate * min(1.0, (number + 1) / settings.learning_rate_warmup_steps)
+        loss = loss_of(module, {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()})
+        loss.backward()
+        clip_grad_norm_(module.parameters(), settings.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.detach())
+        moments.append(moment(device))
+    return losses, moments
+
+
+def loss_of(module: nn.Module, batch: Batch) -> Tensor:
+    """Return the mean cross-entropy over the targets; the logits die here, before the backward pass."""
+    logits_BTV = module(input_ids=batch["input_ids"], use_cache=False).logits
+    targets_BT = F.pad(batch["labels"], (0, 1), value=IGNORED_LABEL)[:, 1:]
+    return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED_LABEL)
+
+
+def moment(device: torch.device) -> Any:
+    """Return the clock on a CPU, and on CUDA an event in the device's queue, as the entry point's clocks do."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+if __name__ == "__main__":
+    main()
