@@ -6,7 +6,7 @@ PYTHON ?= python3
 ARGS ?=
 PORT ?= 5000
 BIN := .venv/bin
-IN_PARALLEL := --numprocesses 2 --dist loadgroup  # a file's tests stay together (tests/conftest.py)
+IN_PARALLEL := --numprocesses 2 --dist loadfile
 
 .PHONY: search test test-all check ui clean
 

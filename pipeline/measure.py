@@ -80,8 +80,11 @@ def _figures(variant: Variant, baseline: Row | None) -> Callable[[Result], dict[
     """Return Result -> summary metrics, those against the baseline included where there is one."""
 
     def figures(result: Result) -> dict[str, float]:
+        from pipeline.predict import prediction_metrics  # when the training does not wait for it
+
         settings = variant.experiment.settings
         own = summarize(result, variant.experiment.effective_batch_size, settings.timing_warmup_steps)
+        own |= prediction_metrics(variant.experiment, own, result.outcome.completed)
         if baseline is None or baseline.result is None:
             return own
         return own | against_baseline(result, own, baseline.result, dict(baseline.figures))

@@ -10,8 +10,10 @@ from pipeline.experiment import Experiment
 from pipeline.memory.allocator import OutOfMemoryError
 from pipeline.memory.anatomy import Anatomy, at_peak
 from pipeline.memory.cards import CONTEXT_BYTES
+from pipeline.memory.device import hardware_of
 from pipeline.memory.lifetimes import Timeline
 from pipeline.memory.replay import Allocation, Event, Free, replay
+from pipeline.metrics import MIB
 from pipeline.trace import tells_others, trace
 
 
@@ -117,6 +119,24 @@ def predict_all(
             number,
             predict(experiments[number], target, expandable_segments=expandable_segments, context_bytes=context_bytes),
         )
+
+
+def prediction_metrics(experiment: Experiment, measured: Mapping[str, float], completed: bool) -> dict[str, float]:
+    """Return what was predicted for a run as metrics, and how far that is from what it measured, if it completed.
+
+    Empty where it cannot be predicted.
+    """
+    try:
+        prediction = predict(experiment.with_random_weights("cpu"), hardware_of(experiment.device))
+    except Exception:  # whatever a model's code raises without numbers: a prediction never costs a measurement
+        return {}
+    figures = {"predicted_peak_allocated_mib": prediction.peak_allocated_bytes / MIB}
+    if prediction.peak_reserved_bytes is not None:
+        figures["predicted_peak_reserved_mib"] = prediction.peak_reserved_bytes / MIB
+    if completed and "peak_allocated_mib" in measured:
+        ratio = figures["predicted_peak_allocated_mib"] / measured["peak_allocated_mib"]
+        figures["prediction_error_percent"] = 100 * (ratio - 1)
+    return figures
 
 
 def _by_phase(timeline: Timeline) -> dict[str, int]:

@@ -13,6 +13,7 @@ from pipeline.environment import environment
 from pipeline.execute import execute
 from pipeline.experiment import Experiment
 from pipeline.metrics import Row, summarize
+from pipeline.predict import prediction_metrics
 from pipeline.profile import MemoryProfile, ProfileMessage, TimeProfile, look
 from pipeline.report.advice import Profiled
 from pipeline.tracking.parent import ParentRun, open_parent
@@ -80,7 +81,8 @@ def profiled_of(experiment: Experiment, row: Row, heard: list[ProfileMessage]) -
 
 
 def _figures(experiment: Experiment, result: Result) -> dict[str, float]:
-    return summarize(result, experiment.effective_batch_size, experiment.settings.timing_warmup_steps)
+    measured = summarize(result, experiment.effective_batch_size, experiment.settings.timing_warmup_steps)
+    return measured | prediction_metrics(experiment, measured, result.outcome.completed)
 
 
 def measure_and_look(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from pipeline.experiment import Experiment, make_experiment
 from pipeline.settings import merged, nested
@@ -27,12 +29,9 @@ TINY: dict[str, Any] = {
 }
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none, and keep together what shares a folder: a file, or several."""
+    """Skip what needs a GPU where there is none."""
     for item in items:
-        shares = "finished" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("finished" if shares else item.path.stem))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
@@ -61,10 +60,17 @@ def short_documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Give a project in which every entry point has run, and what each printed; nothing in it may be changed."""
+    """Give a project in which every entry point has run, and what each printed; tests in parallel share it."""
     from finished import finish  # it needs what this module defines
 
-    return finish(tmp_path_factory.mktemp("finished"))
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return finish(tmp_path_factory.mktemp("finished"))
+    shared = tmp_path_factory.getbasetemp().parent
+    with FileLock(shared / "finished.lock"):
+        kept = shared / "finished.pickle"
+        if not kept.exists():
+            kept.write_bytes(pickle.dumps(finish(shared / "finished")))
+        return pickle.loads(kept.read_bytes())
 
 
 def tiny(**changes: Any) -> Experiment:

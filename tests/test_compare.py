@@ -1,6 +1,8 @@
 """Runs that MLflow has already, beside each other: chosen, told apart, and flagged where they do not compare."""
 
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import mlflow
@@ -18,7 +20,11 @@ from pipeline.tracking.history import History
 def project(finished: tuple[Project, Done], tmp_path_factory: pytest.TempPathFactory) -> Project:
     """Give a copy of the finished project's store, to which runs may be added."""
     copy = Project.copy(tmp_path_factory.mktemp("compare"), with_store=False)
-    shutil.copy(finished[0].folder / "mlflow.db", copy.folder / "mlflow.db")
+    with (
+        closing(sqlite3.connect(finished[0].folder / "mlflow.db")) as store,
+        closing(sqlite3.connect(copy.folder / "mlflow.db")) as other,
+    ):
+        store.backup(other)  # another test may be writing there
     return copy
 
 

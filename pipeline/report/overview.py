@@ -13,6 +13,7 @@ from pipeline.report.table import Table
 
 COLUMNS = {
     "peak_allocated_mib": ("peak MiB", "{:,.1f}"),
+    "prediction_error_percent": ("prediction error %", "{:+.2f}"),
     "memory_saving_percent": ("saved %", "{:+.1f}"),
     "seconds_per_step": ("s/step", "{:.4f}"),
     "time_overhead_percent": ("time %", "{:+.1f}"),

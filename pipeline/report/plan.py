@@ -80,7 +80,7 @@ def _answer(card: CardPlan) -> str:
         f"On {card.card} {fitting} of {len(card.rows)} configurations are predicted to fit {budget:,.0f} MiB. "
         f"Begin with {in_words(best.choice)} ({best.accumulation_steps} forward passes an update): it is predicted to "
         f"peak at {best.peak_bytes / MIB:,.0f} MiB, {budget - best.peak_bytes / MIB:,.0f} MiB of headroom. That it is "
-        "the fastest is an estimate from counted operations; `search` measures it."
+        "the fastest is an estimate from counted operations; a search measures it."
     )
 
 

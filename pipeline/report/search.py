@@ -102,14 +102,20 @@ def trials_table(rows: Sequence[TrialRow], best: TrialRow | None) -> Table:
             **{name.replace("micro_batch_size", "micro-batch"): value for name, value in row.choice.items()},
             "outcome": row.outcome,
             "peak MiB": None if row.peak_bytes is None else row.peak_bytes / MIB,
+            "predicted MiB": _predicted_mib(row),
             "tokens/s": row.tokens_per_second,
             "loss": row.figures.get("final_loss"),
             "": "best" if row is best else "",
         }
         for row in ordered
     ]
-    forms = {"peak MiB": "{:,.1f}", "tokens/s": "{:,.0f}", "loss": "{:.4f}"}
+    forms = {"peak MiB": "{:,.1f}", "predicted MiB": "{:,.1f}", "tokens/s": "{:,.0f}", "loss": "{:.4f}"}
     return Table(name="ranking", title="trials", frame=pd.DataFrame(lines), forms=forms)
+
+
+def _predicted_mib(row: TrialRow) -> float | None:
+    """Return the prediction of the peak that the budget limits."""
+    return row.figures.get("predicted_peak_reserved_mib", row.figures.get("predicted_peak_allocated_mib"))
 
 
 def _against_naive(findings: SearchFindings, best: TrialRow) -> str:

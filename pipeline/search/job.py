@@ -4,6 +4,7 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import optuna
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pipeline.contracts import Result
 from pipeline.environment import environment
+from pipeline.experiment import Experiment
 from pipeline.metrics import MIB, summarize
+from pipeline.predict import prediction_metrics
 from pipeline.publish import publish
 from pipeline.report.search import SearchFindings, trials_frame
 from pipeline.report.trials import TrialRow, best_row, in_words
@@ -83,13 +87,12 @@ def _run_trial(
 ) -> TrialRow:
     """Run and judge one configuration."""
     experiment = plan.experiment(choice)
-    warmup = experiment.settings.timing_warmup_steps
     name = f"trial {trial.number + 1}: {in_words(choice)}"
     try:
         result, figures = parent.run(
             name,
             experiment,
-            lambda result: summarize(result, experiment.effective_batch_size, warmup),
+            partial(_figures, experiment),
             {"variant": in_words(choice), "trial": str(trial.number + 1)},
         )
     except BaseException:
@@ -97,6 +100,11 @@ def _run_trial(
         raise
     study.finish(trial, judge(result, figures, plan.budget_bytes), result, figures)
     return next(row for row in rows_of(plan, study) if row.number == trial.number)
+
+
+def _figures(experiment: Experiment, result: Result) -> dict[str, float]:
+    measured = summarize(result, experiment.effective_batch_size, experiment.settings.timing_warmup_steps)
+    return measured | prediction_metrics(experiment, measured, result.outcome.completed)
 
 
 def _report(plan: SearchPlan, study: StoredStudy, parent: ParentRun, console: Console) -> TrialRow | None:
