@@ -12,10 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import yaml
-
 from pipeline.environment import environment
 from pipeline.memory.device import find_device
+from pipeline.variants import entry_points
 
 ROOT = Path(__file__).parent.parent
 SHOWN = (
@@ -47,7 +46,7 @@ def main() -> None:
         "",
     ]
     rows, outputs = ["| entry point | seconds | exit code |", "|---|---:|---:|"], []
-    for entry in yaml.safe_load((ROOT / "MLproject").read_text())["entry_points"]:
+    for entry in entry_points():
         seconds, code, output = run(entry)
         print(f"{entry}: {seconds:.0f} s", flush=True)
         rows.append(f"| {entry} | {seconds:.0f} | {code} |")

@@ -110,7 +110,7 @@ def settings_of(entry: str) -> type[Settings]:
 
 
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
+    return Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES, markup=False)
 
 
 def _run(entry: str, given: dict[str, Any]) -> int:

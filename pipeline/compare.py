@@ -6,17 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from pipeline.contracts import InvalidInputError
-from pipeline.environment import environment
 from pipeline.metrics import AGAINST_BASELINE, Row, against_baseline
 from pipeline.publish import publish
 from pipeline.report.compare import incomparable
-from pipeline.report.comparison import ComparisonFindings
+from pipeline.report.comparison import ComparisonFindings, common_settings
 from pipeline.report.overview import comparison_frame
-from pipeline.tracking.history import History
+from pipeline.tracking.history import CONDITIONS, History
 from pipeline.tracking.parent import open_parent
 
 
@@ -49,7 +47,7 @@ def compare(
             entry="compare",
             question=f"How do these {len(rows)} runs compare?",
             rows=tuple(rows),
-            environment=environment(torch.device("cpu")),
+            environment=common_settings([_conditions(row) for row in rows]),
         )
         parent.tags({"runs": ", ".join(run.info.run_id for run in chosen)[:5000]})
         publish(findings, {"comparison.csv": comparison_frame(rows).to_csv(index=False)}, parent, console)
@@ -66,6 +64,11 @@ def _rows(history: History, runs: Sequence[Any], baseline: str | None) -> list[R
     names = _names(ordered)
     rows = [history.row(run, run.info.run_id == first, name, "runs") for run, name in zip(ordered, names, strict=True)]
     return [_alone(rows[0]), *(_against(row, rows[0]) for row in rows[1:])]
+
+
+def _conditions(row: Row) -> dict[str, str]:
+    """Return under which conditions a run was measured, as far as it says."""
+    return {name: str(row.params[name]) for name in CONDITIONS if name in row.params}
 
 
 def _names(runs: Sequence[Any]) -> list[str]:

@@ -27,11 +27,16 @@ def environment(device: torch.device) -> dict[str, str]:
         **{name: version(name) for name in ("torch", "transformers", "tokenizers", "mlflow", "optuna")},
         "cuda": torch.version.cuda,
         "driver": _driver() if device.type == "cuda" else None,
-        "allocator": os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "default")),
+        "allocator": allocator_configuration(),
         "git_commit": _git("rev-parse", "HEAD"),
         "git_changes": "yes" if _git("status", "--porcelain", "--untracked-files=no") else "no",
     }
     return {name: value for name, value in facts.items() if value}
+
+
+def allocator_configuration() -> str:
+    """Return what torch's caching allocator was told through its environment variable."""
+    return os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "default"))
 
 
 def _driver() -> str | None:

@@ -84,7 +84,7 @@ def _figures(variant: Variant, baseline: Row | None) -> Callable[[Result], dict[
 
         settings = variant.experiment.settings
         own = summarize(result, variant.experiment.effective_batch_size, settings.timing_warmup_steps)
-        own |= prediction_metrics(variant.experiment, own, result.outcome.completed)
+        own |= prediction_metrics(variant.experiment, own, result.outcome)
         if baseline is None or baseline.result is None:
             return own
         return own | against_baseline(result, own, baseline.result, dict(baseline.figures))

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from pipeline.contracts import Hardware, InvalidInputError, Prepared
+from pipeline.contracts import Hardware, InvalidInputError, Outcome, Prepared
+from pipeline.environment import allocator_configuration
 from pipeline.experiment import Experiment
 from pipeline.memory.allocator import OutOfMemoryError
 from pipeline.memory.anatomy import Anatomy, at_peak
@@ -121,19 +122,23 @@ def predict_all(
         )
 
 
-def prediction_metrics(experiment: Experiment, measured: Mapping[str, float], completed: bool) -> dict[str, float]:
+def prediction_metrics(experiment: Experiment, measured: Mapping[str, float], outcome: Outcome) -> dict[str, float]:
     """Return what was predicted for a run as metrics, and how far that is from what it measured, if it completed.
 
-    Empty where it cannot be predicted.
+    Empty where it cannot be predicted, and after Ctrl-C, when nobody waits for it.
     """
+    if outcome is Outcome.INTERRUPTED:
+        return {}
+    expandable = "expandable_segments:True" in allocator_configuration()
+    target = hardware_of(experiment.device)
     try:
-        prediction = predict(experiment.with_random_weights("cpu"), hardware_of(experiment.device))
+        prediction = predict(experiment.with_random_weights("cpu"), target, expandable_segments=expandable)
     except Exception:  # whatever a model's code raises without numbers: a prediction never costs a measurement
         return {}
     figures = {"predicted_peak_allocated_mib": prediction.peak_allocated_bytes / MIB}
     if prediction.peak_reserved_bytes is not None:
         figures["predicted_peak_reserved_mib"] = prediction.peak_reserved_bytes / MIB
-    if completed and "peak_allocated_mib" in measured:
+    if outcome.completed and "peak_allocated_mib" in measured:
         ratio = figures["predicted_peak_allocated_mib"] / measured["peak_allocated_mib"]
         figures["prediction_error_percent"] = 100 * (ratio - 1)
     return figures

@@ -189,15 +189,21 @@ def _profile_time(loop: Loop, device: torch.device, folder: Path | None) -> Time
         seconds_per_step=seconds / PROFILED_STEPS,
         phase_seconds={phase: total / PROFILED_STEPS for phase, total in clock.seconds.items()},
         operators=tuple(sorted(costs, key=lambda cost: -cost.seconds)),
-        device_idle_percent=100 * max(0.0, 1 - _kernel_seconds(profiled) / seconds) if on_device else None,
+        device_idle_percent=_idle_percent(profiled, seconds) if on_device else None,
     )
 
 
-def _kernel_seconds(profiled: profile) -> float:
-    """Return the time in which kernels ran on the GPU; there is one stream, so they never overlap."""
-    events = profiled.events() or []  # type: ignore[no-untyped-call]
-    kernels = [event.time_range.elapsed_us() for event in events if event.device_type.name == "CUDA"]
-    return float(sum(kernels)) / 1e6
+def _idle_percent(profiled: profile, seconds: float) -> float | None:
+    """Return the share of the time in which no kernel ran; None where the profiler saw none.
+
+    There is one stream, so kernels never overlap; torch mirrors its own annotations among them, which are no work.
+    """
+    kernels = [
+        event.time_range.elapsed_us() / 1e6
+        for event in profiled.events() or []  # type: ignore[no-untyped-call]
+        if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False)
+    ]
+    return 100 * max(0.0, 1 - sum(kernels) / seconds) if kernels else None
 
 
 def _record_allocator(loop: Loop, folder: Path | None) -> None:

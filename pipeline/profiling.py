@@ -13,7 +13,6 @@ from pipeline.environment import environment
 from pipeline.execute import execute
 from pipeline.experiment import Experiment
 from pipeline.metrics import Row, summarize
-from pipeline.predict import prediction_metrics
 from pipeline.profile import MemoryProfile, ProfileMessage, TimeProfile, look
 from pipeline.report.advice import Profiled
 from pipeline.tracking.parent import ParentRun, open_parent
@@ -33,14 +32,14 @@ def profiling(plan: Plan, console: Console) -> int:
         parent.tags({"device": str(experiment.device)})
         parent.file("environment.json", json.dumps(about, indent=1))
         with console.status("measuring, then looking closely"):
-            result, _ = parent.run(
+            result, figures = parent.run(
                 variant.name,
                 experiment,
                 partial(_figures, experiment),
                 {"variant": variant.name},
                 measure=partial(measure_and_look, heard=heard),
             )
-        profiled = profiled_of(experiment, row_of(experiment, result, variant.name), heard)
+        profiled = profiled_of(experiment, row_of(experiment, result, variant.name, figures), heard)
         _report(plan.entry, QUESTION.format(name=variant.name), profiled, about, parent, console)
         parent.succeeded = result.outcome.completed
     return 0 if parent.succeeded else 1
@@ -57,7 +56,7 @@ def _report(
     publish(findings, {}, parent, console)
 
 
-def row_of(experiment: Experiment, result: Result, name: str) -> Row:
+def row_of(experiment: Experiment, result: Result, name: str, figures: Mapping[str, float]) -> Row:
     """Return the line of the table that shows this run."""
     return Row(
         comparison="cost",
@@ -66,7 +65,7 @@ def row_of(experiment: Experiment, result: Result, name: str) -> Row:
         params=experiment.params(),
         result=result,
         skipped=None,
-        figures=_figures(experiment, result),
+        figures=figures,
     )
 
 
@@ -81,8 +80,10 @@ def profiled_of(experiment: Experiment, row: Row, heard: list[ProfileMessage]) -
 
 
 def _figures(experiment: Experiment, result: Result) -> dict[str, float]:
+    from pipeline.predict import prediction_metrics  # when the training does not wait for it
+
     measured = summarize(result, experiment.effective_batch_size, experiment.settings.timing_warmup_steps)
-    return measured | prediction_metrics(experiment, measured, result.outcome.completed)
+    return measured | prediction_metrics(experiment, measured, result.outcome)
 
 
 def measure_and_look(

@@ -13,11 +13,11 @@ from pipeline.tracking.parent import ParentRun
 
 def publish(findings: Findings, csv: Mapping[str, str], parent: ParentRun, console: Console) -> Report:
     """Print the report, and log it with its tables and pictures; `csv` adds files by name. Return the report."""
-    report = report_of(findings)
-    show(report, console)
-    parent.file(FILE, to_json(findings))
+    parent.file(FILE, to_json(findings))  # whatever becomes of the report, what was found is kept
     for name, content in csv.items():
         parent.file(name, content)
+    report = report_of(findings)
+    show(report, console)
     for table in report.tables:
         parent.file(f"{table.name}.csv", table.frame.to_csv(index=False))
     for picture in report.pictures:
@@ -37,9 +37,10 @@ def publish_again(folder: Path, console: Console) -> int:
     """
     report = report_of(read_findings(folder))
     show(report, console)
-    page = folder / "report.html"
+    page, work = folder / "report.html", folder / "report.html.part"
     try:
-        page.write_text(to_html(report))
+        work.write_text(to_html(report))
+        work.replace(page)
     except OSError as error:
         raise InvalidInputError(f"{page} must be writable, and is not ({error.strerror}); mend that") from error
     console.print(f"written: {page}", highlight=False)

@@ -3,12 +3,13 @@
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from pipeline.contracts import InvalidInputError, Settings
 from pipeline.experiment import check_setting_name
+from pipeline.settings import RunSettings, dotted
 
 Value = str | int | float | bool | None
 """What a dimension may be set to; YAML and the setting's own type decide which."""
@@ -23,6 +24,10 @@ class SpaceSettings(Settings):
     """Any setting by its dotted name and the values to try; `divisors`: those of effective_batch_size."""
 
 
+NOT_PASSED_ON = object()
+"""Stands for the default of a setting that MLproject never passes on."""
+
+
 @dataclass(frozen=True)
 class Space:
     """Dimensions by name, each with its values."""
@@ -34,6 +39,16 @@ class Space:
         """Every configuration."""
         names = list(self.dimensions)
         return [dict(zip(names, values, strict=True)) for values in itertools.product(*self.dimensions.values())]
+
+
+def pinned(settings: SpaceSettings, typed: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Value]:
+    """Return the dimensions that the user has set to one value; defaults of run settings come from MLproject too."""
+    default = RunSettings()
+    return {
+        name: typed[name]
+        for name, _ in dotted(given)
+        if name in settings.space and typed[name] != getattr(default, name, NOT_PASSED_ON)
+    }
 
 
 def make_space(settings: SpaceSettings, effective_batch_size: int, pinned: Mapping[str, Value]) -> Space:

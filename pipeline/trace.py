@@ -10,9 +10,10 @@ from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
+import torch
 from torch import device
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from pipeline.contracts import Hardware, InvalidInputError, Prepared, Trainable
 from pipeline.experiment import Experiment
@@ -28,6 +29,13 @@ from pipeline.simulation.target import simulated
 from pipeline.step import on_device
 from pipeline.text import cache_folder
 
+CPU_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),  # type: ignore[no-untyped-call]
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda out, q, k, v, *_, **__: sdpa_backward_flop_count(out, q, k, v)  # type: ignore[no-untyped-call]
+    ),
+}
+"""Operators that torch's counter leaves out, counted as it counts their CUDA counterparts."""
 STEADY_STEPS = 3
 """Micro-batches of an optimizer step after which all further ones are alike."""
 KNOWN_SIZES = (2, 4, 8)
@@ -155,7 +163,7 @@ def count_flops(experiment: Experiment, target: Hardware) -> int:
         InvalidInputError: as trace().
 
     """
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
     with counter:
         record(experiment, target, experiment.read_corpus(), experiment.effective_batch_size)
     return int(counter.get_total_flops()) // WATCHED_STEPS

@@ -76,6 +76,7 @@ def test_several_cards_give_a_line_each(project: Project) -> None:
         ({"budget": "0.02MB"}, "the parameters must fit the budget: those of gpt2-nano alone take"),
         ({"budget": "99TiB"}, "a budget cannot be more than the device's memory"),
         ({"effective_batch_size": "none"}, "a plan needs effective_batch_size"),
+        ({"space": '{"model": ["gpt2"]}'}, "so model is no dimension; plan each alone"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(settings: dict[str, str], words: str, project: Project) -> None:
@@ -90,6 +91,12 @@ def test_nothing_fits_is_an_answer(project: Project) -> None:
     done = project.pipeline("plan", {**CARDS, "gpu": "cpu", "budget": "0.3MiB"})
     assert done.returncode == 1, done.stderr
     assert "Nothing is predicted to fit 0 MiB" in " ".join(done.stdout.split())
+
+
+def test_a_card_that_can_run_nothing_says_why(project: Project) -> None:
+    done = project.pipeline("plan", {**CARDS, "gpu": "t4", "precision": "bf16"})
+    assert done.returncode == 1, done.stderr
+    assert "Tesla T4 can run none of the configurations: bf16 needs" in " ".join(done.stdout.split())
 
 
 def test_operations_are_counted() -> None:
@@ -117,6 +124,7 @@ def test_the_expected_order_is_by_format_operations_and_passes() -> None:
             peak_device_bytes=None,
             fits=True,
             flops=flops,
+            tokens=1,
             is_16_bit=is_16_bit,
         )
 

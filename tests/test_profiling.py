@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 from conftest import tiny, with_corpus_of
 
-from pipeline.contracts import Outcome, Prepared
+from pipeline.contracts import Outcome, Prepared, Result
 from pipeline.execute import execute
-from pipeline.experiment import Experiment
+from pipeline.experiment import Experiment, make_experiment
 from pipeline.memory.lifetimes import CATEGORIES
+from pipeline.metrics import summarize
 from pipeline.profile import MemoryProfile, OperatorCost, ProfileMessage, TimeProfile, look
 from pipeline.profiling import measure_and_look, profiled_of, row_of
 from pipeline.report.advice import Profiled, advise
 from pipeline.report.findings import FILE, read_findings, report_of, to_json
 from pipeline.report.page import to_html
 from pipeline.report.profiling import ProfilingFindings
+from pipeline.settings import nested
 from pipeline.step import build_step
 
 LONGER: dict[str, Any] = {"num_steps": 4, "sequence_length": 64}
@@ -33,13 +35,32 @@ def profiled(folder: Path, **settings: Any) -> Profiled:
     experiment = tiny(**settings)
     heard: list[ProfileMessage] = []
     result = measure_and_look(experiment, folder / "log.txt", lambda record: None, heard)
-    return profiled_of(experiment, row_of(experiment, result, "it"), heard)
+    return profiled_of(
+        experiment, row_of(experiment, result, "it", summarize(result, experiment.effective_batch_size, 3)), heard
+    )
+
+
+def put_together(experiment: Experiment, result: Result, heard: list[ProfileMessage]) -> Profiled:
+    figures = summarize(result, experiment.effective_batch_size, 3)
+    return profiled_of(experiment, row_of(experiment, result, "it", figures), heard)
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profiled, Path]:
     folder = tmp_path_factory.mktemp("plain")
     return profiled(folder, **LONGER), folder
+
+
+def test_what_is_advised_trains_the_same(plain: tuple[Profiled, Path]) -> None:
+    """Every setting that is advised is one that the command line takes, at the same effective batch."""
+    one, _ = plain
+    known = {**one.row.params}
+    for advice in (advice for advice in advise(one) if not advice.setting.startswith("none")):
+        for setting in advice.setting.split(" (")[0].split(", "):
+            name, _, value = setting.partition("=")
+            known[name] = value
+    changed = make_experiment(nested(known), "main")
+    assert changed.effective_batch_size == one.row.params["effective_batch_size"]
 
 
 def settings_advised(one: Profiled) -> str:
@@ -72,7 +93,7 @@ def test_its_report_is_made_again_from_the_findings(plain: tuple[Profiled, Path]
 
 def test_dominant_logits_ask_for_a_smaller_micro_batch(plain: tuple[Profiled, Path]) -> None:
     [logits] = [advice for advice in advise(plain[0]) if advice.text.startswith("Logits")]
-    assert logits.setting == "micro_batch_size=4, effective_batch_size=8"
+    assert logits.setting == "micro_batch_size=4, accumulation_steps=2, effective_batch_size=8"
     assert logits.figure.startswith("logits at the peak: ")
 
 
@@ -82,8 +103,10 @@ def test_dominant_activations_ask_for_checkpointing(tmp_path: Path) -> None:
 
 
 def test_dominant_state_says_what_does_not_help(tmp_path: Path) -> None:
-    wide = {**LONGER, "sequence_length": 8, "micro_batch_size": 1, "causal_lm__width": 256}
-    assert "micro_batch_size=2, or a smaller model" in settings_advised(profiled(tmp_path, **wide))
+    wide = {**LONGER, "sequence_length": 8, "micro_batch_size": 1, "accumulation_steps": 2, "causal_lm__width": 256}
+    assert "micro_batch_size=2, accumulation_steps=1, effective_batch_size=2; or a smaller model" in settings_advised(
+        profiled(tmp_path, **wide)
+    )
 
 
 def test_float32_matrix_products_ask_for_autocast_until_it_is_there(tmp_path: Path) -> None:
@@ -124,7 +147,9 @@ def test_a_run_out_of_memory_shows_what_was_alive(tmp_path: Path) -> None:
     heard: list[ProfileMessage] = []
     result = execute(experiment, tmp_path / "log.txt", work=_look_within_little, on_other=heard.append)
     assert result.outcome is Outcome.OUT_OF_MEMORY, result.detail
-    one = profiled_of(experiment, row_of(experiment, result, "it"), heard)
+    one = profiled_of(
+        experiment, row_of(experiment, result, "it", summarize(result, experiment.effective_batch_size, 3)), heard
+    )
     assert one.memory is not None and one.time is None
     assert one.memory.peak.phase == "forward" and one.memory.peak.category_bytes["parameters"] > 0
     report = report_of(ProfilingFindings(entry="profiling", question="Where?", profiled=one, environment={}))

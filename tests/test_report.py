@@ -12,6 +12,7 @@ from test_metrics import result
 
 from pipeline.contracts import Outcome
 from pipeline.metrics import Row, against_baseline, summarize
+from pipeline.publish import show
 from pipeline.report import accumulation, checkpointing, combined, precision
 from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import FILE, read_findings, report_of, to_json
@@ -118,3 +119,22 @@ def test_the_page_is_made_again_from_the_findings_alone(kinds: tuple[str, ...], 
 def test_markdown_tables_survive_their_own_separator() -> None:
     table = Table(name="t", title="t", frame=pd.DataFrame([{"a|b": "x|y", "n": 1.5}]))
     assert table.to_markdown().splitlines() == ["| a\\|b | n |", "| --- | ---: |", "| x\\|y | 1.5 |"]
+
+
+def test_square_brackets_and_dollars_are_shown_as_they_are(tmp_path: Path) -> None:
+    """A crash's last lines may hold what rich or matplotlib would take for markup."""
+    detail = "signal SIGABRT\nerror in [/usr/lib/libx.so] [enforce fail at alloc_cpu.cpp:121]"
+    odd = [replace(row, name="loss $x^$", result=replace(DEAD, detail=detail)) for row in rows("dead")]
+    findings = ComparisonFindings(entry="main", question="What?", rows=tuple(odd), environment={})
+    console = Console(width=200, markup=False)
+    with console.capture() as capture:
+        show(report_of(findings), console)
+    assert "[/usr/lib/libx.so] [enforce fail at alloc_cpu.cpp:121]" in capture.get()
+    assert overview_picture("title", odd).to_png().startswith(PNG)
+
+
+def test_other_runs_are_not_said_to_have_ended_well() -> None:
+    lone = [replace(row, figures={"peak_allocated_mib": 1.0, "seconds_per_step": 1.0}) for row in rows("ok", "ok")]
+    assert answer(lone).startswith("ok-0 peaks at 1.0 MiB")
+    bare = [replace(row, figures={}) for row in rows("ok", "ok")]
+    assert answer(bare) == "2 of 2 runs came to their end, and the baseline was not measured to its end."

@@ -354,3 +354,11 @@ def test_every_corpus_of_the_space_is_checked_before_anything_runs(tmp_path: Any
 def test_what_a_search_has_once_is_no_dimension() -> None:
     with pytest.raises(InvalidInputError, match=r"all configurations share one budget, .*; take space.budget out"):
         plan_search({**TINY, "space": {"budget": ["1GiB"]}})
+
+
+def test_a_default_passed_on_does_not_replace_a_dimensions_values() -> None:
+    """MLproject always passes sequence_length=256 on."""
+    space = {"sequence_length": [8, 16], "precision": ["fp32", "bf16"]}
+    plan = plan_search({**TINY, "space": space, "sequence_length": "256", "precision": "fp32", "eval_steps": 0})
+    assert plan.space.dimensions["sequence_length"] == (8, 16)
+    assert plan.space.dimensions["precision"] == ("fp32",)

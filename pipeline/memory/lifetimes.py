@@ -167,7 +167,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args)
         for_now = []
         for num_bytes, kept in self._hidden(func, args):
-            number = self._begin(num_bytes, (num_bytes,), torch.uint8, f"inside {_name(func)}")
+            number = self._begin(num_bytes, (num_bytes,), torch.uint8, f"inside {_name(func)}", "temporary")
             for_now += [] if kept else [number]
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
@@ -185,7 +185,9 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._by_storage[key] = number
             self._guards[key] = weakref.ref(storage, self._death_of(key, number))
 
-    def _begin(self, num_bytes: int, shape: tuple[int, ...], dtype: torch.dtype, operator: str) -> int:
+    def _begin(
+        self, num_bytes: int, shape: tuple[int, ...], dtype: torch.dtype, operator: str, category: str | None = None
+    ) -> int:
         last, phase = self._spans[-1], self._phase
         if (last.step, last.phase) != (self._step, phase):
             self._spans.append(Span(step=self._step, phase=phase, begin=len(self._events)))
@@ -197,7 +199,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 dtype=dtype,
                 operator=operator,
                 module=self._current_module(),
-                category="activations" if torch.is_grad_enabled() else "temporary",
+                category=category or ("activations" if torch.is_grad_enabled() else "temporary"),
                 born=len(self._events),
             )
         )

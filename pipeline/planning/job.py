@@ -24,7 +24,7 @@ from pipeline.publish import publish
 from pipeline.report.plan import CardPlan, PlanFindings
 from pipeline.report.planned import PlannedRow
 from pipeline.settings import AllSettings, RunSettings, dotted, merged, nested, validate
-from pipeline.space import Choice, Space, make_space
+from pipeline.space import Choice, Space, make_space, pinned
 from pipeline.trace import count_flops
 from pipeline.tracking.parent import open_parent
 from pipeline.variants import FOLDER, read_yaml
@@ -53,7 +53,12 @@ def make_plan(given: Mapping[str, Any], console: Console) -> int:
     if effective is None:
         raise InvalidInputError("a plan needs effective_batch_size, which must hold in every configuration; set it")
     typed = dict(dotted(asked.model_dump()))
-    space = make_space(own, effective, {name: typed[name] for name, _ in dotted(given) if name in own.space})
+    space = make_space(own, effective, pinned(own, typed, given))
+    for name in ("model", "effective_batch_size"):
+        if name in space.dimensions:
+            raise InvalidInputError(
+                f"a plan compares ways to train one thing, so {name} is no dimension; plan each alone"
+            )
     cards = tuple(_card_plan(target, budget, values, space, own, console) for target in targets)
     if len(cards) == 1:
         _refuse_hopeless(cards[0], values["model"])
@@ -63,7 +68,7 @@ def make_plan(given: Mapping[str, Any], console: Console) -> int:
         effective_batch_size=effective,
         dataset_size=asked.dataset_size,
         cards=cards,
-        settings={name: value for name, value in typed.items() if name not in space.dimensions},
+        settings={name: value for name, value in typed.items() if name not in (*space.dimensions, "device", "budget")},
         environment=environment(torch.device("cpu")),
     )
     with open_parent("plan", f"{values['model']} on {own.gpu}", output) as parent:
@@ -76,7 +81,8 @@ def make_plan(given: Mapping[str, Any], console: Console) -> int:
 
 def _targets(text: str) -> list[Hardware]:
     """Return the devices that are planned for, without regard to what this machine has."""
-    return [hardware_of(find_device(name)) if name in ("auto", "cpu") else find_card(name) for name in text.split(",")]
+    names = [name.strip() for name in text.split(",")]
+    return [hardware_of(find_device(name)) if name in ("auto", "cpu") else find_card(name) for name in names]
 
 
 def _budget_bytes(text: str | None, target: Hardware) -> int:
@@ -134,6 +140,7 @@ def _row(choice: Choice, experiment: Experiment, prediction: Prediction, budget_
         peak_device_bytes=prediction.peak_device_bytes,
         fits=prediction.fits(budget_bytes),
         flops=flops,
+        tokens=experiment.effective_batch_size * settings.sequence_length,
         is_16_bit=settings.precision in HALF_FORMATS,
     )
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline.metrics import MIB, Row
 from pipeline.profile import MATRIX_PRODUCTS, MemoryProfile, TimeProfile
@@ -44,12 +43,11 @@ class Profiled:
         """Sequences in one forward pass."""
         return int(self.row.params["micro_batch_size"])
 
-    @property
-    def logits_bytes(self) -> int:
-        """Logits and what the loss makes of them, among the largest tensors at the peak."""
+    def logits_bytes(self, *categories: str) -> int:
+        """Return the bytes of logits and what the loss makes of them, among the largest tensors at the peak."""
         if self.memory is None or not self.vocabulary_size:
             return 0
-        tensors = [tensor for tensor in self.memory.peak.largest if tensor.category not in STATE]
+        tensors = [tensor for tensor in self.memory.peak.largest if tensor.category in categories]
         return sum(tensor.num_bytes for tensor in tensors if tensor.shape[-1:] == (self.vocabulary_size,))
 
     @property
@@ -67,21 +65,22 @@ def advise(profiled: Profiled) -> tuple[Advice, ...]:
 
 
 def _logits(profiled: Profiled) -> Advice | None:
-    size, percent = profiled.logits_bytes, _share_of_peak(profiled, profiled.logits_bytes)
+    size = profiled.logits_bytes("activations", "temporary")
+    percent = _share_of_peak(profiled, size)
     if percent < DOMINANT_PERCENT:
         return None
     return Advice(
         text="Logits and their loss dominate the peak; checkpointing cannot cut them. Fewer tokens in a forward pass "
         "do, and so would a loss computed in chunks.",
         figure=f"logits at the peak: {size / MIB:,.1f} MiB, {percent:.0f} %",
-        setting=_smaller_micro_batch(profiled),
+        setting=_other_cut(profiled, larger=False),
     )
 
 
 def _activations(profiled: Profiled) -> Advice | None:
     if profiled.memory is None:
         return None
-    size = profiled.memory.peak.category_bytes.get("activations", 0) - profiled.logits_bytes
+    size = profiled.memory.peak.category_bytes.get("activations", 0) - profiled.logits_bytes("activations")
     percent = _share_of_peak(profiled, size)
     if percent < DOMINANT_PERCENT:
         return None
@@ -89,7 +88,7 @@ def _activations(profiled: Profiled) -> Advice | None:
     return Advice(
         text="Activations kept for the backward pass dominate the peak.",
         figure=f"activations at the peak, logits aside: {size / MIB:,.1f} MiB, {percent:.0f} %",
-        setting="checkpointing=every_layer" if plain else _smaller_micro_batch(profiled),
+        setting="checkpointing=every_layer" if plain else _other_cut(profiled, larger=False),
     )
 
 
@@ -105,7 +104,7 @@ def _state(profiled: Profiled) -> Advice | None:
         text="Optimizer state, parameters and gradients dominate the peak; neither checkpointing nor a smaller "
         "micro-batch cuts them, only a smaller model does, and a larger micro-batch costs little memory.",
         figure=f"at the peak: {parts}, {percent:.0f} %",
-        setting=f"micro_batch_size={2 * profiled.micro_batch_size}, or a smaller model",
+        setting=f"{_other_cut(profiled, larger=True)}; or a smaller model",
     )
 
 
@@ -118,10 +117,12 @@ def _autocast(profiled: Profiled) -> Advice | None:
     if percent is None or percent < 50 or share < 0.2:
         return None
     asked = profiled.row.params["precision"]
+    if asked == "tf32":
+        return None  # its results are float32, its arithmetic is not
     figure = f"{percent:.0f} % of the matrix products' results are float32; they take {100 * share:.0f} % of the time"
-    if asked in ("fp32", "tf32"):
+    if asked == "fp32":
         text = "Autocast is not active: matrix products compute in float32."
-        return Advice(text=text, figure=figure, setting="precision=bf16")
+        return Advice(text=text, figure=figure, setting="precision=bf16 (fp16 on a GPU older than Ampere)")
     text = f"Autocast to {asked} does not reach most matrix products: the model casts to float32 itself."
     return Advice(text=text, figure=figure, setting="the model's own code")
 
@@ -136,7 +137,7 @@ def _data(profiled: Profiled) -> Advice | None:
     return Advice(
         text="Bringing the data together takes a large part of the step.",
         figure=f"data: {1000 * seconds:,.2f} ms a step, {percent:.0f} %",
-        setting=f"micro_batch_size={2 * profiled.micro_batch_size}",
+        setting=_other_cut(profiled, larger=True),
     )
 
 
@@ -151,7 +152,7 @@ def _launches(profiled: Profiled) -> Advice | None:
         figure = f"operators shorter than {SHORT_SECONDS * 1e6:.0f} µs take {short:.0f} % of the operators' time"
     else:
         return None
-    return Advice(text=text, figure=figure, setting=f"micro_batch_size={2 * profiled.micro_batch_size}")
+    return Advice(text=text, figure=figure, setting=_other_cut(profiled, larger=True))
 
 
 RULES: tuple[Callable[[Profiled], Advice | None], ...] = (_logits, _activations, _state, _autocast, _data, _launches)
@@ -161,9 +162,12 @@ def _share_of_peak(profiled: Profiled, num_bytes: int) -> float:
     return 100 * num_bytes / profiled.memory.peak.peak_bytes if profiled.memory else 0.0
 
 
-def _smaller_micro_batch(profiled: Profiled) -> str:
-    params: Any = profiled.row.params
-    if profiled.micro_batch_size == 1:
-        return f"sequence_length={params['sequence_length'] // 2}"
-    smaller = next(n for n in range(profiled.micro_batch_size // 2, 0, -1) if params["effective_batch_size"] % n == 0)
-    return f"micro_batch_size={smaller}, effective_batch_size={params['effective_batch_size']}"
+def _other_cut(profiled: Profiled, larger: bool) -> str:
+    """Return the settings of the next micro-batch with which the training stays the same, or say that there is none."""
+    effective, size = int(profiled.row.params["effective_batch_size"]), profiled.micro_batch_size
+    sizes = [n for n in range(1, effective + 1) if effective % n == 0 and (n > size if larger else n < size)]
+    if not sizes:
+        other = "a larger effective_batch_size" if larger else "a shorter sequence_length"
+        return f"none with which the training stays the same; {other} would change it"
+    cut = sizes[0] if larger else sizes[-1]
+    return f"micro_batch_size={cut}, accumulation_steps={effective // cut}, effective_batch_size={effective}"

@@ -22,7 +22,7 @@ def incomparable(row: Row, other: Row) -> set[str]:
     return {
         condition
         for condition, names in CONDITIONS.items()
-        if any(row.params.get(name) != other.params.get(name) for name in names)
+        if any(_written(row.params.get(name)) != _written(other.params.get(name)) for name in names)
     }
 
 
@@ -54,9 +54,13 @@ def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
 def _by_value(rows: Sequence[Row], name: str) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for row in rows:
-        value = row.params.get(name)
-        groups.setdefault("none" if value is None else str(value), []).append(row.name)
+        groups.setdefault(_written(row.params.get(name)), []).append(row.name)
     return groups
+
+
+def _written(value: object) -> str:
+    """Return a setting as it is written on the command line."""
+    return "none" if value is None else str(value)
 
 
 def pictures(rows: Sequence[Row]) -> tuple[Picture, ...]:

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from pipeline.contracts import Outcome
-from pipeline.metrics import Row
+from pipeline.metrics import AGAINST_BASELINE, Row
 from pipeline.report.picture import Picture, colour, label, line, over_steps, short
 from pipeline.report.table import Table
 
@@ -97,9 +97,10 @@ def answer(rows: Sequence[Row]) -> str:
     """Return what one comparison says, in one sentence."""
     complete = [row for row in rows if {"peak_allocated_mib", "seconds_per_step"} <= set(row.figures) and _ended(row)]
     baseline = next((row for row in complete if row.is_baseline), None)
-    others = [row for row in complete if "memory_saving_percent" in row.figures]
+    others = [row for row in complete if not row.is_baseline and set(AGAINST_BASELINE[:3]) <= set(row.figures)]
     if baseline is None:
-        return f"{len(complete)} of {len(rows)} runs came to their end, the baseline did not."
+        ended = sum(map(_ended, rows))
+        return f"{ended} of {len(rows)} runs came to their end, and the baseline was not measured to its end."
     cost = (
         f"{baseline.name} peaks at {baseline.figures['peak_allocated_mib']:,.1f} MiB and takes "
         f"{baseline.figures['seconds_per_step']:.3g} s per optimizer step"
@@ -145,7 +146,8 @@ def _ended(row: Row) -> bool:
 def _against(row: Row) -> str:
     saving, overhead = row.figures["memory_saving_percent"], row.figures["time_overhead_percent"]
     memory = f"{saving:.0f} % less memory" if saving >= 0 else f"{-saving:.0f} % more memory"
-    return f"{memory} and {overhead:+.0f} % time a sample"
+    over = ", over the budget" if row.result and row.result.outcome is Outcome.OVER_BUDGET else ""
+    return f"{memory} and {overhead:+.0f} % time a sample{over}"
 
 
 def _loss_curves(axes: Axes, *, rows: Sequence[Row]) -> None:

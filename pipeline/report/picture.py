@@ -88,7 +88,8 @@ def line(index: int) -> str:
 
 def label(name: str) -> str:
     """Return a name as it stands beside a bar: long ones in two lines, and cut off after them."""
-    return "\n".join(textwrap.wrap(name, LABEL_CHARACTERS, max_lines=2, placeholder=" ...")) or name
+    lines = textwrap.wrap(name, LABEL_CHARACTERS, max_lines=2, placeholder=" ...") or [name]
+    return "\n".join(lines).replace("$", r"\$")  # which would begin a formula
 
 
 def short(value: float) -> str:

@@ -69,6 +69,8 @@ def plan_report(findings: PlanFindings) -> Report:
 
 def _answer(card: CardPlan) -> str:
     best, budget = card.recommended, card.budget_bytes / MIB
+    if not card.rows:
+        return f"{card.card} can run none of the configurations: {'; '.join(card.skipped)}."
     if best is None:
         smallest = min((row.peak_bytes for row in card.rows), default=0) / MIB
         return (

@@ -7,6 +7,7 @@ from typing import Literal
 import pandas as pd
 from rich import box
 from rich.table import Table as TerminalTable
+from rich.text import Text
 
 NUMBER = "{:,.4g}"
 """How a number is written where its column says nothing else."""
@@ -54,7 +55,7 @@ class Table:
             narrow = heading.replace(" ", "\n") if self.is_numeric(heading) else heading
             table.add_column(narrow, justify=justify, no_wrap=longest <= LONG_CHARACTERS, vertical="top")
         for line in self.lines:
-            table.add_row(*line)
+            table.add_row(*map(Text, line))
         return table
 
     def to_markdown(self) -> str:

@@ -104,7 +104,7 @@ def _run_trial(
 
 def _figures(experiment: Experiment, result: Result) -> dict[str, float]:
     measured = summarize(result, experiment.effective_batch_size, experiment.settings.timing_warmup_steps)
-    return measured | prediction_metrics(experiment, measured, result.outcome.completed)
+    return measured | prediction_metrics(experiment, measured, result.outcome)
 
 
 def _report(plan: SearchPlan, study: StoredStudy, parent: ParentRun, console: Console) -> TrialRow | None:

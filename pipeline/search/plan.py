@@ -12,7 +12,7 @@ from pipeline.memory.device import find_device
 from pipeline.search.choose import naive_choices
 from pipeline.search.settings import SearchSettings
 from pipeline.settings import TECHNIQUES, AllSettings, RunSettings, dotted, merged, nested, validate
-from pipeline.space import Choice, Space, make_space
+from pipeline.space import Choice, Space, make_space, pinned
 from pipeline.variants import FOLDER, read_yaml
 
 AUTO_BUDGET = {"cuda": "80%", "cpu": "256MiB"}
@@ -82,7 +82,7 @@ def plan_search(given: Mapping[str, Any]) -> SearchPlan:
     if effective is None:
         raise InvalidInputError("a search needs effective_batch_size, which must hold in every configuration; set it")
     typed = dict(dotted(asked.model_dump()))
-    space = make_space(own, effective, {name: typed[name] for name, _ in dotted(given) if name in own.space})
+    space = make_space(own, effective, pinned(own, typed, given))
     plan = SearchPlan(own, values, space, make_experiment(merged(values, nested(space.choices[0])), "search"))
     prepared: set[str] = set()
     for experiment in map(plan.experiment, space.choices):

@@ -17,6 +17,8 @@ PER_STEP = ("loss", "grad_norm", "seconds", "learning_rate", "loss_scale")
 """Metrics that say something of one optimizer step alone."""
 CONDITIONS = ("device_name", "torch", "transformers", "cuda", "allocator")
 """Tags that say under which conditions a run was measured."""
+OUTCOMES = {"FINISHED": Outcome.OK, "FAILED": Outcome.CRASHED}
+"""What a run that says no outcome came to, by its status; one that is killed or still running is interrupted."""
 MOST_RUNS = 1000
 """The most that are read at once."""
 
@@ -94,7 +96,8 @@ class History:
         digests = [entry.dataset.digest for entry in run.inputs.dataset_inputs]
         params |= {"corpus_digest": ", ".join(digests)} if digests else {}
         figures = {key: value for key, value in run.data.metrics.items() if key not in PER_STEP}
-        outcome = Outcome(tags["outcome"]) if tags.get("outcome") in set(Outcome) else Outcome.OK
+        known = tags.get("outcome") in set(Outcome)
+        outcome = Outcome(tags["outcome"]) if known else OUTCOMES.get(run.info.status, Outcome.INTERRUPTED)
         result = Result(
             outcome=outcome,
             detail=tags.get("outcome_detail"),
