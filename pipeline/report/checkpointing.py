@@ -82,12 +82,14 @@ def _overheads(axes: Axes, *, frame: pd.DataFrame) -> None:
 
 def _savings_against_overheads(axes: Axes, *, frame: pd.DataFrame) -> None:
     _points(axes, frame, "time %", "saved %")
-    for _, variant in frame.iterrows():
-        where = (variant["time %"], variant["saved %"])
-        label = f"{variant['layers']} layers"
-        axes.annotate(label, where, textcoords="offset points", xytext=(6, 4), fontsize="x-small")
+    for number, (_, variant) in enumerate(frame.sort_values("time %").iterrows()):
+        where, away = (variant["time %"], variant["saved %"]), 6 if number % 2 else -14  # neighbours on either side
+        label = str(variant["layers"])
+        axes.annotate(label, where, textcoords="offset points", xytext=(0, away), ha="center", fontsize="x-small")
     axes.margins(x=0.2)
-    axes.set(title="saving against overhead", xlabel="% of the time per step", ylabel="% of the peak saved")
+    axes.set(
+        title="saving against overhead (numbers: layers)", xlabel="% of the time per step", ylabel="% of the peak saved"
+    )
     axes.set_ylim(0, 100)
     axes.set_xlim(min(_floor(frame), axes.get_xlim()[0]), None)
 
