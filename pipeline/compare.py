@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 
 from pipeline.contracts import InvalidInputError
-from pipeline.metrics import AGAINST_BASELINE, Row, against_baseline
+from pipeline.metrics import AGAINST_BASELINE, Row, against_baseline, common_settings
 from pipeline.publish import publish
 from pipeline.report.compare import incomparable
-from pipeline.report.comparison import ComparisonFindings, common_settings
+from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.overview import comparison_frame
 from pipeline.tracking.history import CONDITIONS, History
 from pipeline.tracking.parent import open_parent

@@ -17,6 +17,7 @@ from pipeline.contracts import (
     Model,
     Prepared,
     Technique,
+    first_line,
 )
 from pipeline.memory.budget import parse_budget
 from pipeline.memory.device import find_device, hardware_of, total_bytes
@@ -32,6 +33,9 @@ from pipeline.settings import (
     unknown_setting,
     validate,
 )
+
+AUTO_MODEL = {"cuda": "gpt2", "cpu": "gpt2-nano"}
+"""What `model: auto` stands for on each kind of device."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ def make_experiment(values: Mapping[str, Any], entry: str) -> Experiment:
     """
     settings = validate(AllSettings, values, entry)
     device = find_device(settings.device)
-    model = settings.model if settings.model != "auto" else "gpt2" if device.type == "cuda" else "gpt2-nano"
+    model = AUTO_MODEL[device.type] if settings.model == "auto" else settings.model
     derived: dict[str, Any] = {"device": str(device), "model": model}
     for technique in _techniques(settings):
         derived |= technique.resolved().model_dump()
@@ -200,8 +204,9 @@ def _check_shape(model: Model, name: str) -> None:
         with torch.device("meta"):
             model.build(name, description.vocabulary_size or 1)
     except Exception as error:  # whatever a model's code raises
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InvalidInputError(f"{name} cannot be built in this shape: {first}; change its settings") from error
+        raise InvalidInputError(
+            f"{name} cannot be built in this shape: {first_line(error)}; change its settings"
+        ) from error
 
 
 def _check_corpus(prepared: Prepared, experiment: Experiment) -> None:

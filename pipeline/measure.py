@@ -9,7 +9,7 @@ from rich.status import Status
 
 from pipeline.contracts import Result, StepRecord
 from pipeline.environment import environment
-from pipeline.metrics import Row, against_baseline, summarize
+from pipeline.metrics import Row, against_baseline, common_settings
 from pipeline.tracking.parent import ParentRun, open_parent
 from pipeline.variants import Comparison, Plan, Variant
 
@@ -22,7 +22,7 @@ def measure(plan: Plan, console: Console) -> int:
     first = next(plan.variants).experiment
     about = environment(first.device)
     with open_parent(plan.entry, first.settings.model, first.settings.output) as parent:
-        parent.params(plan.common_params())
+        parent.params(common_settings([variant.experiment.params() for variant in plan.variants]))
         parent.tags({"device": str(first.device)})
         parent.file("environment.json", json.dumps(about, indent=1))
         rows: list[Row] = []
@@ -80,11 +80,9 @@ def _figures(variant: Variant, baseline: Row | None) -> Callable[[Result], dict[
     """Return Result -> summary metrics, those against the baseline included where there is one."""
 
     def figures(result: Result) -> dict[str, float]:
-        from pipeline.predict import prediction_metrics  # when the training does not wait for it
+        from pipeline.predict import summary  # when the training does not wait for it
 
-        settings = variant.experiment.settings
-        own = summarize(result, variant.experiment.effective_batch_size, settings.timing_warmup_steps)
-        own |= prediction_metrics(variant.experiment, own, result.outcome)
+        own = summary(variant.experiment, result)
         if baseline is None or baseline.result is None:
             return own
         return own | against_baseline(result, own, baseline.result, dict(baseline.figures))

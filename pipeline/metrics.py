@@ -96,6 +96,20 @@ def step_metrics(record: StepRecord) -> dict[str, float]:
     return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
+def finite(value: Any) -> Any:
+    """Return the value with infinity and NaN, which JSON does not know, replaced by their names."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def common_settings(params: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings that are the same in all runs."""
+    return {name: value for name, value in params[0].items() if all(name in p and p[name] == value for p in params)}
+
+
 def moving_average(values: Sequence[float], window: int = MOVING_AVERAGE_STEPS) -> list[float]:
     """Return the mean of each value and those up to `window` - 1 before it."""
     return [statistics.fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from pipeline.contracts import Hardware, InvalidInputError, Outcome, Prepared
+from pipeline.contracts import Hardware, InvalidInputError, Outcome, Prepared, Result
 from pipeline.environment import allocator_configuration
 from pipeline.experiment import Experiment
 from pipeline.memory.allocator import OutOfMemoryError
@@ -14,7 +14,7 @@ from pipeline.memory.cards import CONTEXT_BYTES
 from pipeline.memory.device import hardware_of
 from pipeline.memory.lifetimes import Timeline
 from pipeline.memory.replay import Allocation, Event, Free, replay
-from pipeline.metrics import MIB
+from pipeline.metrics import MIB, summarize
 from pipeline.trace import tells_others, trace
 
 
@@ -122,7 +122,13 @@ def predict_all(
         )
 
 
-def prediction_metrics(experiment: Experiment, measured: Mapping[str, float], outcome: Outcome) -> dict[str, float]:
+def summary(experiment: Experiment, result: Result) -> dict[str, float]:
+    """Return a run's summary metrics, the predicted peaks beside the measured ones."""
+    measured = summarize(result, experiment.effective_batch_size, experiment.settings.timing_warmup_steps)
+    return measured | _prediction_metrics(experiment, measured, result.outcome)
+
+
+def _prediction_metrics(experiment: Experiment, measured: Mapping[str, float], outcome: Outcome) -> dict[str, float]:
     """Return what was predicted for a run as metrics, and how far that is from what it measured, if it completed.
 
     Empty where it cannot be predicted, and after Ctrl-C, when nobody waits for it.

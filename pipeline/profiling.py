@@ -12,7 +12,7 @@ from pipeline.contracts import Outcome, Result, StepRecord
 from pipeline.environment import environment
 from pipeline.execute import execute
 from pipeline.experiment import Experiment
-from pipeline.metrics import Row, summarize
+from pipeline.metrics import Row
 from pipeline.profile import MemoryProfile, ProfileMessage, TimeProfile, look
 from pipeline.report.advice import Profiled
 from pipeline.tracking.parent import ParentRun, open_parent
@@ -80,10 +80,9 @@ def profiled_of(experiment: Experiment, row: Row, heard: list[ProfileMessage]) -
 
 
 def _figures(experiment: Experiment, result: Result) -> dict[str, float]:
-    from pipeline.predict import prediction_metrics  # when the training does not wait for it
+    from pipeline.predict import summary  # when the training does not wait for it
 
-    measured = summarize(result, experiment.effective_batch_size, experiment.settings.timing_warmup_steps)
-    return measured | prediction_metrics(experiment, measured, result.outcome)
+    return summary(experiment, result)
 
 
 def measure_and_look(

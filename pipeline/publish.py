@@ -9,10 +9,11 @@ from pipeline.contracts import InvalidInputError
 from pipeline.report.findings import FILE, Findings, read_findings, report_of, to_json
 from pipeline.report.page import Report, to_html, to_markdown
 from pipeline.tracking.parent import ParentRun
+from pipeline.tracking.run import write_whole
 
 
-def publish(findings: Findings, csv: Mapping[str, str], parent: ParentRun, console: Console) -> Report:
-    """Print the report, and log it with its tables and pictures; `csv` adds files by name. Return the report."""
+def publish(findings: Findings, csv: Mapping[str, str], parent: ParentRun, console: Console) -> None:
+    """Print the report, and log it with its tables and pictures; `csv` adds files by name."""
     parent.file(FILE, to_json(findings))  # whatever becomes of the report, what was found is kept
     for name, content in csv.items():
         parent.file(name, content)
@@ -25,7 +26,6 @@ def publish(findings: Findings, csv: Mapping[str, str], parent: ParentRun, conso
     parent.file("report.html", to_html(report))
     parent.describe(report.question, report.answer, to_markdown(report))
     console.print(f"results: {parent.folder} and MLflow run {parent.run_id}", highlight=False)
-    return report
 
 
 def publish_again(folder: Path, console: Console) -> int:
@@ -37,10 +37,9 @@ def publish_again(folder: Path, console: Console) -> int:
     """
     report = report_of(read_findings(folder))
     show(report, console)
-    page, work = folder / "report.html", folder / "report.html.part"
+    page = folder / "report.html"
     try:
-        work.write_text(to_html(report))
-        work.replace(page)
+        write_whole(page, to_html(report).encode())
     except OSError as error:
         raise InvalidInputError(f"{page} must be writable, and is not ({error.strerror}); mend that") from error
     console.print(f"written: {page}", highlight=False)

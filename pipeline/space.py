@@ -9,7 +9,7 @@ from pydantic import Field
 
 from pipeline.contracts import InvalidInputError, Settings
 from pipeline.experiment import check_setting_name
-from pipeline.settings import RunSettings, dotted
+from pipeline.settings import AllSettings, RunSettings, dotted, validate
 
 Value = str | int | float | bool | None
 """What a dimension may be set to; YAML and the setting's own type decide which."""
@@ -41,7 +41,26 @@ class Space:
         return [dict(zip(names, values, strict=True)) for values in itertools.product(*self.dimensions.values())]
 
 
-def pinned(settings: SpaceSettings, typed: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Value]:
+def read_space(
+    own: SpaceSettings, values: Mapping[str, Any], given: Mapping[str, Any], entry: str
+) -> tuple[RunSettings, Space]:
+    """Return the settings that all configurations share, and what there is to choose from.
+
+    `values` has the entry point's YAML and the user's overrides, `given` the overrides alone.
+
+    Raises:
+        InvalidInputError: a setting or a dimension is wrong, or effective_batch_size is missing.
+
+    """
+    shared = validate(AllSettings, values, entry)
+    effective = shared.effective_batch_size  # type: ignore[attr-defined]
+    if effective is None:
+        raise InvalidInputError(f"a {entry} needs effective_batch_size, which must hold in every configuration; set it")
+    typed = dict(dotted(shared.model_dump()))
+    return shared, make_space(own, effective, _pinned(own, typed, given))
+
+
+def _pinned(settings: SpaceSettings, typed: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Value]:
     """Return the dimensions that the user has set to one value; defaults of run settings come from MLproject too."""
     default = RunSettings()
     return {

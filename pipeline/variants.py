@@ -50,11 +50,6 @@ class Plan:
         """Every variant of every comparison."""
         return (variant for comparison in self.comparisons for variant in comparison.variants)
 
-    def common_params(self) -> dict[str, Any]:
-        """Return the settings that all variants share, by their dotted names."""
-        first, *others = (variant.experiment.params() for variant in self.variants)
-        return {name: value for name, value in first.items() if all(name in p and p[name] == value for p in others)}
-
 
 class ComparisonSettings(Settings):
     """One comparison in an entry point's YAML."""

@@ -12,7 +12,7 @@ from rich.progress import track
 
 from pipeline.contracts import Hardware, InvalidInputError
 from pipeline.environment import environment
-from pipeline.experiment import Experiment, make_experiment
+from pipeline.experiment import AUTO_MODEL, Experiment, make_experiment
 from pipeline.memory.anatomy import Anatomy
 from pipeline.memory.budget import parse_budget
 from pipeline.memory.cards import CONTEXT_BYTES, find_card
@@ -23,15 +23,13 @@ from pipeline.predict import Prediction, predict_all
 from pipeline.publish import publish
 from pipeline.report.plan import CardPlan, PlanFindings
 from pipeline.report.planned import PlannedRow
-from pipeline.settings import AllSettings, RunSettings, dotted, merged, nested, validate
-from pipeline.space import Choice, Space, make_space, pinned
+from pipeline.settings import RunSettings, dotted, merged, nested, validate
+from pipeline.space import Choice, Space, read_space
 from pipeline.trace import count_flops
 from pipeline.tracking.parent import open_parent
 from pipeline.variants import FOLDER, read_yaml
 
 HALF_FORMATS = ("fp16", "bf16")
-EXAMPLE_MODEL = {"cuda": "gpt2", "cpu": "gpt2-nano"}
-"""What `model: auto` stands for, as in training."""
 
 
 def make_plan(given: Mapping[str, Any], console: Console) -> int:
@@ -47,13 +45,9 @@ def make_plan(given: Mapping[str, Any], console: Console) -> int:
     targets = _targets(own.gpu)
     values |= {"device": "cpu", "model": values.get("model", "auto")}
     if values["model"] == "auto":
-        values["model"] = EXAMPLE_MODEL[targets[0].kind]
-    asked = validate(AllSettings, values, "plan")
-    effective = asked.effective_batch_size  # type: ignore[attr-defined]
-    if effective is None:
-        raise InvalidInputError("a plan needs effective_batch_size, which must hold in every configuration; set it")
-    typed = dict(dotted(asked.model_dump()))
-    space = make_space(own, effective, pinned(own, typed, given))
+        values["model"] = AUTO_MODEL[targets[0].kind]
+    shared, space = read_space(own, values, given, "plan")
+    effective = shared.effective_batch_size  # type: ignore[attr-defined]
     for name in ("model", "effective_batch_size"):
         if name in space.dimensions:
             raise InvalidInputError(
@@ -66,9 +60,13 @@ def make_plan(given: Mapping[str, Any], console: Console) -> int:
         entry="plan",
         model=values["model"],
         effective_batch_size=effective,
-        dataset_size=asked.dataset_size,
+        dataset_size=shared.dataset_size,
         cards=cards,
-        settings={name: value for name, value in typed.items() if name not in (*space.dimensions, "device", "budget")},
+        settings={
+            name: value
+            for name, value in dotted(shared.model_dump())
+            if name not in (*space.dimensions, "device", "budget")
+        },
         environment=environment(torch.device("cpu")),
     )
     with open_parent("plan", f"{values['model']} on {own.gpu}", output) as parent:

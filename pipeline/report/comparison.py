@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from pipeline.metrics import Row
+from pipeline.metrics import Row, common_settings
 from pipeline.report.overview import answer, notes, overview_picture, overview_table
 from pipeline.report.page import Report, Section
 
@@ -42,11 +42,6 @@ def comparison_report(findings: ComparisonFindings) -> Report:
         environment=findings.environment,
         settings=common_settings([row.params for row in findings.rows]),
     )
-
-
-def common_settings(params: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the settings that are the same in all runs."""
-    return {name: value for name, value in params[0].items() if all(name in p and p[name] == value for p in params)}
 
 
 def in_words(name: str) -> str:

@@ -1,7 +1,6 @@
 """What a job has found, kept as JSON, from which its report can be made at any time."""
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from pipeline.contracts import InvalidInputError
+from pipeline.metrics import finite
 from pipeline.report.comparison import ComparisonFindings, comparison_report
 from pipeline.report.page import Report
 from pipeline.report.plan import PlanFindings, plan_report
@@ -58,12 +58,3 @@ def read_findings(folder: Path) -> Findings:
             "runs/20260131-120000-combined-x1y2z3"
         ) from error
     return found
-
-
-def finite(value: Any) -> Any:
-    """Return the value with infinity and NaN, which JSON does not know, replaced by their names."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -15,7 +15,7 @@ from pipeline.report.page import Report, Section
 from pipeline.report.picture import Picture
 from pipeline.report.planned import PlannedRow, expected_order, fit_picture
 from pipeline.report.table import Table
-from pipeline.report.trials import in_words
+from pipeline.report.trials import heading, in_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def _configurations_table(name: str, card: CardPlan, dataset_size: int) -> Table
     best = card.recommended
     lines = [
         {
-            **{_heading(key): value for key, value in row.choice.items()},
+            **{heading(key): value for key, value in row.choice.items()},
             "allocated MiB": row.peak_allocated_bytes / MIB,
             **({} if row.peak_reserved_bytes is None else {"reserved MiB": row.peak_reserved_bytes / MIB}),
             **({} if row.peak_device_bytes is None else {"device MiB": row.peak_device_bytes / MIB}),
@@ -151,14 +151,10 @@ def _cards_table(cards: Sequence[CardPlan]) -> Table:
         best = card.recommended
         line: dict[str, Any] = {"card": card.card, "GiB": card.budget_bytes / 2**30}
         if best is not None:
-            line |= {_heading(key): str(value) for key, value in best.choice.items()}
+            line |= {heading(key): str(value) for key, value in best.choice.items()}
             line["accumulation"] = str(best.accumulation_steps)
             line["predicted MiB"] = best.peak_bytes / MIB
             line["headroom MiB"] = (card.budget_bytes - best.peak_bytes) / MIB
         lines.append(line)
     forms = {"GiB": "{:,.1f}", "predicted MiB": "{:,.0f}", "headroom MiB": "{:,.0f}"}
     return Table(name="cards", title="what to begin with on each card", frame=pd.DataFrame(lines), forms=forms)
-
-
-def _heading(dimension: str) -> str:
-    return dimension.replace("micro_batch_size", "micro-batch")

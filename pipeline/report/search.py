@@ -9,7 +9,7 @@ import pandas as pd
 from pipeline.metrics import MIB
 from pipeline.report.page import Report, Section
 from pipeline.report.table import Table
-from pipeline.report.trials import TrialRow, best_row, in_words, pareto_front
+from pipeline.report.trials import TrialRow, best_row, heading, in_words, pareto_front
 from pipeline.report.trials_pictures import over_time_picture, parallel_picture, plane_picture
 
 
@@ -99,7 +99,7 @@ def trials_table(rows: Sequence[TrialRow], best: TrialRow | None) -> Table:
     ordered = sorted(rows, key=lambda row: (not row.fits, -(row.tokens_per_second or 0)))
     lines = [
         {
-            **{name.replace("micro_batch_size", "micro-batch"): value for name, value in row.choice.items()},
+            **{heading(name): value for name, value in row.choice.items()},
             "outcome": row.outcome,
             "peak MiB": None if row.peak_bytes is None else row.peak_bytes / MIB,
             "predicted MiB": _predicted_mib(row),

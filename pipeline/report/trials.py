@@ -37,7 +37,12 @@ class TrialRow:
 
 def in_words(choice: Mapping[str, Any]) -> str:
     """Return a configuration as people say it: `micro-batch 4, checkpointing none, precision bf16`."""
-    return ", ".join(f"{name.replace('micro_batch_size', 'micro-batch')} {value}" for name, value in choice.items())
+    return ", ".join(f"{heading(name)} {value}" for name, value in choice.items())
+
+
+def heading(dimension: str) -> str:
+    """Return a dimension's name as people say it."""
+    return dimension.replace("micro_batch_size", "micro-batch")
 
 
 def best_row(rows: Sequence[TrialRow]) -> TrialRow | None:

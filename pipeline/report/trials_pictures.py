@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from pipeline.metrics import MIB
 from pipeline.report.picture import WARNING, Picture, colour
-from pipeline.report.trials import TrialRow, measured, pareto_front
+from pipeline.report.trials import TrialRow, heading, measured, pareto_front
 
 
 def over_time_picture(rows: Sequence[TrialRow]) -> Picture:
@@ -86,7 +86,7 @@ def _parallel(axes: Axes, *, rows: Sequence[TrialRow], budget_mib: float, best: 
     _scale(axes, len(names), {"0": 0.0, f"{peak:,.0f}": 1.0})
     _scale(axes, len(names) + 1, {"0": 0.0, f"{speed:,.0f}": 1.0})
     axes.plot([len(names) - 0.1, len(names) + 0.1], [budget_mib / peak] * 2, color=WARNING, lw=3)
-    headings = [name.replace("micro_batch_size", "micro-batch").replace(".", ".\n") for name in names]
+    headings = [heading(name).replace(".", ".\n") for name in names]
     axes.set_xticks(range(len(names) + 2), [*headings, "peak MiB", "tokens/s"], fontsize="small")
     axes.set(title="green: best, red: over the budget", yticks=[], ylim=(-0.05, 1.08), xlim=(-0.1, len(names) + 1.5))
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)

@@ -12,11 +12,9 @@ import optuna
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pipeline.contracts import Result
 from pipeline.environment import environment
-from pipeline.experiment import Experiment
-from pipeline.metrics import MIB, summarize
-from pipeline.predict import prediction_metrics
+from pipeline.metrics import MIB
+from pipeline.predict import summary
 from pipeline.publish import publish
 from pipeline.report.search import SearchFindings, trials_frame
 from pipeline.report.trials import TrialRow, best_row, in_words
@@ -92,7 +90,7 @@ def _run_trial(
         result, figures = parent.run(
             name,
             experiment,
-            partial(_figures, experiment),
+            partial(summary, experiment),
             {"variant": in_words(choice), "trial": str(trial.number + 1)},
         )
     except BaseException:
@@ -100,11 +98,6 @@ def _run_trial(
         raise
     study.finish(trial, judge(result, figures, plan.budget_bytes), result, figures)
     return next(row for row in rows_of(plan, study) if row.number == trial.number)
-
-
-def _figures(experiment: Experiment, result: Result) -> dict[str, float]:
-    measured = summarize(result, experiment.effective_batch_size, experiment.settings.timing_warmup_steps)
-    return measured | prediction_metrics(experiment, measured, result.outcome)
 
 
 def _report(plan: SearchPlan, study: StoredStudy, parent: ParentRun, console: Console) -> TrialRow | None:

@@ -12,7 +12,7 @@ from pipeline.memory.device import find_device
 from pipeline.search.choose import naive_choices
 from pipeline.search.settings import SearchSettings
 from pipeline.settings import TECHNIQUES, AllSettings, RunSettings, dotted, merged, nested, validate
-from pipeline.space import Choice, Space, make_space, pinned
+from pipeline.space import Choice, Space, read_space
 from pipeline.variants import FOLDER, read_yaml
 
 AUTO_BUDGET = {"cuda": "80%", "cpu": "256MiB"}
@@ -77,12 +77,7 @@ def plan_search(given: Mapping[str, Any]) -> SearchPlan:
     own = validate(SearchSettings, {k: values.pop(k) for k in SearchSettings.model_fields if k in values}, "search")
     device = find_device(str(values.get("device", RunSettings.model_fields["device"].default)))
     values["budget"] = AUTO_BUDGET[device.type] if own.budget == "auto" else own.budget
-    asked = validate(AllSettings, values, "search")
-    effective = asked.effective_batch_size  # type: ignore[attr-defined]
-    if effective is None:
-        raise InvalidInputError("a search needs effective_batch_size, which must hold in every configuration; set it")
-    typed = dict(dotted(asked.model_dump()))
-    space = make_space(own, effective, pinned(own, typed, given))
+    _, space = read_space(own, values, given, "search")
     plan = SearchPlan(own, values, space, make_experiment(merged(values, nested(space.choices[0])), "search"))
     prepared: set[str] = set()
     for experiment in map(plan.experiment, space.choices):

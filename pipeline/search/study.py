@@ -12,7 +12,7 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from pipeline.contracts import InvalidInputError, Outcome, Result
+from pipeline.contracts import InvalidInputError, Outcome, Result, first_line
 from pipeline.owner import is_gone, is_here, this_process
 from pipeline.search.choose import distributions_of
 from pipeline.search.judge import Verdict
@@ -166,7 +166,7 @@ def _reachable(storage: str, kind: type[Exception]) -> Iterator[None]:
     except InvalidInputError:
         raise
     except kind as error:
-        first = (str(error.__cause__ or error).splitlines() or [type(error).__name__])[0]
+        first = first_line(error.__cause__ or error)
         raise InvalidInputError(
             f"the study's storage must be reachable, and {storage} is not ({first}); the same command goes on once it "
             "is, or set storage=sqlite:///optuna.db"

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.memory.lifetimes import NO_GRAPH_TASK
+from pipeline.metrics import MIB
+
 aten = torch.ops.aten
-MIB = 2**20
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
-NO_GRAPH_TASK = -1
-"""What torch calls the graph task outside of a backward pass."""
 NO_REDUCTION = 0
 """torch's number for reduction="none" (torch.nn._reduction)."""
 

@@ -11,7 +11,7 @@ from mlflow.tracking import get_tracking_uri
 from pipeline.contracts import InvalidInputError, Outcome, Result, StepRecord
 from pipeline.metrics import Row
 from pipeline.settings import AllSettings, dotted, nested, validate
-from pipeline.tracking.store import try_database
+from pipeline.tracking.store import try_database, unreachable
 
 PER_STEP = ("loss", "grad_norm", "seconds", "learning_rate", "loss_scale")
 """Metrics that say something of one optimizer step alone."""
@@ -32,11 +32,7 @@ class History:
             self._client = MlflowClient()
             self._names = {e.name: e.experiment_id for e in self._client.search_experiments()}
         except Exception as error:  # whatever a store, its driver or its network raises
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise InvalidInputError(
-                f"the tracking store must be reachable, and {get_tracking_uri()} is not ({first}); start it, or set "
-                "MLFLOW_TRACKING_URI=sqlite:///mlflow.db"
-            ) from error
+            raise unreachable(error) from error
 
     def by_id(self, ids: Sequence[str]) -> list[Run]:
         """Return these runs; a parent's id stands for its children.

@@ -1,7 +1,6 @@
 """A job and its variants as MLflow runs: the run that `mlflow run` opened (or a new one) is the parent of all."""
 
 import json
-import math
 import os
 import re
 import tempfile
@@ -22,12 +21,12 @@ from pipeline.contracts import InvalidInputError, Outcome, Result, StepRecord
 from pipeline.environment import environment
 from pipeline.execute import execute
 from pipeline.experiment import Experiment
-from pipeline.metrics import step_metrics
+from pipeline.metrics import finite, step_metrics
 from pipeline.tracking.journal import Start, known_ends
 from pipeline.tracking.orphans import STATUS, end_orphans, owner_tag
 from pipeline.tracking.outbox import Outbox, now
 from pipeline.tracking.run import Run
-from pipeline.tracking.store import Store, first_line, lasting, try_database
+from pipeline.tracking.store import Store, lasting, try_database, unreachable
 
 Figures = Callable[[Result], dict[str, float]]
 """Result -> summary metrics."""
@@ -179,10 +178,7 @@ def _adopt_or_create(entry: str, name: str) -> tuple[MlflowClient, Any]:
         if RANDOM_NAME.fullmatch(run.info.run_name or ""):
             client.set_tag(run.info.run_id, "mlflow.runName", name)
     except Exception as error:  # whatever a store, its driver or its network raises
-        raise InvalidInputError(
-            f"the tracking store must be reachable, and {get_tracking_uri()} is not ({first_line(error)}); start it, "
-            "or set MLFLOW_TRACKING_URI=sqlite:///mlflow.db"
-        ) from error
+        raise unreachable(error) from error
     return client, run
 
 
@@ -213,15 +209,4 @@ def _keep(child: Run, experiment: Experiment, result: Result, summary: dict[str,
 
 
 def _to_json(experiment: Experiment, result: Result, summary: dict[str, float]) -> str:
-    return json.dumps(
-        _finite({"settings": experiment.params(), "metrics": summary, "result": asdict(result)}), indent=1
-    )
-
-
-def _finite(value: Any) -> Any:
-    """Replace infinity and NaN, which JSON does not know, by their names."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(finite({"settings": experiment.params(), "metrics": summary, "result": asdict(result)}), indent=1)

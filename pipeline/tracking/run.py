@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pipeline.contracts import Prepared
@@ -57,11 +58,8 @@ class Run:
 
         """
         path = self.folder / name
-        work = path.with_name(path.name + ".part")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            work.write_bytes(content.encode() if isinstance(content, str) else content)
-            work.replace(path)
+            write_whole(path, content.encode() if isinstance(content, str) else content)
         except OSError as error:
             raise unwritable(path, error) from error
         self._send("file", name=name, artifact_path=artifact_path)
@@ -82,3 +80,11 @@ class Run:
     def _send(self, kind: str, **data: Any) -> None:
         self._outbox.add(kind, **data)
         self._store.send(self._outbox)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file, all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    work = path.with_name(path.name + ".part")
+    work.write_bytes(content)
+    work.replace(path)

@@ -16,7 +16,9 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.store.db.db_types import DATABASE_ENGINES
+from mlflow.tracking import get_tracking_uri
 
+from pipeline.contracts import InvalidInputError, first_line
 from pipeline.tracking.outbox import Outbox
 
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs a traceback of what it raises, too
@@ -94,9 +96,12 @@ class Store:
         print(f"tracking: {words}", file=sys.stderr)  # noqa: T201  to the user
 
 
-def first_line(error: Exception) -> str:
-    """Return what an error says, in one line."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def unreachable(error: Exception) -> InvalidInputError:
+    """Return the error of a tracking store that cannot be reached."""
+    return InvalidInputError(
+        f"the tracking store must be reachable, and {get_tracking_uri()} is not ({first_line(error)}); start it, "
+        "or set MLFLOW_TRACKING_URI=sqlite:///mlflow.db"
+    )
 
 
 def lasting(uri: str) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.tracking import get_tracking_uri
 
-from pipeline.contracts import InvalidInputError, Outcome
+from pipeline.contracts import InvalidInputError, Outcome, first_line
 from pipeline.tracking.journal import NAME, Contents, Journal, known_ends, read
 from pipeline.tracking.orphans import STATUS, end_orphans
 from pipeline.tracking.outbox import Outbox, is_refusal
-from pipeline.tracking.store import first_line, lasting, try_database
+from pipeline.tracking.store import lasting, try_database
 
 JOB_FOLDERS = "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-*-*"
 """The names of the folders that jobs make."""
