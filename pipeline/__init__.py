@@ -3,7 +3,7 @@
 Floors; a module imports only from floors below its own, and the members of a family do not know each other:
 
     cli  tools                      the command line; what trains nothing
-    measure  profiling  search/     jobs: variants against a baseline; one run looked at; a search in a budget (Optuna)
+    measure  profiling  searching/  jobs: variants against a baseline; one run looked at; a search in a budget (Optuna)
     compare  planning/              jobs that train nothing: runs of MLflow beside each other; what would fit which card
     publish                         a finished job's report to its readers
     tracking/  report/              Results -> MLflow runs (MLflow); Results -> tables, pictures and a page (matplotlib)

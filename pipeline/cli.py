@@ -13,7 +13,7 @@ from rich.console import Console
 from pipeline.contracts import InvalidInputError, Settings
 from pipeline.execute import start_server
 from pipeline.planning.settings import PlanSettings
-from pipeline.search.settings import SearchSettings
+from pipeline.searching.settings import SearchSettings
 from pipeline.settings import AllSettings, unknown_setting
 from pipeline.tools import TOOLS, use
 from pipeline.variants import SINGLE, entry_points, load_plan, load_single
@@ -121,7 +121,7 @@ def _run(entry: str, given: dict[str, Any]) -> int:
         return make_plan(given, console)
     start_server()
     if entry == "search":
-        from pipeline.search.job import search
+        from pipeline.searching.job import search
 
         return search(given, console)
     from pipeline.measure import measure

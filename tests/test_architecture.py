@@ -21,18 +21,18 @@ FLOORS = [
     ("execute", "predict"),
     ("tracking", "report"),
     ("publish",),
-    ("measure", "compare", "planning", "profiling", "search"),
+    ("measure", "compare", "planning", "profiling", "searching"),
     ("tools",),
     ("cli",),
     ("__main__",),
 ]
 HOMES = {
     "mlflow": {"tracking"},
-    "optuna": {"search"},
+    "optuna": {"searching"},
     "matplotlib": {"report"},
     "yaml": {"experiment", "variants"},
     "multiprocessing": {"execute"},
-    "rich": {"report", "publish", "measure", "compare", "planning", "profiling", "search", "tools", "cli"},
+    "rich": {"report", "publish", "measure", "compare", "planning", "profiling", "searching", "tools", "cli"},
     "jinja2": {"report"},
 }
 MODULES = sorted(file for file in (ROOT / "pipeline").rglob("*.py") if file.name != "__init__.py")

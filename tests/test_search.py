@@ -20,12 +20,12 @@ from pipeline.owner import is_gone, this_process
 from pipeline.report.search import answer, trials_frame, trials_table
 from pipeline.report.trials import TrialRow, best_row, pareto_front
 from pipeline.report.trials_pictures import over_time_picture, parallel_picture, plane_picture
-from pipeline.search.choose import SAMPLERS, choose, distributions_of, naive_choices, next_naive
-from pipeline.search.job import findings_of
-from pipeline.search.judge import Verdict, attempted_bytes, judge
-from pipeline.search.plan import plan_search
-from pipeline.search.settings import SearchSettings
-from pipeline.search.study import StoredStudy
+from pipeline.searching.choose import SAMPLERS, choose, distributions_of, naive_choices, next_naive
+from pipeline.searching.job import findings_of
+from pipeline.searching.judge import Verdict, attempted_bytes, judge
+from pipeline.searching.plan import plan_search
+from pipeline.searching.settings import SearchSettings
+from pipeline.searching.study import StoredStudy
 from pipeline.space import Choice, Space, make_space
 
 SPACE = Space(
@@ -313,7 +313,7 @@ def test_of_two_processes_that_choose_the_same_the_first_has_it(tmp_path: Any) -
 
 def test_a_locked_storage_is_waited_for_and_then_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = f"sqlite:///{tmp_path}/optuna.db"
-    monkeypatch.setattr("pipeline.search.study.SECONDS_FOR_A_LOCK", 0.2)
+    monkeypatch.setattr("pipeline.searching.study.SECONDS_FOR_A_LOCK", 0.2)
     study = new_study(storage=storage)
     with closing(sqlite3.connect(tmp_path / "optuna.db", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")

@@ -14,8 +14,8 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from pipeline.contracts import InvalidInputError, Outcome, Result, first_line
 from pipeline.owner import is_gone, is_here, this_process
-from pipeline.search.choose import distributions_of
-from pipeline.search.judge import Verdict
+from pipeline.searching.choose import distributions_of
+from pipeline.searching.judge import Verdict
 from pipeline.space import Choice, Space
 
 IDENTITY, OWNER, OUTCOME, DETAIL, FIGURES, LOWER_BOUND = (

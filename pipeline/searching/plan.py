@@ -9,8 +9,8 @@ from pipeline.contracts import InvalidInputError
 from pipeline.environment import environment
 from pipeline.experiment import Experiment, make_experiment
 from pipeline.memory.device import find_device
-from pipeline.search.choose import naive_choices
-from pipeline.search.settings import SearchSettings
+from pipeline.searching.choose import naive_choices
+from pipeline.searching.settings import SearchSettings
 from pipeline.settings import TECHNIQUES, AllSettings, RunSettings, dotted, merged, nested, validate
 from pipeline.space import Choice, Space, read_space
 from pipeline.variants import FOLDER, read_yaml

@@ -18,10 +18,10 @@ from pipeline.predict import summary
 from pipeline.publish import publish
 from pipeline.report.search import SearchFindings, trials_frame
 from pipeline.report.trials import TrialRow, best_row, in_words
-from pipeline.search.choose import choose, next_naive
-from pipeline.search.judge import judge, peak_bytes
-from pipeline.search.plan import SearchPlan, plan_search
-from pipeline.search.study import CONSTRAINT, DETAIL, FIGURES, OUTCOME, StoredStudy
+from pipeline.searching.choose import choose, next_naive
+from pipeline.searching.judge import judge, peak_bytes
+from pipeline.searching.plan import SearchPlan, plan_search
+from pipeline.searching.study import CONSTRAINT, DETAIL, FIGURES, OUTCOME, StoredStudy
 from pipeline.space import Choice
 from pipeline.tracking.parent import ParentRun, open_parent
 
