@@ -48,7 +48,7 @@ class PackedSequences(Sequences):
     def batch(self, rows: Sequence[int]) -> Batch:
         """Return `input_ids` and equal `labels`, both int64 [B, T]."""
         ids_BT = np.stack([self._tokens[row * self._length : (row + 1) * self._length] for row in rows])
-        ids = torch.from_numpy(ids_BT.astype(np.int64))
+        ids = torch.from_numpy(ids_BT).to(torch.int64)  # in memory of torch's own, so that it is counted
         return {"input_ids": ids, "labels": ids}
 
     def count(self, batch: Batch) -> tuple[int, int]:

@@ -37,6 +37,7 @@ CASES: list[dict[str, Any]] = [
     {"micro_batch_size": 8, "checkpointing": "every_layer", **WIDE},
     {"micro_batch_size": 8, "checkpointing": "every_2_layers", "causal_lm__num_layers": 4, **WIDE},
     {"micro_batch_size": 8, "accumulation_steps": 3, "precision": "bf16", "checkpointing": "every_layer", **DEEP},
+    {"micro_batch_size": 1, "accumulation_steps": 2, "precision": "bf16", "checkpointing": "every_layer", **DEEP},
     {"micro_batch_size": 4, "sequences": "padded", "accumulation_steps": 2, **WIDE},
     {"micro_batch_size": 4, "causal_lm__dropout": 0.1, "checkpointing": "every_layer", **WIDE},
     {"micro_batch_size": 4, "model": "llama-nano", **WIDE},

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pipeline.contracts import Trainable
+from pipeline.memory.accumulation import in_backward, is_written_over, learn
 
 CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "temporary")
 """What a storage is for: activations live on from a forward pass for the backward pass, the rest is temporary."""
@@ -26,8 +27,6 @@ OUTSIDE = {"load": "", "forward": "loss", "backward": "loss", "optimizer": "opti
 """Whose work it is when no module is running."""
 ASKS_DEVICE = torch.ops.prim.device.default
 """What fake tensors are asked several times an operator; it makes nothing."""
-NO_GRAPH_TASK = -1
-"""What torch calls the graph task outside of a backward pass."""
 
 
 @dataclass(kw_only=True)
@@ -104,6 +103,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, device: torch.device, hidden: Hidden = nothing_hidden) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        learn()
         self._device_type, self._hidden = device.type, hidden
         self._lives: list[Life] = []
         self._by_storage: dict[int, int] = {}
@@ -169,13 +169,24 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for num_bytes, kept in self._hidden(func, args):
             number = self._begin(num_bytes, (num_bytes,), torch.uint8, f"inside {_name(func)}", "temporary")
             for_now += [] if kept else [number]
+        written_over = is_written_over(func, args)
         result = func(*args, **(kwargs or {}))
+        if written_over:
+            self._hand_over(args[0])
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and tensor.device.type == self._device_type:
                 self._note(tensor, func)
         for number in for_now:
             self._end(number)
         return result
+
+    def _hand_over(self, tensor: Tensor) -> None:
+        """End the life of a tensor whose storage another takes over."""
+        key = tensor.untyped_storage()._cdata
+        number = self._by_storage.pop(key, None)
+        if number is not None:
+            del self._guards[key]
+            self._end(number)
 
     def _note(self, tensor: Tensor, func: Any) -> None:
         storage = tensor.untyped_storage()
@@ -210,7 +221,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _phase(self) -> str:
         if self._loading:
             return "load"
-        if torch._C._current_graph_task_id() != NO_GRAPH_TASK:
+        if in_backward():
             return "backward"
         return "forward" if self._modules or torch.is_grad_enabled() else "optimizer"
 

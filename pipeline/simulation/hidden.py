@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.memory.lifetimes import NO_GRAPH_TASK
+from pipeline.memory.accumulation import in_backward
 from pipeline.metrics import MIB
 
 aten = torch.ops.aten
@@ -119,9 +119,9 @@ class HiddenBytes:
         row = self._rows.get(operator)
         if row is None:
             return
-        in_backward = torch._C._current_graph_task_id() != NO_GRAPH_TASK  # which has a thread of its own on CUDA
-        if not row.kept or (row, in_backward) not in self._kept:
-            self._kept.add((row, in_backward))
+        backward = in_backward()  # which has a thread of its own on CUDA
+        if not row.kept or (row, backward) not in self._kept:
+            self._kept.add((row, backward))
             yield row.num_bytes(Call(capability=self._capability, args=args)), row.kept
 
 
