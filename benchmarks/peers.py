@@ -9,63 +9,28 @@ to the .csv as it ends; the same command goes on where an interrupted one has st
 
 import argparse
 import datetime
-import json
 import math
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 from journal import Journal
-from overhead import TINY
 from peer_run import BARE, PEERS, run
-from peers_page import FRAMEWORKS, page
+from peers_cases import CONFIGURATIONS, FRAMEWORKS, MODELS, Case, about_machine, cases_of, conditions_of, schedule
+from peers_page import page
 from peers_picture import picture
 from processes import ROOT
 
 from pipeline.cli import INTERRUPTED
 from pipeline.contracts import InvalidInputError, Outcome
-from pipeline.environment import environment
-from pipeline.experiment import Experiment, make_experiment
 from pipeline.memory.device import find_device
-from pipeline.settings import nested
-
-MODELS = {"cpu": ("gpt2-nano",), "cuda": ("gpt2", "gpt2-medium")}
-LENGTHS = {"cpu": 256, "cuda": 512}
-"""Tokens in a sequence."""
-TINY_LENGTH = 128
-"""That of the tiny form: some of the corpus's documents are shorter, and padded."""
-ALIKE = {"eval_steps": 0, "causal_lm.dropout": 0.0}
-"""Settings of every run."""
-CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "fp32": {"micro_batch_size": 8},
-    "bf16_checkpointed": {
-        "precision": "bf16",
-        "micro_batch_size": 2,
-        "accumulation_steps": 4,
-        "checkpointing": "every_layer",
-    },
-    "padded": {"sequences": "padded", "micro_batch_size": 2, "accumulation_steps": 4},
-}
-CUDA_MICRO_BATCH_SIZE = 8
-"""Sequences in a forward pass on a GPU, in all configurations."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model in a configuration."""
-
-    model: str
-    configuration: str
-    experiment: Experiment
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -88,7 +53,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--peers", default=",".join(PEERS), help="with commas between; the bare loop always")
     parser.add_argument("--runs", type=int, default=5, help="of each peer in each configuration")
     parser.add_argument("--num_steps", type=int, default=20)
-    parser.add_argument("--seconds", type=float, help="after which no further run is started; the same command goes on")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="after which no further run is started; the same command goes on",
+    )
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try this script out")
     parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the files")
     parser.add_argument("--folder", type=Path, default=ROOT / "benchmarks", help="where the files are written")
@@ -99,13 +69,15 @@ def _run(given: argparse.Namespace) -> int:
     if given.runs < 1:
         raise InvalidInputError(f"runs must be 1 or more, and is {given.runs}; leave it out for 5")
     peers = [peer for peer in PEERS if peer in {BARE, *chosen("peer", given.peers, PEERS)}]
-    cases = cases_of(given)
-    check_frameworks()
-    device = cases[0].experiment.device
-    about = {**environment(device), **{name: version(name) for name in FRAMEWORKS}}
+    device = find_device(given.device)
+    models = given.models.split(",") if given.models else MODELS[device.type]
+    configurations = chosen("configuration", given.configurations, list(CONFIGURATIONS))
+    cases = cases_of(device, models, configurations, given.num_steps, given.tiny)
+    check_machine(device)
+    about = about_machine(device)
     name = f"peers_{'tiny_' if given.tiny else ''}{device.type}_{given.date}"
     journal = Journal.open(given.folder / f"{name}.csv", conditions_of(cases, about))
-    num_left = measure_all(journal, list(schedule(cases, peers, given.runs)), given.seconds or math.inf)
+    num_left = measure_all(journal, list(schedule(cases, peers, given.runs)), given.seconds)
     command = " ".join(["python", "benchmarks/peers.py", *sys.argv[1:]])
     experiments = {(case.model, case.configuration): case.experiment for case in cases}
     title = f"The same training in Headroom and its peers, {device.type}, {given.date}"
@@ -146,55 +118,18 @@ def chosen(what: str, text: str, valid: Sequence[str]) -> list[str]:
     return [name for name in valid if name in names]
 
 
-def cases_of(given: argparse.Namespace) -> list[Case]:
-    """Return the cases that were asked for, each checked, its corpus included."""
-    device = find_device(given.device)
-    models = given.models.split(",") if given.models else MODELS[device.type]
-    common = {**ALIKE, "device": str(device), "num_steps": given.num_steps, "sequence_length": LENGTHS[device.type]}
-    if given.tiny:
-        common |= {**TINY, "sequence_length": TINY_LENGTH}
-    cases = []
-    for model in models:
-        for name in chosen("configuration", given.configurations, list(CONFIGURATIONS)):
-            settings = {**common, "model": model, **CONFIGURATIONS[name]}
-            if device.type == "cuda":
-                settings["micro_batch_size"] = CUDA_MICRO_BATCH_SIZE
-            experiment = make_experiment(nested(settings), "main")
-            reason = experiment.unsupported()
-            if reason:
-                raise InvalidInputError(f"{reason}; leave {name} out with --configurations")
-            experiment.prepare()
-            cases.append(Case(model, name, experiment))
-    return cases
-
-
-def check_frameworks() -> None:
-    """Raise InvalidInputError where a framework is not installed."""
+def check_machine(device: torch.device) -> None:
+    """Raise InvalidInputError where a framework is not installed, or would train on several GPUs."""
     absent = [name for name in FRAMEWORKS if find_spec(name) is None]
     if absent:
         raise InvalidInputError(
             f"the peers must be installed, and {', '.join(absent)} is not; pip install 'headroom[peers]'"
         )
-
-
-def conditions_of(cases: Sequence[Case], about: Mapping[str, str]) -> dict[str, str]:
-    """Return, by a case's name, all that its figures depend on; runs under other conditions do not compare."""
-    versions = {name: about[name] for name in ("device_name", "python", "torch", "transformers", *FRAMEWORKS)}
-    return {
-        f"{case.model} {case.configuration}": json.dumps(
-            {**case.experiment.params(), **versions, "output": ""}, sort_keys=True
+    if device.type == "cuda" and torch.cuda.device_count() > 1:
+        raise InvalidInputError(
+            f"the peers must see one GPU, or Trainer takes all, and {torch.cuda.device_count()} are here; "
+            "set CUDA_VISIBLE_DEVICES=0"
         )
-        for case in cases
-    }
-
-
-def schedule(cases: Sequence[Case], peers: Sequence[str], num_runs: int) -> Iterator[tuple[int, Case, str]]:
-    """Yield (round, case, peer): in a round each case once in random order, and in a case each peer."""
-    for number in range(num_runs):
-        random = np.random.default_rng(number)
-        for index in random.permutation(len(cases)):
-            for peer in random.permutation(list(peers)):
-                yield number, cases[index], str(peer)
 
 
 def measured(case: Case, peer: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from entry_points import SHOWN
 from overhead import table
 from peer_run import BARE, HEADROOM
 from peers_figures import Name, Row, by_peer, numbers, peak_mib, speed
@@ -12,8 +11,6 @@ from peers_figures import Name, Row, by_peer, numbers, peak_mib, speed
 from pipeline.contracts import Outcome
 from pipeline.experiment import Experiment
 
-FRAMEWORKS = ("transformers", "accelerate", "lightning")
-"""The packages of the peers."""
 TOLERANCES = {"fp32": 1e-4, "bf16": 1e-2}
 """Largest difference between two peers' losses of one step that the precision accounts for."""
 HOW = """
@@ -48,9 +45,8 @@ def page(
     meter = ON_CPU if settings.device == "cpu" else ON_CUDA
     how = HOW.format(left_out=settings.timing_warmup_steps, num_steps=settings.num_steps, meter=meter)
     left = f" {num_left} runs are left: the same command goes on." if num_left else ""
-    shown = [*SHOWN, *FRAMEWORKS[1:], "driver", "allocator"]
     lines = [f"# {title}", "", f"Written by `{command}`.{left}", ""]
-    lines += table(("what", "value"), [(name, about[name]) for name in shown if name in about])
+    lines += table(("what", "value"), list(about.items()))
     lines += [how.strip(), ""]
     for name, experiment in experiments.items():
         runs = by_peer(rows, name)
