@@ -24,8 +24,6 @@ from folklore.claim import (
     at_most,
     between,
     exactly,
-    find,
-    statements_of,
 )
 from folklore.command import CLAIMS, main
 from folklore.figures import (
@@ -37,6 +35,7 @@ from folklore.figures import (
 )
 from folklore.plan import in_random_order, plan
 from folklore.scale import FULL, SHORT, TINY
+from folklore.verdict import find, statements_of
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
@@ -49,7 +48,9 @@ QUICK = ["--claims", "encoder,billion"]
 
 def record(outcome: Outcome = Outcome.OK, losses: Sequence[float] = (), params: str = "", **figures: float) -> Record:
     settings = dict(word.split("=") for word in params.split())
-    return Record(outcome=outcome, params=settings, figures={"final_loss": 1.0, **figures}, losses=tuple(losses))
+    return Record(
+        outcome=outcome, detail=None, params=settings, figures={"final_loss": 1.0, **figures}, losses=tuple(losses)
+    )
 
 
 def check(claimed: Claimed, condition: str = "always", what: str = "memory saved") -> Check:
@@ -158,6 +159,7 @@ def test_figures_are_those_of_mlflow_and_more_runs_measure_only_what_is_missing(
     (page,) = tmp_path.glob("claims_cpu_*.md")
     text = page.read_text()
     assert "| runs that complete | [2](#billion) | 100 % | 0 % | does not hold: measured 0 % against 100 % |" in text
+    assert re.search(r"width 256, budget 80MiB \| over_budget \| 2 \| its peak of [\d.]+ MiB is over the budget", text)
     assert re.search(r"\| torch \| \d", text) and (tmp_path / f"{page.stem}.png").stat().st_size > 10_000
 
 

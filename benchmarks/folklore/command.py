@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 
 from folklore import accumulation, capacity, checkpointing, precision, together
-from folklore.claim import Claim, statements_of
+from folklore.claim import Claim
 from folklore.page import Page
 from folklore.picture import picture
 from folklore.plan import PlannedCheck, in_random_order, plan
 from folklore.runs import Runs, require_writable
 from folklore.scale import FULL, SHORT, TINY, Scale
+from folklore.verdict import statements_of
 from pipeline.contracts import InvalidInputError
 from pipeline.execute import start_server
 from pipeline.memory.device import find_device
@@ -105,7 +106,10 @@ def _write(checks: Sequence[PlannedCheck], runs: Runs, scale: Scale, command: st
     date = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
     kind = scale.device.partition(":")[0]
     stem = f"claims_{kind}_{date}"
-    page = Page(statements=statements, scale=scale, date=date, command=command, picture=f"{stem}.png")
+    own = dict(pair for one in checks for pair in one.records(records))
+    page = Page(
+        statements=statements, records=[*own.values()], scale=scale, date=date, command=command, picture=f"{stem}.png"
+    )
     contents = {"md": page.markdown().encode(), "csv": page.csv().encode(), "png": picture(statements)}
     for ending, content in contents.items():
         write_whole(folder / f"{stem}.{ending}", content)

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,8 +11,10 @@ from typing import Any
 
 import torch
 
-from folklore.claim import Claim, Finding, Statement, number, spread
+from folklore.claim import Claim, Record, described, number
 from folklore.scale import Scale
+from folklore.verdict import Finding, Statement, spread
+from pipeline.contracts import Outcome
 from pipeline.environment import environment
 
 SHOWN = (
@@ -59,6 +62,8 @@ class Page:
     """All statements, and how they came about."""
 
     statements: Sequence[Statement]
+    records: Sequence[Record]
+    """Every run that they follow from."""
     scale: Scale
     date: str
     command: str
@@ -87,7 +92,7 @@ class Page:
         ]
         for claim, statements in groupby(self.statements, key=lambda statement: statement.claim):
             lines += _details(claim, [finding for statement in statements for finding in statement.findings])
-        return "\n".join(lines)
+        return "\n".join([*lines, *_misfits(self.records)])
 
     def csv(self) -> str:
         """Return every finding as a line, with the settings of its runs."""
@@ -104,7 +109,7 @@ class Page:
         counts = [len(finding.samples) for finding in findings]
         missing = sum("not run yet" in finding.reasons for finding in findings)
         note = f" {missing} of {len(findings)} figures lack runs: the same command goes on." if missing else ""
-        return f"Each figure is of {spread(counts)} runs.{note}"
+        return f"{len(self.records)} runs; rounds behind each figure: {spread(counts)}.{note}"
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         for claim, statements in groupby(self.statements, key=lambda statement: statement.claim):
@@ -113,6 +118,15 @@ class Page:
                 conditions = f"[{len(statement.findings)}](#{claim.name})"
                 yield words, statement.what, conditions, statement.claimed, statement.measured, statement.verdict
                 words = ""
+
+
+def _misfits(records: Sequence[Record]) -> list[str]:
+    """Return the runs that did not end well, those of the same settings together."""
+    runs = Counter((described(r.params), r.outcome.value) for r in records if r.outcome is not Outcome.OK)
+    details = {described(record.params): (record.detail or "").splitlines() for record in records}
+    rows = [(words, outcome, str(count), *details[words][:1]) for (words, outcome), count in sorted(runs.items())]
+    table = _table(("settings", "outcome", "runs", "detail of one"), rows) if rows else ["Every run did.", ""]
+    return ["", "## Runs that did not fit, or did not end well", "", *table]
 
 
 def _details(claim: Claim, findings: Sequence[Finding]) -> list[str]:

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from folklore.claim import Statement, number
+from folklore.claim import number
+from folklore.verdict import Statement
 from pipeline.report.picture import COLOURS, DOTS_PER_INCH, WARNING
 
 CLAIMED, HOLDS = "#cccccc", COLOURS[0]
@@ -40,6 +41,7 @@ def picture(statements: Sequence[Statement]) -> bytes:
 
 def _draw(axes: Axes, unit: str, statements: Sequence[Statement]) -> None:
     low, high = LIMITS.get(unit, _range(statements))
+    axes.set(xlim=(low, high), ylim=(len(statements) - 0.4, -0.6), xlabel=unit)
     for place, statement in enumerate(statements):
         for finding in statement.findings:
             claimed = finding.check.claimed
@@ -53,23 +55,23 @@ def _draw(axes: Axes, unit: str, statements: Sequence[Statement]) -> None:
             ends = [min(max(end, low), high) for end in (min(finding.samples), max(finding.samples))]
             axes.plot(ends, [place, place], color=shade, linewidth=1.5, zorder=2)
             axes.plot(shown, place, marker=marker, color=shade, markersize=4.5, zorder=3)
-            if shown != finding.median:
-                side = "right" if shown == high else "left"
-                offset = (-6, 0) if side == "right" else (6, 0)
-                axes.annotate(
-                    number(finding.median),
-                    (shown, place),
-                    xytext=offset,
-                    textcoords="offset points",
-                    ha=side,
-                    va="center",
-                    fontsize="x-small",
-                )
+        _tell_what_is_beyond(axes, place, [finding.median for finding in statement.findings if finding.samples])
     labels = [f"{statement.claim.name}: {statement.what}" for statement in statements]
     axes.set_yticks(range(len(statements)), labels, fontsize="x-small")
-    axes.set(xlim=(low, high), ylim=(len(statements) - 0.4, -0.6), xlabel=unit)
     axes.tick_params(axis="x", labelsize="small")
     axes.grid(axis="x", alpha=0.3)
+
+
+def _tell_what_is_beyond(axes: Axes, place: int, medians: Sequence[float]) -> None:
+    """Write the least and the greatest figure of a line beside its end of the axis, where they are beyond it."""
+    low, high = axes.get_xlim()
+    for value, end, offset, side in (
+        (min(medians, default=low), low, 6, "left"),
+        (max(medians, default=high), high, -6, "right"),
+    ):
+        if not low <= value <= high:
+            text = axes.annotate(number(value), (end, place), (offset, 0), textcoords="offset points")
+            text.set(ha=side, va="center", fontsize="x-small")
 
 
 def _range(statements: Sequence[Statement]) -> tuple[float, float]:

@@ -2,14 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from folklore.claim import Check, Claim, Finding, NotMeasuredError, Record, find
+from folklore.claim import Check, Claim, NotMeasuredError, Record
 from folklore.scale import Scale
+from folklore.verdict import Finding, find
 from pipeline.contracts import InvalidInputError
 from pipeline.environment import environment
 from pipeline.experiment import Experiment
@@ -30,6 +31,10 @@ class PlannedCheck:
     def finding(self, records: Mapping[str, Record]) -> Finding:
         """Return what the records show."""
         return find(self.check, [self._found(keys, records) for keys in self.rounds])
+
+    def records(self, records: Mapping[str, Record]) -> Iterator[tuple[str, Record]]:
+        """Yield those of the records that are of its runs, with their keys."""
+        return ((key, records[key]) for runs in self.rounds for key in runs if key in records)
 
     def _found(self, keys: Collection[str], records: Mapping[str, Record]) -> list[Record] | NotMeasuredError:
         if self.reason is not None:
