@@ -14,7 +14,7 @@ from folklore.verdict import Statement
 from pipeline.report.picture import COLOURS, DOTS_PER_INCH, WARNING
 
 CLAIMED, HOLDS = "#cccccc", COLOURS[0]
-LIMITS = {"%": (-60.0, 130.0)}
+LIMITS = {"%": (-60.0, 150.0)}
 """What of a unit's axis is shown; figures beyond it stand at its edge, with their value."""
 LINE_INCHES, PANEL_INCHES, WIDTH_INCHES = 0.24, 0.75, 9.5
 
@@ -63,15 +63,12 @@ def _draw(axes: Axes, unit: str, statements: Sequence[Statement]) -> None:
 
 
 def _tell_what_is_beyond(axes: Axes, place: int, medians: Sequence[float]) -> None:
-    """Write the least and the greatest figure of a line beside its end of the axis, where they are beyond it."""
+    """Write the least and the greatest figure of a line right of its end of the axis, where they are beyond it."""
     low, high = axes.get_xlim()
-    for value, end, offset, side in (
-        (min(medians, default=low), low, 6, "left"),
-        (max(medians, default=high), high, -6, "right"),
-    ):
+    for value, end in ((min(medians, default=low), low), (max(medians, default=high), high)):
         if not low <= value <= high:
-            text = axes.annotate(number(value), (end, place), (offset, 0), textcoords="offset points")
-            text.set(ha=side, va="center", fontsize="x-small")
+            text = axes.annotate(number(value), (end, place), (6, 0), textcoords="offset points")
+            text.set(va="center", fontsize="x-small")
 
 
 def _range(statements: Sequence[Statement]) -> tuple[float, float]:
