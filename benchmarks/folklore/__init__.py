@@ -1,0 +1,1 @@
+"""What people repeat about training memory; precision.py, accumulation.py, ... hold the claims."""
