@@ -12,13 +12,13 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Validati
 
 from pipeline.contracts import Corpus, InvalidInputError, Model, Settings, Technique
 
-Family = TypeVar("Family", bound=Settings)
+Family = TypeVar("Family")
 SettingsClass = TypeVar("SettingsClass", bound=Settings)
 
 
 def discover(package: str, family: type[Family]) -> dict[str, type[Family]]:
-    """Return the class of `family` in each file of pipeline/`package`, by the file's name."""
-    folder = Path(__file__).parent / package
+    """Return the class of `family` in each file of pipeline.`package`, by the file's name."""
+    folder = Path(__file__).parent.joinpath(*package.split("."))
     found = {}
     for name in sorted(module.name for module in pkgutil.iter_modules([str(folder)])):
         module = import_module(f"pipeline.{package}.{name}")
