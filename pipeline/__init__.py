@@ -19,6 +19,7 @@ Floors; a module imports only from floors below its own, and the members of a fa
     techniques/  models/  data/     one file each, found by its name
     text  simulation/               documents -> tokens, once; tensors without numbers that live as real ones do
     sequences  memory/  metrics     tokens -> sequences; budgets, meters, allocator; Result -> figures
+    user_code                       functions of the user's own, named as path.to.module:function
     owner                           which process something belongs to, and whether it is gone
     contracts                       the shapes that all floors agree on
 """

@@ -8,7 +8,7 @@ from conftest import ROOT
 
 FLOORS = [
     ("contracts",),
-    ("sequences", "memory", "metrics", "owner"),
+    ("sequences", "memory", "metrics", "owner", "user_code"),
     ("text", "simulation"),
     ("techniques", "models", "data"),
     ("settings",),

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pipeline.contracts import InvalidInputError
 from pipeline.experiment import Experiment
 from pipeline.models.causal_lm import CausalLm
 from pipeline.techniques.checkpointing import Checkpointing
@@ -148,7 +149,10 @@ def _configuration(experiment: Experiment, vocabulary_size: int) -> dict[str, An
 def _names(experiment: Experiment, vocabulary_size: int, every: int) -> str:
     """Return a Python expression for the names of the checkpointed layers."""
     plain = experiment.with_random_weights("cpu")
-    with torch.device("meta"):
+    try:
+        with torch.device("meta"):
+            trainable = plain.model.build(plain.settings.model, vocabulary_size)
+    except InvalidInputError:  # a model whose code needs numbers
         trainable = plain.model.build(plain.settings.model, vocabulary_size)
     names = {module: name for name, module in trainable.module.named_modules()}
     layers = [names[layer] for layer in trainable.layers]
