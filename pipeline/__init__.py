@@ -23,3 +23,48 @@ Floors; a module imports only from floors below its own, and the members of a fa
     owner                           which process something belongs to, and whether it is gone
     contracts                       the shapes that all floors agree on
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.report.plan import PlanFindings
+    from pipeline.report.search import SearchFindings
+
+
+def plan(*, log: bool = False, **settings: Any) -> "PlanFindings":
+    """Return what every configuration would need on the cards `gpu`: `python -m pipeline plan`, silently.
+
+    Settings have the names of the command line; a dotted one is given as a dictionary, causal_lm={"num_layers": 2}.
+    With `log` the report goes to MLflow and to the folder `output`, as the command's does.
+
+    Raises:
+        InvalidInputError: as the command refuses it.
+
+    """
+    from rich.console import Console
+
+    from pipeline.planning.job import find, log_plan
+    from pipeline.settings import nested
+
+    given, console = nested(settings), Console(quiet=True)
+    findings = find(given, console)
+    if log:
+        log_plan(findings, given, console)
+    return findings
+
+
+def search(**settings: Any) -> "SearchFindings | None":
+    """Return what a search for the fastest configuration found: `python -m pipeline search`, silently.
+
+    It runs trials in processes of their own, and logs to MLflow as the command does. None where nothing was measured.
+
+    Raises:
+        InvalidInputError: as the command refuses it.
+
+    """
+    from rich.console import Console
+
+    from pipeline.searching.job import find
+    from pipeline.settings import nested
+
+    return find(nested(settings), Console(quiet=True))
