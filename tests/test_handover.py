@@ -281,10 +281,19 @@ def test_the_script_builds_the_same_shape(name: str) -> None:
 
 def test_a_model_that_is_not_of_transformers_has_no_script_but_the_rest() -> None:
     files = hand_over(tiny(**with_corpus_of("encoder_stack"), checkpointing="every_layer"))
-    assert "train.py" not in files and "train.py" not in files["README.md"]
+    assert "train.py" not in files
+    assert "There is no script without Headroom: encoder_stack is not a model" in files["README.md"]
     module = tiny(**with_corpus_of("encoder_stack")).model.build("encoder_stack", 0).module
     executed(files["accelerate_setup.py"])["checkpoint_layers"](module)
     assert all("partial" in str(layer.forward) for layer in module)
+
+
+def test_a_model_of_the_users_own_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    own = {"model": "experiments.examples.own:build_model", "corpus": "experiments.examples.own:read_corpus"}
+    files = hand_over(tiny(**own, checkpointing="every_2_layers"))
+    assert '[f"blocks.{index}" for index in range(0, 4, 2)]' in files["deepspeed_setup.py"]
+    assert "train.py" not in files
 
 
 def test_every_target_says_what_it_is_for() -> None:
