@@ -7,6 +7,7 @@ Floors; a module imports only from floors below its own, and the members of a fa
     compare  planning/              jobs that train nothing: runs of MLflow beside each other; what would fit which card
     publish                         a finished job's report to its readers
     tracking/  report/              Results -> MLflow runs (MLflow); Results -> tables, pictures and a page (matplotlib)
+    handover/                       an Experiment -> the files by which other frameworks train the same
     execute  predict                an Experiment in a clean process -> Result; on fake tensors -> Prediction
     trace                           an Experiment on fake tensors -> what would live when
     profile                         looking closely at one run: tensors and operators
@@ -18,6 +19,52 @@ Floors; a module imports only from floors below its own, and the members of a fa
     techniques/  models/  data/     one file each, found by its name
     text  simulation/               documents -> tokens, once; tensors without numbers that live as real ones do
     sequences  memory/  metrics     tokens -> sequences; budgets, meters, allocator; Result -> figures
+    user_code                       functions of the user's own, named as path.to.module:function
     owner                           which process something belongs to, and whether it is gone
     contracts                       the shapes that all floors agree on
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.report.plan import PlanFindings
+    from pipeline.report.search import SearchFindings
+
+
+def plan(*, log: bool = False, **settings: Any) -> "PlanFindings":
+    """Return what every configuration would need on the cards `gpu`: `python -m pipeline plan`, silently.
+
+    Settings have the names of the command line; a dotted one is given as a dictionary, causal_lm={"num_layers": 2}.
+    With `log` the report goes to MLflow and to the folder `output`, as the command's does.
+
+    Raises:
+        InvalidInputError: as the command refuses it.
+
+    """
+    from rich.console import Console
+
+    from pipeline.planning.job import find, log_plan
+    from pipeline.settings import nested
+
+    given, console = nested(settings), Console(quiet=True)
+    findings = find(given, console)
+    if log:
+        log_plan(findings, given, console)
+    return findings
+
+
+def search(**settings: Any) -> "SearchFindings | None":
+    """Return what a search for the fastest configuration found: `python -m pipeline search`, silently.
+
+    It runs trials in processes of their own, and logs to MLflow as the command does. None where nothing was measured.
+
+    Raises:
+        InvalidInputError: as the command refuses it.
+
+    """
+    from rich.console import Console
+
+    from pipeline.searching.job import find
+    from pipeline.settings import nested
+
+    return find(nested(settings), Console(quiet=True))

@@ -141,6 +141,7 @@ def _usage() -> str:
     return (
         f"usage: python -m pipeline ENTRY [--setting value ...]\n\nentry points:\n{names}\n\n"
         "compare puts runs of MLflow beside each other; report makes a finished job's page anew;\n"
+        "handover writes a configuration as files for other frameworks;\n"
         "sync sends the tracking store what earlier jobs could not send.\n"
         "python -m pipeline ENTRY --help lists the settings."
     )

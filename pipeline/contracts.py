@@ -120,8 +120,8 @@ class Description:
     """Name or folder of its published tokenizer, if it has one."""
     needs_tokenizer: bool
     """Whether its weights make sense with that tokenizer alone."""
-    width: int
-    """Channels of its layers."""
+    width: int | None
+    """Channels of its layers; None where that is not known."""
 
 
 class Model(Settings, ABC):
@@ -164,6 +164,8 @@ class Sequences(ABC):
 class CorpusRequest:
     """What a corpus is asked to prepare."""
 
+    name: str
+    """The value of the setting `corpus`."""
     description: Description
     sequence_length: int
     padded: bool
@@ -193,6 +195,12 @@ class Corpus(Settings, ABC):
 
     kind: ClassVar[str] = "tokens"
     """What it feeds a model with: `tokens` or `vectors`."""
+
+    @classmethod
+    def opens(cls, name: str) -> bool:
+        """Whether `name`, which is no corpus's own, is a corpus of this kind."""
+        del name
+        return False
 
     @abstractmethod
     def prepare(self, request: CorpusRequest) -> Prepared:

@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -69,7 +70,8 @@ def execute(
     heard = _Heard()
     receiver, sender = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_run, args=(experiment, sender, log_file, work), daemon=True)
-    process.start()  # the first time, this waits for the server to have loaded torch and transformers
+    with _without_main():
+        process.start()  # the first time, this waits for the server to have loaded torch and transformers
     start = time.monotonic()
     sender.close()
     limit = experiment.settings.time_limit
@@ -92,6 +94,17 @@ def execute(
         finished=heard.finished,
         seconds_total=time.monotonic() - start,
     )
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep multiprocessing from running the script of whoever calls us once more in the fresh process."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def start_server() -> None:

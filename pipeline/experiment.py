@@ -33,6 +33,7 @@ from pipeline.settings import (
     unknown_setting,
     validate,
 )
+from pipeline.user_code import digest, names_function
 
 AUTO_MODEL = {"cuda": "gpt2", "cpu": "gpt2-nano"}
 """What `model: auto` stands for on each kind of device."""
@@ -64,7 +65,7 @@ class Experiment:
     @property
     def corpus(self) -> Corpus:
         """The corpus, with its settings."""
-        member: Corpus = getattr(self.settings, self.settings.corpus)
+        member: Corpus = getattr(self.settings, _corpus(self.settings.corpus))
         return member
 
     @cached_property
@@ -105,6 +106,7 @@ class Experiment:
         settings = self.settings
         return self.corpus.prepare(
             CorpusRequest(
+                name=settings.corpus,
                 description=self.description,
                 sequence_length=settings.sequence_length,
                 padded=settings.sequences == "padded",
@@ -121,14 +123,20 @@ class Experiment:
         return Experiment(self.settings.model_copy(update=changes))
 
     def params(self) -> dict[str, Any]:
-        """Return every setting that this run uses by its dotted name; other models' and corpora's are left out."""
-        used = {_family(self.settings.model), self.settings.corpus}
-        groups = ({*MODELS} | {*CORPORA}) - used
-        return {k: v for k, v in dotted(self.settings.model_dump(mode="json", exclude=groups)) if v != {}}
+        """Return every setting that this run uses by its dotted name, and a digest of the user's code that it uses."""
+        names = [name for name in (self.settings.model, self.settings.corpus) if names_function(name)]
+        code = {"user_code": " ".join(digest(name) for name in names)} if names else {}
+        return {**self._own_settings(), **code}
 
     def to_yaml(self) -> str:
         """Return a file that `config` takes to run this again."""
-        return yaml.safe_dump(nested(self.params()), sort_keys=False)
+        return yaml.safe_dump(nested(self._own_settings()), sort_keys=False)
+
+    def _own_settings(self) -> dict[str, Any]:
+        """Return every setting by its dotted name but those of other models and corpora."""
+        used = {_family(self.settings.model), _corpus(self.settings.corpus)}
+        groups = ({*MODELS} | {*CORPORA}) - used
+        return {k: v for k, v in dotted(self.settings.model_dump(mode="json", exclude=groups)) if v != {}}
 
 
 def make_experiment(values: Mapping[str, Any], entry: str) -> Experiment:
@@ -163,14 +171,26 @@ def _family(name: str) -> str:
             return key
     names = [name for family in MODELS.values() for name in family.names]
     raise InvalidInputError(
-        f"no model is called {name!r}; the models are {', '.join(names)}, a local folder, or owner/name of the hub"
+        f"no model is called {name!r}; the models are {', '.join(names)}, a local folder, owner/name of the hub, or "
+        "path.to.module:function of your own"
+    )
+
+
+def _corpus(name: str) -> str:
+    """Return the corpus that `name` stands for: its own name, or that of the kind which opens it."""
+    if name in CORPORA:
+        return name
+    for key, corpus in CORPORA.items():
+        if corpus.opens(name):
+            return key
+    raise InvalidInputError(
+        f"no corpus is called {name!r}; the corpora are {', '.join(CORPORA)}, or path.to.module:function of your own"
     )
 
 
 def _check_settings(experiment: Experiment) -> None:
     settings = experiment.settings
-    if settings.corpus not in CORPORA:
-        raise InvalidInputError(f"no corpus is called {settings.corpus!r}; the corpora are {', '.join(CORPORA)}")
+    _corpus(settings.corpus)
     longest = experiment.description.max_sequence_length
     if longest is not None and settings.sequence_length > longest:
         raise InvalidInputError(
@@ -198,11 +218,13 @@ def _check_shape(model: Model, name: str) -> None:
     if name in model.names and model == type(model)():
         return  # a known shape; loading what would build it takes a second
     description = model.describe(name)
-    if getattr(model, "pretrained", False):
-        return  # its shape is that of its weights
+    if getattr(model, "pretrained", False) or names_function(name):
+        return  # its shape is that of its weights, or has been looked at
     try:
         with torch.device("meta"):
             model.build(name, description.vocabulary_size or 1)
+    except InvalidInputError:
+        raise
     except Exception as error:  # whatever a model's code raises
         raise InvalidInputError(
             f"{name} cannot be built in this shape: {first_line(error)}; change its settings"

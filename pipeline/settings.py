@@ -12,13 +12,13 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Validati
 
 from pipeline.contracts import Corpus, InvalidInputError, Model, Settings, Technique
 
-Family = TypeVar("Family", bound=Settings)
+Family = TypeVar("Family")
 SettingsClass = TypeVar("SettingsClass", bound=Settings)
 
 
 def discover(package: str, family: type[Family]) -> dict[str, type[Family]]:
-    """Return the class of `family` in each file of pipeline/`package`, by the file's name."""
-    folder = Path(__file__).parent / package
+    """Return the class of `family` in each file of pipeline.`package`, by the file's name."""
+    folder = Path(__file__).parent.joinpath(*package.split("."))
     found = {}
     for name in sorted(module.name for module in pkgutil.iter_modules([str(folder)])):
         module = import_module(f"pipeline.{package}.{name}")
@@ -39,9 +39,9 @@ class RunSettings(Settings):
     """Settings of a run that belong to no technique, model or corpus."""
 
     model: str = "auto"
-    """A preset, `encoder_stack`, a local folder or a hub name; auto: gpt2 on a GPU, gpt2-nano on a CPU."""
+    """A preset, encoder_stack, a folder, a hub name or path.to.module:function; auto: gpt2, gpt2-nano on a CPU."""
     corpus: str = "python_docs"
-    """Where the training text comes from: python_docs, text_files, hub, quick_fox or random_vectors."""
+    """Where sequences come from: python_docs, text_files, hub, quick_fox, random_vectors, path.to.module:function."""
     sequences: Literal["packed", "padded"] = "packed"
     """packed: documents in a row, cut without padding; padded: one document a row, labels masked."""
     sequence_length: PositiveInt = Field(default=256, ge=2)

@@ -31,7 +31,7 @@ def prepare_text(read: Callable[[], Iterable[str]], digest: str, source: str, re
     key = hashlib.sha256(
         repr((digest, own_tokenizer, request.vocabulary_size, tokenizers.__version__, HELD_OUT_EVERY)).encode()
     ).hexdigest()[:16]
-    folder = cache_folder() / f"tokens-{key}"
+    folder = token_folder(key)
     if not folder.exists():
         _tokenize(list(read()), own_tokenizer, request.vocabulary_size, source, folder)
     sequences = PaddedSequences if request.padded else PackedSequences
@@ -42,6 +42,11 @@ def prepare_text(read: Callable[[], Iterable[str]], digest: str, source: str, re
         source=source,
         digest=key,
     )
+
+
+def token_folder(digest: str) -> Path:
+    """Return where the tokens of a prepared corpus with this digest are."""
+    return cache_folder() / f"tokens-{digest}"
 
 
 def cache_folder() -> Path:

@@ -1,4 +1,4 @@
-"""What trains nothing: runs of MLflow beside each other, a page made anew, and what is still to be sent."""
+"""What trains nothing: runs of MLflow compared, a page made anew, files for other frameworks, what is unsent sent."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,6 +8,7 @@ from rich.console import Console
 
 from pipeline.contracts import Settings
 from pipeline.settings import RunSettings, validate
+from pipeline.variants import load_single
 
 
 class CompareSettings(Settings):
@@ -30,6 +31,15 @@ class ReportSettings(Settings):
 
     folder: Path
     """Folder of a finished job, such as runs/20260131-120000-combined-x1y2z3."""
+
+
+class HandoverSettings(Settings):
+    """The settings of `handover`."""
+
+    config: Path = Path("best.yaml")
+    """The YAML file to hand over: best.yaml of a search, or the config.yaml of any run."""
+    output: Path = Path("handover")
+    """Folder of the files for other frameworks."""
 
 
 class SyncSettings(Settings):
@@ -62,6 +72,16 @@ def _report(settings: ReportSettings, console: Console) -> int:
     return publish_again(settings.folder, console)
 
 
+def _handover(settings: HandoverSettings, console: Console) -> int:
+    from pipeline.handover.write import hand_over, write_files
+
+    [comparison] = load_single("handover", settings.config, {}).comparisons
+    files = hand_over(comparison.variants[0].experiment)
+    write_files(files, settings.output)
+    console.print(f"written to {settings.output}: {', '.join(files)}", highlight=False, soft_wrap=True)
+    return 0
+
+
 def _sync(settings: SyncSettings, console: Console) -> int:
     from pipeline.tracking.sync import sync
 
@@ -74,6 +94,16 @@ def _sync(settings: SyncSettings, console: Console) -> int:
     return 0 if complete else 1
 
 
-TOOLS: dict[str, type[Settings]] = {"compare": CompareSettings, "report": ReportSettings, "sync": SyncSettings}
+TOOLS: dict[str, type[Settings]] = {
+    "compare": CompareSettings,
+    "handover": HandoverSettings,
+    "report": ReportSettings,
+    "sync": SyncSettings,
+}
 """Their settings."""
-USES: dict[str, Callable[[Any, Console], int]] = {"compare": _compare, "report": _report, "sync": _sync}
+USES: dict[str, Callable[[Any, Console], int]] = {
+    "compare": _compare,
+    "handover": _handover,
+    "report": _report,
+    "sync": _sync,
+}

@@ -28,6 +28,7 @@ from pipeline.simulation.hidden import HiddenBytes
 from pipeline.simulation.target import simulated
 from pipeline.step import on_device
 from pipeline.text import cache_folder
+from pipeline.user_code import names_function, raised
 
 CPU_ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),  # type: ignore[no-untyped-call]
@@ -137,7 +138,7 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
     """Return what trace() does, by running all of it; `num_rows` is the number of sequences of an optimizer step.
 
     Raises:
-        InvalidInputError: the work depends on the values of tensors.
+        InvalidInputError: the work depends on the values of tensors, or a model of the user's own raises.
 
     """
     here = experiment.with_random_weights(str(CARD))
@@ -154,6 +155,10 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
             f"memory is predicted without numbers, and {_who_asked(error)} asks for one ({error.func}); "
             "measure this configuration instead: python -m pipeline main"
         ) from error
+    except Exception as error:
+        if names_function(experiment.settings.model):
+            raise raised(experiment.settings.model, error) from error
+        raise
 
 
 def count_flops(experiment: Experiment, target: Hardware) -> int:

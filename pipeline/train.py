@@ -73,14 +73,22 @@ def train(experiment: Experiment, prepared: Prepared, tell: Callable[[Message], 
 
 def learning_rate(step: int, settings: RunSettings, effective_batch_size: int) -> float:
     """Return the learning rate of optimizer step `step`, counted from 0."""
-    ratio = effective_batch_size / settings.base_batch_size
-    scale = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[settings.learning_rate_scaling]
+    highest = highest_learning_rate(settings, effective_batch_size)
     warmup = settings.learning_rate_warmup_steps
     if step < warmup:
-        scale *= (step + 1) / warmup
-    elif settings.learning_rate_schedule == "linear":
-        scale *= (settings.num_steps - step) / (settings.num_steps - warmup)
-    return settings.learning_rate * scale
+        return highest * (step + 1) / warmup
+    if settings.learning_rate_schedule == "linear":
+        return highest * (settings.num_steps - step) / (settings.num_steps - warmup)
+    return highest
+
+
+def highest_learning_rate(settings: RunSettings, effective_batch_size: int) -> float:
+    """Return the learning rate after warm-up, scaled with the effective batch size."""
+    ratio = effective_batch_size / settings.base_batch_size
+    return (
+        settings.learning_rate
+        * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[settings.learning_rate_scaling]
+    )
 
 
 def rows_of_step(num_sequences: int, step: int, batch_size: int, seed: int) -> list[int]:

@@ -30,6 +30,7 @@ def corpus_settings(tmp_path: Path, short_documents: Path) -> dict[str, dict[str
         "text_files": {"text_files__path": short_documents},
         "hub": {"hub__name": str(folder)},
         "random_vectors": {"model": "encoder_stack"},
+        "user_corpus": {"corpus": "experiments.examples.own:read_corpus"},
     }
 
 
@@ -38,7 +39,7 @@ def test_every_corpus_is_tested(corpus_settings: dict[str, Any]) -> None:
 
 
 def prepare(name: str, settings: dict[str, Any], **more: Any) -> Prepared:
-    return tiny(corpus=name, **settings, **more).prepare()
+    return tiny(**{"corpus": name, **settings, **more}).prepare()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

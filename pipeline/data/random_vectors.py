@@ -22,6 +22,7 @@ class RandomVectors(Corpus):
     def prepare(self, request: CorpusRequest) -> Prepared:
         """Return sequences that depend on the seed alone."""
         length, width = request.sequence_length, request.description.width
+        assert width is not None  # models that take vectors know it
         generator = torch.Generator().manual_seed(request.seed)
 
         def make(count: int) -> "VectorSequences":

@@ -77,7 +77,7 @@ class CausalLm(Model):
 
     def describe(self, name: str) -> Description:
         """Return what the configuration says."""
-        config = self._config(name, 1)
+        config = self.configuration(name, 1)
         published = name not in UNPUBLISHED
         return Description(
             kind="tokens",
@@ -94,13 +94,13 @@ class CausalLm(Model):
 
         if self.pretrained:
             module = AutoModelForCausalLM.from_pretrained(
-                name, config=self._config(name, vocabulary_size), dtype="float32"
+                name, config=self.configuration(name, vocabulary_size), dtype="float32"
             )
         else:
-            module = AutoModelForCausalLM.from_config(self._config(name, vocabulary_size))
+            module = AutoModelForCausalLM.from_config(self.configuration(name, vocabulary_size))
         return Trainable(module=module.train(), layers=_layers(module), loss=_token_loss)
 
-    def _config(self, name: str, vocabulary_size: int) -> Any:
+    def configuration(self, name: str, vocabulary_size: int) -> Any:
         """Return transformers' configuration of model `name`, with this family's settings written over it."""
         from transformers import AutoConfig
 

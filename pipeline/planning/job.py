@@ -36,12 +36,21 @@ def make_plan(given: Mapping[str, Any], console: Console) -> int:
     """Predict, print and log; return the exit code: 1 where nothing is predicted to fit any card.
 
     Raises:
+        InvalidInputError: as find(), or the tracking store cannot be reached.
+
+    """
+    return 0 if log_plan(find(given, console), given, console) else 1
+
+
+def find(given: Mapping[str, Any], console: Console) -> PlanFindings:
+    """Return what every configuration would need; nothing is printed but the progress, and nothing is logged.
+
+    Raises:
         InvalidInputError: a setting, a card or a dimension is wrong, or the parameters alone exceed the budget.
 
     """
-    values = merged(nested(read_yaml(FOLDER / "plan.yaml")), given)
-    own = validate(PlanSettings, {k: values.pop(k) for k in PlanSettings.model_fields if k in values}, "plan")
-    budget, output = values.pop("budget", None), Path(values.get("output", RunSettings.model_fields["output"].default))
+    own, values = _read(given)
+    budget = values.pop("budget", None)
     targets = _targets(own.gpu)
     values |= {"device": "cpu", "model": values.get("model", "auto")}
     if values["model"] == "auto":
@@ -56,7 +65,7 @@ def make_plan(given: Mapping[str, Any], console: Console) -> int:
     cards = tuple(_card_plan(target, budget, values, space, own, console) for target in targets)
     if len(cards) == 1:
         _refuse_hopeless(cards[0], values["model"])
-    findings = PlanFindings(
+    return PlanFindings(
         entry="plan",
         model=values["model"],
         effective_batch_size=effective,
@@ -69,12 +78,31 @@ def make_plan(given: Mapping[str, Any], console: Console) -> int:
         },
         environment=environment(torch.device("cpu")),
     )
-    with open_parent("plan", f"{values['model']} on {own.gpu}", output) as parent:
-        parent.params({"model": values["model"], "effective_batch_size": effective, "gpu": own.gpu})
+
+
+def log_plan(findings: PlanFindings, given: Mapping[str, Any], console: Console) -> bool:
+    """Print and log the report of what find() found with the settings `given`; return whether anything fits a card.
+
+    Raises:
+        InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
+
+    """
+    own, values = _read(given)
+    output = Path(values.get("output", RunSettings.model_fields["output"].default))
+    with open_parent("plan", f"{findings.model} on {own.gpu}", output) as parent:
+        shared = {"model": findings.model, "effective_batch_size": findings.effective_batch_size}
+        parent.params({**shared, "gpu": own.gpu})
         parent.file("environment.json", json.dumps(dict(findings.environment), indent=1))
         publish(findings, {}, parent, console)
-        parent.succeeded = any(card.recommended is not None for card in cards)
-    return 0 if parent.succeeded else 1
+        parent.succeeded = any(card.recommended is not None for card in findings.cards)
+    return parent.succeeded
+
+
+def _read(given: Mapping[str, Any]) -> tuple[PlanSettings, dict[str, Any]]:
+    """Return the settings of the plan, and those of its runs, from its YAML and from the user."""
+    values = merged(nested(read_yaml(FOLDER / "plan.yaml")), given)
+    own = {name: values.pop(name) for name in PlanSettings.model_fields if name in values}
+    return validate(PlanSettings, own, "plan"), values
 
 
 def _targets(text: str) -> list[Hardware]:

@@ -48,6 +48,11 @@ class PlanFindings:
     settings: Mapping[str, Any]
     environment: Mapping[str, str]
 
+    @property
+    def recommended(self) -> PlannedRow | None:
+        """Return what to begin with on the first card; None where nothing fits it."""
+        return self.cards[0].recommended
+
 
 def plan_report(findings: PlanFindings) -> Report:
     """Return the report."""

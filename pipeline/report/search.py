@@ -31,6 +31,11 @@ class SearchFindings:
     settings: Mapping[str, Any]
     environment: Mapping[str, str]
 
+    @property
+    def best(self) -> TrialRow | None:
+        """Return the fastest trial that fits; None where none does."""
+        return best_row(self.rows)
+
 
 def question(findings: SearchFindings) -> str:
     """Return what the search answers."""

@@ -32,6 +32,12 @@ SECONDS_BETWEEN_LOOKS = 1.0
 
 def search(given: Mapping[str, Any], console: Console) -> int:
     """Search, print and log the answer; return the exit code: 1 where nothing fits the budget."""
+    findings = find(given, console)
+    return 1 if findings is None or findings.best is None else 0
+
+
+def find(given: Mapping[str, Any], console: Console) -> SearchFindings | None:
+    """Search, print, log and return what was found; None where nothing was measured."""
     plan = plan_search(given)
     study = StoredStudy(plan.settings.storage, plan.settings.study, DIRECTIONS[plan.settings.objectives], plan.identity)
     subject = f"{plan.base.settings.model} in {plan.budget_bytes / MIB:,.0f} MiB"
@@ -43,7 +49,8 @@ def search(given: Mapping[str, Any], console: Console) -> int:
             _run_trials(plan, study, parent, console)
         finally:
             parent.succeeded = _report(plan, study, parent, console) is not None
-    return 0 if parent.succeeded else 1
+    rows = rows_of(plan, study)
+    return findings_of(plan, rows) if rows else None
 
 
 def _run_trials(plan: SearchPlan, study: StoredStudy, parent: ParentRun, console: Console) -> None:

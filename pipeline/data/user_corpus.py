@@ -1,0 +1,80 @@
+"""A corpus that a function of the user's returns, named as path.to.module:function."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.contracts import Corpus, CorpusRequest, InvalidInputError, Prepared
+from pipeline.sequences import PackedSequences, TokenStore
+from pipeline.text import HELD_OUT_EVERY, digest_of, prepare_text
+from pipeline.user_code import call, digest, names_function, raised
+
+
+class UserCorpus(Corpus):
+    """What build(request) returns: texts, a tensor [N, T] of token ids, or a Prepared."""
+
+    @classmethod
+    def opens(cls, name: str) -> bool:
+        """Whether `name` has the form path.to.module:function."""
+        return names_function(name)
+
+    def prepare(self, request: CorpusRequest) -> Prepared:
+        """Return the sequences; the function is called once in a process, and again where its file has changed."""
+        return _prepared(request, digest(request.name))
+
+
+@lru_cache(maxsize=4)
+def _prepared(request: CorpusRequest, code: str) -> Prepared:
+    del code
+    given = call(request.name, request)
+    if isinstance(given, Prepared):
+        return given
+    if isinstance(given, Tensor):
+        return _of_tokens(given, request)
+    documents = _documents(given, request.name)
+    return prepare_text(lambda: documents, digest_of(documents), request.name, request)
+
+
+def _documents(given: Any, name: str) -> list[str]:
+    """Return the texts of an iterable, which may be a generator."""
+    wrong = type(given).__name__
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes):
+        try:
+            documents = list(given)
+        except Exception as error:  # whatever the user's generator raises
+            raise raised(name, error) from error
+        strange = [document for document in documents if not isinstance(document, str)]
+        if not strange:
+            return documents
+        wrong = f"a {wrong} with a {type(strange[0]).__name__}"
+    raise InvalidInputError(
+        f"{name} must return texts, one a document, or a tensor [N, T] of token ids (or a Prepared), and returns "
+        f"{wrong}; return a list of str"
+    )
+
+
+def _of_tokens(ids_NT: Tensor, request: CorpusRequest) -> Prepared:
+    """Return ready sequences, of which one of so many is held out."""
+    length = request.sequence_length
+    if ids_NT.ndim != 2 or ids_NT.shape[1] != length or ids_NT.is_floating_point() or not len(ids_NT):
+        raise InvalidInputError(
+            f"{request.name} must return whole numbers of the shape [N, sequence_length], and returns "
+            f"{list(ids_NT.shape)} of {ids_NT.dtype} at sequence_length={length}; cut them so, or return texts"
+        )
+    held_out = torch.arange(len(ids_NT)) % HELD_OUT_EVERY == HELD_OUT_EVERY // 2
+
+    def sequences(rows_NT: Tensor) -> PackedSequences:
+        tokens = rows_NT.to(torch.int32).flatten().numpy()
+        return PackedSequences(TokenStore(tokens, np.arange(len(rows_NT) + 1) * length), length)
+
+    return Prepared(
+        train=sequences(ids_NT[~held_out]),
+        held_out=sequences(ids_NT[held_out]),
+        vocabulary_size=int(ids_NT.max()) + 1,
+        source=request.name,
+        digest=digest_of([ids_NT.to(torch.int32).numpy().tobytes(), str(length)])[:16],
+    )

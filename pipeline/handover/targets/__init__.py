@@ -1,0 +1,1 @@
+"""One framework a file: accelerate.py holds class Accelerate. There is no list to edit."""

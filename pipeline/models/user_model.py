@@ -1,0 +1,106 @@
+"""A model that a function of the user's builds, named as path.to.module:function."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipeline.contracts import Batch, Description, InvalidInputError, Model, Trainable
+from pipeline.sequences import IGNORED_LABEL
+from pipeline.user_code import call, digest, names_function
+
+SMALLEST_VOCABULARY = 300
+"""The least that the setting vocabulary_size allows; a model is built with it where only its shape matters."""
+
+
+class UserModel(Model):
+    """What build(vocabulary_size) returns: an nn.Module from input ids to logits, or a Trainable."""
+
+    names: ClassVar[tuple[str, ...]] = ()
+
+    layers: str | None = None
+    """Name inside the module of the list of identical layers, such as decoder.blocks; by default the longest list."""
+
+    @classmethod
+    def opens(cls, name: str) -> bool:
+        """Whether `name` has the form path.to.module:function."""
+        return names_function(name)
+
+    def describe(self, name: str) -> Description:
+        """Return what the module's configuration says, where it has one as those of transformers do."""
+        config = getattr(_shape(self, name, digest(name)).module, "config", None)
+        return Description(
+            kind="tokens",
+            max_sequence_length=getattr(config, "max_position_embeddings", None),
+            vocabulary_size=None,
+            tokenizer=None,
+            needs_tokenizer=False,
+            width=None,
+        )
+
+    def build(self, name: str, vocabulary_size: int) -> Trainable:
+        """Return what the function builds, with its layers and its loss."""
+        built = call(name, vocabulary_size)
+        if isinstance(built, Trainable):
+            return built
+        if not isinstance(built, nn.Module):
+            raise InvalidInputError(
+                f"{name} must return a torch.nn.Module (or a Trainable), and returns {type(built).__name__}; "
+                "return the model itself"
+            )
+        return Trainable(module=built.train(), layers=self._layers(name, built), loss=_token_loss)
+
+    def _layers(self, name: str, module: nn.Module) -> tuple[nn.Module, ...]:
+        """Return the layers by the setting, or else the longest list of modules of one class."""
+        if self.layers is None:
+            layers: Sequence[nn.Module] = max(_lists(module), key=len, default=())
+        else:
+            named = dict(module.named_modules())
+            if self.layers not in named:
+                lists = [name for name, part in named.items() if isinstance(part, nn.ModuleList | nn.Sequential)]
+                raise InvalidInputError(
+                    f"user_model.layers must name a part of the model, and {self.layers!r} is none; "
+                    f"its lists are: {', '.join(lists) or 'none'}"
+                )
+            layers = list(named[self.layers].children())
+        if len(layers) < 2 or not all(any(layer.children()) for layer in layers):
+            raise InvalidInputError(
+                f"the model of {name} must hold its identical layers, which checkpointing works on, in a ModuleList or "
+                f"Sequential, and {len(layers)} were found; set user_model.layers, or return a Trainable with them"
+            )
+        return tuple(layers)
+
+
+@lru_cache
+def _shape(model: UserModel, name: str, code: str) -> Trainable:
+    """Return the model without memory for its weights; where its code needs numbers, with it.
+
+    Raises:
+        InvalidInputError: it cannot be built.
+
+    """
+    del code
+    try:
+        with torch.device("meta"):
+            return model.build(name, SMALLEST_VOCABULARY)
+    except InvalidInputError:
+        return model.build(name, SMALLEST_VOCABULARY)
+
+
+def _lists(module: nn.Module) -> list[list[nn.Module]]:
+    """Return the lists of layers of one class in a module."""
+    lists = [list(part) for part in module.modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
+    return [layers for layers in lists if len({type(layer) for layer in layers}) == 1]
+
+
+def _token_loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
+    """Return the summed cross-entropy over the window's number of targets."""
+    output: Any = module(batch["input_ids"])
+    logits_BTV: Tensor = getattr(output, "logits", output).float()
+    del output
+    targets_BT = F.pad(batch["labels"], (0, 1), value=IGNORED_LABEL)[:, 1:]
+    loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
+    return loss / num_targets

@@ -1,0 +1,126 @@
+"""What a user's script does with the files of a handover, framework by framework: it trains and prints its losses."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+
+def windows(script: Any) -> list[list[dict[str, torch.Tensor]]]:
+    """Return the micro-batches of each optimizer step, in the order of train.py."""
+    ids_NT, labels_NT = script.read_sequences(Path(script.TOKENS))
+    result = []
+    for step in range(script.NUM_STEPS):
+        numbers = range(step * script.EFFECTIVE_BATCH_SIZE, (step + 1) * script.EFFECTIVE_BATCH_SIZE)
+        rows = [script.order(n // len(ids_NT), len(ids_NT))[n % len(ids_NT)] for n in numbers]
+        cuts = torch.tensor(rows).split(script.MICRO_BATCH_SIZE)
+        result.append([{"input_ids": ids_NT[cut], "labels": labels_NT[cut]} for cut in cuts])
+    return result
+
+
+def build(script: Any) -> Any:
+    """Return the model with the weights of train.py."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(script.SEED)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**script.MODEL)).train()
+
+
+def accelerate(script: Any) -> None:
+    """Train with accelerate_setup.py, told the rest by accelerate.yaml through `accelerate launch`."""
+    import accelerate_setup as setup
+
+    accelerator = setup.make_accelerator()
+    model = build(script)
+    if hasattr(setup, "checkpoint_layers"):
+        setup.checkpoint_layers(model)
+    model, optimizer = accelerator.prepare(model, setup.make_optimizer(model))
+    schedule = setup.make_schedule(optimizer)
+    for window in windows(script):
+        tell(setup.take(accelerator, model, optimizer, window).item())
+        schedule.step()
+
+
+def hugging_face(script: Any) -> None:
+    """Train with make_trainer, on the sequences in the order of train.py."""
+    import training_arguments as setup
+    from transformers import TrainerCallback
+
+    class Teller(TrainerCallback):  # type: ignore[misc]
+        def on_log(self, arguments: Any, state: Any, control: Any, logs: dict[str, float], **more: Any) -> None:
+            if "loss" in logs:
+                tell(logs["loss"])
+
+    setup.arguments.logging_steps, setup.arguments.save_strategy = 1, "no"
+    setup.arguments.disable_tqdm = True
+    whole = [
+        {name: batch[name][row] for name in batch}
+        for w in windows(script)
+        for batch in w
+        for row in range(len(batch["labels"]))
+    ]
+    trainer = setup.make_trainer(build(script), whole, callbacks=[Teller()])
+    trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(whole)
+    trainer.train()
+
+
+def lightning(script: Any) -> None:
+    """Train with make_trainer and configure_optimizers."""
+    import lightning_trainer as setup
+    from lightning.pytorch import LightningModule
+
+    class Training(LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.losses = build(script), []
+            if hasattr(setup, "checkpoint_layers"):
+                setup.checkpoint_layers(self.model)
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            loss = self.model(**batch).loss
+            self.losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return setup.configure_optimizers(self.model)
+
+    module = Training()
+    batches = [batch for window in windows(script) for batch in window]
+    trainer = setup.make_trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer.fit(module, DataLoader(batches, batch_size=None))
+    tell_means(module.losses, script.ACCUMULATION_STEPS)
+
+
+def deepspeed(script: Any) -> None:
+    """Train with make_engine."""
+    import deepspeed_setup as setup
+
+    engine = setup.make_engine(build(script))
+    losses = []
+    for batch in (batch for window in windows(script) for batch in window):
+        loss = engine(**batch).loss
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    tell_means(losses, script.ACCUMULATION_STEPS)
+
+
+def tell(loss: float) -> None:
+    """Print a loss so that it is found among a framework's own output."""
+    print(f"\nloss {loss:.7f}", flush=True)
+
+
+def tell_means(losses: list[float], size: int) -> None:
+    """Print the mean loss of each optimizer step: right where its micro-batches have as many targets each."""
+    for start in range(0, len(losses), size):
+        tell(sum(losses[start : start + size]) / size)
+
+
+if __name__ == "__main__":
+    framework, folder = sys.argv[1:]
+    sys.path.insert(0, folder)
+    import train as script  # that of the folder
+
+    globals()[framework](script)

@@ -1,0 +1,106 @@
+"""The Python API: what README shows runs, and gives what the command line gives."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, TINY
+from project import Project
+
+import pipeline
+from pipeline.contracts import InvalidInputError
+from pipeline.report.findings import read_findings
+from pipeline.report.plan import PlanFindings
+from pipeline.report.search import SearchFindings
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+SMALL = {**{k: v for k, v in TINY.items() if k not in ("model", "device")}, "timing_warmup_steps": 2, "num_steps": 4}
+FEW = {"micro_batch_size": [1, 2], "checkpointing": ["none"], "precision": ["fp32", "bf16"]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give an empty current folder with a tracking store of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return tmp_path
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_python_of_the_readme_runs(block: str, tmp_path: Path) -> None:
+    """As a script, whose calls are given settings that make them short."""
+    project = Project.copy(tmp_path)
+    tree = ast.parse(block)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("plan", "search"):
+            given = {word.arg for word in node.keywords}
+            small = {**SMALL, "space": FEW, **({"num_trials": 2} if node.func.id == "search" else {})}
+            more = {
+                name: ast.parse(repr(value), mode="eval").body for name, value in small.items() if name not in given
+            }
+            node.keywords += [ast.keyword(name, value) for name, value in more.items()]
+    (tmp_path / "notebook.py").write_text(ast.unparse(ast.fix_missing_locations(tree)))
+    done = project.call("python", "notebook.py")
+    assert done.returncode == 0, done.stderr
+    first, *rows, last = done.stdout.splitlines()
+    assert "should need" in first and "tokens/s" in last and len(rows) == 4
+    assert len(project.children_of(project.parent_of("search"))) == 2
+
+
+def test_the_readme_has_python() -> None:
+    assert len(BLOCKS) >= 1
+
+
+def test_a_plan_is_what_the_command_logs_and_logs_nothing_unless_asked(folder: Path) -> None:
+    settings = {**SMALL, "model": "gpt2-nano", "gpu": "rtx4090,t4", "effective_batch_size": 2, "space": FEW}
+    planned = pipeline.plan(**settings)
+    assert list(folder.iterdir()) == []
+    assert isinstance(planned, PlanFindings)
+    assert planned.recommended is not None and planned.recommended.fits
+    assert [len(card.rows) for card in planned.cards] == [4, 2]
+    again = pipeline.plan(**settings, log=True)
+    assert again == planned
+    [logged] = folder.glob("runs/*-plan-*")
+    assert read_findings(logged).cards == planned.cards  # type: ignore[union-attr]
+
+
+def test_nothing_fits_is_none(folder: Path) -> None:
+    planned = pipeline.plan(
+        **SMALL, model="gpt2-nano", gpu="cpu", effective_batch_size=2, space=FEW, budget="0.3MiB", device="cpu"
+    )
+    assert planned.recommended is None
+
+
+def test_a_search_returns_what_it_logs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = pipeline.search(**SMALL, device="cpu", budget="64MiB", effective_batch_size=2, space=FEW, num_trials=2)
+    assert isinstance(found, SearchFindings)
+    assert found.best is not None and found.best.fits and len(found.rows) == 2
+    [logged] = folder.glob("runs/*-search-*")
+    assert read_findings(logged).rows == found.rows  # type: ignore[union-attr]
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("function", [pipeline.plan, pipeline.search])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"precison": "fp32"}, "no setting is called precison; did you mean precision"),
+        ({"model": "gpt3"}, "no model is called 'gpt3'"),
+        ({"effective_batch_size": "many"}, "effective_batch_size must be a valid integer"),
+    ],
+)
+def test_wrong_input_raises(function: Any, wrong: dict[str, Any], message: str, folder: Path) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        function(**{**SMALL, "effective_batch_size": 2, **wrong})
+    assert list(folder.iterdir()) == []
+
+
+def test_importing_it_loads_nothing_heavy() -> None:
+    words = "import sys; from pipeline import plan, search; print([m for m in ('torch', 'mlflow') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
