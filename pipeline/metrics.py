@@ -10,6 +10,7 @@ from pipeline.contracts import MemoryUse, Result, StepRecord
 
 MIB = 2**20
 MOVING_AVERAGE_STEPS = 10
+MEDIAN_CONFIDENCE = 0.95
 AGAINST_BASELINE = ("memory_saving_percent", "time_overhead_percent", "speedup", "max_loss_difference")
 """Metrics that compare a run with the baseline of its comparison."""
 
@@ -57,6 +58,20 @@ def summarize(result: Result, effective_batch_size: int, timing_warmup_steps: in
         if result.finished.gradient_underflow_percent is not None:
             figures["gradient_underflow_percent"] = result.finished.gradient_underflow_percent
     return {name: value for name, value in figures.items() if math.isfinite(value)}
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return an interval that holds the median with a confidence of at least 95 %, whatever the distribution.
+
+    It lies between two order statistics (David and Nagaraja, Order Statistics, 2003, section 7.1); None below six
+    values, which are too few for it.
+    """
+    ordered, num = sorted(values), len(values)
+    outside, rank = 2**-num, 0
+    while 2 * outside <= 1 - MEDIAN_CONFIDENCE and 2 * rank < num:
+        rank += 1
+        outside += math.comb(num, rank) / 2**num
+    return (ordered[rank - 1], ordered[num - rank]) if rank else None
 
 
 def against_baseline(

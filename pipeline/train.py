@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -30,14 +30,23 @@ from pipeline.step import (
 
 Message = StepRecord | MemoryUse | Finished
 """What a training run tells while it goes on."""
+Enough = Callable[[Sequence[float]], bool]
+"""Seconds of each optimizer step so far -> whether they suffice."""
 
 
 class DivergedError(ArithmeticError):
     """A loss was infinite or not a number."""
 
 
-def train(experiment: Experiment, prepared: Prepared, tell: Callable[[Message], None]) -> None:
+def never(_: Sequence[float]) -> bool:
+    """Return False: all optimizer steps are wanted."""
+    return False
+
+
+def train(experiment: Experiment, prepared: Prepared, tell: Callable[[Message], None], enough: Enough = never) -> None:
     """Train, and tell each optimizer step, the memory used and what was measured at the end.
+
+    The training ends after num_steps optimizer steps, or as soon as `enough` says so.
 
     Raises:
         DivergedError: a loss was infinite or not a number; the steps before it have been told.
@@ -58,13 +67,13 @@ def train(experiment: Experiment, prepared: Prepared, tell: Callable[[Message], 
             loop.advance(WATCHED_STEPS - 1, meter.mark)
             meter.settle()
             tell(meter.read())
-            loop.advance(settings.num_steps - WATCHED_STEPS)
+            loop.advance(settings.num_steps - WATCHED_STEPS, enough=enough)
     finally:
         meter.settle()
         tell(meter.read())
     with step.run_context():
         eval_loss = evaluate(step, prepared.held_out, settings.eval_steps) if settings.eval_steps else None
-        last = loop.window(settings.num_steps - 1)
+        last = loop.window(loop.num_taken - 1)
         if eval_loss is not None and not math.isfinite(eval_loss):
             raise DivergedError(f"the loss on held-out documents is {eval_loss}")
         underflow = gradient_underflow_percent(step, optimizer, last) if settings.gradient_underflow else None
@@ -115,7 +124,9 @@ class Loop:
         self._sequences, self.step, self._optimizer, self._tell = sequences, step, optimizer, tell
         self._clock: _CpuClock | _CudaClock = _CudaClock() if step.device.type == "cuda" else _CpuClock()
         self._lag = 1 if step.device.type == "cuda" else 0
-        self._next = 0
+        self.num_taken = 0
+        """Optimizer steps launched so far."""
+        self._seconds: list[float] = []
 
     def window(self, number: int) -> Window:
         """Return the micro-batches of optimizer step `number`, on the CPU."""
@@ -126,8 +137,8 @@ class Loop:
         batches = tuple({name: tensor[cut : cut + size] for name, tensor in whole.items()} for cut in cuts)
         return Window(batches, *self._sequences.count(whole))
 
-    def advance(self, num_steps: int, mark: Callable[[int, str], None] = unmarked) -> None:
-        """Take the next `num_steps` optimizer steps and tell them all.
+    def advance(self, num_steps: int, mark: Callable[[int, str], None] = unmarked, enough: Enough = never) -> None:
+        """Take the next `num_steps` optimizer steps, or as many as are `enough`, and tell them all.
 
         Raises:
             DivergedError: a loss was infinite or not a number.
@@ -135,19 +146,21 @@ class Loop:
         """
         pending: deque[Callable[[], None]] = deque()
         start = self._clock.now()
-        for number in range(self._next, self._next + num_steps):
+        for number in range(self.num_taken, self.num_taken + num_steps):
             window, rate, taken = self.launch(mark)
             end = self._clock.now()
             pending.append(partial(self._read, number, window, rate, taken, start, end))
             start = end
             if len(pending) > self._lag:
                 pending.popleft()()
+            if enough(self._seconds):
+                break
         while pending:
             pending.popleft()()
 
     def launch(self, mark: Callable[[int, str], None] = unmarked) -> tuple[Window, float, Taken]:
         """Take the next optimizer step without waiting for it; return what it read, its learning rate and its loss."""
-        number = self._next
+        number = self.num_taken
         rate = learning_rate(number, self._settings, self._effective_batch_size)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -161,11 +174,12 @@ class Loop:
             self._settings.max_grad_norm,
             partial(mark, number),
         )
-        self._next += 1
+        self.num_taken += 1
         return window, rate, taken
 
     def _read(self, number: int, window: Window, rate: float, taken: Taken, start: Any, end: Any) -> None:
         seconds = self._clock.between(start, end)
+        self._seconds.append(seconds)
         loss, grad_norm = taken.loss.item(), taken.grad_norm.item()
         scaled = self.step.scaler.is_enabled()
         record = StepRecord(
