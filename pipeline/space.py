@@ -52,6 +52,8 @@ def read_space(
         InvalidInputError: a setting or a dimension is wrong, or effective_batch_size is missing.
 
     """
+    if given.get("space") == {}:
+        raise InvalidInputError(f"a {entry} needs at least one dimension, and space is empty; name one with its values")
     shared = validate(AllSettings, values, entry)
     effective = shared.effective_batch_size  # type: ignore[attr-defined]
     if effective is None:

@@ -174,6 +174,17 @@ def count_flops(experiment: Experiment, target: Hardware) -> int:
     return int(counter.get_total_flops()) // WATCHED_STEPS
 
 
+def sequence_flops(experiment: Experiment, target: Hardware) -> int:
+    """Return the floating-point operations for one sequence: the same for any cut of the batch.
+
+    Raises:
+        InvalidInputError: as trace().
+
+    """
+    cut = {"micro_batch_size": 1, "accumulation_steps": 1, "effective_batch_size": 1}
+    return count_flops(Experiment(experiment.settings.model_copy(update=cut)), target)
+
+
 def _from_host(experiment: Experiment, prepared: Prepared) -> Trainable:
     with HOST:
         trainable = experiment.model.build(experiment.settings.model, prepared.vocabulary_size)

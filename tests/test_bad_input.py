@@ -48,7 +48,7 @@ CASES = [
     (["sync", "--output", "/proc"], "sync needs the output folder of earlier jobs, and /proc "),
     (["sync", "--outptu", "runs"], "no setting is called outptu; did you mean output?"),
     (["search", "--space", '{"precison": ["fp32"]}'], "no setting is called precison"),
-    (["search", "--sampler", "bayes"], "sampler must be 'tpe', 'gp', 'random', 'brute' or 'nsga2'"),
+    (["search", "--sampler", "bayes"], "sampler must be 'predictive', 'tpe', 'gp', 'random', 'brute' or 'nsga2'"),
 ]
 
 

@@ -66,7 +66,7 @@ def run(study: StoredStudy, sampler: str, num_trials: int, oom: bool = False, se
     """Measure on the made-up machine and return the configurations in order."""
     chosen = []
     for _ in range(num_trials):
-        choice = choose(SPACE, study.trials, study.taken, study.directions, sampler, seed)
+        choice = choose(SPACE.choices, SPACE, study.trials, study.taken, study.directions, sampler, seed)
         if choice is None:
             break
         trial = study.start(choice, SPACE, len(SPACE.choices))
@@ -97,7 +97,7 @@ def test_no_configuration_is_measured_twice_and_all_are_reached(
     assert len(chosen) == 20
     assert {identity(c) for c in chosen} == {identity(c) for c in SPACE.choices}
     assert len(study.trials) == 20
-    assert choose(SPACE, study.trials, study.taken, directions, sampler, 0) is None
+    assert choose(SPACE.choices, SPACE, study.trials, study.taken, directions, sampler, 0) is None
 
 
 def test_tpe_turns_away_from_what_does_not_fit() -> None:
@@ -209,7 +209,10 @@ def test_divisors_make_the_effective_batch_exact() -> None:
         ({"space": {"precision": ["tf32"]}}, "tf32 needs a CUDA GPU .*; take it out of the space"),
         ({"effective_batch_size": "none"}, "a search needs effective_batch_size"),
         ({"budget": "lots"}, "a budget is a number with a unit"),
-        ({"sampler": "bayes"}, "sampler must be 'tpe', 'gp', 'random', 'brute' or 'nsga2', and is 'bayes'"),
+        (
+            {"sampler": "bayes"},
+            "sampler must be 'predictive', 'tpe', 'gp', 'random', 'brute' or 'nsga2', and is 'bayes'",
+        ),
         ({"num_trials": 0}, "num_trials must be greater than 0"),
     ],
 )

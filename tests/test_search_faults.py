@@ -14,7 +14,14 @@ from project import SMALL, Project, as_words, parent_id
 from sqlalchemy.exc import SQLAlchemyError
 from test_faults import journals
 
-SEARCH = {**SMALL, "effective_batch_size": "8", "budget": "64MiB", "num_trials": "6"}
+SEARCH = {
+    **SMALL,
+    "effective_batch_size": "8",
+    "budget": "64MiB",
+    "num_trials": "6",
+    "sampler": "tpe",
+    "verify_steps": "0",
+}
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.metrics import MIB
+from pipeline.report.certificate import Certificate, Verification, unmeasured_table, verification_table
 from pipeline.report.page import Report, Section
 from pipeline.report.table import Table
 from pipeline.report.trials import TrialRow, best_row, heading, in_words, pareto_front
@@ -28,13 +29,20 @@ class SearchFindings:
     shows_front: bool
     """Whether the answer names the Pareto front."""
     rows: tuple[TrialRow, ...]
+    certificate: Certificate | None = None
+    """None where the sampler proves nothing."""
+    verification: Verification | None = None
+    """None where the answer was not trained again."""
     settings: Mapping[str, Any]
     environment: Mapping[str, str]
 
     @property
     def best(self) -> TrialRow | None:
-        """Return the fastest trial that fits; None where none does."""
-        return best_row(self.rows)
+        """Return the fastest trial that fits, and was not refuted when it was trained again; None where none does."""
+        if self.verification is None:
+            return best_row(self.rows)
+        verified = self.verification.choice if self.verification.outcome == "ok" else None
+        return next((row for row in self.rows if row.choice == verified), None)
 
 
 def question(findings: SearchFindings) -> str:
@@ -48,7 +56,7 @@ def question(findings: SearchFindings) -> str:
 def answer(findings: SearchFindings) -> str:
     """Return the fastest configuration that fits, its memory and speed, and how it compares with the naive one."""
     rows, budget, effective = findings.rows, findings.budget_bytes, findings.effective_batch_size
-    best = best_row(rows)
+    best = findings.best
     space = f"{len(rows)} of {findings.num_configurations} configurations measured"
     if best is None:
         peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None and row.tokens_per_second is not None]
@@ -63,12 +71,15 @@ def answer(findings: SearchFindings) -> str:
     if findings.shows_front:
         front = "; ".join(f"{in_words(row.choice)}: {row.in_words}" for row in pareto_front(rows))
         text += f". Pareto front: {front}"
-    return f"{text} ({space})."
+    certificate, verification = findings.certificate, findings.verification
+    proof = "" if certificate is None else f" {certificate.in_words}."
+    check = "" if verification is None else f" {verification.verdict}."
+    return f"{text} ({space}).{proof}{check}"
 
 
 def search_report(findings: SearchFindings) -> Report:
     """Return the report; at least one trial must have been measured."""
-    rows, best = findings.rows, best_row(findings.rows)
+    rows, best = findings.rows, findings.best
     pictures = (
         over_time_picture(rows),
         plane_picture(rows, findings.budget_bytes, best),
@@ -78,10 +89,32 @@ def search_report(findings: SearchFindings) -> Report:
         entry=findings.entry,
         question=question(findings),
         answer=answer(findings),
-        sections=(Section(title="trials", tables=(trials_table(rows, best),), pictures=pictures),),
+        sections=(
+            *_verified(findings),
+            Section(title="trials", tables=(trials_table(rows, best),), pictures=pictures),
+            *_certified(findings),
+        ),
         environment=findings.environment,
         settings=findings.settings,
     )
+
+
+def _verified(findings: SearchFindings) -> tuple[Section, ...]:
+    verification = findings.verification
+    if verification is None:
+        return ()
+    table = verification_table(verification)
+    return (Section(title="verified", tables=(table,), notes=(f"{verification.in_words}.",)),)
+
+
+def _certified(findings: SearchFindings) -> tuple[Section, ...]:
+    certificate = findings.certificate
+    if certificate is None:
+        return ()
+    saved = certificate.saved_in_words
+    notes = (f"{saved}.",) if saved else ()
+    tables = (unmeasured_table(certificate),) if certificate.unmeasured else ()
+    return (Section(title="certificate", tables=tables, notes=notes),)
 
 
 def trials_frame(rows: Sequence[TrialRow]) -> pd.DataFrame:
@@ -108,13 +141,22 @@ def trials_table(rows: Sequence[TrialRow], best: TrialRow | None) -> Table:
             "outcome": row.outcome,
             "peak MiB": None if row.peak_bytes is None else row.peak_bytes / MIB,
             "predicted MiB": _predicted_mib(row),
+            "s/step": row.figures.get("seconds_per_step"),
+            "predicted s/step": row.figures.get("predicted_seconds_per_step"),
             "tokens/s": row.tokens_per_second,
-            "loss": row.figures.get("final_loss"),
+            "loss": row.figures.get("common_steps_loss"),
             "": "best" if row is best else "",
         }
         for row in ordered
     ]
-    forms = {"peak MiB": "{:,.1f}", "predicted MiB": "{:,.1f}", "tokens/s": "{:,.0f}", "loss": "{:.4f}"}
+    forms = {
+        "peak MiB": "{:,.1f}",
+        "predicted MiB": "{:,.1f}",
+        "s/step": "{:.3f}",
+        "predicted s/step": "{:.3f}",
+        "tokens/s": "{:,.0f}",
+        "loss": "{:.4f}",
+    }
     return Table(name="ranking", title="trials", frame=pd.DataFrame(lines), forms=forms)
 
 

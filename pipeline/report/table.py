@@ -27,6 +27,8 @@ class Table:
     """By heading, a format string for the column's numbers."""
     note: str | None = None
     """A line below it."""
+    num_in_terminal: int | None = None
+    """First lines that the terminal shows; None for all."""
 
     @property
     def headings(self) -> list[str]:
@@ -47,14 +49,17 @@ class Table:
 
     def to_terminal(self) -> TerminalTable:
         """Return it for rich."""
-        caption = {"caption": self.note, "caption_justify": "left"} if self.note else {}
+        shown = self.lines[: self.num_in_terminal]
+        more = f"and {len(self.lines) - len(shown)} more in {self.name}.csv" if len(shown) < len(self.lines) else None
+        below = " ".join(line for line in (self.note, more) if line)
+        caption = {"caption": below, "caption_justify": "left"} if below else {}
         table = TerminalTable(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, **caption)  # type: ignore[arg-type]
         for heading in self.headings:
             longest = max((len(str(value)) for value in self.frame[heading]), default=0)
             justify: Literal["left", "right"] = "right" if self.is_numeric(heading) else "left"
             narrow = heading.replace(" ", "\n") if self.is_numeric(heading) else heading
             table.add_column(narrow, justify=justify, no_wrap=longest <= LONG_CHARACTERS, vertical="top")
-        for line in self.lines:
+        for line in shown:
             table.add_row(*map(Text, line))
         return table
 

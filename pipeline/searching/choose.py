@@ -28,6 +28,7 @@ def distributions_of(space: Space) -> dict[str, BaseDistribution]:
 
 
 def choose(
+    choices: Sequence[Choice],
     space: Space,
     finished: Sequence[FrozenTrial],
     taken: Collection[Choice],
@@ -35,12 +36,12 @@ def choose(
     sampler: str,
     seed: int,
 ) -> Choice | None:
-    """Return a configuration that is not among `taken`, or None where all are.
+    """Return one of `choices` of `space` that is not among `taken`, or None where all are.
 
     The sampler proposes within a study in memory that holds the finished trials, so that nothing but what is really
     measured stands in the stored one.
     """
-    left = [choice for choice in space.choices if choice not in taken]
+    left = [choice for choice in choices if choice not in taken]
     if not left:
         return None
     with warnings.catch_warnings():

@@ -1,7 +1,9 @@
-"""A job: choose a trial, run it, judge it; then say which configuration is the fastest that fits."""
+"""A job: choose a trial, run it, judge it; then check which configuration is the fastest that fits, and say so."""
 
 import contextlib
 import json
+import math
+import statistics
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -12,18 +14,26 @@ import optuna
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pipeline.contracts import Result
 from pipeline.environment import environment
+from pipeline.execute import execute
+from pipeline.experiment import Experiment
+from pipeline.handover.write import hand_over
 from pipeline.metrics import MIB
 from pipeline.predict import summary
 from pipeline.publish import publish
+from pipeline.report.certificate import Certificate, Verification
 from pipeline.report.search import SearchFindings, trials_frame
 from pipeline.report.trials import TrialRow, best_row, in_words
-from pipeline.searching.choose import choose, next_naive
-from pipeline.searching.judge import judge, peak_bytes
+from pipeline.searching.judge import CONSTRAINT, OUTCOME, judge, peak_bytes
+from pipeline.searching.length import HOPELESS_STEPS, TrialLength
 from pipeline.searching.plan import SearchPlan, plan_search
-from pipeline.searching.study import CONSTRAINT, DETAIL, FIGURES, OUTCOME, StoredStudy
-from pipeline.space import Choice
+from pipeline.searching.propose import Proposal, Proposer, make_proposer, make_sampler
+from pipeline.searching.study import DETAIL, FIGURES, StoredStudy
+from pipeline.searching.verify import verify
 from pipeline.tracking.parent import ParentRun, open_parent
+from pipeline.tracking.run import write_whole
+from pipeline.train import train
 
 DIRECTIONS = {"throughput": ("maximize",), "pareto": ("maximize", "minimize")}
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -37,68 +47,79 @@ def search(given: Mapping[str, Any], console: Console) -> int:
 
 
 def find(given: Mapping[str, Any], console: Console) -> SearchFindings | None:
-    """Search, print, log and return what was found; None where nothing was measured."""
+    """Search, print and log the answer, and return what was found; None where nothing was measured.
+
+    Raises:
+        InvalidInputError: a setting is wrong, or nothing is predicted to fit the budget.
+
+    """
     plan = plan_search(given)
+    with console.status(f"looking ahead at {len(plan.space.choices)} configurations"):
+        sampler = make_sampler(plan)
     study = StoredStudy(plan.settings.storage, plan.settings.study, DIRECTIONS[plan.settings.objectives], plan.identity)
+    proposer = make_proposer(plan, study, sampler)
     subject = f"{plan.base.settings.model} in {plan.budget_bytes / MIB:,.0f} MiB"
     with open_parent("search", subject, plan.base.settings.output) as parent, study.must_answer():
         parent.params({**plan.base.params(), **plan.settings.model_dump(mode="json")})
         parent.tags({"device": str(plan.base.device), "study": plan.settings.study})
         parent.file("environment.json", json.dumps(environment(plan.base.device), indent=1))
+        findings, verification = None, None
         try:
-            _run_trials(plan, study, parent, console)
+            _run_trials(plan, study, proposer, parent, console)
+            rows = rows_of(plan, study)
+            if plan.settings.verify_steps:
+                say = partial(console.print, style="dim", highlight=False)
+                verification = verify(plan, rows, proposer.naive(rows), parent, say)
         finally:
-            parent.succeeded = _report(plan, study, parent, console) is not None
-    rows = rows_of(plan, study)
-    return findings_of(plan, rows) if rows else None
+            findings = _report(plan, study, proposer, verification, parent, console)
+            parent.succeeded = findings is not None and findings.best is not None
+    return findings
 
 
-def _run_trials(plan: SearchPlan, study: StoredStudy, parent: ParentRun, console: Console) -> None:
-    """Measure configurations until there are num_trials, or the space is used up."""
+def _run_trials(plan: SearchPlan, study: StoredStudy, proposer: Proposer, parent: ParentRun, console: Console) -> None:
+    """Measure configurations until the proposer wants none, there are num_trials, or the time is over."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    deadline = time.monotonic() + (plan.settings.search_time_limit or math.inf)
     with Progress(*columns, console=console, transient=True) as progress:
         total = min(plan.settings.num_trials, len(plan.space.choices))
         task = progress.add_task("", total=total)
-        while len(rows := rows_of(plan, study)) < total:
+        while len(rows := rows_of(plan, study)) < total and time.monotonic() < deadline:
             progress.update(task, completed=len(rows), description=_incumbent(rows))
-            choice = _next(plan, study, rows, total)
-            trial = None if choice is None else study.start(choice, plan.space, total)
-            if choice is not None and trial is not None:
-                row = _run_trial(plan, choice, trial, study, parent)
+            is_last_running = len(rows) + study.num_running_here >= total
+            proposal = None if is_last_running else proposer.next(rows)
+            trial = None if proposal is None else study.start(proposal.choice, plan.space, total)
+            if proposal is not None and trial is not None:
+                row = _run_trial(plan, proposal, trial, best_row(rows), study, parent)
                 progress.print(
                     f"trial {row.number + 1}: {in_words(row.choice)}: {row.in_words}", style="dim", highlight=False
                 )
-            elif choice is None and not study.num_running_here:
+            elif proposal is None and not study.num_running_here:
                 break
-            elif choice is None:
+            elif proposal is None:
                 progress.update(task, description="waiting for the trials of another process")
                 time.sleep(SECONDS_BETWEEN_LOOKS)
                 study.free_abandoned()
 
 
-def _next(plan: SearchPlan, study: StoredStudy, rows: list[TrialRow], total: int) -> Choice | None:
-    """Return what to measure next; None where all are taken, or the last of `total` is being measured."""
-    if len(rows) + study.num_running_here >= total:
-        return None
-    fitting = [dict(row.choice) for row in rows if row.fits]
-    seed, sampler = plan.base.settings.seed, plan.settings.sampler
-    return next_naive(plan.naive, fitting, study.taken) or choose(
-        plan.space, study.trials, study.taken, study.directions, sampler, seed
-    )
-
-
 def _run_trial(
-    plan: SearchPlan, choice: Choice, trial: optuna.Trial, study: StoredStudy, parent: ParentRun
+    plan: SearchPlan,
+    proposal: Proposal,
+    trial: optuna.Trial,
+    best: TrialRow | None,
+    study: StoredStudy,
+    parent: ParentRun,
 ) -> TrialRow:
     """Run and judge one configuration."""
-    experiment = plan.experiment(choice)
+    choice, experiment = proposal.choice, plan.experiment(proposal.choice)
     name = f"trial {trial.number + 1}: {in_words(choice)}"
+    length = partial(train, enough=_length(plan, experiment, best))
     try:
         result, figures = parent.run(
             name,
             experiment,
-            partial(summary, experiment),
+            partial(_figures, experiment, proposal),
             {"variant": in_words(choice), "trial": str(trial.number + 1)},
+            measure=partial(execute, work=length),
         )
     except BaseException:
         study.abandon(trial.number)
@@ -107,22 +128,55 @@ def _run_trial(
     return next(row for row in rows_of(plan, study) if row.number == trial.number)
 
 
-def _report(plan: SearchPlan, study: StoredStudy, parent: ParentRun, console: Console) -> TrialRow | None:
-    """Print and log what was found; return the fastest configuration that fits."""
+def _length(plan: SearchPlan, experiment: Experiment, best: TrialRow | None) -> TrialLength:
+    """Return how long a trial is; on the way to a front no slow trial is hopeless, since it may be lean."""
+    settings = plan.settings
+    tokens = experiment.effective_batch_size * experiment.settings.sequence_length
+    speed = best.tokens_per_second if best is not None and settings.objectives == "throughput" else None
+    return TrialLength(
+        warmup_steps=experiment.settings.timing_warmup_steps,
+        precision_percent=settings.precision_percent,
+        seconds_to_beat=tokens / speed if speed else None,
+    )
+
+
+def _figures(experiment: Experiment, proposal: Proposal, result: Result) -> dict[str, float]:
+    """Return a trial's summary metrics: with what its time was predicted to be, and the loss of the steps all share."""
+    figures = summary(experiment, result)
+    common = result.steps[: experiment.settings.timing_warmup_steps + HOPELESS_STEPS]
+    if len(common) == experiment.settings.timing_warmup_steps + HOPELESS_STEPS:
+        figures["common_steps_loss"] = statistics.fmean(record.loss for record in common)
+    if proposal.predicted_seconds is not None:
+        figures["predicted_seconds_per_step"] = proposal.predicted_seconds
+    return figures
+
+
+def _report(
+    plan: SearchPlan,
+    study: StoredStudy,
+    proposer: Proposer,
+    verification: Verification | None,
+    parent: ParentRun,
+    console: Console,
+) -> SearchFindings | None:
+    """Print and log what was found; None where nothing was measured."""
     rows = rows_of(plan, study)
-    best = best_row(rows)
     if not rows:
         return None
+    findings = findings_of(plan, rows, proposer.certificate(rows), verification)
+    best = findings.best
     if best is not None:
         config = plan.experiment(dict(best.choice)).to_yaml()
         parent.file("best.yaml", config)
         with contextlib.suppress(OSError):  # a convenience: the run's own folder has it too
-            Path("best.yaml").write_text(config)
+            write_whole(Path("best.yaml"), config.encode())
+        for name, content in hand_over(plan.experiment(dict(best.choice))).items():
+            parent.file(f"handover/{name}", content, "handover")
         parent.metrics({f"best_{name}": value for name, value in best.figures.items()})
-    publish(findings_of(plan, rows), {"trials.csv": trials_frame(rows).to_csv(index=False)}, parent, console)
+    publish(findings, {"trials.csv": trials_frame(rows).to_csv(index=False)}, parent, console)
     if best is not None:
         console.print("run it: mlflow run . -P config=best.yaml", highlight=False)
-    return best
+    return findings
 
 
 def rows_of(plan: SearchPlan, study: StoredStudy) -> list[TrialRow]:
@@ -141,7 +195,12 @@ def rows_of(plan: SearchPlan, study: StoredStudy) -> list[TrialRow]:
     ]
 
 
-def findings_of(plan: SearchPlan, rows: list[TrialRow]) -> SearchFindings:
+def findings_of(
+    plan: SearchPlan,
+    rows: list[TrialRow],
+    certificate: Certificate | None = None,
+    verification: Verification | None = None,
+) -> SearchFindings:
     """Return what the report is made from."""
     return SearchFindings(
         entry="search",
@@ -152,6 +211,8 @@ def findings_of(plan: SearchPlan, rows: list[TrialRow]) -> SearchFindings:
         naive=tuple(plan.naive),
         shows_front=plan.settings.objectives == "pareto",
         rows=tuple(rows),
+        certificate=certificate,
+        verification=verification,
         settings={name: value for name, value in plan.base.params().items() if name not in plan.space.dimensions},
         environment=environment(plan.base.device),
     )

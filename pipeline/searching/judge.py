@@ -9,6 +9,10 @@ from optuna.trial import TrialState
 from pipeline.contracts import Outcome, Result
 from pipeline.metrics import MIB
 
+CONSTRAINT = "bytes_over_budget"
+"""Name of the constraint that tells Optuna how far a trial was over its budget; at most zero within it."""
+OUTCOME = "outcome"
+"""Attribute of a trial: how its run ended."""
 UNIT_BYTES = {"bytes": 1, "MiB": 2**20, "GiB": 2**30}
 ATTEMPT = re.compile(rf"[Tt]ried to allocate (?P<number>[\d.]+) (?P<unit>{'|'.join(UNIT_BYTES)})")
 

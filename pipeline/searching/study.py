@@ -15,20 +15,14 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from pipeline.contracts import InvalidInputError, Outcome, Result, first_line
 from pipeline.owner import is_gone, is_here, this_process
 from pipeline.searching.choose import distributions_of
-from pipeline.searching.judge import Verdict
+from pipeline.searching.judge import CONSTRAINT, OUTCOME, Verdict
+from pipeline.searching.predictive import Outlook
+from pipeline.searching.sampler import PredictiveSampler
 from pipeline.space import Choice, Space
 
-IDENTITY, OWNER, OUTCOME, DETAIL, FIGURES, LOWER_BOUND = (
-    "identity",
-    "owner",
-    "outcome",
-    "detail",
-    "figures",
-    "is_lower_bound",
-)
+IDENTITY, OWNER, DETAIL, FIGURES, LOWER_BOUND = "identity", "owner", "detail", "figures", "is_lower_bound"
 KEY = "key"
 """What tells a trial that is being started from those of other processes."""
-CONSTRAINT = "bytes_over_budget"
 SECONDS_FOR_A_LOCK = 20.0
 """How long to wait for a storage's file that another process has locked, or is making."""
 SECONDS_BETWEEN_ATTEMPTS = 0.5
@@ -67,6 +61,10 @@ class StoredStudy:
     def num_running_here(self) -> int:
         """How many trials the processes of this machine are measuring."""
         return sum(_runs_here(trial) for trial in self._study.get_trials(deepcopy=False))
+
+    def outlook(self, sampler: PredictiveSampler) -> Outlook:
+        """Return what the sampler's candidates promise after all trials, those of other processes included."""
+        return sampler.outlook(self._study)
 
     def start(self, choice: Choice, space: Space, total: int) -> optuna.Trial | None:
         """Return a running trial of this configuration, unless another process has it, or the last of `total`.

@@ -1,0 +1,61 @@
+"""What is believed of a figure of every configuration: a Gaussian over all of them, narrowed by measurements."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+
+Vector = NDArray[np.float64]
+"""One number a configuration."""
+Matrix = NDArray[np.float64]
+"""One number a pair of configurations."""
+
+
+@dataclass(frozen=True)
+class Belief:
+    """A joint Gaussian distribution of the logarithms of a figure."""
+
+    mean_N: Vector
+    covariance_NN: Matrix
+
+    @property
+    def deviation_N(self) -> Vector:
+        """Return the standard deviation of each."""
+        variance: Vector = np.sqrt(np.maximum(np.diag(self.covariance_NN), 0.0))
+        return variance
+
+    def given(self, values: Mapping[int, float], noise: float) -> "Belief":
+        """Return the belief after measuring `values` (by number), each with a standard deviation of `noise`.
+
+        Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equations 2.23 and 2.24.
+        """
+        if not values:
+            return self
+        known = np.fromiter(values, int)
+        measured = np.fromiter(values.values(), float)
+        across_NK = self.covariance_NN[:, known]
+        factor = cho_factor(self.covariance_NN[np.ix_(known, known)] + noise**2 * np.eye(len(known)))
+        mean = self.mean_N + across_NK @ cho_solve(factor, measured - self.mean_N[known])
+        return Belief(mean, self.covariance_NN - across_NK @ cho_solve(factor, across_NK.T))
+
+    def of(self, numbers: list[int]) -> "Belief":
+        """Return what is believed of some."""
+        return Belief(self.mean_N[numbers], self.covariance_NN[np.ix_(numbers, numbers)])
+
+    def draws(self, num_draws: int) -> Matrix:
+        """Return `num_draws` possible worlds, one a row; always the same."""
+        values, vectors = np.linalg.eigh(self.covariance_NN)
+        root_NN = vectors * np.sqrt(np.maximum(values, 0.0))
+        noise_DN = np.random.default_rng(0).standard_normal((num_draws, len(self.mean_N)))
+        worlds: Matrix = self.mean_N + noise_DN @ root_NN.T
+        return worlds
+
+
+def similarity(groups: "list[tuple[object, ...]]", of_a_difference: float) -> Matrix:
+    """Return how alike each pair is: `of_a_difference` for every dimension in which the two differ."""
+    columns = [np.array([repr(group[axis]) for group in groups]) for axis in range(len(groups[0]))]
+    differing = sum((column[:, None] != column[None, :]).astype(float) for column in columns)
+    alike: Matrix = np.power(of_a_difference, differing * np.ones((len(groups), len(groups))))
+    return alike

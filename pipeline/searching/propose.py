@@ -1,0 +1,190 @@
+"""What to measure next: by what is predicted, or as one of Optuna's samplers proposes."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipeline.contracts import InvalidInputError
+from pipeline.metrics import MIB
+from pipeline.report.certificate import NOT_REACHED, SLOWER, UNFIT, Certificate, Unmeasured
+from pipeline.report.trials import TrialRow, in_words
+from pipeline.searching.candidates import Candidate
+from pipeline.searching.choose import choose, next_naive
+from pipeline.searching.plan import SearchPlan
+from pipeline.searching.predictive import CONFIDENCE, Outlook, Rules
+from pipeline.searching.sampler import PredictiveSampler
+from pipeline.searching.study import StoredStudy
+from pipeline.space import Choice
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A configuration to measure."""
+
+    choice: Choice
+    predicted_seconds: float | None = None
+    """Of an optimizer step; None where nothing measured tells."""
+
+
+class Proposer(Protocol):
+    """Chooses what is measured, and knows what that proves."""
+
+    def next(self, rows: Sequence[TrialRow]) -> Proposal | None:
+        """Return what to measure after these trials; None where nothing is worth it, or all is being measured."""
+
+    def naive(self, rows: Sequence[TrialRow]) -> Choice | None:
+        """Return the largest naive micro-batch that fits, as far as is known."""
+
+    def certificate(self, rows: Sequence[TrialRow]) -> Certificate | None:
+        """Return what the trials prove; None where nothing."""
+
+
+class Blind:
+    """One of Optuna's samplers, after a bisection to what a person would try."""
+
+    def __init__(self, plan: SearchPlan, study: StoredStudy) -> None:
+        self._plan, self._study = plan, study
+
+    def next(self, rows: Sequence[TrialRow]) -> Proposal | None:
+        """Return the middle of the naive micro-batches still possible, then what the sampler proposes."""
+        plan, study = self._plan, self._study
+        fitting = [dict(row.choice) for row in rows if row.fits]
+        choice = next_naive(plan.naive, fitting, study.taken) or choose(
+            plan.space.choices,
+            plan.space,
+            study.trials,
+            study.taken,
+            study.directions,
+            plan.settings.sampler,
+            plan.base.settings.seed,
+        )
+        return None if choice is None else Proposal(choice)
+
+    def naive(self, rows: Sequence[TrialRow]) -> Choice | None:
+        """Return the first naive configuration that was measured to fit."""
+        fitting = [dict(row.choice) for row in rows if row.fits]
+        return next((choice for choice in self._plan.naive if choice in fitting), None)
+
+    def certificate(self, rows: Sequence[TrialRow]) -> None:
+        """Return nothing: what was not measured is not known."""
+        return
+
+
+class Predictive:
+    """The search's own sampler: what is predicted to fit and may be faster, until nothing may."""
+
+    def __init__(self, plan: SearchPlan, study: StoredStudy, sampler: PredictiveSampler) -> None:
+        self._plan, self._study, self._sampler = plan, study, sampler
+
+    def next(self, rows: Sequence[TrialRow]) -> Proposal | None:
+        """Return what promises most; where the law of time does not hold, what TPE proposes of that which fits."""
+        outlook = self._outlook()
+        number = outlook.next
+        if not outlook.holds:
+            return self._by_tpe(outlook)
+        if number is None:
+            return None
+        seconds = outlook.predicted_seconds
+        return Proposal(self._sampler.candidates[number].choice, None if seconds is None else float(seconds[number]))
+
+    def naive(self, rows: Sequence[TrialRow]) -> Choice | None:
+        """Return the first naive configuration that is predicted to fit, and was not measured otherwise."""
+        eligible = self._outlook().eligible
+        fitting = [self._sampler.candidates[number].choice for number in eligible]
+        return next((choice for choice in self._plan.naive if choice in fitting), None)
+
+    def certificate(self, rows: Sequence[TrialRow]) -> Certificate:
+        """Return the bound that the trials have reached, and what was left out."""
+        outlook = self._outlook()
+        measured = [dict(row.choice) for row in rows]
+        left = [
+            self._unmeasured(number, outlook)
+            for number, candidate in enumerate(self._sampler.candidates)
+            if candidate.choice not in measured
+        ]
+        seconds = sum(row.figures.get("seconds_total", 0.0) for row in rows)
+        return Certificate(
+            gap=self._plan.settings.gap,
+            bound=outlook.bound if outlook.holds else None,
+            confidence=CONFIDENCE,
+            law_is_off=outlook.law_is_off,
+            holds=outlook.holds,
+            num_configurations=len(self._sampler.candidates),
+            num_measured=len(rows),
+            unmeasured=tuple(left),
+            seconds_measured=seconds,
+            seconds_of_brute_force=_brute_force(rows, seconds, left),
+        )
+
+    def _outlook(self) -> Outlook:
+        return self._study.outlook(self._sampler)
+
+    def _by_tpe(self, outlook: Outlook) -> Proposal | None:
+        plan, study = self._plan, self._study
+        fitting = [self._sampler.candidates[number].choice for number in sorted(outlook.eligible)]
+        choice = choose(
+            fitting, plan.space, study.trials, study.taken, study.directions, "tpe", plan.base.settings.seed
+        )
+        return None if choice is None else Proposal(choice)
+
+    def _unmeasured(self, number: int, outlook: Outlook) -> Unmeasured:
+        candidate, seconds = self._sampler.candidates[number], outlook.predicted_seconds
+        proven = outlook.holds and outlook.bound is not None and outlook.bound <= self._plan.settings.gap
+        return Unmeasured(
+            choice=candidate.choice,
+            predicted_peak_bytes=candidate.predicted_bytes,
+            predicted_seconds_per_step=None if seconds is None else float(seconds[number]),
+            reason=UNFIT if number not in outlook.eligible else SLOWER if proven else NOT_REACHED,
+        )
+
+
+def make_proposer(plan: SearchPlan, study: StoredStudy, sampler: PredictiveSampler | None) -> Proposer:
+    """Return what the settings ask for, with the sampler of make_sampler."""
+    return Blind(plan, study) if sampler is None else Predictive(plan, study, sampler)
+
+
+def make_sampler(plan: SearchPlan) -> PredictiveSampler | None:
+    """Return the predictive sampler with its predictions, before anything is stored; None where another is asked for.
+
+    Raises:
+        InvalidInputError: nothing is predicted to fit.
+
+    """
+    if plan.settings.sampler != "predictive":
+        return None
+    rules = Rules(
+        budget_bytes=plan.budget_bytes,
+        fit_confidence=plan.settings.fit_confidence,
+        gap=plan.settings.gap,
+        kind=plan.base.device.type,
+        whole_front=plan.settings.objectives == "pareto",
+    )
+    sampler = PredictiveSampler(plan.candidates(), rules)
+    if sampler.best_first is None:
+        raise InvalidInputError(_nothing_fits(plan, sampler.candidates))
+    return sampler
+
+
+def _nothing_fits(plan: SearchPlan, candidates: Sequence[Candidate]) -> str:
+    known = [candidate for candidate in candidates if candidate.predicted_bytes is not None]
+    leanest = min(known, key=lambda candidate: candidate.predicted_bytes or 0)
+    peak, budget = (leanest.predicted_bytes or 0) / MIB, plan.budget_bytes / MIB
+    return (
+        f"something must fit the budget, and the smallest predicted peak is {peak:,.1f} MiB, "
+        f"{peak - budget:,.1f} MiB more than the {budget:,.1f} MiB ({in_words(leanest.choice)}); "
+        f"{plan.what_would_help(leanest.choice)}"
+    )
+
+
+def _brute_force(rows: Sequence[TrialRow], seconds: float, left: Sequence[Unmeasured]) -> float | None:
+    """Return the device time of the whole space, what is left taking as many of its steps as the median trial."""
+    ratios = [
+        row.figures["seconds_total"] / row.figures["seconds_per_step"]
+        for row in rows
+        if "seconds_per_step" in row.figures
+    ]
+    predicted = [one.predicted_seconds_per_step for one in left]
+    if not ratios or None in predicted:
+        return None
+    return seconds + statistics.median(ratios) * sum(one for one in predicted if one is not None)

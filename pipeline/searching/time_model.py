@@ -1,0 +1,131 @@
+"""What an optimizer step of every configuration will cost: a law of a few parameters, and how far off it may be.
+
+    seconds = num_passes x max(launch, fixed + rate[precision] x micro_batch_size) x work + update
+
+`work` is the counted operations of a sequence, recomputation included, against those of the candidate with the fewest.
+The parameters are fitted by least squares to the logarithms of what was measured, with priors broad enough for any
+device; what the law leaves over is a Gaussian process that is smooth in the logarithm of the micro-batch size.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from pipeline.searching.belief import Belief, Matrix, Vector, similarity
+from pipeline.searching.candidates import Candidate
+
+NOISE = 0.015
+"""Standard deviation of a measured time, as a share."""
+OFF = 0.08
+"""Standard deviation of what the law leaves over, as a share."""
+OCTAVES = 1.0
+"""Doublings of the micro-batch over which that changes."""
+OF_A_DIFFERENCE = 0.7
+"""Correlation of what the law leaves over between two policies, or two precisions."""
+RATE = (0.0, 12.0)
+"""Mean and standard deviation of the logarithm of the seconds of a sequence: any device."""
+SPEEDUP = {"fp32": (0.0, 0.1)}
+"""Of a precision's rate against the shared one; those that are not named:"""
+OTHER_SPEEDUP = (-0.5, 0.5)
+FIXED, LAUNCH, UPDATE = (np.log(0.5), 1.5), (np.log(0.5), 1.5), (np.log(0.5), 1.5)
+"""Of the fixed cost of a pass, its launches, and the update, in sequences."""
+LAUNCH_STARTS = np.log([0.5, 2.0, 8.0, 32.0])
+"""Where the fit begins to look for the cost of launches, in sequences."""
+
+
+@dataclass(frozen=True)
+class Law:
+    """The law for a list of candidates; parameters are logarithms: rate, speed-ups, fixed, launch, update."""
+
+    candidates: Sequence[Candidate]
+
+    @property
+    def precisions(self) -> list[str]:
+        """Return the names of the precisions, in the order of their parameters."""
+        return sorted({candidate.precision for candidate in self.candidates})
+
+    @property
+    def prior(self) -> tuple[Vector, Vector]:
+        """Return mean and standard deviation of the parameters before anything is measured."""
+        speedups = [SPEEDUP.get(name, OTHER_SPEEDUP) for name in self.precisions]
+        pairs = np.array([RATE, *speedups, FIXED, LAUNCH, UPDATE])
+        return pairs[:, 0], pairs[:, 1]
+
+    def __call__(self, parameters: Vector) -> Vector:
+        """Return the logarithm of each candidate's seconds per token."""
+        rate, *speedups, fixed, launch, update = parameters
+        by_precision = dict(zip(self.precisions, speedups, strict=True))
+        sizes = np.array([candidate.micro_batch_size for candidate in self.candidates])
+        passes = np.array([candidate.num_passes for candidate in self.candidates])
+        flops = np.array([candidate.flops for candidate in self.candidates])
+        tokens = np.array([candidate.num_tokens for candidate in self.candidates])
+        per_sequence = np.exp([by_precision[candidate.precision] for candidate in self.candidates])
+        a_pass = np.maximum(np.exp(launch), np.exp(fixed) + per_sequence * sizes)
+        seconds = passes * a_pass * flops / flops.min() + np.exp(update)
+        logarithms: Vector = rate + np.log(seconds / tokens)
+        return logarithms
+
+
+@dataclass(frozen=True)
+class TimeFit:
+    """The law fitted to measurements."""
+
+    belief: Belief
+    """Of the logarithm of each candidate's seconds per token."""
+    off: float
+    """Root mean square of what the fitted law alone leaves over, as a share; 0 where nothing is measured."""
+
+
+def fit(candidates: Sequence[Candidate], measured: Mapping[int, float]) -> TimeFit:
+    """Return what is believed of every candidate after measuring some: their number -> log seconds per token."""
+    law, smooth_NN = Law(candidates), _smooth(candidates)
+    mean, deviation = law.prior
+    known = list(measured)
+    parameters = _fit(law, known, np.array([measured[number] for number in known]), smooth_NN)
+    at = law(parameters)
+    slopes_NP = _slopes(law, parameters)
+    prior = Belief(at + slopes_NP @ (mean - parameters), (slopes_NP * deviation**2) @ slopes_NP.T + smooth_NN)
+    left = [measured[number] - at[number] for number in known]
+    off = float(np.sqrt(np.mean(np.square(left)))) if left else 0.0
+    return TimeFit(prior.given(measured, NOISE), off)
+
+
+def _fit(law: Law, known: list[int], values: Vector, smooth_NN: Matrix) -> Vector:
+    """Return the most probable parameters: generalised least squares with the priors as further residuals."""
+    mean, deviation = law.prior
+    if not known:
+        return mean
+    covariance = smooth_NN[np.ix_(known, known)] + NOISE**2 * np.eye(len(known))
+    whiten = np.linalg.inv(np.linalg.cholesky(covariance))
+
+    def residuals(parameters: Vector) -> Vector:
+        return np.concatenate([whiten @ (values - law(parameters)[known]), (parameters - mean) / deviation])
+
+    fits = []
+    for launch in LAUNCH_STARTS:  # where launches never matter, their parameter has no slope to follow
+        start = mean.copy()
+        start[-2] = launch
+        start[0] = float(np.mean(values - law(start)[known]))
+        fits.append(least_squares(residuals, start))
+    best: Vector = min(fits, key=lambda one: float(one.cost)).x
+    return best
+
+
+def _slopes(law: Law, parameters: Vector) -> Matrix:
+    """Return the derivative of each candidate's logarithm by each parameter."""
+    step = 1e-4
+    columns = [
+        (law(parameters + change) - law(parameters - change)) / (2 * step) for change in step * np.eye(len(parameters))
+    ]
+    return np.stack(columns, axis=1)
+
+
+def _smooth(candidates: Sequence[Candidate]) -> Matrix:
+    """Return the covariance of what the law leaves over."""
+    octaves = np.log2([candidate.micro_batch_size for candidate in candidates])
+    distance_NN = (octaves[:, None] - octaves[None, :]) / OCTAVES
+    alike = similarity([candidate.group for candidate in candidates], OF_A_DIFFERENCE)
+    covariance: Matrix = OFF**2 * np.exp(-0.5 * distance_NN**2) * alike
+    return covariance

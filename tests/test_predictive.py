@@ -1,0 +1,271 @@
+"""The predictive search: what it believes, what it proposes, when it stops, and what it says of that."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from optuna.trial import TrialState
+from scipy.stats import quantile_test
+
+from pipeline.metrics import MIB, median_interval
+from pipeline.searching import memory_model, time_model
+from pipeline.searching.belief import Belief, similarity
+from pipeline.searching.candidates import Candidate
+from pipeline.searching.judge import CONSTRAINT
+from pipeline.searching.length import TrialLength
+from pipeline.searching.predictive import Measured, Outlook, Rules, look_ahead
+from pipeline.searching.sampler import NothingLeftError, PredictiveSampler
+
+BATCH, TOKENS = 32, 100
+SIZES = (1, 2, 4, 8, 16, 32)
+POLICIES = {"none": 1.0, "every_layer": 1.33, "every_2_layers": 1.17}
+PRECISIONS = ("fp32", "bf16")
+DISTRIBUTIONS = {
+    "micro_batch_size": optuna.distributions.CategoricalDistribution(SIZES),
+    "checkpointing": optuna.distributions.CategoricalDistribution(tuple(POLICIES)),
+    "precision": optuna.distributions.CategoricalDistribution(PRECISIONS),
+}
+Seconds = Callable[[Candidate], float]
+
+
+def made_up(size: int, policy: str, precision: str) -> Candidate:
+    """Return a candidate whose peak grows with its micro-batch."""
+    of_one = {"none": 16, "every_layer": 6, "every_2_layers": 11}[policy] * (0.6 if precision == "bf16" else 1.0)
+    peak = int((20 + size * of_one) * MIB)
+    return Candidate(
+        choice={"micro_batch_size": size, "checkpointing": policy, "precision": precision},
+        micro_batch_size=size,
+        num_passes=BATCH // size,
+        num_tokens=BATCH * TOKENS,
+        flops=1e9 * POLICIES[policy],
+        precision=precision,
+        predicted_bytes=peak,
+        fits=lambda budget_bytes: peak <= budget_bytes,
+    )
+
+
+CANDIDATES = [made_up(size, policy, name) for size in SIZES for policy in POLICIES for name in PRECISIONS]
+
+
+def lawful(fixed: float = 0.3, speedup: float = 0.55, launch: float = 0.0, update: float = 0.4) -> Seconds:
+    """Return a machine that keeps the law of time."""
+
+    def seconds(one: Candidate) -> float:
+        rate = speedup if one.precision == "bf16" else 1.0
+        a_pass = max(launch, fixed + rate * one.micro_batch_size) * one.flops / 1e9
+        return 0.01 * (one.num_passes * a_pass + update)
+
+    return seconds
+
+
+def measured(seconds: Seconds, numbers: list[int], budget_bytes: int, off: float = 1.0) -> Measured:
+    """Return what measuring some candidates shows; peaks are `off` times what is predicted."""
+    peaks = {number: off * (CANDIDATES[number].predicted_bytes or 0) for number in numbers}
+    return Measured(
+        log_seconds={number: math.log(seconds(CANDIDATES[number]) / (BATCH * TOKENS)) for number in numbers},
+        peak_bytes=peaks,
+        over_budget=frozenset(number for number, peak in peaks.items() if peak > budget_bytes),
+        failed=frozenset(),
+        running=frozenset(),
+    )
+
+
+def search(seconds: Seconds, rules: Rules, off: float = 1.0) -> tuple[list[int], Outlook]:
+    """Measure until nothing is worth it; return what was measured and the last outlook."""
+    numbers: list[int] = []
+    while True:
+        outlook = look_ahead(CANDIDATES, measured(seconds, numbers, rules.budget_bytes, off), rules)
+        if outlook.next is None:
+            return numbers, outlook
+        assert outlook.next not in numbers
+        numbers.append(outlook.next)
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=40))
+def test_the_interval_of_a_median_is_that_of_scipy(values: list[float]) -> None:
+    mine, theirs = median_interval(values), quantile_test(values, p=0.5).confidence_interval(0.95)
+    assert mine == (theirs.low, theirs.high) if len(values) > 5 else mine is None and math.isnan(theirs.low)
+
+
+def test_a_trial_ends_when_its_time_is_known_or_hopeless() -> None:
+    enough = TrialLength(warmup_steps=2, precision_percent=2, seconds_to_beat=None)
+    steady = [9.0, 9.0, 1.0, 1.01, 0.99, 1.0, 1.0]
+    assert not enough(steady) and enough([*steady, 1.0])
+    assert not enough([*steady[:-1], 1.5, 1.6])
+    rival = TrialLength(warmup_steps=2, precision_percent=2, seconds_to_beat=0.9)
+    assert rival(steady[:5]) and not rival(steady[:4])
+    assert not TrialLength(warmup_steps=2, precision_percent=2, seconds_to_beat=0.985)(steady[:5])
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=10, unique=True), st.floats(0.001, 0.5))
+def test_measuring_narrows_what_is_believed(numbers: list[int], noise: float) -> None:
+    covariance = similarity([(number % 2, number % 3) for number in range(10)], 0.5)
+    before = Belief(np.zeros(10), covariance)
+    after = before.given({number: float(number) for number in numbers}, noise)
+    assert (after.deviation_N <= before.deviation_N + 1e-9).all()
+    assert (np.abs(after.deviation_N[numbers]) <= noise + 1e-9).all()
+    sure = before.given({0: 3.0}, 1e-6)
+    assert sure.mean_N[0] == pytest.approx(3.0) and sure.mean_N[6] == pytest.approx(3.0)  # 0 and 6 are alike
+
+
+@pytest.mark.parametrize("launch", [0.0, 3.0])
+def test_the_law_is_found_from_a_few_probes(launch: float) -> None:
+    seconds = lawful(launch=launch)
+    probes = [0, 1, 7, 12, 14, 19, 24, 30, 31]
+    fit = time_model.fit(CANDIDATES, measured(seconds, probes, 10**12).log_seconds)
+    predicted = np.exp(fit.belief.mean_N) * BATCH * TOKENS
+    truth = np.array([seconds(candidate) for candidate in CANDIDATES])
+    assert np.median(np.abs(predicted / truth - 1)) < 0.04
+    assert (np.abs(np.log(predicted / truth))[probes] < 0.03).all()
+    assert fit.off < 0.02
+
+
+def test_measured_peaks_correct_the_predictions_of_the_rest() -> None:
+    number = next(n for n, c in enumerate(CANDIDATES) if c.choice == made_up(8, "none", "fp32").choice)
+    peak = CANDIDATES[number].predicted_bytes or 0
+    tight = int(peak * 1.02)
+    before = memory_model.probability_of_fit(CANDIDATES, {}, tight, "cuda")
+    smaller = number - len(POLICIES) * len(PRECISIONS)
+    too_low = {smaller: 1.04 * (CANDIDATES[smaller].predicted_bytes or 0)}
+    after = memory_model.probability_of_fit(CANDIDATES, too_low, tight, "cuda")
+    assert 0.5 < before[number] < 0.95 and after[number] < before[number]
+    assert memory_model.probability_of_fit(CANDIDATES, {}, tight, "cpu")[number] > 0.95
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    fixed=st.floats(0, 4),
+    speedup=st.floats(0.3, 1.5),
+    launch=st.floats(0, 6),
+    update=st.floats(0, 3),
+    budget=st.integers(30, 600),
+)
+def test_the_answer_is_within_the_gap_on_any_lawful_machine(
+    fixed: float, speedup: float, launch: float, update: float, budget: int
+) -> None:
+    seconds, rules = lawful(fixed, speedup, launch, update), Rules(budget_bytes=budget * MIB)
+    numbers, outlook = search(seconds, rules)
+    fitting = [n for n, candidate in enumerate(CANDIDATES) if (candidate.predicted_bytes or 0) <= rules.budget_bytes]
+    best = min(seconds(CANDIDATES[number]) for number in fitting)
+    found = min(seconds(CANDIDATES[number]) for number in numbers)
+    assert outlook.bound is not None and outlook.bound <= rules.gap
+    assert found <= best * (1 + rules.gap) / (1 - rules.gap)
+    assert set(numbers) <= set(fitting)
+    assert len(numbers) < len(fitting) or len(fitting) < 8
+
+
+def test_the_model_says_when_it_does_not_hold() -> None:
+    def erratic(one: Candidate) -> float:
+        return lawful()(one) * (2.0 if one.micro_batch_size in (2, 8) else 1.0)
+
+    probes = [0, 6, 12, 18, 24, 30]
+    assert not look_ahead(CANDIDATES, measured(erratic, probes, 10**12), Rules(budget_bytes=10**12)).holds
+    assert look_ahead(CANDIDATES, measured(lawful(), probes, 10**12), Rules(budget_bytes=10**12)).holds
+
+
+def test_a_risk_is_taken_only_for_its_gain() -> None:
+    edge = made_up(32, "none", "bf16")
+    rules = Rules(budget_bytes=int((edge.predicted_bytes or 0) * 1.005), kind="cuda")
+    gains = lawful(fixed=20.0)  # the larger the micro-batch, the faster
+    numbers, _ = search(gains, rules)
+    tried = [CANDIDATES[number].choice for number in numbers]
+    assert edge.choice in tried
+    slower = made_up(32, "none", "fp32")
+    rules = Rules(budget_bytes=int((slower.predicted_bytes or 0) * 1.005), kind="cuda")
+    assert slower.choice not in [CANDIDATES[number].choice for number in search(gains, rules)[0]]
+
+
+def test_out_of_memory_makes_what_is_as_large_less_probable() -> None:
+    rules = Rules(budget_bytes=100 * MIB, kind="cuda")
+    probable = memory_model.probability_of_fit(CANDIDATES, {}, rules.budget_bytes, "cuda")
+    number = int(np.flatnonzero(probable >= 0.95)[-1])
+    lost = {number: rules.budget_bytes * 1.1}
+    after = memory_model.probability_of_fit(CANDIDATES, lost, rules.budget_bytes, "cuda")
+    assert (after <= probable).all() and after.sum() < probable.sum()
+
+
+def test_the_front_is_measured_from_its_lean_end_to_its_fast_one() -> None:
+    rules = Rules(budget_bytes=200 * MIB, whole_front=True)
+    seconds = lawful()
+    numbers, _ = search(seconds, rules)
+
+    def front(among: list[int]) -> list[tuple[int, float]]:
+        points = sorted((CANDIDATES[n].predicted_bytes or 0, seconds(CANDIDATES[n])) for n in among)
+        return [point for i, point in enumerate(points) if all(point[1] < other[1] for other in points[:i])]
+
+    fitting = [n for n, one in enumerate(CANDIDATES) if (one.predicted_bytes or 0) <= rules.budget_bytes]
+    for peak, time in front(fitting):
+        assert any(
+            (CANDIDATES[n].predicted_bytes or 0) <= peak and seconds(CANDIDATES[n]) <= time * 1.02 for n in numbers
+        )
+
+
+def objective(budget_bytes: int, seconds: Seconds = lawful()) -> Callable[[optuna.Trial], float]:  # noqa: B008
+    def measure(trial: optuna.Trial) -> float:
+        choice = {name: trial.suggest_categorical(name, d.choices) for name, d in DISTRIBUTIONS.items()}
+        candidate = next(one for one in CANDIDATES if one.choice == choice)
+        trial.set_constraint(CONSTRAINT, (candidate.predicted_bytes or 0) - budget_bytes)
+        return BATCH * TOKENS / seconds(candidate)
+
+    return measure
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_any_study_may_use_the_sampler(workers: int, tmp_path: Any) -> None:
+    rules = Rules(budget_bytes=100 * MIB)
+    study = optuna.create_study(
+        direction="maximize",
+        sampler=PredictiveSampler(CANDIDATES, rules),
+        storage=f"sqlite:///{tmp_path}/study.db" if workers > 1 else None,
+    )
+    study.optimize(objective(rules.budget_bytes), n_trials=60, n_jobs=workers, catch=(NothingLeftError,))
+    chosen = [tuple(trial.params.items()) for trial in study.trials if trial.params]
+    assert len(set(chosen)) == len(chosen) < 20
+    assert all(trial.constraints[CONSTRAINT] <= 0 for trial in study.trials if trial.params)
+    assert study.best_params["precision"] == "bf16"
+    bound = study.sampler.outlook(study).bound
+    assert bound is not None and bound <= rules.gap
+
+
+def test_asking_and_telling_reaches_everything_that_fits_and_no_more() -> None:
+    rules = Rules(budget_bytes=60 * MIB)
+    study = optuna.create_study(direction="minimize", sampler=PredictiveSampler(CANDIDATES, rules))
+    fitting = [one for one in CANDIDATES if (one.predicted_bytes or 0) <= rules.budget_bytes]
+    running = study.ask(DISTRIBUTIONS)  # a worker that never comes back
+    for number in range(1, len(fitting)):
+        trial = study.ask(DISTRIBUTIONS)
+        candidate = next(one for one in CANDIDATES if one.choice == trial.params)
+        if number == 2:
+            study.tell(trial, state=TrialState.FAIL)
+            continue
+        trial.set_constraint(CONSTRAINT, (candidate.predicted_bytes or 0) - rules.budget_bytes)
+        study.tell(trial, lawful()(candidate))
+    chosen = [tuple(trial.params.items()) for trial in study.trials]
+    assert len(set(chosen)) == len(fitting) == len(chosen) and running.params in [one.choice for one in fitting]
+    with pytest.raises(NothingLeftError):
+        study.ask(DISTRIBUTIONS)
+
+
+def test_what_is_no_dimension_is_refused() -> None:
+    study = optuna.create_study(sampler=PredictiveSampler(CANDIDATES, Rules(budget_bytes=100 * MIB)))
+    trial = study.ask()
+    with pytest.raises(ValueError, match="every parameter must be a dimension"):
+        trial.suggest_float("learning_rate", 0, 1)
+    with pytest.raises(ValueError, match="at least one candidate"):
+        PredictiveSampler([], Rules(budget_bytes=1))
+
+
+@settings(max_examples=20, deadline=None)
+@given(off=st.floats(0.99, 1.01), budget=st.integers(40, 300))
+def test_predictions_that_are_off_cost_few_trials_that_do_not_fit(off: float, budget: int) -> None:
+    rules = Rules(budget_bytes=budget * MIB, kind="cuda")
+    fitting = [n for n, one in enumerate(CANDIDATES) if off * (one.predicted_bytes or 0) <= rules.budget_bytes]
+    assume(fitting)
+    numbers, _ = search(lawful(), rules, off)
+    assert sum(number not in fitting for number in numbers) <= 2
