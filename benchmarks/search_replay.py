@@ -1,0 +1,349 @@
+"""Every sampler replayed on a table of a whole space that was really measured: trials, seconds, misses and proofs.
+
+    python benchmarks/search_replay.py benchmarks/search_table_cpu_<date>.csv
+
+writes benchmarks/search_replay_<name>.md and .csv beside it. A replayed trial is one of the configuration's measured
+runs, drawn by the seed; it ends by the same rule for every sampler, and costs what that run cost until then. No sampler
+is given a configuration twice.
+"""
+
+import argparse
+import csv
+import json
+import math
+import os
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from pipeline.searching.candidates import Candidate
+from pipeline.searching.choose import choose, distributions_of
+from pipeline.searching.judge import CONSTRAINT
+from pipeline.searching.length import TrialLength
+from pipeline.searching.predictive import Measured, Rules, look_ahead
+from pipeline.space import Choice, Space
+
+WARMUP_STEPS, PRECISION_PERCENT = 3, 2.0
+FAR_APART = 100_003
+"""Factor of the seeds that samplers are given, since the next trial of a search takes the next seed."""
+NEAR = 0.02
+"""Share of its time by which an answer may be slower than the best to count as found."""
+SHARES_THAT_FIT = (0.33, 0.6)
+"""Of the space, at the two budgets."""
+OPTUNAS = ("tpe", "gp", "random", "brute", "nsga2")
+HABITS = {
+    f"doubling, {precision}{', checkpointed' if policy != 'none' else ''}": (policy, precision)
+    for precision in ("fp32", "bf16")
+    for policy in ("none", "every_layer")
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measured run of a configuration."""
+
+    seconds_of_steps: tuple[float, ...]
+    seconds_of_start: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One configuration of the table."""
+
+    candidate: Candidate
+    peak_bytes: float
+    runs: tuple[Run, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Its true seconds per step: the mean of the runs' medians."""
+        return statistics.fmean(statistics.median(run.seconds_of_steps[WARMUP_STEPS:]) for run in self.runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """What one search came to."""
+
+    sampler: str
+    budget_bytes: int
+    seed: int
+    trials_to_near: int | None
+    """Trials until the incumbent was near the optimum, all counted; None where it never was."""
+    seconds_to_near: float | None
+    trials: int
+    """All, where the sampler stops of its own accord."""
+    seconds: float
+    over_budget: int
+    distance: float
+    """Share by which the last incumbent is slower than the optimum."""
+    certificate_holds: bool | None
+    """Whether the optimum lies within the bound that was stated; None where none was."""
+
+
+@cache
+def read(file: Path) -> tuple[Entry, ...]:
+    """Return the configurations of a table, in the order of its space."""
+    about = json.loads(file.with_suffix(".json").read_text())
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    with file.open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            if row["outcome"] in ("ok", "over_budget"):
+                groups.setdefault((row["micro_batch_size"], row["checkpointing"], row["precision"]), []).append(row)
+    batch, length = int(about["effective_batch_size"]), int(about["sequence_length"])
+    return tuple(
+        _entry(int(size), policy, precision, rows, batch, length)
+        for (size, policy, precision), rows in sorted(groups.items(), key=lambda pair: (int(pair[0][0]), pair[0][1:]))
+    )
+
+
+def _entry(size: int, policy: str, precision: str, rows: list[dict[str, str]], batch: int, length: int) -> Entry:
+    predicted = int(rows[0]["predicted_peak_bytes"])
+    candidate = Candidate(
+        choice={"micro_batch_size": size, "checkpointing": policy, "precision": precision},
+        micro_batch_size=size,
+        num_passes=batch // size,
+        num_tokens=batch * length,
+        flops=float(rows[0]["flops_per_sequence"]),
+        precision=precision,
+        predicted_bytes=predicted,
+        fits=lambda budget_bytes: predicted <= budget_bytes,
+    )
+    runs = []
+    for row in rows:
+        steps = tuple(map(float, row["seconds_of_steps"].split()))
+        runs.append(Run(steps, float(row["seconds_total"]) - sum(steps)))
+    return Entry(candidate, max(float(row["peak_bytes"]) for row in rows), tuple(runs))
+
+
+class Search:
+    """A search that is being replayed."""
+
+    def __init__(self, entries: Sequence[Entry], sampler: str, budget_bytes: int, seed: int) -> None:
+        self.entries, self.sampler, self.budget_bytes, self.seed = entries, sampler, budget_bytes, seed
+        self.measured: dict[int, float] = {}
+        self.seconds = 0.0
+        self._random = random.Random(f"{sampler} {budget_bytes} {seed}")  # noqa: S311  nothing secret
+        self._optimum = min(entry.seconds for entry in entries if entry.peak_bytes <= budget_bytes)
+        self._near: tuple[int, float] | None = None
+
+    @property
+    def over_budget(self) -> list[int]:
+        """Return the numbers of those measured that do not fit."""
+        return [number for number in self.measured if self.entries[number].peak_bytes > self.budget_bytes]
+
+    @property
+    def incumbent(self) -> int | None:
+        """Return the number of the fastest measured that fits."""
+        fitting = [number for number in self.measured if self.entries[number].peak_bytes <= self.budget_bytes]
+        return min(fitting, key=lambda number: self.measured[number], default=None)
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the incumbent has been near the optimum."""
+        return self._near is not None
+
+    def measure(self, number: int) -> None:
+        """Take a trial."""
+        run, best = self._random.choice(self.entries[number].runs), self.incumbent
+        enough = TrialLength(WARMUP_STEPS, PRECISION_PERCENT, None if best is None else self.measured[best])
+        lengths = range(1, len(run.seconds_of_steps) + 1)
+        length = next((n for n in lengths if enough(run.seconds_of_steps[:n])), lengths[-1])
+        steps = run.seconds_of_steps[:length]
+        self.measured[number] = statistics.median(steps[WARMUP_STEPS:])
+        self.seconds += run.seconds_of_start + sum(steps)
+        best = self.incumbent
+        if self._near is None and best is not None and self.entries[best].seconds <= self._optimum * (1 + NEAR):
+            self._near = (len(self.measured), self.seconds)
+
+    def result(self, bound: float | None = None) -> Replayed:
+        """Return what it came to; `bound` is what it states at its end."""
+        best = self.incumbent
+        distance = math.inf if best is None else self.entries[best].seconds / self._optimum - 1
+        return Replayed(
+            sampler=self.sampler,
+            budget_bytes=self.budget_bytes,
+            seed=self.seed,
+            trials_to_near=self._near[0] if self._near else None,
+            seconds_to_near=self._near[1] if self._near else None,
+            trials=len(self.measured),
+            seconds=self.seconds,
+            over_budget=len(self.over_budget),
+            distance=distance,
+            certificate_holds=None if bound is None or best is None else 1 - 1 / (1 + distance) <= bound,
+        )
+
+
+def predictive(search: Search) -> Replayed:
+    """Replay the project's own sampler until it stops."""
+    candidates = [entry.candidate for entry in search.entries]
+    rules = Rules(budget_bytes=search.budget_bytes)
+    while True:
+        known = Measured(
+            log_seconds={n: math.log(s / candidates[n].num_tokens) for n, s in search.measured.items()},
+            peak_bytes={n: search.entries[n].peak_bytes for n in search.measured},
+            over_budget=frozenset(search.over_budget),
+            failed=frozenset(),
+            running=frozenset(),
+        )
+        outlook = look_ahead(candidates, known, rules)
+        if outlook.next is None or not outlook.holds:
+            bound = None if outlook.bound is None or not outlook.holds else max(outlook.bound, rules.gap)
+            return search.result(bound)
+        search.measure(outlook.next)
+
+
+def of_optuna(search: Search) -> Replayed:
+    """Replay one of Optuna's samplers, which is told peaks as a constraint in bytes, until it is near the optimum."""
+    choices: list[Choice] = [entry.candidate.choice for entry in search.entries]
+    space = Space({name: tuple(dict.fromkeys(choice[name] for choice in choices)) for name in choices[0]})
+    numbers = {tuple(choice.values()): number for number, choice in enumerate(choices)}
+    told = optuna.create_study(direction="maximize")
+    while not search.is_near:
+        taken = [choices[number] for number in search.measured]
+        choice = choose(choices, space, told.trials, taken, ("maximize",), search.sampler, search.seed * FAR_APART)
+        if choice is None:
+            break
+        number = numbers[tuple(choice.values())]
+        search.measure(number)
+        told.enqueue_trial(choice)
+        trial = told.ask(distributions_of(space))
+        trial.set_constraint(CONSTRAINT, search.entries[number].peak_bytes - search.budget_bytes)
+        told.tell(trial, search.entries[number].candidate.num_tokens / search.measured[number])
+    return search.result()
+
+
+def by_habit(search: Search) -> Replayed:
+    """Replay what people do: double the micro-batch until it does not fit, then accumulate with the one before."""
+    policy, precision = HABITS[search.sampler]
+    size = 1
+    for number, entry in enumerate(search.entries):
+        choice = entry.candidate.choice
+        if (choice["checkpointing"], choice["precision"]) == (policy, precision) and choice["micro_batch_size"] == size:
+            search.measure(number)
+            size *= 2
+            if search.over_budget:
+                break
+    return search.result()
+
+
+REPLAYS: Mapping[str, Callable[[Search], Replayed]] = {
+    "predictive": predictive,
+    **dict.fromkeys(OPTUNAS, of_optuna),
+    **dict.fromkeys(HABITS, by_habit),
+}
+
+
+def replay(file: Path, task: tuple[str, int, int]) -> Replayed:
+    """Replay one search: (sampler, budget in bytes, seed)."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return REPLAYS[task[0]](Search(read(file), *task))
+
+
+def budgets(entries: Sequence[Entry]) -> list[int]:
+    """Return the budgets at which SHARES_THAT_FIT of the space fit."""
+    peaks = sorted(entry.peak_bytes for entry in entries)
+    return [int(peaks[round(share * len(peaks)) - 1]) for share in SHARES_THAT_FIT]
+
+
+def summary(results: Sequence[Replayed]) -> Iterator[dict[str, Any]]:
+    """Yield a line for each budget and sampler."""
+    for budget in dict.fromkeys(result.budget_bytes for result in results):
+        for sampler in REPLAYS:
+            rows = [one for one in results if (one.budget_bytes, one.sampler) == (budget, sampler)]
+            found = [one for one in rows if one.trials_to_near is not None]
+            proven = [one.certificate_holds for one in rows if one.certificate_holds is not None]
+            yield {
+                "budget MiB": f"{budget / 2**20:.1f}",
+                "sampler": sampler,
+                "searches": len(rows),
+                "found": f"{100 * len(found) / len(rows):.0f} %",
+                "trials to 2 %": _spread([one.trials_to_near or 0 for one in found], "{:.0f}"),
+                "seconds to 2 %": _spread([one.seconds_to_near or 0.0 for one in found], "{:.1f}"),
+                "trials in all": _spread([one.trials for one in rows], "{:.0f}") if sampler not in OPTUNAS else "",
+                "over budget": f"{statistics.fmean(one.over_budget for one in rows):.2f}",
+                "distance": "" if sampler in OPTUNAS else f"{100 * statistics.median(o.distance for o in rows):.1f} %",
+                "bound true": f"{100 * statistics.fmean(proven):.1f} % of {len(proven)}" if proven else "",
+            }
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    """Return median and range."""
+    if not values:
+        return ""
+    return f"{form.format(statistics.median(values))} ({form.format(min(values))} to {form.format(max(values))})"
+
+
+def page(lines: Sequence[Mapping[str, Any]], file: Path, entries: Sequence[Entry], command: str) -> str:
+    """Return the table as Markdown."""
+    about = json.loads(file.with_suffix(".json").read_text())
+    apart = [abs(math.log(_median(entry.runs[0]) / _median(entry.runs[-1]))) for entry in entries]
+    off = max(abs((entry.candidate.predicted_bytes or 0) / entry.peak_bytes - 1) for entry in entries)
+    names = list(lines[0])
+    return "\n".join(
+        [
+            f"# Samplers replayed on {file.name}",
+            "",
+            f"Written by `{command}`. The table holds {len(entries)} configurations, each measured "
+            f"{min(len(entry.runs) for entry in entries)} times in random order; two runs of one differ by "
+            f"{100 * statistics.median(apart):.1f} % in the median, and predicted peaks by at most {100 * off:.3f} %.",
+            "",
+            "| what | value |",
+            "|---|---|",
+            *(f"| {name} | {value} |" for name, value in about.items()),
+            "",
+            "A search has found what it seeks once its incumbent is within 2 % of the best configuration that fits; "
+            "trials that did not fit count. Median, and range in brackets, over the seeds. Optuna's samplers are "
+            "followed until they have found it and are never given a configuration twice; the others stop of their own "
+            "accord. A bound is true where the best configuration lies within it.",
+            "",
+            f"| {' | '.join(names)} |",
+            f"|{'---|' * len(names)}",
+            *(f"| {' | '.join(str(value) for value in line.values())} |" for line in lines),
+            "",
+        ]
+    )
+
+
+def _median(run: Run) -> float:
+    return statistics.median(run.seconds_of_steps[WARMUP_STEPS:])
+
+
+def main() -> None:
+    """Replay all, write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--samplers", nargs="+", choices=list(REPLAYS), default=list(REPLAYS))
+    given = parser.parse_args()
+    if not given.table.exists():
+        parser.error(f"the table must exist, and {given.table} does not; measure it: python benchmarks/search_table.py")
+    entries = read(given.table)
+    tasks = [
+        (name, budget, seed) for budget in budgets(entries) for name in given.samplers for seed in range(given.seeds)
+    ]
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("forkserver")) as pool:
+        results = list(pool.map(partial(replay, given.table), tasks, chunksize=8))
+    output = given.table.with_name(given.table.name.replace("search_table", "search_replay"))
+    with output.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(asdict(results[0])))
+        writer.writeheader()
+        writer.writerows(asdict(result) for result in results)
+    lines = list(summary(results)) if set(given.samplers) == set(REPLAYS) else []
+    for line in lines:
+        print(line, file=sys.stderr)
+    if lines:
+        command = f"python benchmarks/search_replay.py {given.table} --seeds {given.seeds}"
+        output.with_suffix(".md").write_text(page(lines, given.table, entries, command))
+
+
+if __name__ == "__main__":
+    main()
