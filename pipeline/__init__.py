@@ -7,7 +7,7 @@ Floors; a module imports only from floors below its own, and the members of a fa
     compare  planning/              jobs that train nothing: runs of MLflow beside each other; what would fit which card
     publish                         a finished job's report to its readers
     tracking/  report/              Results -> MLflow runs (MLflow); Results -> tables, pictures and a page (matplotlib)
-    execute  predict                an Experiment in a clean process -> Result; on fake tensors -> Prediction
+    execute  predict  flops         an Experiment in a clean process -> Result; on fake tensors -> Prediction, FLOPs
     trace                           an Experiment on fake tensors -> what would live when
     profile                         looking closely at one run: tensors and operators
     train                           the loop around the one training step

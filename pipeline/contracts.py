@@ -96,6 +96,11 @@ class Technique(Settings, ABC):
         """Return a copy in which every derived setting has its value; raise InvalidInputError where none fits."""
         return self
 
+    @property
+    def layer_period(self) -> int:
+        """Layers after which what it does to them repeats."""
+        return 1
+
     def unsupported(self, hardware: Hardware) -> str | None:
         """Return why `hardware` cannot do this, or None where it can."""
         del hardware
@@ -122,6 +127,8 @@ class Description:
     """Whether its weights make sense with that tokenizer alone."""
     width: int
     """Channels of its layers."""
+    num_layers: int
+    """Layers, which the family's setting `num_layers` changes."""
 
 
 class Model(Settings, ABC):

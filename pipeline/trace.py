@@ -1,6 +1,7 @@
 """An Experiment on fake tensors -> what would live when, on a device that need not be here; kept on disk."""
 
 import hashlib
+import math
 import platform
 import tempfile
 import traceback
@@ -10,16 +11,14 @@ from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
-import torch
 from torch import device
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from pipeline.contracts import Hardware, InvalidInputError, Prepared, Trainable
 from pipeline.experiment import Experiment
 from pipeline.memory.affine import Known, in_order, same_memory, told_by
+from pipeline.memory.depth import told_by_depths
 from pipeline.memory.lifetimes import Timeline
-from pipeline.memory.meter import WATCHED_STEPS
 from pipeline.memory.storage import dump, load
 from pipeline.profile import record_lifetimes
 from pipeline.simulation.batches import RepeatedRow
@@ -29,19 +28,14 @@ from pipeline.simulation.target import simulated
 from pipeline.step import on_device
 from pipeline.text import cache_folder
 
-CPU_ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),  # type: ignore[no-untyped-call]
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        lambda out, q, k, v, *_, **__: sdpa_backward_flop_count(out, q, k, v)  # type: ignore[no-untyped-call]
-    ),
-}
-"""Operators that torch's counter leaves out, counted as it counts their CUDA counterparts."""
 STEADY_STEPS = 3
 """Micro-batches of an optimizer step after which all further ones are alike."""
 KNOWN_SIZES = (2, 4, 8)
 """Micro-batch sizes that tell all others but 1, once they are in the cache: two do, if they are right of the third."""
 LARGEST_GROWTH_BYTES = 1024
 """What a further micro-batch may leave behind in a steady step: the value of its loss."""
+LARGEST_SHARE = 0.8
+"""Of a model's layers: what three shallower models may have together, if they are to be run in its place."""
 NO_MATTER = """
     device seed num_steps timing_warmup_steps learning_rate learning_rate_scaling base_batch_size
     learning_rate_warmup_steps learning_rate_schedule weight_decay eval_steps gradient_underflow dataset_size budget
@@ -97,7 +91,9 @@ def _kept(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows
     told = _told(experiment, target, prepared, num_rows)
     if told is not None:
         return told
-    timeline = record(experiment, target, prepared, num_rows)
+    timeline = _from_few_layers(experiment, target, prepared, num_rows) or record(
+        experiment, target, prepared, num_rows
+    )
     with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as work:
         work.write(dump(timeline))
     Path(work.name).replace(file)  # a reader sees all of it or nothing
@@ -129,6 +125,33 @@ def _proven(files: tuple[Path, ...]) -> tuple[Known, Known] | None:
     return (first, second) if told is not None and same_memory(told, third[1]) else None
 
 
+def _from_few_layers(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
+    """Return the timeline of a deep model from those of two shallow ones, if these tell that of a third."""
+    depths = shallow_depths(experiment)
+    if depths is None:
+        return None
+    first, second, third = (record(experiment.with_layers(depth), target, prepared, num_rows) for depth in depths)
+    told = told_by_depths(first, second, 2)
+    if told is None or not same_memory(told, third):
+        return None
+    return told_by_depths(first, second, (experiment.description.num_layers - depths[0]) // (depths[1] - depths[0]))
+
+
+def shallow_depths(experiment: Experiment) -> tuple[int, int, int] | None:
+    """Return three numbers of layers, one period of the techniques apart, and whole periods from the model's own.
+
+    None where they are too many to save anything. The least has a layer more than a period: the first layer is unlike
+    the others in where its input comes from.
+    """
+    if experiment.settings.model not in experiment.model.names:
+        return None  # nobody knows whether its layers are alike
+    num_layers = experiment.description.num_layers
+    period = math.lcm(*(technique.layer_period for technique in experiment.techniques))
+    least = period + 1 + (num_layers - 1) % period
+    depths = (least, least + period, least + 2 * period)
+    return depths if sum(depths) <= LARGEST_SHARE * num_layers else None
+
+
 def _file(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Path:
     return cache_folder() / f"trace-{_key(experiment, target, prepared, num_rows)}.json.gz"
 
@@ -154,19 +177,6 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
             f"memory is predicted without numbers, and {_who_asked(error)} asks for one ({error.func}); "
             "measure this configuration instead: python -m pipeline main"
         ) from error
-
-
-def count_flops(experiment: Experiment, target: Hardware) -> int:
-    """Return the floating-point operations of one optimizer step, recomputation included, as torch counts them.
-
-    Raises:
-        InvalidInputError: as trace().
-
-    """
-    counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
-    with counter:
-        record(experiment, target, experiment.read_corpus(), experiment.effective_batch_size)
-    return int(counter.get_total_flops()) // WATCHED_STEPS
 
 
 def _from_host(experiment: Experiment, prepared: Prepared) -> Trainable:

@@ -18,7 +18,7 @@ FLOORS = [
     ("train",),
     ("profile",),
     ("trace",),
-    ("execute", "predict"),
+    ("execute", "predict", "flops"),
     ("tracking", "report"),
     ("publish",),
     ("measure", "compare", "planning", "profiling", "searching"),

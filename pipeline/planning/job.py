@@ -13,6 +13,7 @@ from rich.progress import track
 from pipeline.contracts import Hardware, InvalidInputError
 from pipeline.environment import environment
 from pipeline.experiment import AUTO_MODEL, Experiment, make_experiment
+from pipeline.flops import count_flops
 from pipeline.memory.anatomy import Anatomy
 from pipeline.memory.budget import parse_budget
 from pipeline.memory.cards import CONTEXT_BYTES, find_card
@@ -25,7 +26,6 @@ from pipeline.report.plan import CardPlan, PlanFindings
 from pipeline.report.planned import PlannedRow
 from pipeline.settings import RunSettings, dotted, merged, nested, validate
 from pipeline.space import Choice, Space, read_space
-from pipeline.trace import count_flops
 from pipeline.tracking.parent import open_parent
 from pipeline.variants import FOLDER, read_yaml
 
