@@ -39,7 +39,7 @@ class Moment(NamedTuple):
 
     kind: Kind
     numbers: tuple[int, ...]
-    """What counts on from layer to layer: of a birth bytes, shape and the module's numbers, of a death whose it is."""
+    """What counts on from layer to layer: bytes and shape of a birth, whose death it is; and the module's numbers."""
 
 
 def told_by_depths(small: Timeline, large: Timeline, times: int) -> Timeline | None:
@@ -115,14 +115,16 @@ def _away_from_the_first_layer(blocks: Sequence[Block], moments: Sequence[Moment
 
 
 def _descends(block: Sequence[Moment], repetition: Sequence[Moment]) -> bool:
-    """Whether numbers become smaller from a block to its repetition: those of births, or of deaths where none is."""
-    births = any(moment.kind.is_birth for moment in block)
+    """Whether the modules' numbers become smaller from a block to its repetition."""
     return any(
         two < one
         for before, after in zip(block, repetition, strict=True)
-        for one, two in zip(before.numbers, after.numbers, strict=True)
-        if before.kind.is_birth == births
+        for one, two in zip(_of_module(before), _of_module(after), strict=True)
     )
+
+
+def _of_module(moment: Moment) -> tuple[int, ...]:
+    return moment.numbers[1 + moment.kind.num_dimensions if moment.kind.is_birth else 1 :]
 
 
 def _moments(timeline: Timeline) -> Iterator[Moment]:
@@ -134,7 +136,7 @@ def _moments(timeline: Timeline) -> Iterator[Moment]:
         module, numbers = _parts(life.module)
         step, phase = place if event >= 0 else (0, "")
         kind = Kind(event >= 0, step, phase, module, life.operator, life.dtype, life.category, len(life.shape))
-        yield Moment(kind, (life.num_bytes, *life.shape, *numbers) if event >= 0 else (-1 - event,))
+        yield Moment(kind, (life.num_bytes, *life.shape, *numbers) if event >= 0 else (-1 - event, *numbers))
 
 
 @lru_cache(maxsize=4096)
@@ -155,7 +157,7 @@ def _timeline(moments: Sequence[Moment]) -> Timeline | None:
             events.append(len(lives))
             lives.append(_life(kind, numbers, born=len(events) - 1))
             continue
-        [number] = numbers
+        number = numbers[0]
         if not 0 <= number < len(lives) or lives[number].died is not None:
             return None
         lives[number].died = len(events)
