@@ -5,6 +5,7 @@ import math
 import platform
 import tempfile
 import traceback
+from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
@@ -18,7 +19,7 @@ from pipeline.contracts import Hardware, InvalidInputError, Prepared, Trainable
 from pipeline.experiment import Experiment
 from pipeline.memory.affine import Known, in_order, same_memory, told_by
 from pipeline.memory.depth import told_by_depths
-from pipeline.memory.lifetimes import Timeline
+from pipeline.memory.lifetimes import Life, Timeline
 from pipeline.memory.storage import dump, load
 from pipeline.profile import record_lifetimes
 from pipeline.simulation.batches import RepeatedRow
@@ -28,7 +29,7 @@ from pipeline.simulation.target import simulated
 from pipeline.step import on_device
 from pipeline.text import cache_folder
 
-STEADY_STEPS = 3
+STEADY_STEPS = 2
 """Micro-batches of an optimizer step after which all further ones are alike."""
 KNOWN_SIZES = (2, 4, 8)
 """Micro-batch sizes that tell all others but 1, once they are in the cache: two do, if they are right of the third."""
@@ -47,7 +48,7 @@ NO_MATTER = """
 def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timeline:
     """Return what would live when over two optimizer steps, as `target` would hold it; from the cache if it can be.
 
-    Of many micro-batches a step only the first few are run, if they show that the rest is alike.
+    Of many micro-batches a step only the first two are run, if they show that the rest is alike.
 
     Raises:
         InvalidInputError: the work depends on the values of tensors, or the cache folder cannot be written.
@@ -71,14 +72,17 @@ def tells_others(experiment: Experiment) -> bool:
 
 
 def is_steady(timeline: Timeline) -> bool:
-    """Whether the last two micro-batches of the last optimizer step have the same peak."""
+    """Whether the second micro-batch of the last optimizer step leaves what it found: then a third one is like it."""
     step = max(span.step for span in timeline.spans if span.phase == "backward")
     ends = [after.begin for span, after in pairwise(timeline.spans) if (span.step, span.phase) == (step, "backward")]
     if len(ends) != STEADY_STEPS:
         return False
-    allocated = timeline.allocated_bytes()
-    before, last = (max(allocated[begin:end]) for begin, end in list(pairwise(ends))[-2:])
-    return 0 <= last - before <= LARGEST_GROWTH_BYTES
+    found, left = (Counter(map(_what, timeline.alive(end - 1))) for end in ends)
+    return found <= left and sum(num_bytes for num_bytes, *_ in (left - found).elements()) <= LARGEST_GROWTH_BYTES
+
+
+def _what(life: Life) -> tuple[int, object, object, object, object]:
+    return life.num_bytes, life.dtype, life.operator, life.module, life.category
 
 
 def _kept(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline:
