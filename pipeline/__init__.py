@@ -8,7 +8,7 @@ Floors; a module imports only from floors below its own, and the members of a fa
     publish                         a finished job's report to its readers
     tracking/  report/              Results -> MLflow runs (MLflow); Results -> tables, pictures and a page (matplotlib)
     execute  predict  flops         an Experiment in a clean process -> Result; on fake tensors -> Prediction, FLOPs
-    trace                           an Experiment on fake tensors -> what would live when
+    trace  context                  an Experiment on fake tensors -> what would live when; what the CUDA context takes
     profile                         looking closely at one run: tensors and operators
     train                           the loop around the one training step
     step  variants  environment     the step itself; an entry point's YAML -> its variants; what figures depend on
@@ -19,5 +19,6 @@ Floors; a module imports only from floors below its own, and the members of a fa
     text  simulation/               documents -> tokens, once; tensors without numbers that live as real ones do
     sequences  memory/  metrics     tokens -> sequences; budgets, meters, allocator; Result -> figures
     owner                           which process something belongs to, and whether it is gone
+    crew                            processes that work on many things side by side
     contracts                       the shapes that all floors agree on
 """

@@ -8,6 +8,7 @@ from conftest import ROOT
 
 FLOORS = [
     ("contracts",),
+    ("crew",),
     ("sequences", "memory", "metrics", "owner"),
     ("text", "simulation"),
     ("techniques", "models", "data"),
@@ -17,7 +18,7 @@ FLOORS = [
     ("step", "variants", "environment"),
     ("train",),
     ("profile",),
-    ("trace",),
+    ("trace", "context"),
     ("execute", "predict", "flops"),
     ("tracking", "report"),
     ("publish",),
@@ -31,7 +32,7 @@ HOMES = {
     "optuna": {"searching"},
     "matplotlib": {"report"},
     "yaml": {"experiment", "variants"},
-    "multiprocessing": {"execute"},
+    "multiprocessing": {"execute", "crew"},
     "rich": {"report", "publish", "measure", "compare", "planning", "profiling", "searching", "tools", "cli"},
     "jinja2": {"report"},
 }
