@@ -127,8 +127,8 @@ class Description:
     """Whether its weights make sense with that tokenizer alone."""
     width: int
     """Channels of its layers."""
-    num_layers: int
-    """Layers, which the family's setting `num_layers` changes."""
+    num_layers: int | None = None
+    """Layers that are alike, whose number the family's setting `num_layers` changes; None where it has no such."""
 
 
 class Model(Settings, ABC):

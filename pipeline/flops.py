@@ -27,13 +27,14 @@ def count_flops(experiment: Experiment, target: Hardware) -> int:
 
     """
     prepared = experiment.read_corpus()
-    depths = shallow_depths(experiment)
-    if depths is None:
+    shallow = shallow_depths(experiment)
+    if shallow is None:
         return _counted(experiment, target, prepared)
+    depths, times = shallow
     first, second, third = (_counted(experiment.with_layers(depth), target, prepared) for depth in depths)
     if third - second != second - first:
         return _counted(experiment, target, prepared)
-    return first + (second - first) * (experiment.description.num_layers - depths[0]) // (depths[1] - depths[0])
+    return first + times * (second - first)
 
 
 def _counted(experiment: Experiment, target: Hardware, prepared: Prepared) -> int:

@@ -131,29 +131,30 @@ def _proven(files: tuple[Path, ...]) -> tuple[Known, Known] | None:
 
 def _from_few_layers(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
     """Return the timeline of a deep model from those of two shallow ones, if these tell that of a third."""
-    depths = shallow_depths(experiment)
-    if depths is None:
+    shallow = shallow_depths(experiment)
+    if shallow is None:
         return None
+    depths, times = shallow
     first, second, third = (record(experiment.with_layers(depth), target, prepared, num_rows) for depth in depths)
     told = told_by_depths(first, second, 2)
     if told is None or not same_memory(told, third):
         return None
-    return told_by_depths(first, second, (experiment.description.num_layers - depths[0]) // (depths[1] - depths[0]))
+    return told_by_depths(first, second, times)
 
 
-def shallow_depths(experiment: Experiment) -> tuple[int, int, int] | None:
-    """Return three numbers of layers, one period of the techniques apart, and whole periods from the model's own.
+def shallow_depths(experiment: Experiment) -> tuple[tuple[int, int, int], int] | None:
+    """Return three numbers of layers, a period of the techniques apart, and the model's own in periods from the least.
 
-    None where they are too many to save anything. The least has a layer more than a period: the first layer is unlike
-    the others in where its input comes from.
+    None where they are too many to save anything, or nobody knows whether the layers are alike. The least has a layer
+    more than a period: the first layer is unlike the others in where its input comes from.
     """
-    if experiment.settings.model not in experiment.model.names:
-        return None  # nobody knows whether its layers are alike
     num_layers = experiment.description.num_layers
+    if num_layers is None or experiment.settings.model not in experiment.model.names:
+        return None
     period = math.lcm(*(technique.layer_period for technique in experiment.techniques))
     least = period + 1 + (num_layers - 1) % period
     depths = (least, least + period, least + 2 * period)
-    return depths if sum(depths) <= LARGEST_SHARE * num_layers else None
+    return (depths, (num_layers - least) // period) if sum(depths) <= LARGEST_SHARE * num_layers else None
 
 
 def _file(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Path:
