@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from pipeline.contracts import Hardware, InvalidInputError, Prepared, Trainable
 from pipeline.experiment import Experiment
-from pipeline.memory.affine import Known, in_order, same_memory, told_by
+from pipeline.memory.affine import Growth, growth_of, in_order, same_memory
 from pipeline.memory.depth import told_by_depths
 from pipeline.memory.lifetimes import Life, Timeline
 from pipeline.memory.storage import dump, load
@@ -117,16 +117,17 @@ def _told(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows
         files.append(_file(smaller, target, prepared, num_rows // size * known))
     if not all(file.exists() for file in files):
         return None
-    pair = _proven(tuple(files))
-    return None if pair is None else told_by(*pair, size)
+    growth = _proven(tuple(files))
+    return None if growth is None else growth.told(size)
 
 
 @lru_cache(maxsize=4)
-def _proven(files: tuple[Path, ...]) -> tuple[Known, Known] | None:
-    """Return what the first two files hold, if that tells what the third holds."""
+def _proven(files: tuple[Path, ...]) -> Growth | None:
+    """Return how what the first two files hold grows, if that tells what the third holds."""
     first, second, third = zip(KNOWN_SIZES, (load(file.read_bytes()) for file in files), strict=True)
-    told = told_by(first, second, third[0])
-    return (first, second) if told is not None and same_memory(told, third[1]) else None
+    growth = growth_of(first, second)
+    told = None if growth is None else growth.told(third[0])
+    return growth if told is not None and same_memory(told, third[1]) else None
 
 
 def _from_few_layers(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
