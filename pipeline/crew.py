@@ -1,5 +1,6 @@
 """Processes that work on many things side by side: each takes the next task as soon as it is done with one."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -85,13 +86,11 @@ def _serve(work: Callable[[Any], Any], connection: Connection) -> None:
     """Be a process of the crew, until nobody has a task any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    while True:
-        try:
+    with contextlib.suppress(EOFError, ConnectionError):  # when the process that had tasks is gone
+        while True:
             task = connection.recv()
-        except EOFError:
-            return
-        try:
-            done = work(task)
-        except InvalidInputError as error:
-            done = error
-        connection.send(done)
+            try:
+                done = work(task)
+            except InvalidInputError as error:
+                done = error
+            connection.send(done)
