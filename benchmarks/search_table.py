@@ -24,11 +24,11 @@ import torch
 from pipeline.environment import environment
 from pipeline.execute import execute
 from pipeline.experiment import Experiment, make_experiment
+from pipeline.flops import sequence_flops
 from pipeline.memory.device import hardware_of
 from pipeline.predict import predict_all
 from pipeline.settings import merged, nested
 from pipeline.space import Space
-from pipeline.trace import count_flops
 
 FOLDER = Path(__file__).parent
 COLUMNS = (
@@ -93,10 +93,7 @@ def measure(form: Form, output: Path, repeats: int) -> None:
             continue
         policy = str({name: value for name, value in choice.items() if name != "micro_batch_size"})
         if policy not in flops:
-            one = experiment.settings.model_copy(
-                update={"micro_batch_size": 1, "accumulation_steps": 1, "effective_batch_size": 1}
-            )
-            flops[policy] = count_flops(Experiment(one), target)
+            flops[policy] = sequence_flops(experiment, target)
         with tempfile.TemporaryDirectory() as folder:
             result = execute(experiment, Path(folder) / "log")
         peak = None

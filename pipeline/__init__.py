@@ -8,8 +8,8 @@ Floors; a module imports only from floors below its own, and the members of a fa
     publish                         a finished job's report to its readers
     tracking/  report/              Results -> MLflow runs (MLflow); Results -> tables, pictures and a page (matplotlib)
     handover/                       an Experiment -> the files by which other frameworks train the same
-    execute  predict                an Experiment in a clean process -> Result; on fake tensors -> Prediction
-    trace                           an Experiment on fake tensors -> what would live when
+    execute  predict  flops         an Experiment in a clean process -> Result; on fake tensors -> Prediction, FLOPs
+    trace  context                  an Experiment on fake tensors -> what would live when; what the CUDA context takes
     profile                         looking closely at one run: tensors and operators
     train                           the loop around the one training step
     step  variants  environment     the step itself; an entry point's YAML -> its variants; what figures depend on
@@ -21,6 +21,7 @@ Floors; a module imports only from floors below its own, and the members of a fa
     sequences  memory/  metrics     tokens -> sequences; budgets, meters, allocator; Result -> figures
     user_code                       functions of the user's own, named as path.to.module:function
     owner                           which process something belongs to, and whether it is gone
+    crew                            processes that work on many things side by side
     contracts                       the shapes that all floors agree on
 """
 

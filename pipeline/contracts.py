@@ -96,6 +96,11 @@ class Technique(Settings, ABC):
         """Return a copy in which every derived setting has its value; raise InvalidInputError where none fits."""
         return self
 
+    @property
+    def layer_period(self) -> int:
+        """Layers after which what it does to them repeats."""
+        return 1
+
     def unsupported(self, hardware: Hardware) -> str | None:
         """Return why `hardware` cannot do this, or None where it can."""
         del hardware
@@ -122,6 +127,8 @@ class Description:
     """Whether its weights make sense with that tokenizer alone."""
     width: int | None
     """Channels of its layers; None where that is not known."""
+    num_layers: int | None = None
+    """Layers that are alike, whose number the family's setting `num_layers` changes; None where it has no such."""
 
 
 class Model(Settings, ABC):

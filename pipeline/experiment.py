@@ -122,6 +122,11 @@ class Experiment:
             changes[_family(self.settings.model)] = self.model.model_copy(update={"pretrained": False})
         return Experiment(self.settings.model_copy(update=changes))
 
+    def with_layers(self, num_layers: int) -> "Experiment":
+        """Return the same run of a model with another number of layers."""
+        other = self.model.model_copy(update={"num_layers": num_layers})
+        return Experiment(self.settings.model_copy(update={_family(self.settings.model): other}))
+
     def params(self) -> dict[str, Any]:
         """Return every setting that this run uses by its dotted name, and a digest of the user's code that it uses."""
         names = [name for name in (self.settings.model, self.settings.corpus) if names_function(name)]

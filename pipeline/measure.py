@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
@@ -9,7 +10,7 @@ from rich.status import Status
 
 from pipeline.contracts import Result, StepRecord
 from pipeline.environment import environment
-from pipeline.metrics import Row, against_baseline, common_settings
+from pipeline.metrics import Row, Summary, against_baseline, common_settings
 from pipeline.tracking.parent import ParentRun, open_parent
 from pipeline.variants import Comparison, Plan, Variant
 
@@ -76,15 +77,16 @@ def _show(status: Status, label: str, num_steps: int, record: StepRecord) -> Non
     status.update(f"{label}: step {record.step + 1} of {num_steps}, loss {record.loss:.4f}")
 
 
-def _figures(variant: Variant, baseline: Row | None) -> Callable[[Result], dict[str, float]]:
-    """Return Result -> summary metrics, those against the baseline included where there is one."""
+def _figures(variant: Variant, baseline: Row | None) -> Callable[[Result], Summary]:
+    """Return Result -> summary, the metrics against the baseline included where there is one."""
 
-    def figures(result: Result) -> dict[str, float]:
+    def figures(result: Result) -> Summary:
         from pipeline.predict import summary  # when the training does not wait for it
 
         own = summary(variant.experiment, result)
         if baseline is None or baseline.result is None:
             return own
-        return own | against_baseline(result, own, baseline.result, dict(baseline.figures))
+        compared = against_baseline(result, dict(own.metrics), baseline.result, dict(baseline.figures))
+        return replace(own, metrics={**own.metrics, **compared})
 
     return figures

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.contracts import MemoryUse, Result, StepRecord
@@ -29,6 +29,14 @@ class Row:
     skipped: str | None
     figures: Mapping[str, float]
     """Summary metrics, named as in MLflow."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a finished run is labelled with in MLflow."""
+
+    metrics: Mapping[str, float]
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 def summarize(result: Result, effective_batch_size: int, timing_warmup_steps: int) -> dict[str, float]:

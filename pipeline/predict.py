@@ -1,21 +1,32 @@
 """An Experiment on fake tensors -> Prediction: how much memory it needs, before anything runs."""
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Self
+from functools import partial
+from typing import Any, Self
 
-from pipeline.contracts import Hardware, InvalidInputError, Outcome, Prepared, Result
+from pipeline.context import context_bytes_of
+from pipeline.contracts import Hardware, InvalidInputError, Outcome, Prepared, Result, first_line
+from pipeline.crew import CONTEXT, Crew, num_cores
 from pipeline.environment import allocator_configuration
 from pipeline.experiment import Experiment
 from pipeline.memory.allocator import OutOfMemoryError
 from pipeline.memory.anatomy import Anatomy, at_peak
-from pipeline.memory.cards import CONTEXT_BYTES
 from pipeline.memory.device import hardware_of
 from pipeline.memory.lifetimes import Timeline
 from pipeline.memory.replay import Allocation, Event, Free, replay
-from pipeline.metrics import MIB, summarize
+from pipeline.metrics import MIB, Summary, summarize
 from pipeline.trace import tells_others, trace
+
+CONTEXT.set_forkserver_preload(
+    ["pipeline.predict", "pipeline.train", "transformers.models.auto.modeling_auto", "transformers.modeling_utils"]
+)
+NUM_WORTH_PROCESSES = 32
+"""Experiments from which on it pays to start processes, which takes as long as predicting some of them."""
+NUM_IN_TASK = 8
+"""Experiments that a process is given at once."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +83,12 @@ def predict(
     prepared: Prepared | None = None,
     *,
     expandable_segments: bool = False,
-    context_bytes: int = CONTEXT_BYTES,
+    context_bytes: int | None = None,
 ) -> Prediction:
     """Take two optimizer steps of `experiment` without numbers, as if on `target`, and return what they would need.
 
     The corpus is read unless it is given; one example of it suffices, however large the batch. `context_bytes` is the
-    CUDA context, which counts beside what torch reserves.
+    CUDA context, which counts beside what torch reserves; unless it is given, what context_bytes_of() knows.
 
     Raises:
         InvalidInputError: the target cannot run it, or its work depends on the values of tensors.
@@ -86,6 +97,8 @@ def predict(
     reason = experiment.unsupported(target)
     if reason is not None:
         raise InvalidInputError(f"{reason}; choose another value")
+    if context_bytes is None:
+        context_bytes = context_bytes_of(target)
     timeline = trace(experiment, target, prepared or experiment.read_corpus())
     on_card = target.kind == "cuda"
     requests = Requests.of(timeline)
@@ -107,40 +120,67 @@ def predict_all(
     target: Hardware,
     *,
     expandable_segments: bool = False,
-    context_bytes: int = CONTEXT_BYTES,
-) -> Iterator[tuple[int, Prediction]]:
+    context_bytes: int | None = None,
+    num_processes: int | None = None,
+) -> Generator[tuple[int, Prediction], None, None]:
     """Yield the number of each experiment and its prediction, those first that tell others.
+
+    Where they are many they are predicted in `num_processes`, by default one a core, which end with the iterator.
 
     Raises:
         InvalidInputError: as predict().
 
     """
-    for number in sorted(range(len(experiments)), key=lambda number: tells_others(experiments[number]), reverse=True):
-        yield (
-            number,
-            predict(experiments[number], target, expandable_segments=expandable_segments, context_bytes=context_bytes),
-        )
+    if context_bytes is None:
+        context_bytes = context_bytes_of(target)  # once, and not in a process of a crew, which may start no other
+    options = {"expandable_segments": expandable_segments, "context_bytes": context_bytes}
+    work = partial(_predict_these, target=target, options=options)
+    num_processes = num_processes or (num_cores() if len(experiments) >= NUM_WORTH_PROCESSES else 1)
+    first = [number for number, experiment in enumerate(experiments) if tells_others(experiment)]
+    others = [number for number, experiment in enumerate(experiments) if not tells_others(experiment)]
+    rounds = [[[number] for number in first], _alike(experiments, others)]
+    with Crew(work, num_processes) if num_processes > 1 else nullcontext() as crew:
+        for tasks in rounds:
+            sent = [[experiments[number] for number in numbers] for numbers in tasks]
+            done = crew.do(sent) if crew else ((number, work(task)) for number, task in enumerate(sent))
+            for number, predictions in done:
+                yield from zip(tasks[number], predictions, strict=True)
 
 
-def summary(experiment: Experiment, result: Result) -> dict[str, float]:
-    """Return a run's summary metrics, the predicted peaks beside the measured ones."""
+def _predict_these(experiments: Sequence[Experiment], target: Hardware, options: Mapping[str, Any]) -> list[Prediction]:
+    return [predict(experiment, target, **options) for experiment in experiments]
+
+
+def _alike(experiments: Sequence[Experiment], numbers: Sequence[int]) -> list[list[int]]:
+    """Return the numbers in tasks of experiments that differ in the cut of their batch alone: one reading tells all."""
+    cut = {"micro_batch_size": 1, "accumulation_steps": 1, "effective_batch_size": 1}
+    groups: dict[str, list[int]] = {}
+    for number in numbers:
+        groups.setdefault(repr(experiments[number].settings.model_copy(update=cut)), []).append(number)
+    return [
+        group[begin : begin + NUM_IN_TASK] for group in groups.values() for begin in range(0, len(group), NUM_IN_TASK)
+    ]
+
+
+def summary(experiment: Experiment, result: Result) -> Summary:
+    """Return a run's summary metrics, the predicted peaks beside the measured ones, or a tag that says why not.
+
+    After Ctrl-C, when nobody waits for it, nothing is predicted.
+    """
     measured = summarize(result, experiment.effective_batch_size, experiment.settings.timing_warmup_steps)
-    return measured | _prediction_metrics(experiment, measured, result.outcome)
+    if result.outcome is Outcome.INTERRUPTED:
+        return Summary(measured)
+    try:
+        return Summary(measured | _prediction_metrics(experiment, measured, result.outcome))
+    except Exception as error:  # whatever a model's code raises without numbers: a prediction never costs a measurement
+        return Summary(measured, {"prediction": f"not possible: {type(error).__name__}: {first_line(error)}"})
 
 
 def _prediction_metrics(experiment: Experiment, measured: Mapping[str, float], outcome: Outcome) -> dict[str, float]:
-    """Return what was predicted for a run as metrics, and how far that is from what it measured, if it completed.
-
-    Empty where it cannot be predicted, and after Ctrl-C, when nobody waits for it.
-    """
-    if outcome is Outcome.INTERRUPTED:
-        return {}
+    """Return what was predicted for a run as metrics, and how far that is from what it measured, if it completed."""
     expandable = "expandable_segments:True" in allocator_configuration()
     target = hardware_of(experiment.device)
-    try:
-        prediction = predict(experiment.with_random_weights("cpu"), target, expandable_segments=expandable)
-    except Exception:  # whatever a model's code raises without numbers: a prediction never costs a measurement
-        return {}
+    prediction = predict(experiment.with_random_weights("cpu"), target, expandable_segments=expandable)
     figures = {"predicted_peak_allocated_mib": prediction.peak_allocated_bytes / MIB}
     if prediction.peak_reserved_bytes is not None:
         figures["predicted_peak_reserved_mib"] = prediction.peak_reserved_bytes / MIB

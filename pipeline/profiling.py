@@ -12,7 +12,7 @@ from pipeline.contracts import Outcome, Result, StepRecord
 from pipeline.environment import environment
 from pipeline.execute import execute
 from pipeline.experiment import Experiment
-from pipeline.metrics import Row
+from pipeline.metrics import Row, Summary
 from pipeline.profile import MemoryProfile, ProfileMessage, TimeProfile, look
 from pipeline.report.advice import Profiled
 from pipeline.tracking.parent import ParentRun, open_parent
@@ -79,7 +79,7 @@ def profiled_of(experiment: Experiment, row: Row, heard: list[ProfileMessage]) -
     )
 
 
-def _figures(experiment: Experiment, result: Result) -> dict[str, float]:
+def _figures(experiment: Experiment, result: Result) -> Summary:
     from pipeline.predict import summary  # when the training does not wait for it
 
     return summary(experiment, result)

@@ -1,25 +1,25 @@
 """An Experiment on fake tensors -> what would live when, on a device that need not be here; kept on disk."""
 
 import hashlib
+import math
 import platform
 import tempfile
 import traceback
+from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
-import torch
 from torch import device
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from pipeline.contracts import Hardware, InvalidInputError, Prepared, Trainable
 from pipeline.experiment import Experiment
-from pipeline.memory.affine import Known, in_order, same_memory, told_by
-from pipeline.memory.lifetimes import Timeline
-from pipeline.memory.meter import WATCHED_STEPS
+from pipeline.memory.affine import Growth, growth_of, in_order, same_memory
+from pipeline.memory.depth import told_by_depths
+from pipeline.memory.lifetimes import Life, Timeline
 from pipeline.memory.storage import dump, load
 from pipeline.profile import record_lifetimes
 from pipeline.simulation.batches import RepeatedRow
@@ -30,19 +30,14 @@ from pipeline.step import on_device
 from pipeline.text import cache_folder
 from pipeline.user_code import names_function, raised
 
-CPU_ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),  # type: ignore[no-untyped-call]
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        lambda out, q, k, v, *_, **__: sdpa_backward_flop_count(out, q, k, v)  # type: ignore[no-untyped-call]
-    ),
-}
-"""Operators that torch's counter leaves out, counted as it counts their CUDA counterparts."""
-STEADY_STEPS = 3
+STEADY_STEPS = 2
 """Micro-batches of an optimizer step after which all further ones are alike."""
 KNOWN_SIZES = (2, 4, 8)
 """Micro-batch sizes that tell all others but 1, once they are in the cache: two do, if they are right of the third."""
 LARGEST_GROWTH_BYTES = 1024
 """What a further micro-batch may leave behind in a steady step: the value of its loss."""
+LARGEST_SHARE = 0.8
+"""Of a model's layers: what three shallower models may have together, if they are to be run in its place."""
 NO_MATTER = """
     device seed num_steps timing_warmup_steps learning_rate learning_rate_scaling base_batch_size
     learning_rate_warmup_steps learning_rate_schedule weight_decay eval_steps gradient_underflow dataset_size budget
@@ -54,7 +49,7 @@ NO_MATTER = """
 def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timeline:
     """Return what would live when over two optimizer steps, as `target` would hold it; from the cache if it can be.
 
-    Of many micro-batches a step only the first few are run, if they show that the rest is alike.
+    Of many micro-batches a step only the first two are run, if they show that the rest is alike.
 
     Raises:
         InvalidInputError: the work depends on the values of tensors, or the cache folder cannot be written.
@@ -78,14 +73,17 @@ def tells_others(experiment: Experiment) -> bool:
 
 
 def is_steady(timeline: Timeline) -> bool:
-    """Whether the last two micro-batches of the last optimizer step have the same peak."""
+    """Whether the second micro-batch of the last optimizer step leaves what it found: then a third one is like it."""
     step = max(span.step for span in timeline.spans if span.phase == "backward")
     ends = [after.begin for span, after in pairwise(timeline.spans) if (span.step, span.phase) == (step, "backward")]
     if len(ends) != STEADY_STEPS:
         return False
-    allocated = timeline.allocated_bytes()
-    before, last = (max(allocated[begin:end]) for begin, end in list(pairwise(ends))[-2:])
-    return 0 <= last - before <= LARGEST_GROWTH_BYTES
+    found, left = (Counter(map(_what, timeline.alive(end - 1))) for end in ends)
+    return found <= left and sum(num_bytes for num_bytes, *_ in (left - found).elements()) <= LARGEST_GROWTH_BYTES
+
+
+def _what(life: Life) -> tuple[int, object, object, object, object]:
+    return life.num_bytes, life.dtype, life.operator, life.module, life.category
 
 
 def _kept(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline:
@@ -98,7 +96,9 @@ def _kept(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows
     told = _told(experiment, target, prepared, num_rows)
     if told is not None:
         return told
-    timeline = record(experiment, target, prepared, num_rows)
+    timeline = _from_few_layers(experiment, target, prepared, num_rows) or record(
+        experiment, target, prepared, num_rows
+    )
     with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as work:
         work.write(dump(timeline))
     Path(work.name).replace(file)  # a reader sees all of it or nothing
@@ -118,16 +118,45 @@ def _told(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows
         files.append(_file(smaller, target, prepared, num_rows // size * known))
     if not all(file.exists() for file in files):
         return None
-    pair = _proven(tuple(files))
-    return None if pair is None else told_by(*pair, size)
+    growth = _proven(tuple(files))
+    return None if growth is None else growth.told(size)
 
 
 @lru_cache(maxsize=4)
-def _proven(files: tuple[Path, ...]) -> tuple[Known, Known] | None:
-    """Return what the first two files hold, if that tells what the third holds."""
+def _proven(files: tuple[Path, ...]) -> Growth | None:
+    """Return how what the first two files hold grows, if that tells what the third holds."""
     first, second, third = zip(KNOWN_SIZES, (load(file.read_bytes()) for file in files), strict=True)
-    told = told_by(first, second, third[0])
-    return (first, second) if told is not None and same_memory(told, third[1]) else None
+    growth = growth_of(first, second)
+    told = None if growth is None else growth.told(third[0])
+    return growth if told is not None and same_memory(told, third[1]) else None
+
+
+def _from_few_layers(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
+    """Return the timeline of a deep model from those of two shallow ones, if these tell that of a third."""
+    shallow = shallow_depths(experiment)
+    if shallow is None:
+        return None
+    depths, times = shallow
+    first, second, third = (record(experiment.with_layers(depth), target, prepared, num_rows) for depth in depths)
+    told = told_by_depths(first, second, 2)
+    if told is None or not same_memory(told, third):
+        return None
+    return told_by_depths(first, second, times)
+
+
+def shallow_depths(experiment: Experiment) -> tuple[tuple[int, int, int], int] | None:
+    """Return three numbers of layers, a period of the techniques apart, and the model's own in periods from the least.
+
+    None where they are too many to save anything, or nobody knows whether the layers are alike. The least has a layer
+    more than a period: the first layer is unlike the others in where its input comes from.
+    """
+    num_layers = experiment.description.num_layers
+    if num_layers is None or experiment.settings.model not in experiment.model.names:
+        return None
+    period = math.lcm(*(technique.layer_period for technique in experiment.techniques))
+    least = period + 1 + (num_layers - 1) % period
+    depths = (least, least + period, least + 2 * period)
+    return (depths, (num_layers - least) // period) if sum(depths) <= LARGEST_SHARE * num_layers else None
 
 
 def _file(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Path:
@@ -159,30 +188,6 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
         if names_function(experiment.settings.model):
             raise raised(experiment.settings.model, error) from error
         raise
-
-
-def count_flops(experiment: Experiment, target: Hardware) -> int:
-    """Return the floating-point operations of one optimizer step, recomputation included, as torch counts them.
-
-    Raises:
-        InvalidInputError: as trace().
-
-    """
-    counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
-    with counter:
-        record(experiment, target, experiment.read_corpus(), experiment.effective_batch_size)
-    return int(counter.get_total_flops()) // WATCHED_STEPS
-
-
-def sequence_flops(experiment: Experiment, target: Hardware) -> int:
-    """Return the floating-point operations for one sequence: the same for any cut of the batch.
-
-    Raises:
-        InvalidInputError: as trace().
-
-    """
-    cut = {"micro_batch_size": 1, "accumulation_steps": 1, "effective_batch_size": 1}
-    return count_flops(Experiment(experiment.settings.model_copy(update=cut)), target)
 
 
 def _from_host(experiment: Experiment, prepared: Prepared) -> Trainable:

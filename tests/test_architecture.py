@@ -8,6 +8,7 @@ from conftest import ROOT
 
 FLOORS = [
     ("contracts",),
+    ("crew",),
     ("sequences", "memory", "metrics", "owner", "user_code"),
     ("text", "simulation"),
     ("techniques", "models", "data"),
@@ -17,8 +18,8 @@ FLOORS = [
     ("step", "variants", "environment"),
     ("train",),
     ("profile",),
-    ("trace",),
-    ("execute", "predict"),
+    ("trace", "context"),
+    ("execute", "predict", "flops"),
     ("handover",),
     ("tracking", "report"),
     ("publish",),
@@ -32,7 +33,7 @@ HOMES = {
     "optuna": {"searching"},
     "matplotlib": {"report"},
     "yaml": {"experiment", "variants"},
-    "multiprocessing": {"execute"},
+    "multiprocessing": {"execute", "crew"},
     "rich": {"report", "publish", "measure", "compare", "planning", "profiling", "searching", "tools", "cli"},
     "jinja2": {"handover", "report"},
 }

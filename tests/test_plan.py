@@ -13,12 +13,12 @@ from finished import Done
 from processes import started, wait_for
 from project import SMALL, Project
 
+from pipeline.flops import count_flops
 from pipeline.memory.cards import find_card
 from pipeline.report.findings import read_findings, report_of
 from pipeline.report.page import to_html
 from pipeline.report.plan import PlanFindings
 from pipeline.report.planned import PlannedRow, expected_order
-from pipeline.trace import count_flops
 
 CARDS = {**SMALL, "gpu": "rtx4090,t4", "effective_batch_size": "4", "model": "gpt2-nano"}
 

@@ -14,8 +14,10 @@ from transformers import masking_utils
 
 from pipeline.contracts import Hardware, InvalidInputError, MemoryUse, StepRecord
 from pipeline.experiment import Experiment
+from pipeline.flops import count_flops
 from pipeline.memory.affine import same_memory, told_by
 from pipeline.memory.cards import find_card
+from pipeline.memory.lifetimes import Timeline
 from pipeline.models import causal_lm
 from pipeline.predict import predict, predict_all
 from pipeline.settings import AllSettings, merged, validate
@@ -210,6 +212,61 @@ def test_many_predictions_come_in_the_order_asked_for(monkeypatch: pytest.Monkey
     assert len(list(tmp_path.glob("trace-*"))) == 4  # of 1, 2, 4 and 8, which tell 3 and 12
     assert peaks == [predict(experiment, CPU).peak_allocated_bytes for experiment in experiments]
     assert peaks[0] == max(peaks) and peaks[1] == min(peaks)
+
+
+DEEP_CASES: list[dict[str, Any]] = [
+    {"causal_lm__num_layers": 12, "causal_lm__dropout": 0.1, "accumulation_steps": 2, "precision": "bf16"},
+    {"causal_lm__num_layers": 13, "checkpointing": "every_layer", "precision": "fp16"},
+    {"causal_lm__num_layers": 24, "checkpointing": "every_2_layers"},
+    {"causal_lm__num_layers": 12, "model": "llama-nano", "checkpointing": "every_layer"},
+    {"causal_lm__num_layers": 12, "model": "qwen3-nano", "precision": "bf16"},
+    {"encoder_stack__num_layers": 12, "encoder_stack__dropout": 0.1, **with_corpus_of("encoder_stack")},
+]
+
+
+@pytest.mark.parametrize("target", [CPU, find_card("a100")], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("settings", DEEP_CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_deep_models_are_told_by_shallow_ones(
+    settings: dict[str, Any], target: Hardware, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    experiment = tiny(micro_batch_size=2, **settings)
+    prepared = experiment.read_corpus()
+    truth = record(experiment, target, prepared, experiment.effective_batch_size)
+    depths = []
+
+    def recorded(experiment: Experiment, *rest: Any) -> Timeline:
+        depths.append(experiment.description.num_layers)
+        return record(experiment, *rest)
+
+    monkeypatch.setattr("pipeline.trace.record", recorded)
+    assert same_memory(trace(experiment, target, prepared), truth)
+    assert len(depths) == 3 and sum(depths) < experiment.description.num_layers
+
+
+def test_layers_that_differ_are_not_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    loss = causal_lm._token_loss
+
+    def hungry_loss(module: Any, batch: Any, num_targets: int) -> torch.Tensor:
+        held = torch.empty(2 ** (10 + len(module.transformer.h)))
+        return loss(module, batch, num_targets) + 0 * held.sum()
+
+    monkeypatch.setattr(causal_lm, "_token_loss", hungry_loss)
+    experiment = tiny(micro_batch_size=2, causal_lm__num_layers=14)
+    prepared = experiment.read_corpus()
+    assert same_memory(trace(experiment, CPU, prepared), record(experiment, CPU, prepared, 2))
+    assert max(life.num_bytes for life in trace(experiment, CPU, prepared).lives) == 4 * 2**24
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "every_layer", "every_2_layers"])
+def test_operations_of_deep_models_are_told_by_shallow_ones(
+    checkpointing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = tiny(micro_batch_size=1, causal_lm__num_layers=24, checkpointing=checkpointing)
+    told = count_flops(experiment, CPU)
+    monkeypatch.setattr("pipeline.flops.shallow_depths", lambda experiment: None)
+    assert told == count_flops(experiment, CPU)
 
 
 def test_sizes_that_do_not_grow_in_proportion_are_not_told() -> None:

@@ -12,7 +12,7 @@ from mlflow.entities import Run, ViewType
 from folklore.claim import Record, described
 from pipeline.contracts import InvalidInputError, Outcome, Result
 from pipeline.experiment import Experiment
-from pipeline.metrics import summarize
+from pipeline.metrics import Summary, summarize
 from pipeline.tracking.parent import open_parent
 from pipeline.tracking.sync import sync
 
@@ -98,9 +98,9 @@ class Runs:
         )
 
 
-def figures(experiment: Experiment, result: Result) -> dict[str, float]:
-    """Return a run's summary metrics, without the prediction, which no claim asks for and a GPU would wait for."""
-    return summarize(result, experiment.effective_batch_size, experiment.settings.timing_warmup_steps)
+def figures(experiment: Experiment, result: Result) -> Summary:
+    """Return a run's summary, without the prediction, which no claim asks for and a GPU would wait for."""
+    return Summary(summarize(result, experiment.effective_batch_size, experiment.settings.timing_warmup_steps))
 
 
 def require_writable(folder: Path) -> None:

@@ -2,19 +2,21 @@
 
 import gzip
 import json
-from dataclasses import asdict, astuple, fields
+from dataclasses import asdict, fields
+from operator import attrgetter
 
 import torch
 
 from pipeline.memory.lifetimes import Life, Span, Timeline
 
 NAMES = tuple(field.name for field in fields(Life))
+values_of = attrgetter(*NAMES)
 
 
 def dump(timeline: Timeline) -> bytes:
     """Return the content of a file that load() reads."""
     content = {
-        "lives": [[_plain(value) for value in astuple(life)] for life in timeline.lives],
+        "lives": [[_plain(value) for value in values_of(life)] for life in timeline.lives],
         "events": timeline.events,
         "seconds": [round(moment, 6) for moment in timeline.seconds],
         "spans": [asdict(span) for span in timeline.spans],

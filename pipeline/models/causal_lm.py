@@ -86,6 +86,7 @@ class CausalLm(Model):
             tokenizer=name if published else None,
             needs_tokenizer=published and (self.pretrained or name not in PRESETS),
             width=config.hidden_size,
+            num_layers=config.num_hidden_layers,
         )
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:

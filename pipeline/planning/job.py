@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from pipeline.context import context_bytes_of
 from pipeline.contracts import Hardware, InvalidInputError
 from pipeline.environment import environment
 from pipeline.experiment import AUTO_MODEL, Experiment, make_experiment
+from pipeline.flops import count_flops
 from pipeline.memory.anatomy import Anatomy
 from pipeline.memory.budget import parse_budget
-from pipeline.memory.cards import CONTEXT_BYTES, find_card
+from pipeline.memory.cards import find_card
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.metrics import MIB
 from pipeline.planning.settings import PlanSettings
@@ -25,7 +28,6 @@ from pipeline.report.plan import CardPlan, PlanFindings
 from pipeline.report.planned import PlannedRow
 from pipeline.settings import RunSettings, dotted, merged, nested, validate
 from pipeline.space import Choice, Space, read_space
-from pipeline.trace import count_flops
 from pipeline.tracking.parent import open_parent
 from pipeline.variants import FOLDER, read_yaml
 
@@ -115,7 +117,7 @@ def _budget_bytes(text: str | None, target: Hardware) -> int:
     """Return what torch may use: all of a card but its CUDA context, unless a budget says otherwise."""
     if text is not None and text != "none":
         return parse_budget(text, target.memory_bytes)
-    return target.memory_bytes - (CONTEXT_BYTES if target.kind == "cuda" else 0)
+    return target.memory_bytes - context_bytes_of(target)
 
 
 def _card_plan(
@@ -128,11 +130,12 @@ def _card_plan(
     anatomies: dict[int, Anatomy] = {}
     flops: dict[str, int] = {}
     predictions = predict_all(experiments, target, expandable_segments=own.expandable_segments)
-    for number, prediction in track(predictions, target.name, len(experiments), console=console, transient=True):
-        experiment = experiments[number]
-        operations = _flops(experiment, target, flops)
-        rows[number] = _row(choices[number], experiment, prediction, budget_bytes, operations)
-        anatomies[number] = prediction.anatomy
+    with closing(predictions):
+        for number, prediction in track(predictions, target.name, len(experiments), console=console, transient=True):
+            experiment = experiments[number]
+            operations = _flops(experiment, target, flops)
+            rows[number] = _row(choices[number], experiment, prediction, budget_bytes, operations)
+            anatomies[number] = prediction.anatomy
     ordered = tuple(rows[number] for number in sorted(rows))
     card = CardPlan(card=target.name, budget_bytes=budget_bytes, rows=ordered, skipped=skipped, anatomy=None)
     best = card.recommended or min(ordered, key=lambda row: row.peak_bytes, default=None)

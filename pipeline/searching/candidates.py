@@ -7,10 +7,10 @@ from typing import Any
 from pipeline.contracts import InvalidInputError
 from pipeline.environment import allocator_configuration
 from pipeline.experiment import Experiment
+from pipeline.flops import sequence_flops
 from pipeline.memory.device import hardware_of
 from pipeline.predict import Prediction, predict_all
 from pipeline.space import Choice, Value
-from pipeline.trace import sequence_flops
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from pipeline.environment import environment
 from pipeline.execute import execute
 from pipeline.experiment import Experiment
 from pipeline.handover.write import hand_over
-from pipeline.metrics import MIB
+from pipeline.metrics import MIB, Summary
 from pipeline.predict import summary
 from pipeline.publish import publish
 from pipeline.report.certificate import Certificate, Verification
@@ -140,15 +141,16 @@ def _length(plan: SearchPlan, experiment: Experiment, best: TrialRow | None) -> 
     )
 
 
-def _figures(experiment: Experiment, proposal: Proposal, result: Result) -> dict[str, float]:
-    """Return a trial's summary metrics: with what its time was predicted to be, and the loss of the steps all share."""
-    figures = summary(experiment, result)
+def _figures(experiment: Experiment, proposal: Proposal, result: Result) -> Summary:
+    """Return a trial's summary: with what its time was predicted to be, and the loss of the steps that all share."""
+    own = summary(experiment, result)
+    figures = dict(own.metrics)
     common = result.steps[: experiment.settings.timing_warmup_steps + HOPELESS_STEPS]
     if len(common) == experiment.settings.timing_warmup_steps + HOPELESS_STEPS:
         figures["common_steps_loss"] = statistics.fmean(record.loss for record in common)
     if proposal.predicted_seconds is not None:
         figures["predicted_seconds_per_step"] = proposal.predicted_seconds
-    return figures
+    return replace(own, metrics=figures)
 
 
 def _report(

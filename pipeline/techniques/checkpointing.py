@@ -36,6 +36,11 @@ class Checkpointing(Technique):
         number = re.search(r"\d+", self.checkpointing)
         return int(number.group()) if number else 1
 
+    @property
+    def layer_period(self) -> int:
+        """Return n where every n-th layer is checkpointed."""
+        return self.every_n_layers or 1
+
     def apply(self, step: Step) -> Step:
         """Use transformers' own switch where the model has one, torch.utils.checkpoint on its layers elsewhere."""
         every = self.every_n_layers

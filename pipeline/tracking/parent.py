@@ -21,15 +21,14 @@ from pipeline.contracts import InvalidInputError, Outcome, Result, StepRecord
 from pipeline.environment import environment
 from pipeline.execute import execute
 from pipeline.experiment import Experiment
-from pipeline.metrics import finite, step_metrics
+from pipeline.metrics import Summary, finite, step_metrics
 from pipeline.tracking.journal import Start, known_ends
 from pipeline.tracking.orphans import STATUS, end_orphans, owner_tag
 from pipeline.tracking.outbox import Outbox, now
 from pipeline.tracking.run import Run
 from pipeline.tracking.store import Store, lasting, try_database, unreachable
 
-Figures = Callable[[Result], dict[str, float]]
-"""Result -> summary metrics."""
+Figures = Callable[[Result], Summary]
 Measure = Callable[[Experiment, Path, Callable[[StepRecord], None]], Result]
 """Runs an experiment; its output goes to a file, and it tells each optimizer step."""
 
@@ -84,7 +83,7 @@ class ParentRun(Run):
         child.end(STATUS[result.outcome])
         if result.outcome is Outcome.INTERRUPTED:
             raise KeyboardInterrupt
-        return result, summary
+        return result, dict(summary.metrics)
 
     def _child(self, name: str, experiment: Experiment, tags: Mapping[str, str]) -> Run:
         folder = self.folder / name.replace("/", "-")
@@ -196,11 +195,12 @@ def _experiment_id(client: MlflowClient) -> str:
     return str(known.experiment_id)
 
 
-def _keep(child: Run, experiment: Experiment, result: Result, summary: dict[str, float]) -> None:
+def _keep(child: Run, experiment: Experiment, result: Result, summary: Summary) -> None:
     """Put what was measured on disk and into MLflow."""
-    child.file("result.json", _to_json(experiment, result, summary))
-    child.metrics(summary, step=len(result.steps))
+    child.file("result.json", _to_json(experiment, result, summary.metrics))
+    child.metrics(summary.metrics, step=len(result.steps))
     child.tags({"outcome": result.outcome.value, **({"outcome_detail": result.detail} if result.detail else {})})
+    child.tags({name: text[:TAG_CHARACTERS] for name, text in summary.tags.items()})
     for trace in sorted(child.folder.glob("traces/*")):
         child.existing_file(f"traces/{trace.name}", "traces")
     log = child.folder / "log.txt"
@@ -208,5 +208,5 @@ def _keep(child: Run, experiment: Experiment, result: Result, summary: dict[str,
         child.file("log.txt", log.read_bytes())
 
 
-def _to_json(experiment: Experiment, result: Result, summary: dict[str, float]) -> str:
-    return json.dumps(finite({"settings": experiment.params(), "metrics": summary, "result": asdict(result)}), indent=1)
+def _to_json(experiment: Experiment, result: Result, metrics: Mapping[str, float]) -> str:
+    return json.dumps(finite({"settings": experiment.params(), "metrics": metrics, "result": asdict(result)}), indent=1)

@@ -1,0 +1,96 @@
+"""Processes that work on many things side by side: each takes the next task as soon as it is done with one."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, cast
+
+from pipeline.contracts import InvalidInputError
+
+CONTEXT = multiprocessing.get_context("forkserver")
+"""Its processes inherit nothing of this one: no connection to a database, no thread."""
+
+
+class CrewError(RuntimeError):
+    """A process of a crew ended in the middle of its work."""
+
+
+Task = TypeVar("Task")
+Done = TypeVar("Done")
+
+
+class Crew(Generic[Task, Done]):
+    """Processes that do one kind of work until they are dismissed, which ends them at once."""
+
+    def __init__(self, work: Callable[[Task], Done], num_processes: int) -> None:
+        self._members: dict[Connection, BaseProcess] = {}
+        for _ in range(num_processes):
+            ours, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=_serve, args=(work, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._members[ours] = process
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for process in self._members.values():
+            process.kill()
+        for connection, process in self._members.items():
+            process.join()
+            connection.close()
+
+    def do(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Done]]:
+        """Yield the number of each task and its result, as they are done; the tasks are begun in their order.
+
+        Raises:
+            InvalidInputError: as the work does.
+            CrewError: a process has ended, by another error or by the system.
+
+        """
+        waiting = iter(enumerate(tasks))
+        busy: dict[Connection, int] = {}
+        for connection, (number, task) in zip(self._members, waiting, strict=False):
+            connection.send(task)
+            busy[connection] = number
+        while busy:
+            for connection in cast(list[Connection], wait(list(busy))):
+                try:
+                    done = connection.recv()
+                except (EOFError, OSError) as error:
+                    process = self._members[connection]
+                    process.join()
+                    raise CrewError(f"a process ended before its work did, exit code {process.exitcode}") from error
+                if isinstance(done, InvalidInputError):
+                    raise done
+                number = busy.pop(connection)
+                following = next(waiting, None)
+                if following is not None:
+                    busy[connection], task = following
+                    connection.send(task)
+                yield number, done
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _serve(work: Callable[[Any], Any], connection: Connection) -> None:
+    """Be a process of the crew, until nobody has a task any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with contextlib.suppress(EOFError, ConnectionError):  # when the process that had tasks is gone
+        while True:
+            task = connection.recv()
+            try:
+                done = work(task)
+            except InvalidInputError as error:
+                done = error
+            connection.send(done)

@@ -1,0 +1,94 @@
+"""A crew of processes: all is done once, errors arrive as they are, and nobody is left behind."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import ROOT, tiny
+
+from pipeline.contracts import Hardware, InvalidInputError
+from pipeline.crew import Crew, CrewError, num_cores
+from pipeline.predict import predict_all
+
+CPU = Hardware(kind="cpu", name="a processor", memory_bytes=2**34, capability=None)
+
+
+def square(number: int) -> tuple[int, int]:
+    if number < 0:
+        raise InvalidInputError(f"{number} is negative; give another")
+    if number == 0:
+        os._exit(3)
+    return number * number, os.getpid()
+
+
+def test_every_task_is_done_once_and_by_others() -> None:
+    with Crew(square, 2) as crew:
+        first = dict(crew.do([3, 4, 5]))
+        second = dict(crew.do([6]))
+        assert dict(crew.do([])) == {}
+    assert {number: done[0] for number, done in first.items()} == {0: 9, 1: 16, 2: 25}
+    assert second[0][0] == 36 and os.getpid() not in {done[1] for done in [*first.values(), *second.values()]}
+    assert not multiprocessing.active_children()
+
+
+def test_a_mistake_arrives_as_it_is() -> None:
+    with pytest.raises(InvalidInputError, match="-1 is negative; give another"), Crew(square, 2) as crew:
+        list(crew.do([2, -1]))
+    assert not multiprocessing.active_children()
+
+
+def test_the_end_of_a_process_is_told() -> None:
+    with pytest.raises(CrewError, match="exit code 3"), Crew(square, 2) as crew:
+        list(crew.do([2, 0]))
+    assert not multiprocessing.active_children()
+
+
+def test_at_least_one_core_may_be_used() -> None:
+    assert 1 <= num_cores() <= (os.cpu_count() or 1)
+
+
+def test_predictions_of_several_processes_are_those_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiments = [
+        tiny(micro_batch_size=size, checkpointing=policy, vocabulary_size=303)
+        for size in (12, 1, 3, 8, 2, 4)
+        for policy in ("none", "every_layer")
+    ]
+    together = dict(predict_all(experiments, CPU, num_processes=2))
+    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))  # which has nothing of what the others left
+    assert together == dict(predict_all(experiments, CPU, num_processes=1))
+    assert len(list(tmp_path.glob("trace-*"))) == 8  # of 1, 2, 4 and 8, which tell 3 and 12
+
+
+def test_processes_that_predict_refuse_what_one_refuses() -> None:
+    with pytest.raises(InvalidInputError, match="tf32 needs a CUDA GPU"):
+        list(predict_all([tiny(), tiny(precision="tf32")], CPU, num_processes=2))
+    assert not multiprocessing.active_children()
+
+
+def test_ctrl_c_ends_all_processes_at_once() -> None:
+    code = """
+import sys
+sys.path.insert(0, "tests")
+from conftest import tiny
+from test_crew import CPU
+from pipeline.predict import predict_all
+for number, _ in predict_all([tiny(micro_batch_size=size) for size in range(10**6, 10**6 + 400)], CPU, num_processes=2):
+    print(number, flush=True)
+"""
+    words = [sys.executable, "-c", code]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 3  # two that predict, and the server that they are forked from
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert process.returncode == -signal.SIGINT and not alive
