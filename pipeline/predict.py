@@ -25,7 +25,7 @@ CONTEXT.set_forkserver_preload(
 )
 NUM_WORTH_PROCESSES = 32
 """Experiments from which on it pays to start processes, which takes as long as predicting some of them."""
-NUM_IN_TASK = 8
+NUM_IN_TASK = 20
 """Experiments that a process is given at once."""
 
 
