@@ -5,10 +5,11 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
 from pipeline.contracts import InvalidInputError
@@ -33,7 +34,8 @@ class Crew(Generic[Task, Done]):
         for _ in range(num_processes):
             ours, theirs = CONTEXT.Pipe()
             process = CONTEXT.Process(target=_serve, args=(work, theirs), daemon=True)
-            process.start()
+            with without_main():
+                process.start()
             theirs.close()
             self._members[ours] = process
 
@@ -76,6 +78,17 @@ class Crew(Generic[Task, Done]):
                     busy[connection], task = following
                     connection.send(task)
                 yield number, done
+
+
+@contextlib.contextmanager
+def without_main() -> Iterator[None]:
+    """Keep multiprocessing from running the script of whoever calls us once more in a fresh process."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def num_cores() -> int:

@@ -6,17 +6,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from pipeline.contracts import Finished, MemoryUse, Outcome, Prepared, Result, StepRecord
+from pipeline.crew import without_main
 from pipeline.experiment import Experiment
 from pipeline.train import DivergedError, train
 
@@ -70,7 +70,7 @@ def execute(
     heard = _Heard()
     receiver, sender = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_run, args=(experiment, sender, log_file, work), daemon=True)
-    with _without_main():
+    with without_main():
         process.start()  # the first time, this waits for the server to have loaded torch and transformers
     start = time.monotonic()
     sender.close()
@@ -94,17 +94,6 @@ def execute(
         finished=heard.finished,
         seconds_total=time.monotonic() - start,
     )
-
-
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Keep multiprocessing from running the script of whoever calls us once more in the fresh process."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def start_server() -> None:

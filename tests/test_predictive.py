@@ -1,12 +1,14 @@
 """The predictive search: what it believes, what it proposes, when it stops, and what it says of that."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import optuna
 import pytest
+from conftest import ROOT
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
@@ -259,6 +261,18 @@ def test_what_is_no_dimension_is_refused() -> None:
         trial.suggest_float("learning_rate", 0, 1)
     with pytest.raises(ValueError, match="at least one candidate"):
         PredictiveSampler([], Rules(budget_bytes=1))
+
+
+def test_the_page_about_the_search_shows_a_study_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/search.md").read_text(), re.DOTALL)
+    taken: list[int] = []
+
+    def train_as_you_do(micro_batch_size: int, checkpointing: str) -> tuple[float, int]:
+        taken.append(micro_batch_size)
+        return (1 + 1 / micro_batch_size) * (1.3 if checkpointing == "every_layer" else 1), micro_batch_size * 2**20
+
+    exec(block, {"train_as_you_do": train_as_you_do})
+    assert "'micro_batch_size': 8, 'checkpointing': 'none'" in capsys.readouterr().out and 4 <= len(taken) < 8
 
 
 @settings(max_examples=20, deadline=None)
