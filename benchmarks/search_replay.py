@@ -35,6 +35,8 @@ from pipeline.space import Choice, Space
 WARMUP_STEPS, PRECISION_PERCENT = 3, 2.0
 FAR_APART = 100_003
 """Factor of the seeds that samplers are given, since the next trial of a search takes the next seed."""
+NEARBY = 3
+"""Runs before and after one that tell how slow the machine was."""
 NEAR = 0.02
 """Share of its time by which an answer may be slower than the best to count as found."""
 SHARES_THAT_FIT = (0.33, 0.6)
@@ -65,8 +67,8 @@ class Entry:
 
     @property
     def seconds(self) -> float:
-        """Its true seconds per step: the mean of the runs' medians."""
-        return statistics.fmean(statistics.median(run.seconds_of_steps[WARMUP_STEPS:]) for run in self.runs)
+        """Its true seconds per step: the median of the runs' medians."""
+        return statistics.median(statistics.median(run.seconds_of_steps[WARMUP_STEPS:]) for run in self.runs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,18 +93,45 @@ class Replayed:
 
 @cache
 def read(file: Path) -> tuple[Entry, ...]:
-    """Return the configurations of a table, in the order of its space."""
+    """Return the configurations of a table, in the order of its space, their times as if the machine never slowed."""
     about = json.loads(file.with_suffix(".json").read_text())
-    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     with file.open(newline="") as lines:
-        for row in csv.DictReader(lines):
-            if row["outcome"] in ("ok", "over_budget"):
-                groups.setdefault((row["micro_batch_size"], row["checkpointing"], row["precision"]), []).append(row)
+        rows = [row for row in csv.DictReader(lines) if row["outcome"] in ("ok", "over_budget")]
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row, slowness in zip(rows, slownesses(rows), strict=True):
+        steps = [float(seconds) / slowness for seconds in row["seconds_of_steps"].split()]
+        row |= {
+            "seconds_of_steps": " ".join(map(str, steps)),
+            "seconds_total": str(float(row["seconds_total"]) / slowness),
+        }
+        groups.setdefault(_key(row), []).append(row)
     batch, length = int(about["effective_batch_size"]), int(about["sequence_length"])
     return tuple(
         _entry(int(size), policy, precision, rows, batch, length)
         for (size, policy, precision), rows in sorted(groups.items(), key=lambda pair: (int(pair[0][0]), pair[0][1:]))
     )
+
+
+def slownesses(rows: Sequence[Mapping[str, str]]) -> list[float]:
+    """Return how slow the machine was around each run: a share of its best, from the runs before and after it.
+
+    A shared machine has slow minutes that have nothing to do with what it runs. Since the order is random, the median
+    of the runs near in time, each over the fastest run of its own configuration, tells them.
+    """
+    medians = [_median_of(row) for row in rows]
+    fastest: dict[tuple[str, ...], float] = {}
+    for row, median in zip(rows, medians, strict=True):
+        fastest[_key(row)] = min(median, fastest.get(_key(row), math.inf))
+    ratios = [median / fastest[_key(row)] for row, median in zip(rows, medians, strict=True)]
+    return [statistics.median(ratios[max(0, n - NEARBY) : n + NEARBY + 1]) for n in range(len(ratios))]
+
+
+def _key(row: Mapping[str, str]) -> tuple[str, ...]:
+    return row["micro_batch_size"], row["checkpointing"], row["precision"]
+
+
+def _median_of(row: Mapping[str, str]) -> float:
+    return statistics.median([float(seconds) for seconds in row["seconds_of_steps"].split()][WARMUP_STEPS:])
 
 
 def _entry(size: int, policy: str, precision: str, rows: list[dict[str, str]], batch: int, length: int) -> Entry:
@@ -285,6 +314,8 @@ def _spread(values: Sequence[float], form: str) -> str:
 def page(lines: Sequence[Mapping[str, Any]], file: Path, entries: Sequence[Entry], command: str) -> str:
     """Return the table as Markdown."""
     about = json.loads(file.with_suffix(".json").read_text())
+    with file.open(newline="") as rows:
+        slow = slownesses([row for row in csv.DictReader(rows) if row["outcome"] in ("ok", "over_budget")])
     apart = [abs(math.log(_median(entry.runs[0]) / _median(entry.runs[-1]))) for entry in entries]
     off = max(abs((entry.candidate.predicted_bytes or 0) / entry.peak_bytes - 1) for entry in entries)
     names = list(lines[0])
@@ -294,7 +325,10 @@ def page(lines: Sequence[Mapping[str, Any]], file: Path, entries: Sequence[Entry
             "",
             f"Written by `{command}`. The table holds {len(entries)} configurations, each measured "
             f"{min(len(entry.runs) for entry in entries)} times in random order; two runs of one differ by "
-            f"{100 * statistics.median(apart):.1f} % in the median, and predicted peaks by at most {100 * off:.3f} %.",
+            f"{100 * statistics.median(apart):.1f} % in the median; predicted peaks are off by at most {100 * off:.3f} %. "
+            "Times are divided by how slow the machine was just then: the median of the seven runs around, each over the "
+            f"fastest of its configuration (at most {max(slow):.2f}, above 1.05 in {sum(s > 1.05 for s in slow)} of "
+            f"{len(slow)} runs).",
             "",
             "| what | value |",
             "|---|---|",

@@ -84,7 +84,7 @@ def _run_trials(plan: SearchPlan, study: StoredStudy, proposer: Proposer, parent
     with Progress(*columns, console=console, transient=True) as progress:
         total = min(plan.settings.num_trials, len(plan.space.choices))
         task = progress.add_task("", total=total)
-        while len(rows := rows_of(plan, study)) < total and time.monotonic() < deadline:
+        while len(rows := rows_of(plan, study)) < total and (not rows or time.monotonic() < deadline):
             progress.update(task, completed=len(rows), description=_incumbent(rows))
             is_last_running = len(rows) + study.num_running_here >= total
             proposal = None if is_last_running else proposer.next(rows)
