@@ -2,7 +2,7 @@
 
     python benchmarks/search_replay.py benchmarks/search_table_cpu_<date>.csv
 
-writes benchmarks/search_replay_<name>.md and .csv beside it. A replayed trial is one of the configuration's measured
+writes benchmarks/search_replay_<name>.md and .csv beside it; with --samplers or --shares it prints alone. A replayed trial is one of the configuration's measured
 runs, drawn by the seed; it ends by the same rule for every sampler, and costs what that run cost until then. No sampler
 is given a configuration twice.
 """
@@ -277,16 +277,16 @@ def replay(file: Path, task: tuple[str, int, int]) -> Replayed:
     return REPLAYS[task[0]](Search(read(file), *task))
 
 
-def budgets(entries: Sequence[Entry]) -> list[int]:
-    """Return the budgets at which SHARES_THAT_FIT of the space fit."""
+def budgets(entries: Sequence[Entry], shares: Sequence[float]) -> list[int]:
+    """Return the budgets at which these shares of the space fit."""
     peaks = sorted(entry.peak_bytes for entry in entries)
-    return [int(peaks[round(share * len(peaks)) - 1]) for share in SHARES_THAT_FIT]
+    return [int(peaks[round(share * len(peaks)) - 1]) for share in shares]
 
 
-def summary(results: Sequence[Replayed]) -> Iterator[dict[str, Any]]:
+def summary(results: Sequence[Replayed], samplers: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield a line for each budget and sampler."""
     for budget in dict.fromkeys(result.budget_bytes for result in results):
-        for sampler in REPLAYS:
+        for sampler in samplers:
             rows = [one for one in results if (one.budget_bytes, one.sampler) == (budget, sampler)]
             found = [one for one in rows if one.trials_to_near is not None]
             proven = [one.certificate_holds for one in rows if one.certificate_holds is not None]
@@ -356,27 +356,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
     parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--shares", type=float, nargs="+", default=SHARES_THAT_FIT, help="of the space that fit")
     parser.add_argument("--samplers", nargs="+", choices=list(REPLAYS), default=list(REPLAYS))
     given = parser.parse_args()
     if not given.table.exists():
         parser.error(f"the table must exist, and {given.table} does not; measure it: python benchmarks/search_table.py")
     entries = read(given.table)
     tasks = [
-        (name, budget, seed) for budget in budgets(entries) for name in given.samplers for seed in range(given.seeds)
+        (name, budget, seed)
+        for budget in budgets(entries, given.shares)
+        for name in given.samplers
+        for seed in range(given.seeds)
     ]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("forkserver")) as pool:
         results = list(pool.map(partial(replay, given.table), tasks, chunksize=8))
+    shown = list(summary(results, given.samplers))
+    for line in shown:
+        print(line, file=sys.stderr)
+    if (set(given.samplers), given.shares) != (set(REPLAYS), SHARES_THAT_FIT):
+        return
     output = given.table.with_name(given.table.name.replace("search_table", "search_replay"))
     with output.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(asdict(results[0])))
         writer.writeheader()
         writer.writerows(asdict(result) for result in results)
-    lines = list(summary(results)) if set(given.samplers) == set(REPLAYS) else []
-    for line in lines:
-        print(line, file=sys.stderr)
-    if lines:
-        command = f"python benchmarks/search_replay.py {given.table} --seeds {given.seeds}"
-        output.with_suffix(".md").write_text(page(lines, given.table, entries, command))
+    command = f"python benchmarks/search_replay.py {given.table} --seeds {given.seeds}"
+    output.with_suffix(".md").write_text(page(shown, given.table, entries, command))
 
 
 if __name__ == "__main__":

@@ -16,13 +16,13 @@ from scipy.optimize import least_squares
 from pipeline.searching.belief import Belief, Matrix, Vector, similarity
 from pipeline.searching.candidates import Candidate
 
-NOISE = 0.015
+NOISE = 0.02
 """Standard deviation of a measured time, as a share."""
-OFF = 0.08
+OFF = 0.1
 """Standard deviation of what the law leaves over, as a share."""
 OCTAVES = 1.0
 """Doublings of the micro-batch over which that changes."""
-OF_A_DIFFERENCE = 0.7
+OF_A_DIFFERENCE = 0.8
 """Correlation of what the law leaves over between two policies, or two precisions."""
 RATE = (0.0, 12.0)
 """Mean and standard deviation of the logarithm of the seconds of a sequence: any device."""
