@@ -2,9 +2,9 @@
 
     python benchmarks/search_replay.py benchmarks/search_table_cpu_<date>.csv
 
-writes benchmarks/search_replay_<name>.md and .csv beside it; with --samplers or --shares it prints alone. A replayed trial is one of the configuration's measured
-runs, drawn by the seed; it ends by the same rule for every sampler, and costs what that run cost until then. No sampler
-is given a configuration twice.
+writes benchmarks/search_replay_<name>.md and .csv beside it; with --samplers or --shares it prints alone. A replayed
+trial is one of the configuration's measured runs, drawn by the seed; it ends by the same rule for every sampler, and
+costs what that run cost until then. No sampler is given a configuration twice.
 """
 
 import argparse
