@@ -44,7 +44,7 @@ TABLES = {
     "checkpointing": {"comparison", "policies", "encoder_stack", "48_layers", "depth"},
     "combined": {"comparison", "ladder"},
     "plan": {"plan", "largest", "tensors"},  # each with the card's name
-    "search": {"trials", "ranking"},
+    "search": {"trials", "ranking", "verification", "never_run"},
 }
 PICTURES = {
     "main": {"single"},
@@ -268,7 +268,15 @@ def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) ->
     assert len(trials) == 4
     best = trials[trials.fits].sort_values("tokens_per_second").iloc[-1]
     assert parent.data.metrics["best_tokens_per_second"] == pytest.approx(best["tokens_per_second"])
-    assert len(project.children_of(parent)) == 4
+    children = project.children_of(parent)
+    assert sorted(name.partition(":")[0] for name in children) == [
+        *(f"trial {n}" for n in range(1, 5)),
+        *["verification"] * 2,
+    ]
+    assert children["verification: answer"].data.metrics["final_loss"] == pytest.approx(
+        children["verification: plain"].data.metrics["final_loss"], rel=0.01
+    )
+    assert (trials.predicted_seconds_per_step.notna().sum(), trials.common_steps_loss.notna().sum()) >= (3, 0)
     config = yaml.safe_load((project.folder / "best.yaml").read_text())
     assert config["micro_batch_size"] == best["micro_batch_size"]
     assert config["effective_batch_size"] == 8

@@ -114,9 +114,9 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
                 study.stop()
 
     def _is_elsewhere(self, study: Study, trial: FrozenTrial, number: int) -> bool:
-        """Whether another worker has chosen the same in the meantime."""
-        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return any(self._number(other) == number for other in running if other.number != trial.number)
+        """Whether another worker has chosen the same in the meantime, and may have finished it."""
+        others = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
+        return any(self._number(other) == number and not _is_interrupted(other) for other in others)
 
     def _measured(self, trials: Sequence[FrozenTrial], maximize: bool) -> Measured:
         seconds: dict[int, float] = {}
@@ -124,7 +124,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         over, failed, running = set[int](), set[int](), set[int]()
         for trial in trials:
             number = self._number(trial)
-            if number is None or trial.user_attrs.get(OUTCOME) == Outcome.INTERRUPTED:
+            if number is None or _is_interrupted(trial):
                 continue
             excess = trial.constraints.get(CONSTRAINT)
             if excess is not None:
@@ -150,6 +150,11 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         known = self._numbers.get(_key(trial.params))
         stored = trial.system_attrs.get(CANDIDATE)
         return known if known is not None or stored is None else int(stored)
+
+
+def _is_interrupted(trial: FrozenTrial) -> bool:
+    """Whether a trial was given up, so that its configuration is free again."""
+    return bool(trial.user_attrs.get(OUTCOME) == Outcome.INTERRUPTED)
 
 
 def _key(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
