@@ -276,7 +276,7 @@ def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) ->
     assert children["verification: answer"].data.metrics["final_loss"] == pytest.approx(
         children["verification: plain"].data.metrics["final_loss"], rel=0.01
     )
-    assert (trials.predicted_seconds_per_step.notna().sum(), trials.common_steps_loss.notna().sum()) >= (3, 0)
+    assert trials.predicted_seconds_per_step.notna().sum() == 3  # all but the first
     config = yaml.safe_load((project.folder / "best.yaml").read_text())
     assert config["micro_batch_size"] == best["micro_batch_size"]
     assert config["effective_batch_size"] == 8
