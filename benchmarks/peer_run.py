@@ -18,15 +18,14 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pipeline.contracts import Prepared, Result, StepRecord
-from pipeline.execute import CONTEXT, execute
+from pipeline.execute import execute
 from pipeline.experiment import Experiment
 from pipeline.memory.device import occupy
 from pipeline.memory.meter import WATCHED_STEPS, make_meter
+from pipeline.processes import CONTEXT, LOADED
 from pipeline.train import rows_of_step, train
 
-CONTEXT.set_forkserver_preload(
-    ["pipeline.train", "frameworks", "transformers.trainer", "accelerate", "lightning.pytorch"]
-)
+CONTEXT.set_forkserver_preload([*LOADED, "frameworks", "transformers.trainer", "accelerate", "lightning.pytorch"])
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,24 @@ from pipeline.cli import INTERRUPTED
 from pipeline.contracts import InvalidInputError, Outcome
 from pipeline.memory.device import find_device
 
+SUBJECT = ("model", "configuration")
+"""Columns that say what is compared."""
+COLUMNS = (
+    *SUBJECT,
+    "round",
+    "peer",
+    "outcome",
+    "seconds_per_step",
+    "tokens_per_second",
+    "peak_allocated_mib",
+    "first_mean_of_means",
+    "losses",
+    "seconds",
+    "tokens",
+    "targets",
+    "detail",
+)
+
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure what is not measured yet, write the page; return the exit code: 0, 2 invalid input, 130 interrupted."""
@@ -76,7 +94,7 @@ def _run(given: argparse.Namespace) -> int:
     check_machine(device)
     about = about_machine(device)
     name = f"peers_{'tiny_' if given.tiny else ''}{device.type}_{given.date}"
-    journal = Journal.open(given.folder / f"{name}.csv", conditions_of(cases, about))
+    journal = Journal.open(given.folder / f"{name}.csv", COLUMNS, SUBJECT, conditions_of(cases, about))
     num_left = measure_all(journal, list(schedule(cases, peers, given.runs)), given.seconds)
     command = " ".join(["python", "benchmarks/peers.py", *sys.argv[1:]])
     experiments = {(case.model, case.configuration): case.experiment for case in cases}

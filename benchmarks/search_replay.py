@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from search_table import DIMENSIONS
 
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.choose import choose, distributions_of
@@ -56,6 +57,11 @@ class Run:
     seconds_of_steps: tuple[float, ...]
     seconds_of_start: float
 
+    @property
+    def seconds(self) -> float:
+        """Its seconds per step."""
+        return statistics.median(self.seconds_of_steps[WARMUP_STEPS:])
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -68,7 +74,7 @@ class Entry:
     @property
     def seconds(self) -> float:
         """Its true seconds per step: the median of the runs' medians."""
-        return statistics.median(statistics.median(run.seconds_of_steps[WARMUP_STEPS:]) for run in self.runs)
+        return statistics.median(run.seconds for run in self.runs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,29 +93,25 @@ class Replayed:
     over_budget: int
     distance: float
     """Share by which the last incumbent is slower than the optimum."""
+    bound: float | None
+    """Share of its time that the search said the optimum may be faster by; None where it said nothing."""
     certificate_holds: bool | None
-    """Whether the optimum lies within the bound that was stated; None where none was."""
+    """Whether the optimum lies within that bound."""
 
 
 @cache
 def read(file: Path) -> tuple[Entry, ...]:
     """Return the configurations of a table, in the order of its space, their times as if the machine never slowed."""
     about = json.loads(file.with_suffix(".json").read_text())
-    with file.open(newline="") as lines:
-        rows = [row for row in csv.DictReader(lines) if row["outcome"] in ("ok", "over_budget")]
-    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    rows = _rows(file)
+    groups: dict[tuple[str, ...], list[tuple[Mapping[str, str], Run]]] = {}
     for row, slowness in zip(rows, slownesses(rows), strict=True):
-        steps = [float(seconds) / slowness for seconds in row["seconds_of_steps"].split()]
-        row |= {
-            "seconds_of_steps": " ".join(map(str, steps)),
-            "seconds_total": str(float(row["seconds_total"]) / slowness),
-        }
-        groups.setdefault(_key(row), []).append(row)
+        steps = tuple(seconds / slowness for seconds in _steps(row))
+        run = Run(steps, float(row["seconds_total"]) / slowness - sum(steps))
+        groups.setdefault(_key(row), []).append((row, run))
     batch, length = int(about["effective_batch_size"]), int(about["sequence_length"])
-    return tuple(
-        _entry(int(size), policy, precision, rows, batch, length)
-        for (size, policy, precision), rows in sorted(groups.items(), key=lambda pair: (int(pair[0][0]), pair[0][1:]))
-    )
+    ordered = sorted(groups.items(), key=lambda pair: (int(pair[0][0]), pair[0][1:]))
+    return tuple(_entry([row for row, _ in pairs], [run for _, run in pairs], batch, length) for _, pairs in ordered)
 
 
 def slownesses(rows: Sequence[Mapping[str, str]]) -> list[float]:
@@ -118,7 +120,7 @@ def slownesses(rows: Sequence[Mapping[str, str]]) -> list[float]:
     A shared machine has slow minutes that have nothing to do with what it runs. Since the order is random, the median
     of the runs near in time, each over the fastest run of its own configuration, tells them.
     """
-    medians = [_median_of(row) for row in rows]
+    medians = [statistics.median(_steps(row)[WARMUP_STEPS:]) for row in rows]
     fastest: dict[tuple[str, ...], float] = {}
     for row, median in zip(rows, medians, strict=True):
         fastest[_key(row)] = min(median, fastest.get(_key(row), math.inf))
@@ -126,30 +128,32 @@ def slownesses(rows: Sequence[Mapping[str, str]]) -> list[float]:
     return [statistics.median(ratios[max(0, n - NEARBY) : n + NEARBY + 1]) for n in range(len(ratios))]
 
 
+def _rows(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as lines:
+        return [row for row in csv.DictReader(lines) if row["outcome"] in ("ok", "over_budget")]
+
+
 def _key(row: Mapping[str, str]) -> tuple[str, ...]:
-    return row["micro_batch_size"], row["checkpointing"], row["precision"]
+    return tuple(row[name] for name in DIMENSIONS)
 
 
-def _median_of(row: Mapping[str, str]) -> float:
-    return statistics.median([float(seconds) for seconds in row["seconds_of_steps"].split()][WARMUP_STEPS:])
+def _steps(row: Mapping[str, str]) -> list[float]:
+    return [float(seconds) for seconds in row["seconds_of_steps"].split()]
 
 
-def _entry(size: int, policy: str, precision: str, rows: list[dict[str, str]], batch: int, length: int) -> Entry:
-    predicted = int(rows[0]["predicted_peak_bytes"])
+def _entry(rows: Sequence[Mapping[str, str]], runs: Sequence[Run], batch: int, length: int) -> Entry:
+    row = rows[0]
+    predicted, size = int(row["predicted_peak_bytes"]), int(row["micro_batch_size"])
     candidate = Candidate(
-        choice={"micro_batch_size": size, "checkpointing": policy, "precision": precision},
+        choice={**{name: row[name] for name in DIMENSIONS}, "micro_batch_size": size},
         micro_batch_size=size,
         num_passes=batch // size,
         num_tokens=batch * length,
-        flops=float(rows[0]["flops_per_sequence"]),
-        precision=precision,
+        flops=float(row["flops_per_sequence"]),
+        precision=row["precision"],
         predicted_bytes=predicted,
         fits=lambda budget_bytes: predicted <= budget_bytes,
     )
-    runs = []
-    for row in rows:
-        steps = tuple(map(float, row["seconds_of_steps"].split()))
-        runs.append(Run(steps, float(row["seconds_total"]) - sum(steps)))
     return Entry(candidate, max(float(row["peak_bytes"]) for row in rows), tuple(runs))
 
 
@@ -207,6 +211,7 @@ class Search:
             seconds=self.seconds,
             over_budget=len(self.over_budget),
             distance=distance,
+            bound=bound,
             certificate_holds=None if bound is None or best is None else 1 - 1 / (1 + distance) <= bound,
         )
 
@@ -300,6 +305,7 @@ def summary(results: Sequence[Replayed], samplers: Sequence[str]) -> Iterator[di
                 "trials in all": _spread([one.trials for one in rows], "{:.0f}") if sampler not in OPTUNAS else "",
                 "over budget": f"{statistics.fmean(one.over_budget for one in rows):.2f}",
                 "distance": "" if sampler in OPTUNAS else f"{100 * statistics.median(o.distance for o in rows):.1f} %",
+                "bound": _spread([100 * one.bound for one in rows if one.bound is not None], "{:.1f} %"),
                 "bound true": f"{100 * statistics.fmean(proven):.1f} % of {len(proven)}" if proven else "",
             }
 
@@ -314,9 +320,8 @@ def _spread(values: Sequence[float], form: str) -> str:
 def page(lines: Sequence[Mapping[str, Any]], file: Path, entries: Sequence[Entry], command: str) -> str:
     """Return the table as Markdown."""
     about = json.loads(file.with_suffix(".json").read_text())
-    with file.open(newline="") as rows:
-        slow = slownesses([row for row in csv.DictReader(rows) if row["outcome"] in ("ok", "over_budget")])
-    apart = [abs(math.log(_median(entry.runs[0]) / _median(entry.runs[-1]))) for entry in entries]
+    slow = slownesses(_rows(file))
+    apart = [abs(math.log(entry.runs[0].seconds / entry.runs[-1].seconds)) for entry in entries]
     off = max(abs((entry.candidate.predicted_bytes or 0) / entry.peak_bytes - 1) for entry in entries)
     names = list(lines[0])
     return "\n".join(
@@ -345,10 +350,6 @@ def page(lines: Sequence[Mapping[str, Any]], file: Path, entries: Sequence[Entry
             "",
         ]
     )
-
-
-def _median(run: Run) -> float:
-    return statistics.median(run.seconds_of_steps[WARMUP_STEPS:])
 
 
 def main() -> None:

@@ -1,41 +1,41 @@
 """Every configuration of a space measured, several times in random order: the table on which samplers are replayed.
 
-    python benchmarks/search_table.py                     writes benchmarks/search_table_cpu_<date>.csv and .json
+    python benchmarks/search_table.py                     writes search_table_cpu_gpt2-nano_<date>.csv and .json
     python benchmarks/search_table.py --device cuda       the space of a GPU, with gpt2
-    python benchmarks/search_table.py --tiny --output F   a space of four, to see that it works
+    python benchmarks/search_table.py --tiny --folder F   a space of four, to see that it works
 
 A run is added to the file as it ends: the same command goes on where it was interrupted.
 """
 
 import argparse
-import csv
 import datetime
 import json
 import random
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from journal import Journal
 
+from pipeline.cli import INTERRUPTED
+from pipeline.contracts import InvalidInputError, Outcome
 from pipeline.environment import environment
 from pipeline.execute import execute
 from pipeline.experiment import Experiment, make_experiment
-from pipeline.flops import sequence_flops
-from pipeline.memory.device import hardware_of
-from pipeline.predict import predict_all
+from pipeline.memory.device import find_device, hardware_of
+from pipeline.predict import Prediction, predict_all
 from pipeline.settings import merged, nested
 from pipeline.space import Space
 
 FOLDER = Path(__file__).parent
+DIMENSIONS = ("micro_batch_size", "checkpointing", "precision")
 COLUMNS = (
     "repeat",
-    "micro_batch_size",
-    "checkpointing",
-    "precision",
+    *DIMENSIONS,
     "outcome",
     "predicted_peak_bytes",
     "peak_bytes",
@@ -77,80 +77,73 @@ FORMS = {
 }
 
 
-def measure(form: Form, output: Path, repeats: int) -> None:
-    """Measure what the file has not got yet, in random order, each configuration as often as all others."""
+def measure(form: Form, journal: Journal, repeats: int) -> None:
+    """Measure what the journal has not got yet, in random order, each configuration as often as all others."""
     choices = form.space.choices
     experiments = [form.experiment(choice) for choice in choices]
-    target = hardware_of(experiments[0].device)
-    predicted = dict(predict_all(experiments, target))
-    flops: dict[str, int] = {}
+    predicted = dict(predict_all(experiments, hardware_of(experiments[0].device)))
     order = [(repeat, number) for repeat in range(repeats) for number in range(len(choices))]
     shuffled = sorted(order, key=lambda pair: (pair[0], random.Random(repr(pair)).random()))  # noqa: S311
-    done = _measured(output)
+    done = {(row["repeat"], *(row[name] for name in DIMENSIONS)) for row in journal.rows()}
     for repeat, number in shuffled:
-        choice, experiment = choices[number], experiments[number]
-        if (str(repeat), *(str(value) for value in choice.values())) in done:
-            continue
-        policy = str({name: value for name, value in choice.items() if name != "micro_batch_size"})
-        if policy not in flops:
-            flops[policy] = sequence_flops(experiment, target)
-        with tempfile.TemporaryDirectory() as folder:
-            result = execute(experiment, Path(folder) / "log")
-        peak = None
-        if result.memory is not None:
-            reserved = result.memory.peak_reserved_bytes
-            peak = result.memory.peak_allocated_bytes if reserved is None else reserved
-        prediction = predicted[number]
-        row = {
-            "repeat": repeat,
-            **choice,
-            "outcome": result.outcome.value,
-            "predicted_peak_bytes": prediction.peak_reserved_bytes or prediction.peak_allocated_bytes,
-            "peak_bytes": peak,
-            "flops_per_sequence": flops[policy],
-            "seconds_total": round(result.seconds_total, 4),
-            "seconds_of_steps": " ".join(f"{record.seconds:.5f}" for record in result.steps),
-        }
-        _append(output, row)
-        print(row, file=sys.stderr, flush=True)
+        choice = choices[number]
+        if (str(repeat), *(str(choice[name]) for name in DIMENSIONS)) not in done:
+            row = {"repeat": repeat, **choice, **measured(experiments[number], predicted[number])}
+            journal.add(row)
+            print(row, file=sys.stderr, flush=True)
 
 
-def _measured(output: Path) -> set[tuple[str, ...]]:
-    if not output.exists():
-        return set()
-    with output.open(newline="") as file:
-        return {
-            (row["repeat"], row["micro_batch_size"], row["checkpointing"], row["precision"])
-            for row in csv.DictReader(file)
-        }
+def measured(experiment: Experiment, prediction: Prediction) -> dict[str, Any]:
+    """Run it; return the columns of what it measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = execute(experiment, Path(folder) / "log")
+    if result.outcome is Outcome.INTERRUPTED:
+        raise KeyboardInterrupt
+    return {
+        "outcome": result.outcome.value,
+        "predicted_peak_bytes": prediction.peak_bytes,
+        "peak_bytes": None if result.memory is None else result.memory.peak_bytes,
+        "flops_per_sequence": prediction.sequence_flops,
+        "seconds_total": round(result.seconds_total, 4),
+        "seconds_of_steps": " ".join(f"{record.seconds:.5f}" for record in result.steps),
+    }
 
 
-def _append(output: Path, row: Mapping[str, Any]) -> None:
-    is_new = not output.exists()
-    with output.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        if is_new:
-            writer.writeheader()
-        writer.writerow(row)
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure all, and say on what; return the exit code: 0, 2 invalid input, 130 interrupted."""
+    try:
+        _run(_parser().parse_args(words))
+    except InvalidInputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: what was measured is kept, and the same command goes on", file=sys.stderr)
+        return INTERRUPTED
+    return 0
 
 
-def main() -> None:
-    """Measure all, and say on what."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--output", type=Path, default=FOLDER)
-    given = parser.parse_args()
-    if given.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda needs a CUDA GPU, and this machine has none; measure its CPU: --device cpu")
-    form = FORMS["tiny" if given.tiny else given.device]
-    date = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
-    name = f"search_table_{'tiny' if given.tiny else given.device}_{date}"
-    about = {**environment(torch.device(given.device)), "threads": torch.get_num_threads(), **form.common}
-    (given.output / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
-    measure(form, given.output / f"{name}.csv", given.repeats)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--model", help="by default gpt2-nano on a CPU, gpt2 on a GPU")
+    parser.add_argument("--tiny", action="store_true", help="a space of four, to try this script out")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the files")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the files are written")
+    return parser
+
+
+def _run(given: argparse.Namespace) -> None:
+    device = find_device(given.device)
+    form = FORMS["tiny" if given.tiny else device.type]
+    form = replace(form, common={**form.common, "device": str(device), "model": given.model or form.common["model"]})
+    about = {**environment(device), "threads": torch.get_num_threads(), **form.common}
+    name = f"search_table_{'tiny_' if given.tiny else ''}{device.type}_{form.common['model']}_{given.date}"
+    decisive = json.dumps({name: value for name, value in about.items() if not name.startswith("git_")})
+    journal = Journal.open(given.folder / f"{name}.csv", COLUMNS, (), {"": decisive})
+    (given.folder / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
+    measure(form, journal, given.repeats)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,7 +8,7 @@ Floors; a module imports only from floors below its own, and the members of a fa
     publish                         a finished job's report to its readers
     tracking/  report/              Results -> MLflow runs (MLflow); Results -> tables, pictures and a page (matplotlib)
     handover/                       an Experiment -> the files by which other frameworks train the same
-    execute  predict  flops         an Experiment in a clean process -> Result; on fake tensors -> Prediction, FLOPs
+    execute  predict                an Experiment in a clean process -> Result; on fake tensors -> Prediction
     trace  context                  an Experiment on fake tensors -> what would live when; what the CUDA context takes
     profile                         looking closely at one run: tensors and operators
     train                           the loop around the one training step
@@ -22,6 +22,7 @@ Floors; a module imports only from floors below its own, and the members of a fa
     user_code                       functions of the user's own, named as path.to.module:function
     owner                           which process something belongs to, and whether it is gone
     crew                            processes that work on many things side by side
+    processes  files                fresh processes; where files are kept, and how they are written
     contracts                       the shapes that all floors agree on
 """
 

@@ -11,8 +11,8 @@ from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 from rich.console import Console
 
 from pipeline.contracts import InvalidInputError, Settings
-from pipeline.execute import start_server
 from pipeline.planning.settings import PlanSettings
+from pipeline.processes import start_server
 from pipeline.searching.settings import SearchSettings
 from pipeline.settings import AllSettings, unknown_setting
 from pipeline.tools import TOOLS, use

@@ -1,17 +1,15 @@
 """What a process's CUDA context takes of a card: measured once where the card is in this machine, else as stated."""
 
 import hashlib
-import tempfile
-from pathlib import Path
 
 import torch
 
 from pipeline.contracts import Hardware
 from pipeline.crew import Crew
 from pipeline.environment import environment
+from pipeline.files import cache_folder, write_whole
 from pipeline.memory.cards import CONTEXT_BYTES
 from pipeline.memory.device import device_name, used_bytes
-from pipeline.text import cache_folder
 
 WIDTH = 256
 """Of the matrices whose product loads what every training loads."""
@@ -40,9 +38,7 @@ def context_bytes_of(target: Hardware) -> int:
         [(_, measured)] = crew.do([device])
     if measured is None:
         return CONTEXT_BYTES
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as work:
-        work.write(str(measured))
-    Path(work.name).replace(file)  # a reader sees all of it or nothing
+    write_whole(file, str(measured).encode())
     return measured
 
 

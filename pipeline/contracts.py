@@ -273,6 +273,11 @@ class MemoryUse:
     allocation_retries: int | None
     phases: tuple[PhaseMemory, ...]
 
+    @property
+    def peak_bytes(self) -> int | None:
+        """The peak that a budget limits: reserved bytes on CUDA, allocated ones on a CPU."""
+        return self.peak_allocated_bytes if self.peak_reserved_bytes is None else self.peak_reserved_bytes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:

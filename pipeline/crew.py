@@ -2,20 +2,15 @@
 
 import contextlib
 import gc
-import multiprocessing
-import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
 from pipeline.contracts import InvalidInputError
-
-CONTEXT = multiprocessing.get_context("forkserver")
-"""Its processes inherit nothing of this one: no connection to a database, no thread."""
+from pipeline.processes import CONTEXT, without_main
 
 
 class CrewError(RuntimeError):
@@ -78,22 +73,6 @@ class Crew(Generic[Task, Done]):
                     busy[connection], task = following
                     connection.send(task)
                 yield number, done
-
-
-@contextlib.contextmanager
-def without_main() -> Iterator[None]:
-    """Keep multiprocessing from running the script of whoever calls us once more in a fresh process."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _serve(work: Callable[[Any], Any], connection: Connection) -> None:

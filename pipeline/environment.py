@@ -39,6 +39,11 @@ def allocator_configuration() -> str:
     return os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "default"))
 
 
+def uses_expandable_segments() -> bool:
+    """Whether torch's caching allocator will grow its segments in place of making new ones."""
+    return "expandable_segments:True" in allocator_configuration()
+
+
 def _driver() -> str | None:
     """Return the version of the GPU's driver; None without NVML."""
     try:

@@ -1,7 +1,6 @@
 """An Experiment in a clean process -> Result: whatever becomes of the process, the outcome is a value."""
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -16,14 +15,9 @@ from typing import Any
 import torch
 
 from pipeline.contracts import Finished, MemoryUse, Outcome, Prepared, Result, StepRecord
-from pipeline.crew import without_main
 from pipeline.experiment import Experiment
+from pipeline.processes import CONTEXT, without_main
 from pipeline.train import DivergedError, train
-
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    ["pipeline.train", "transformers.models.auto.modeling_auto", "transformers.modeling_utils"]
-)
 
 OUT_OF_MEMORY_TEXTS = (
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -94,13 +88,6 @@ def execute(
         finished=heard.finished,
         seconds_total=time.monotonic() - start,
     )
-
-
-def start_server() -> None:
-    """Begin to load torch and transformers in the process that the runs are forked from, without waiting for it."""
-    from multiprocessing.forkserver import ensure_running
-
-    ensure_running()
 
 
 def _listen(

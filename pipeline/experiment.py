@@ -79,6 +79,11 @@ class Experiment:
         return int(self.settings.effective_batch_size)  # type: ignore[attr-defined]
 
     @property
+    def micro_batch_size(self) -> int:
+        """Sequences in one forward and backward pass."""
+        return int(self.settings.micro_batch_size)  # type: ignore[attr-defined]
+
+    @property
     def budget_bytes(self) -> int | None:
         """Memory the run may use, if it is limited."""
         budget = self.settings.budget

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from pipeline.context import context_bytes_of
 from pipeline.contracts import Hardware, InvalidInputError, Outcome, Prepared, Result, first_line
-from pipeline.crew import CONTEXT, Crew, num_cores
-from pipeline.environment import allocator_configuration
+from pipeline.crew import Crew
+from pipeline.environment import uses_expandable_segments
 from pipeline.experiment import Experiment
 from pipeline.memory.allocator import OutOfMemoryError
 from pipeline.memory.anatomy import Anatomy, at_peak
@@ -18,14 +18,12 @@ from pipeline.memory.device import hardware_of
 from pipeline.memory.lifetimes import Timeline
 from pipeline.memory.replay import Allocation, Event, Free, replay
 from pipeline.metrics import MIB, Summary, summarize
-from pipeline.trace import tells_others, trace
+from pipeline.processes import num_cores
+from pipeline.trace import trace, turn
 
-CONTEXT.set_forkserver_preload(
-    ["pipeline.predict", "pipeline.train", "transformers.models.auto.modeling_auto", "transformers.modeling_utils"]
-)
 NUM_WORTH_PROCESSES = 32
 """Experiments from which on it pays to start processes, which takes as long as predicting some of them."""
-NUM_IN_TASK = 20
+NUM_IN_TASK = 40
 """Experiments that a process is given at once."""
 
 
@@ -61,8 +59,15 @@ class Prediction:
     """The peak taken apart, before the allocator rounds: its phase, categories, modules and largest tensors."""
     phase_bytes: Mapping[str, int]
     """Greatest number of bytes alive in each phase, before the allocator rounds."""
-    requests: "Requests" = field(repr=False)
+    sequence_flops: int
+    """Floating-point operations for one sequence, recomputation included: the same for any cut of the batch."""
+    requests: Requests = field(repr=False)
     expandable_segments: bool = False
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak that a budget limits: reserved bytes on CUDA, allocated ones on a CPU."""
+        return self.peak_allocated_bytes if self.peak_reserved_bytes is None else self.peak_reserved_bytes
 
     def fits(self, budget_bytes: int) -> bool:
         """Whether the run ends within a budget: on CUDA a cap on what is reserved, which gives back what is cached."""
@@ -110,6 +115,7 @@ def predict(
         peak_device_bytes=peaks.peak_reserved_bytes + context_bytes if peaks else None,
         anatomy=at_peak(timeline),
         phase_bytes=_by_phase(timeline),
+        sequence_flops=timeline.flops // (timeline.num_passes * experiment.micro_batch_size),
         requests=requests,
         expandable_segments=expandable_segments,
     )
@@ -136,9 +142,8 @@ def predict_all(
     options = {"expandable_segments": expandable_segments, "context_bytes": context_bytes}
     work = partial(_predict_these, target=target, options=options)
     num_processes = num_processes or (num_cores() if len(experiments) >= NUM_WORTH_PROCESSES else 1)
-    first = [number for number, experiment in enumerate(experiments) if tells_others(experiment)]
-    others = [number for number, experiment in enumerate(experiments) if not tells_others(experiment)]
-    rounds = [[[number] for number in first], _alike(experiments, others)]
+    first, second, others = ([n for n, one in enumerate(experiments) if turn(one) == at] for at in range(3))
+    rounds = [[[number] for number in first], [[number] for number in second], _alike(experiments, others)]
     with Crew(work, num_processes) if num_processes > 1 else nullcontext() as crew:
         for tasks in rounds:
             sent = [[experiments[number] for number in numbers] for numbers in tasks]
@@ -178,9 +183,8 @@ def summary(experiment: Experiment, result: Result) -> Summary:
 
 def _prediction_metrics(experiment: Experiment, measured: Mapping[str, float], outcome: Outcome) -> dict[str, float]:
     """Return what was predicted for a run as metrics, and how far that is from what it measured, if it completed."""
-    expandable = "expandable_segments:True" in allocator_configuration()
     target = hardware_of(experiment.device)
-    prediction = predict(experiment.with_random_weights("cpu"), target, expandable_segments=expandable)
+    prediction = predict(experiment.with_random_weights("cpu"), target, expandable_segments=uses_expandable_segments())
     figures = {"predicted_peak_allocated_mib": prediction.peak_allocated_bytes / MIB}
     if prediction.peak_reserved_bytes is not None:
         figures["predicted_peak_reserved_mib"] = prediction.peak_reserved_bytes / MIB

@@ -6,10 +6,10 @@ from pathlib import Path
 from rich.console import Console
 
 from pipeline.contracts import InvalidInputError
+from pipeline.files import write_whole
 from pipeline.report.findings import FILE, Findings, read_findings, report_of, to_json
 from pipeline.report.page import Report, to_html, to_markdown
 from pipeline.tracking.parent import ParentRun
-from pipeline.tracking.run import write_whole
 
 
 def publish(findings: Findings, csv: Mapping[str, str], parent: ParentRun, console: Console) -> None:

@@ -1,7 +1,6 @@
 """Documents of text -> token sequences: tokenized once, and cached on disk."""
 
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -11,6 +10,7 @@ import tokenizers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pipeline.contracts import CorpusRequest, InvalidInputError, Prepared
+from pipeline.files import cache_folder
 from pipeline.sequences import PackedSequences, PaddedSequences, TokenStore
 
 SEPARATOR = "<|endoftext|>"
@@ -47,25 +47,6 @@ def prepare_text(read: Callable[[], Iterable[str]], digest: str, source: str, re
 def token_folder(digest: str) -> Path:
     """Return where the tokens of a prepared corpus with this digest are."""
     return cache_folder() / f"tokens-{digest}"
-
-
-def cache_folder() -> Path:
-    """Return the folder of prepared tokens: $HEADROOM_CACHE, or `headroom` in the user's cache folder.
-
-    Raises:
-        InvalidInputError: it cannot be made or written.
-
-    """
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(os.environ.get("HEADROOM_CACHE") or Path(base) / "headroom")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError as error:
-        raise InvalidInputError(
-            f"the cache folder must be writable, and {folder} is not ({error.strerror}); set HEADROOM_CACHE to another"
-        ) from error
 
 
 def digest_of(parts: Iterable[bytes | str]) -> str:

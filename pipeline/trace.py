@@ -3,7 +3,6 @@
 import hashlib
 import math
 import platform
-import tempfile
 import traceback
 from collections import Counter
 from dataclasses import replace
@@ -17,6 +16,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from pipeline.contracts import Hardware, InvalidInputError, Prepared, Trainable
 from pipeline.experiment import Experiment
+from pipeline.files import cache_folder, write_whole
 from pipeline.memory.affine import Growth, growth_of, in_order, same_memory
 from pipeline.memory.depth import told_by_depths
 from pipeline.memory.lifetimes import Life, Timeline
@@ -27,7 +27,6 @@ from pipeline.simulation.build import CARD, HOST, move_to_card
 from pipeline.simulation.hidden import HiddenBytes
 from pipeline.simulation.target import simulated
 from pipeline.step import on_device
-from pipeline.text import cache_folder
 from pipeline.user_code import names_function, raised
 
 STEADY_STEPS = 2
@@ -56,7 +55,7 @@ def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timel
 
     """
     settings, num_rows = experiment.settings, experiment.effective_batch_size
-    size = int(settings.micro_batch_size)  # type: ignore[attr-defined]
+    size = experiment.micro_batch_size
     if num_rows > STEADY_STEPS * size:
         fewer = {"accumulation_steps": STEADY_STEPS, "effective_batch_size": STEADY_STEPS * size}
         short = Experiment(settings.model_copy(update=fewer))
@@ -67,9 +66,10 @@ def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timel
     return _kept(experiment, target, prepared, num_rows)
 
 
-def tells_others(experiment: Experiment) -> bool:
-    """Whether the timeline of `experiment`, once in the cache, helps to tell those of other micro-batch sizes."""
-    return experiment.settings.micro_batch_size in KNOWN_SIZES  # type: ignore[attr-defined]
+def turn(experiment: Experiment) -> int:
+    """Return when to take `experiment` among others: sooner where its timeline helps to tell those of other sizes."""
+    size = experiment.micro_batch_size
+    return 0 if size == KNOWN_SIZES[0] else 1 if size in KNOWN_SIZES else 2
 
 
 def is_steady(timeline: Timeline) -> bool:
@@ -99,23 +99,16 @@ def _kept(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows
     timeline = _from_few_layers(experiment, target, prepared, num_rows) or record(
         experiment, target, prepared, num_rows
     )
-    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as work:
-        work.write(dump(timeline))
-    Path(work.name).replace(file)  # a reader sees all of it or nothing
+    write_whole(file, dump(timeline))
     return timeline
 
 
 def _told(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
     """Return the timeline of a micro-batch from those of others, where the cache has them."""
-    settings = experiment.settings
-    size = int(settings.micro_batch_size)  # type: ignore[attr-defined]
+    size = experiment.micro_batch_size
     if size <= KNOWN_SIZES[0]:
         return None  # one sequence may take other paths: an axis of one element is contiguous anyway
-    files = []
-    for known in KNOWN_SIZES:
-        changes = {"micro_batch_size": known, "effective_batch_size": experiment.effective_batch_size // size * known}
-        smaller = Experiment(settings.model_copy(update=changes))
-        files.append(_file(smaller, target, prepared, num_rows // size * known))
+    files = [_file_of_size(known, experiment, target, prepared, num_rows) for known in KNOWN_SIZES]
     if not all(file.exists() for file in files):
         return None
     growth = _proven(tuple(files))
@@ -132,16 +125,32 @@ def _proven(files: tuple[Path, ...]) -> Growth | None:
 
 
 def _from_few_layers(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
-    """Return the timeline of a deep model from those of two shallow ones, if these tell that of a third."""
+    """Return the timeline of a deep model from those of two shallow ones, if that is proven.
+
+    It is where another micro-batch size, of which it is known, grows into it, or where the two tell a third depth.
+    """
     shallow = shallow_depths(experiment)
     if shallow is None:
         return None
     depths, times = shallow
-    first, second, third = (record(experiment.with_layers(depth), target, prepared, num_rows) for depth in depths)
-    told = told_by_depths(first, second, 2)
-    if told is None or not same_memory(told, third):
-        return None
-    return told_by_depths(first, second, times)
+    first, second = (record(experiment.with_layers(depth), target, prepared, num_rows) for depth in depths[:2])
+    told = told_by_depths(first, second, times)
+    if told is None or _grows_from_another(told, experiment, target, prepared, num_rows):
+        return told
+    third = record(experiment.with_layers(depths[2]), target, prepared, num_rows)
+    told_third = told_by_depths(first, second, 2)
+    return told if told_third is not None and same_memory(told_third, third) else None
+
+
+def _grows_from_another(
+    told: Timeline, experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int
+) -> bool:
+    """Whether the timeline of the least micro-batch size, if the cache has it, differs in sizes alone."""
+    file = _file_of_size(KNOWN_SIZES[0], experiment, target, prepared, num_rows)
+    size = experiment.micro_batch_size
+    if size == KNOWN_SIZES[0] or not file.exists():
+        return False
+    return growth_of((KNOWN_SIZES[0], load(file.read_bytes())), (size, told)) is not None
 
 
 def shallow_depths(experiment: Experiment) -> tuple[tuple[int, int, int], int] | None:
@@ -157,6 +166,18 @@ def shallow_depths(experiment: Experiment) -> tuple[tuple[int, int, int], int] |
     least = period + 1 + (num_layers - 1) % period
     depths = (least, least + period, least + 2 * period)
     return (depths, (num_layers - least) // period) if sum(depths) <= LARGEST_SHARE * num_layers else None
+
+
+def _file_of_size(size: int, experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Path:
+    """Return the file of the same experiment at another micro-batch size.
+
+    A CPU keeps a whole batch while it goes through its micro-batches: there the batch is the same, elsewhere it grows.
+    """
+    passes = experiment.effective_batch_size // experiment.micro_batch_size
+    changes = {"micro_batch_size": size, "effective_batch_size": passes * size}
+    other = Experiment(experiment.settings.model_copy(update=changes))
+    keeps_batch = target.kind == "cpu" and passes > 1
+    return _file(other, target, prepared, num_rows if keeps_batch else passes * size)
 
 
 def _file(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Path:

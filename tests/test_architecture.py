@@ -8,6 +8,7 @@ from conftest import ROOT
 
 FLOORS = [
     ("contracts",),
+    ("processes", "files"),
     ("crew",),
     ("sequences", "memory", "metrics", "owner", "user_code"),
     ("text", "simulation"),
@@ -19,7 +20,7 @@ FLOORS = [
     ("train",),
     ("profile",),
     ("trace", "context"),
-    ("execute", "predict", "flops"),
+    ("execute", "predict"),
     ("handover",),
     ("tracking", "report"),
     ("publish",),
@@ -33,7 +34,7 @@ HOMES = {
     "optuna": {"searching"},
     "matplotlib": {"report"},
     "yaml": {"experiment", "variants"},
-    "multiprocessing": {"execute", "crew"},
+    "multiprocessing": {"processes", "execute", "crew"},
     "rich": {"report", "publish", "measure", "compare", "planning", "profiling", "searching", "tools", "cli"},
     "jinja2": {"handover", "report"},
 }

@@ -12,8 +12,9 @@ import pytest
 from conftest import ROOT, tiny
 
 from pipeline.contracts import Hardware, InvalidInputError
-from pipeline.crew import Crew, CrewError, num_cores
+from pipeline.crew import Crew, CrewError
 from pipeline.predict import predict_all
+from pipeline.processes import num_cores
 
 CPU = Hardware(kind="cpu", name="a processor", memory_bytes=2**34, capability=None)
 
@@ -77,6 +78,7 @@ sys.path.insert(0, "tests")
 from conftest import tiny
 from test_crew import CPU
 from pipeline.predict import predict_all
+from pipeline.processes import num_cores
 for number, _ in predict_all([tiny(micro_batch_size=size) for size in range(9, 409)], CPU, num_processes=2):
     print(number, flush=True)
 """

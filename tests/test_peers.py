@@ -139,11 +139,12 @@ def test_runs_under_other_conditions_are_not_mixed(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     journal = importlib.import_module("journal").Journal
     file, run = tmp_path / "runs.csv", {"model": "gpt2", "configuration": "fp32", "round": 0}
-    journal.open(file, {"gpt2 fp32": "torch 2.13"}).add(run)
-    [row] = journal.open(file, {"gpt2 fp32": "torch 2.13", "gpt2 padded": "torch 2.14"}).rows()
+    subject, columns = ("model", "configuration"), ("model", "configuration", "round")
+    journal.open(file, columns, subject, {"gpt2 fp32": "torch 2.13"}).add(run)
+    [row] = journal.open(file, columns, subject, {"gpt2 fp32": "torch 2.13", "gpt2 padded": "torch 2.14"}).rows()
     assert {name: row[name] for name in run} == {name: str(value) for name, value in run.items()}
     with pytest.raises(InvalidInputError, match="had other settings, versions or hardware; move that file away"):
-        journal.open(file, {"gpt2 fp32": "torch 2.14"})
+        journal.open(file, columns, subject, {"gpt2 fp32": "torch 2.14"})
 
 
 BAD = [

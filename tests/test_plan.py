@@ -13,8 +13,8 @@ from finished import Done
 from processes import started, wait_for
 from project import SMALL, Project
 
-from pipeline.flops import count_flops
 from pipeline.memory.cards import find_card
+from pipeline.predict import predict
 from pipeline.report.findings import read_findings, report_of
 from pipeline.report.page import to_html
 from pipeline.report.plan import PlanFindings
@@ -105,8 +105,8 @@ def test_operations_are_counted() -> None:
     Their last product (4 of 12 squares of the width) is not recomputed: nothing needs its result.
     """
     sizes: dict[str, Any] = {"micro_batch_size": 1, "causal_lm__width": 128, "causal_lm__num_heads": 4}
-    plain = count_flops(tiny(**sizes), find_card("h100"))
-    again = count_flops(tiny(**sizes, checkpointing="every_layer"), find_card("h100"))
+    plain = predict(tiny(**sizes), find_card("h100")).sequence_flops
+    again = predict(tiny(**sizes, checkpointing="every_layer"), find_card("h100")).sequence_flops
     layers, width, tokens, vocabulary = TINY["causal_lm"]["num_layers"], 128, 32, 512
     products = layers * 12 * width**2 + vocabulary * width
     assert plain == pytest.approx(6 * products * tokens, rel=0.1)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from conftest import TINY, tiny, with_corpus_of
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from transformers import masking_utils
 
 from pipeline.contracts import Hardware, InvalidInputError, MemoryUse, StepRecord
 from pipeline.experiment import Experiment
-from pipeline.flops import count_flops
 from pipeline.memory.affine import same_memory, told_by
 from pipeline.memory.cards import find_card
 from pipeline.memory.lifetimes import Timeline
@@ -187,7 +187,7 @@ def test_a_prediction_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.parametrize("target", [CPU, find_card("a100")], ids=["cpu", "cuda"])
 @pytest.mark.parametrize(
     "settings",
-    [{"accumulation_steps": 1}, {"accumulation_steps": 5, "precision": "bf16"}, with_corpus_of("encoder_stack")],
+    [{"accumulation_steps": 1}, {"effective_batch_size": 184, "precision": "bf16"}, with_corpus_of("encoder_stack")],
 )
 def test_large_micro_batches_are_told_by_small_ones(
     settings: dict[str, Any], target: Hardware, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -259,14 +259,25 @@ def test_layers_that_differ_are_not_told(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert max(life.num_bytes for life in trace(experiment, CPU, prepared).lives) == 4 * 2**24
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "every_layer", "every_2_layers"])
-def test_operations_of_deep_models_are_told_by_shallow_ones(
-    checkpointing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    experiment = tiny(micro_batch_size=1, causal_lm__num_layers=24, checkpointing=checkpointing)
-    told = count_flops(experiment, CPU)
-    monkeypatch.setattr("pipeline.flops.shallow_depths", lambda experiment: None)
-    assert told == count_flops(experiment, CPU)
+ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda out, q, k, v, *_, **__: sdpa_backward_flop_count(out, q, k, v)
+    ),
+}
+
+
+@pytest.mark.parametrize("settings", [{}, {"checkpointing": "every_layer"}, {"accumulation_steps": 4}], ids=str)
+def test_operations_are_those_that_torch_counts(settings: dict[str, Any]) -> None:
+    experiment = tiny(micro_batch_size=2, **settings)
+    prepared = experiment.prepare()
+    step = build_step(experiment, prepared)
+    loop = Loop(
+        experiment, prepared.train, step, make_optimizer(step.trainable.module, experiment.settings), lambda _: None
+    )
+    with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
+        loop.advance(1)
+    assert predict(experiment, CPU).sequence_flops * experiment.effective_batch_size == counter.get_total_flops()
 
 
 def test_sizes_that_do_not_grow_in_proportion_are_not_told() -> None:

@@ -156,10 +156,34 @@ def test_the_answer_is_within_the_gap_on_any_lawful_machine(
     fitting = [n for n, candidate in enumerate(CANDIDATES) if (candidate.predicted_bytes or 0) <= rules.budget_bytes]
     best = min(seconds(CANDIDATES[number]) for number in fitting)
     found = min(seconds(CANDIDATES[number]) for number in numbers)
-    assert outlook.bound is not None and outlook.bound <= rules.gap
+    assert outlook.left is not None and outlook.left <= rules.gap
     assert found <= best * (1 + rules.gap) / (1 - rules.gap)
     assert set(numbers) <= set(fitting)
     assert len(numbers) < len(fitting) or len(fitting) < 8
+
+
+@pytest.mark.parametrize("noise", [0.003, 0.02, 0.04])
+def test_the_bound_is_true_as_often_as_it_says_however_noisy_the_machine_is(noise: float) -> None:
+    num_true, num_searches = 0, 40
+    for seed in range(num_searches):
+        random = np.random.default_rng(seed)
+        quirks = 1 + 0.03 * random.standard_normal(len(CANDIDATES))
+        errors = np.exp(noise * random.standard_normal(len(CANDIDATES)))
+        exact = lawful(fixed=random.uniform(0, 4), speedup=random.uniform(0.3, 1.5), update=random.uniform(0, 3))
+
+        def true(one: Candidate, exact: Seconds = exact, quirks: Any = quirks) -> float:
+            return exact(one) * float(quirks[CANDIDATES.index(one)])
+
+        def noisy(one: Candidate, true: Seconds = true, errors: Any = errors) -> float:
+            return true(one) * float(errors[CANDIDATES.index(one)])
+
+        rules = Rules(budget_bytes=int(random.integers(40, 600)) * MIB)
+        numbers, outlook = search(noisy, rules)
+        answer = min(numbers, key=lambda number: noisy(CANDIDATES[number]))
+        best = min(true(one) for one in CANDIDATES if (one.predicted_bytes or 0) <= rules.budget_bytes)
+        assert outlook.bound is not None
+        num_true += 1 - best / true(CANDIDATES[answer]) <= max(outlook.bound, rules.gap)
+    assert num_true >= 0.9 * num_searches
 
 
 def test_the_model_says_when_it_does_not_hold() -> None:
@@ -231,8 +255,8 @@ def test_any_study_may_use_the_sampler(workers: int, tmp_path: Any) -> None:
     assert len(set(chosen)) == len(chosen) < 20
     assert all(trial.constraints[CONSTRAINT] <= 0 for trial in study.trials if trial.params)
     assert study.best_params["precision"] == "bf16"
-    bound = study.sampler.outlook(study).bound
-    assert bound is not None and bound <= rules.gap
+    left = study.sampler.outlook(study).left
+    assert left is not None and left <= rules.gap
 
 
 def test_asking_and_telling_reaches_everything_that_fits_and_no_more() -> None:

@@ -11,7 +11,7 @@ from folklore.claim import Check, Claim, Claimed, exactly
 from folklore.figures import completed_percent, largest_micro_batch
 from folklore.scale import Scale
 from pipeline.contracts import InvalidInputError
-from pipeline.environment import allocator_configuration
+from pipeline.environment import uses_expandable_segments
 from pipeline.experiment import Experiment
 from pipeline.memory.device import hardware_of
 from pipeline.predict import predict
@@ -46,7 +46,7 @@ def _fits(experiment: Experiment) -> bool:
     prediction = predict(
         experiment.with_random_weights("cpu"),
         hardware_of(experiment.device),
-        expandable_segments="expandable_segments:True" in allocator_configuration(),
+        expandable_segments=uses_expandable_segments(),
     )
     assert experiment.budget_bytes is not None
     return prediction.fits(experiment.budget_bytes)

@@ -20,9 +20,9 @@ from folklore.runs import Runs, require_writable
 from folklore.scale import FULL, SHORT, TINY, Scale
 from folklore.verdict import statements_of
 from pipeline.contracts import InvalidInputError
-from pipeline.execute import start_server
+from pipeline.files import write_whole
 from pipeline.memory.device import find_device
-from pipeline.tracking.run import write_whole
+from pipeline.processes import start_server
 
 ROOT = Path(__file__).parent.parent.parent
 CLAIMS = {

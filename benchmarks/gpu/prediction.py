@@ -9,7 +9,6 @@ Every configuration is trained for three optimizer steps in a process of its own
 import argparse
 import datetime
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.contracts import Result
-from pipeline.environment import environment
+from pipeline.environment import environment, uses_expandable_segments
 from pipeline.execute import execute
 from pipeline.experiment import Experiment, make_experiment
 from pipeline.memory.device import find_device, hardware_of
@@ -75,7 +74,7 @@ def predicted(experiment: Experiment) -> dict[str, Any]:
     made: Prediction = predict(
         experiment,
         hardware_of(experiment.device),
-        expandable_segments="expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+        expandable_segments=uses_expandable_segments(),
     )
     values = {name: getattr(made, name) for name in QUANTITIES.values()}
     phases = dict(made.phase_bytes)

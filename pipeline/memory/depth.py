@@ -61,7 +61,7 @@ def told_by_depths(small: Timeline, large: Timeline, times: int) -> Timeline | N
         for count in range(1, times + 1):
             told += [_stepped(*moments, count) for moments in zip(start, one, other, strict=True)]
         done = begin + length
-    return _timeline(told)
+    return _timeline(told, small.flops + times * (large.flops - small.flops))
 
 
 def _further(one: Moment, other: Moment, times: int) -> Moment:
@@ -145,7 +145,7 @@ def _parts(module: str) -> tuple[str, tuple[int, ...]]:
     return INDEX.sub("{}", module), tuple(map(int, INDEX.findall(module)))
 
 
-def _timeline(moments: Sequence[Moment]) -> Timeline | None:
+def _timeline(moments: Sequence[Moment], flops: int) -> Timeline | None:
     """Return what these moments are; None where a storage would die that does not live."""
     lives: list[Life] = []
     events: list[int] = []
@@ -162,7 +162,8 @@ def _timeline(moments: Sequence[Moment]) -> Timeline | None:
             return None
         lives[number].died = len(events)
         events.append(-1 - number)
-    return Timeline(lives=tuple(lives), events=tuple(events), seconds=(0.0,) * len(events), spans=tuple(spans))
+    seconds = (0.0,) * len(events)
+    return Timeline(lives=tuple(lives), events=tuple(events), seconds=seconds, spans=tuple(spans), flops=flops)
 
 
 def _life(kind: Kind, numbers: Sequence[int], born: int) -> Life:

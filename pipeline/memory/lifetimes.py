@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.contracts import Trainable
 from pipeline.memory.accumulation import in_backward, is_written_over, learn
+from pipeline.memory.operations import operations_of
 
 CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "temporary")
 """What a storage is for: activations live on from a forward pass for the backward pass, the rest is temporary."""
@@ -30,7 +31,7 @@ ASKS_DEVICE = torch.ops.prim.device.default
 """What fake tensors are asked several times an operator; it makes nothing."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Life:
     """One storage, from its birth to its death."""
 
@@ -72,6 +73,13 @@ class Timeline:
     seconds: tuple[float, ...]
     """When each event happened, from the first one."""
     spans: tuple[Span, ...]
+    flops: int
+    """Floating-point operations of all optimizer steps recorded, recomputation included, as torch counts them."""
+
+    @property
+    def num_passes(self) -> int:
+        """Return the number of forward and backward passes."""
+        return sum(span.phase == "backward" for span in self.spans)
 
     def allocated_bytes(self) -> list[int]:
         """Return the bytes alive after each event."""
@@ -111,6 +119,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._guards: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._events: list[int] = []
         self._seconds: list[float] = []
+        self._flops = 0
         self._step, self._loading = 0, True
         self._spans: list[Span] = [Span(step=0, phase="load", begin=0)]
         self._modules: list[str] = []
@@ -158,6 +167,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             events=tuple(self._events),
             seconds=tuple(moment - first for moment in self._seconds),
             spans=tuple(self._spans),
+            flops=self._flops,
         )
 
     def __torch_dispatch__(
@@ -172,6 +182,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for_now += [] if kept else [number]
         written_over = is_written_over(func, args)
         result = func(*args, **(kwargs or {}))
+        self._flops += operations_of(func, args, kwargs or {}, result)
         if written_over:
             self._hand_over(args[0])
         for tensor in tree_leaves(result):

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pipeline.memory.allocator import CachingAllocator
 from pipeline.memory.blocks import Block
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(NamedTuple):
     """A request for memory."""
 
     identifier: int
@@ -19,15 +19,13 @@ class Allocation:
     """Where the device put the new segment, if one was needed and this is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Free:
+class Free(NamedTuple):
     """The end of an allocation."""
 
     identifier: int
 
 
-@dataclass(frozen=True, slots=True)
-class EmptyCache:
+class EmptyCache(NamedTuple):
     """A call of torch.cuda.empty_cache."""
 
 

@@ -20,6 +20,7 @@ def dump(timeline: Timeline) -> bytes:
         "events": timeline.events,
         "seconds": [round(moment, 6) for moment in timeline.seconds],
         "spans": [asdict(span) for span in timeline.spans],
+        "flops": timeline.flops,
     }
     return gzip.compress(json.dumps(content).encode(), compresslevel=1)
 
@@ -32,6 +33,7 @@ def load(content: bytes) -> Timeline:
         events=tuple(read["events"]),
         seconds=tuple(read["seconds"]),
         spans=tuple(Span(**span) for span in read["spans"]),
+        flops=read["flops"],
     )
 
 

@@ -15,7 +15,6 @@ from pipeline.context import context_bytes_of
 from pipeline.contracts import Hardware, InvalidInputError
 from pipeline.environment import environment
 from pipeline.experiment import AUTO_MODEL, Experiment, make_experiment
-from pipeline.flops import count_flops
 from pipeline.memory.anatomy import Anatomy
 from pipeline.memory.budget import parse_budget
 from pipeline.memory.cards import find_card
@@ -128,13 +127,11 @@ def _card_plan(
     experiments, choices, skipped = _experiments(target, values, space)
     rows: dict[int, PlannedRow] = {}
     anatomies: dict[int, Anatomy] = {}
-    flops: dict[str, int] = {}
     predictions = predict_all(experiments, target, expandable_segments=own.expandable_segments)
     with closing(predictions):
         for number, prediction in track(predictions, target.name, len(experiments), console=console, transient=True):
             experiment = experiments[number]
-            operations = _flops(experiment, target, flops)
-            rows[number] = _row(choices[number], experiment, prediction, budget_bytes, operations)
+            rows[number] = _row(choices[number], experiment, prediction, budget_bytes)
             anatomies[number] = prediction.anatomy
     ordered = tuple(rows[number] for number in sorted(rows))
     card = CardPlan(card=target.name, budget_bytes=budget_bytes, rows=ordered, skipped=skipped, anatomy=None)
@@ -158,31 +155,20 @@ def _experiments(
     return experiments, choices, tuple(reasons)
 
 
-def _row(choice: Choice, experiment: Experiment, prediction: Prediction, budget_bytes: int, flops: int) -> PlannedRow:
+def _row(choice: Choice, experiment: Experiment, prediction: Prediction, budget_bytes: int) -> PlannedRow:
     settings: Any = experiment.settings
     return PlannedRow(
         choice=choice,
-        micro_batch_size=settings.micro_batch_size,
+        micro_batch_size=experiment.micro_batch_size,
         accumulation_steps=settings.accumulation_steps,
         peak_allocated_bytes=prediction.peak_allocated_bytes,
         peak_reserved_bytes=prediction.peak_reserved_bytes,
         peak_device_bytes=prediction.peak_device_bytes,
         fits=prediction.fits(budget_bytes),
-        flops=flops,
+        flops=prediction.sequence_flops * experiment.effective_batch_size,
         tokens=experiment.effective_batch_size * settings.sequence_length,
         is_16_bit=settings.precision in HALF_FORMATS,
     )
-
-
-def _flops(experiment: Experiment, target: Hardware, known: dict[str, int]) -> int:
-    """Return the operations of an optimizer step: the same for any cut of the batch, so they are counted once."""
-    settings = experiment.settings
-    cut = {"micro_batch_size": 1, "accumulation_steps": 1, "effective_batch_size": 1}
-    one = Experiment(settings.model_copy(update=cut))
-    key = one.to_yaml()
-    if key not in known:
-        known[key] = count_flops(one, target)
-    return known[key] * experiment.effective_batch_size
 
 
 def _refuse_hopeless(card: CardPlan, model: str) -> None:

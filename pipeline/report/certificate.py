@@ -29,6 +29,8 @@ class Certificate:
     """Share of its time that the answer was allowed to be slower."""
     bound: float | None
     """The share reached; None where nothing that fits was measured, or the law of time does not hold."""
+    left: float | None
+    """Share by which an unmeasured configuration may beat the measured ones; the rest is noise of measurements."""
     confidence: float
     """Probability with which the bound holds, as the model of time has it."""
     law_is_off: float
@@ -58,9 +60,11 @@ class Certificate:
         if self.bound is None:
             return f"No certificate: nothing that fits was measured ({told} of {self.num_configurations})"
         within = max(self.bound, self.gap)
+        noisy = self.left is not None and self.left <= self.gap < self.bound
         return (
             f"Within {100 * within:.3g} % of the best of {self.num_configurations} configurations, with "
             f"{100 * self.confidence:.0f} % confidence: {told}"
+            + ("; nearer than that the noise of measurements does not let it be told" if noisy else "")
         )
 
     @property

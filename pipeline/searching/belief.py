@@ -1,7 +1,8 @@
 """What is believed of a figure of every configuration: a Gaussian over all of them, narrowed by measurements."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,13 @@ class Belief:
         mean = self.mean_N + across_NK @ cho_solve(factor, measured - self.mean_N[known])
         return Belief(mean, self.covariance_NN - across_NK @ cho_solve(factor, across_NK.T))
 
+    def log_evidence(self, values: Mapping[int, float], noise: float) -> float:
+        """Return the logarithm of how probable it is to measure `values`, up to a constant (ibid., equation 2.30)."""
+        known = np.fromiter(values, int)
+        off = np.fromiter(values.values(), float) - self.mean_N[known]
+        factor = cho_factor(self.covariance_NN[np.ix_(known, known)] + noise**2 * np.eye(len(known)))
+        return float(-0.5 * off @ cho_solve(factor, off) - np.log(np.diag(factor[0])).sum())
+
     def of(self, numbers: list[int]) -> "Belief":
         """Return what is believed of some."""
         return Belief(self.mean_N[numbers], self.covariance_NN[np.ix_(numbers, numbers)])
@@ -51,6 +59,41 @@ class Belief:
         noise_DN = np.random.default_rng(0).standard_normal((num_draws, len(self.mean_N)))
         worlds: Matrix = self.mean_N + noise_DN @ root_NN.T
         return worlds
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Several beliefs, each probable to a degree, and the noise of a measurement that each has."""
+
+    beliefs: Sequence[Belief]
+    noises: Sequence[float]
+    shares: Vector
+    """How probable each is."""
+
+    @classmethod
+    def of(cls, priors: Sequence[tuple[Belief, float]], values: Mapping[int, float]) -> Self:
+        """Return what is believed after measuring `values`, each prior weighed by how probable it made them."""
+        evidence = np.array([prior.log_evidence(values, noise) if values else 0.0 for prior, noise in priors])
+        shares = np.exp(evidence - evidence.max())
+        beliefs = [prior.given(values, noise) for prior, noise in priors]
+        return cls(beliefs, [noise for _, noise in priors], shares / shares.sum())
+
+    @property
+    def mean_N(self) -> Vector:
+        """Return the expected value of each."""
+        mean: Vector = self.shares @ np.stack([belief.mean_N for belief in self.beliefs])
+        return mean
+
+    def given(self, values: Mapping[int, float]) -> "Mixture":
+        """Return the mixture after measuring `values` that say nothing new of the beliefs' shares."""
+        pairs = zip(self.beliefs, self.noises, strict=True)
+        return Mixture([belief.given(values, noise) for belief, noise in pairs], self.noises, self.shares)
+
+    def draws(self, numbers: list[int], num_draws: int) -> Matrix:
+        """Return about `num_draws` possible worlds of some, one a row; always the same."""
+        counts = np.rint(self.shares * num_draws).astype(int)
+        pairs = zip(self.beliefs, counts, strict=True)
+        return np.concatenate([belief.of(numbers).draws(count) for belief, count in pairs if count])
 
 
 def similarity(groups: "list[tuple[object, ...]]", of_a_difference: float) -> Matrix:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.contracts import InvalidInputError
-from pipeline.environment import allocator_configuration
+from pipeline.environment import uses_expandable_segments
 from pipeline.experiment import Experiment
-from pipeline.flops import sequence_flops
 from pipeline.memory.device import hardware_of
 from pipeline.predict import Prediction, predict_all
 from pipeline.space import Choice, Value
@@ -49,33 +48,27 @@ def make_candidates(choices: Sequence[Choice], experiments: Sequence[Experiment]
     """
     target = hardware_of(experiments[0].device)
     shapes = [experiment.with_random_weights("cpu") for experiment in experiments]
-    expandable = "expandable_segments:True" in allocator_configuration()
     predictions: dict[int, Prediction] = {}
-    flops: dict[tuple[Value, ...], int] = {}
     try:
-        predictions.update(predict_all(shapes, target, expandable_segments=expandable))
-        for choice, shape in zip(choices, shapes, strict=True):
-            if group_of(choice) not in flops:
-                flops[group_of(choice)] = sequence_flops(shape, target)
+        predictions.update(predict_all(shapes, target, expandable_segments=uses_expandable_segments()))
     except InvalidInputError:
-        predictions, flops = {}, {}
+        predictions = {}
     return [
-        _candidate(choice, experiment, predictions.get(number), flops.get(group_of(choice), 1))
+        _candidate(choice, experiment, predictions.get(number))
         for number, (choice, experiment) in enumerate(zip(choices, experiments, strict=True))
     ]
 
 
-def _candidate(choice: Choice, experiment: Experiment, prediction: Prediction | None, flops: int) -> Candidate:
+def _candidate(choice: Choice, experiment: Experiment, prediction: Prediction | None) -> Candidate:
     settings: Any = experiment.settings
-    reserved = prediction.peak_reserved_bytes if prediction else None
     return Candidate(
         choice=choice,
-        micro_batch_size=settings.micro_batch_size,
+        micro_batch_size=experiment.micro_batch_size,
         num_passes=settings.accumulation_steps,
         num_tokens=experiment.effective_batch_size * settings.sequence_length,
-        flops=float(flops),
+        flops=float(prediction.sequence_flops) if prediction else 1.0,
         precision=settings.precision,
-        predicted_bytes=(prediction.peak_allocated_bytes if reserved is None else reserved) if prediction else None,
+        predicted_bytes=prediction.peak_bytes if prediction else None,
         fits=prediction.fits if prediction else _may_fit,
     )
 

@@ -19,6 +19,7 @@ from pipeline.contracts import Result
 from pipeline.environment import environment
 from pipeline.execute import execute
 from pipeline.experiment import Experiment
+from pipeline.files import write_whole
 from pipeline.handover.write import hand_over
 from pipeline.metrics import MIB, Summary
 from pipeline.predict import summary
@@ -33,7 +34,6 @@ from pipeline.searching.propose import Proposal, Proposer, make_proposer, make_s
 from pipeline.searching.study import DETAIL, FIGURES, StoredStudy
 from pipeline.searching.verify import verify
 from pipeline.tracking.parent import ParentRun, open_parent
-from pipeline.tracking.run import write_whole
 from pipeline.train import train
 
 DIRECTIONS = {"throughput": ("maximize",), "pareto": ("maximize", "minimize")}

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from pipeline.searching import memory_model, time_model
-from pipeline.searching.belief import Belief, Vector
+from pipeline.searching.belief import Mixture, Vector
 from pipeline.searching.candidates import Candidate
 
 NUM_WORLDS = 2000
@@ -61,7 +61,9 @@ class Outlook:
     next: int | None
     """Number of the candidate to measure next; None where none is worth it."""
     bound: float | None
-    """Share of its time by which the best unmeasured one may beat the incumbent, with CONFIDENCE; None without one."""
+    """Share of its time by which the best of all may beat the answer, with CONFIDENCE; None where there is none."""
+    left: float | None
+    """Share by which the best unmeasured one may beat the best measured one, likewise: what measuring on may bring."""
     eligible: frozenset[int]
     """Numbers of those that fit with the confidence asked for."""
     predicted_seconds: Vector | None
@@ -82,67 +84,91 @@ def look_ahead(candidates: Sequence[Candidate], measured: Measured, rules: Rules
     probability_N = memory_model.probability_of_fit(candidates, measured.peak_bytes, rules.budget_bytes, rules.kind)
     eligible = frozenset(np.flatnonzero(probability_N >= rules.fit_confidence).tolist())
     time = time_model.fit(candidates, measured.log_seconds)
-    running = {number: float(time.belief.mean_N[number]) for number in measured.running}
-    belief = time.belief.given(running, time_model.NOISE)
-    to_beat_N = _to_beat(candidates, measured, rules.whole_front)
-    gain_N = _expected_gain(to_beat_N, belief)
-    bound = _bound(belief, to_beat_N, sorted(eligible - measured.taken))
+    mean_N = time.belief.mean_N
+    belief = time.belief.given({number: float(mean_N[number]) for number in measured.running})
+    rivals = _rivals(candidates, measured, rules.whole_front)
+    gain_N = _expected_gain(measured, rivals, belief)
+    open_to_all = eligible - measured.taken
+    left, bound = _bounds(belief, measured, rivals, open_to_all)
     tokens_N = np.array([candidate.num_tokens for candidate in candidates])
-    is_open = bound is None or bound > rules.gap or len(measured.log_seconds) < PROBES
-    wanted = _choose(gain_N, probability_N, belief, measured.taken, rules, is_open=is_open)
-    left = eligible - measured.taken
+    is_open = left is None or left > rules.gap or len(measured.log_seconds) < PROBES
+    wanted = _choose(gain_N, probability_N, mean_N, measured.taken, rules, is_open=is_open)
     return Outlook(
         next=wanted,
-        best_left=max(left, key=lambda number: float(gain_N[number]), default=None) if wanted is None else wanted,
+        best_left=max(open_to_all, key=lambda number: float(gain_N[number]), default=None)
+        if wanted is None
+        else wanted,
         bound=bound,
+        left=left,
         eligible=eligible,
-        predicted_seconds=np.exp(belief.mean_N) * tokens_N if measured.log_seconds else None,
+        predicted_seconds=np.exp(mean_N) * tokens_N if measured.log_seconds else None,
         law_is_off=time.off if len(measured.log_seconds) >= PROBES else 0.0,
     )
 
 
-def _to_beat(candidates: Sequence[Candidate], measured: Measured, whole_front: bool) -> Vector:
-    """Return the log seconds that each has to beat: the incumbent's or, for the front, those of the leaner ones."""
+def _rivals(candidates: Sequence[Candidate], measured: Measured, whole_front: bool) -> list[list[int]]:
+    """Return the measured ones that each has to beat: those that fit or, for the front, the leaner ones of them."""
     fitting = [number for number in measured.log_seconds if number not in measured.over_budget]
-    best = np.full(len(candidates), np.inf)
-    for number, candidate in enumerate(candidates):
-        rivals = fitting
-        if whole_front and candidate.predicted_bytes is not None:
-            leaner = candidate.predicted_bytes
-            rivals = [n for n in fitting if measured.peak_bytes.get(n, candidates[n].predicted_bytes or 0) <= leaner]
-        best[number] = min((measured.log_seconds[other] for other in rivals), default=np.inf)
-    return best
+    if not whole_front:
+        return [fitting] * len(candidates)
+    peaks = {number: measured.peak_bytes.get(number, candidates[number].predicted_bytes or 0) for number in fitting}
+    return [
+        fitting
+        if one.predicted_bytes is None
+        else [n for n in fitting if n == number or peaks[n] <= one.predicted_bytes]
+        for number, one in enumerate(candidates)
+    ]
 
 
-def _expected_gain(to_beat_N: Vector, belief: Belief) -> Vector:
+def _expected_gain(measured: Measured, rivals: Sequence[Sequence[int]], belief: Mixture) -> Vector:
     """Return the expected improvement of each in log seconds (Jones, Schonlau and Welch 1998, equation 15)."""
-    deviation_N = np.maximum(belief.deviation_N, 1e-9)
-    with np.errstate(invalid="ignore"):
-        ahead_N = to_beat_N - belief.mean_N
+    to_beat_N = np.array([min((measured.log_seconds[other] for other in others), default=np.inf) for others in rivals])
+    gain_N = np.where(np.isfinite(to_beat_N), 0.0, np.inf)
+    known = np.isfinite(to_beat_N)
+    for share, one in zip(belief.shares, belief.beliefs, strict=True):
+        deviation_N = np.maximum(one.deviation_N, 1e-9)[known]
+        ahead_N = (to_beat_N - one.mean_N)[known]
         scaled_N = ahead_N / deviation_N
         density_N = np.exp(-0.5 * scaled_N**2) / np.sqrt(2 * np.pi)
-        gain: Vector = np.where(np.isfinite(ahead_N), ahead_N * ndtr(scaled_N) + deviation_N * density_N, np.inf)
-    return gain
+        gain_N[known] += share * (ahead_N * ndtr(scaled_N) + deviation_N * density_N)
+    return gain_N
 
 
-def _bound(belief: Belief, to_beat_N: Vector, numbers: list[int]) -> float | None:
-    """Return the share by which the fastest of `numbers` may beat what it has to, in CONFIDENCE of possible worlds."""
-    if not numbers:
-        return 0.0 if np.isfinite(to_beat_N).any() else None
-    if not np.isfinite(to_beat_N[numbers]).all():
-        return None
-    ahead_D = (belief.of(numbers).draws(NUM_WORLDS) - to_beat_N[numbers]).min(axis=1)
-    return float(max(0.0, -np.expm1(np.quantile(ahead_D, 1 - CONFIDENCE))))
+def _bounds(
+    belief: Mixture, measured: Measured, rivals: Sequence[Sequence[int]], left: frozenset[int]
+) -> tuple[float | None, float | None]:
+    """Return two shares of time, each as it is at most in CONFIDENCE of the possible worlds; None where nothing fits.
+
+    By how much the fastest of `left` beats the fastest that was measured, and by how much the fastest of all beats the
+    answer: the one that was measured to be the fastest, whose own time is as uncertain as a measurement is noisy.
+    """
+    fitting = {number for number in measured.log_seconds if number not in measured.over_budget}
+    if not fitting or any(not rivals[number] for number in left):
+        return None, None
+    numbers = sorted(left | fitting)
+    worlds = dict(zip(numbers, belief.draws(numbers, NUM_WORLDS).T, strict=True))
+    answers = {number: min(rivals[number], key=lambda other: measured.log_seconds[other]) for number in numbers}
+    best = {tuple(others): np.min([worlds[n] for n in others], axis=0) for others in map(tuple, rivals) if others}
+    of_left = [best[tuple(rivals[number])] - worlds[number] for number in left]
+    of_all = [worlds[answers[number]] - worlds[number] for number in numbers]
+    return _at_most(of_left), _at_most(of_all)
+
+
+def _at_most(gains: Sequence[Vector]) -> float:
+    """Return the share that the greatest of these gains in log seconds stays below in CONFIDENCE of the worlds."""
+    if not gains:
+        return 0.0
+    return float(max(0.0, -np.expm1(-np.quantile(np.max(gains, axis=0), CONFIDENCE))))
 
 
 def _choose(
-    gain_N: Vector, probability_N: Vector, belief: Belief, taken: frozenset[int], rules: Rules, *, is_open: bool
+    gain_N: Vector, probability_N: Vector, mean_N: Vector, taken: frozenset[int], rules: Rules, *, is_open: bool
 ) -> int | None:
     """Return the candidate that promises most: an eligible one while the bound is open, then one worth its risk."""
     free = [number for number in range(len(gain_N)) if number not in taken]
     safe = [number for number in free if probability_N[number] >= rules.fit_confidence]
     if is_open and safe:
-        return max(safe, key=lambda number: (gain_N[number], -belief.mean_N[number]))
+        return max(safe, key=lambda number: (gain_N[number], -mean_N[number]))
     risky = [number for number in free if 0 < probability_N[number] < rules.fit_confidence]
     worth = [number for number in risky if probability_N[number] * gain_N[number] > rules.gap]
     return max(worth, key=lambda number: (probability_N[number], gain_N[number]), default=None)

@@ -107,6 +107,7 @@ class Predictive:
         return Certificate(
             gap=self._plan.settings.gap,
             bound=outlook.bound if outlook.holds else None,
+            left=outlook.left if outlook.holds else None,
             confidence=CONFIDENCE,
             law_is_off=outlook.law_is_off,
             holds=outlook.holds,
@@ -130,7 +131,7 @@ class Predictive:
 
     def _unmeasured(self, number: int, outlook: Outlook) -> Unmeasured:
         candidate, seconds = self._sampler.candidates[number], outlook.predicted_seconds
-        proven = outlook.holds and outlook.bound is not None and outlook.bound <= self._plan.settings.gap
+        proven = outlook.holds and outlook.left is not None and outlook.left <= self._plan.settings.gap
         return Unmeasured(
             choice=candidate.choice,
             predicted_peak_bytes=candidate.predicted_bytes,

@@ -4,22 +4,27 @@
 
 `work` is the counted operations of a sequence, recomputation included, against those of the candidate with the fewest.
 The parameters are fitted by least squares to the logarithms of what was measured, with priors broad enough for any
-device; what the law leaves over is a Gaussian process that is smooth in the logarithm of the micro-batch size.
+device; what the law leaves over is a Gaussian process that is smooth in the logarithm of the micro-batch size. How
+noisy measurements are and how much the law leaves over is learned too: several values of both are tried, each counting
+as much as it makes what was measured probable.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from pipeline.searching.belief import Belief, Matrix, Vector, similarity
+from pipeline.searching.belief import Belief, Matrix, Mixture, Vector, similarity
 from pipeline.searching.candidates import Candidate
 
-NOISE = 0.02
-"""Standard deviation of a measured time, as a share."""
-OFF = 0.1
-"""Standard deviation of what the law leaves over, as a share."""
+NOISES = (0.003, 0.01, 0.03, 0.06)
+"""Standard deviations that a measured time may have from process to process, as shares; all alike probable at first."""
+OFFS = (0.02, 0.05, 0.1, 0.2)
+"""Standard deviations that what the law leaves over may have, likewise."""
+NOISE, OFF = 0.02, 0.1
+"""Those with which the law's parameters are fitted."""
 OCTAVES = 1.0
 """Doublings of the micro-batch over which that changes."""
 OF_A_DIFFERENCE = 0.8
@@ -72,7 +77,7 @@ class Law:
 class TimeFit:
     """The law fitted to measurements."""
 
-    belief: Belief
+    belief: Mixture
     """Of the logarithm of each candidate's seconds per token."""
     off: float
     """Root mean square of what the fitted law alone leaves over, as a share; 0 where nothing is measured."""
@@ -83,13 +88,13 @@ def fit(candidates: Sequence[Candidate], measured: Mapping[int, float]) -> TimeF
     law, smooth_NN = Law(candidates), _smooth(candidates)
     mean, deviation = law.prior
     known = list(measured)
-    parameters = _fit(law, known, np.array([measured[number] for number in known]), smooth_NN)
+    parameters = _fit(law, known, np.array([measured[number] for number in known]), OFF**2 * smooth_NN)
     at = law(parameters)
     slopes_NP = _slopes(law, parameters)
-    prior = Belief(at + slopes_NP @ (mean - parameters), (slopes_NP * deviation**2) @ slopes_NP.T + smooth_NN)
+    expected, of_law_NN = at + slopes_NP @ (mean - parameters), (slopes_NP * deviation**2) @ slopes_NP.T
+    priors = [(Belief(expected, of_law_NN + off**2 * smooth_NN), noise) for noise, off in product(NOISES, OFFS)]
     left = [measured[number] - at[number] for number in known]
-    off = float(np.sqrt(np.mean(np.square(left)))) if left else 0.0
-    return TimeFit(prior.given(measured, NOISE), off)
+    return TimeFit(Mixture.of(priors, measured), float(np.sqrt(np.mean(np.square(left)))) if left else 0.0)
 
 
 def _fit(law: Law, known: list[int], values: Vector, smooth_NN: Matrix) -> Vector:
@@ -123,9 +128,9 @@ def _slopes(law: Law, parameters: Vector) -> Matrix:
 
 
 def _smooth(candidates: Sequence[Candidate]) -> Matrix:
-    """Return the covariance of what the law leaves over."""
+    """Return the correlation of what the law leaves over."""
     octaves = np.log2([candidate.micro_batch_size for candidate in candidates])
     distance_NN = (octaves[:, None] - octaves[None, :]) / OCTAVES
     alike = similarity([candidate.group for candidate in candidates], OF_A_DIFFERENCE)
-    covariance: Matrix = OFF**2 * np.exp(-0.5 * distance_NN**2) * alike
-    return covariance
+    correlation: Matrix = np.exp(-0.5 * distance_NN**2) * alike
+    return correlation

@@ -3,10 +3,10 @@
 import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pipeline.contracts import Prepared
+from pipeline.files import write_whole
 from pipeline.tracking.outbox import Outbox, now, unwritable
 from pipeline.tracking.store import Store
 
@@ -80,11 +80,3 @@ class Run:
     def _send(self, kind: str, **data: Any) -> None:
         self._outbox.add(kind, **data)
         self._store.send(self._outbox)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    work = path.with_name(path.name + ".part")
-    work.write_bytes(content)
-    work.replace(path)

@@ -1,0 +1,24 @@
+"""Floating-point operations of what passes torch's dispatcher, as torch counts them: matrix products and attention."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+FORMULAS = {
+    **flop_registry,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
+        lambda q, k, v, *_, **__: sdpa_flop_count(q.shape, k.shape, v.shape)  # type: ignore[no-untyped-call]
+    ),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda out, q, k, v, *_, **__: sdpa_backward_flop_count(out.shape, q.shape, k.shape, v.shape)  # type: ignore[no-untyped-call]
+    ),
+}
+"""Torch's own, and the two that it leaves out, counted as it counts their CUDA counterparts."""
+
+
+def operations_of(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+    """Return the floating-point operations of one call; 0 for what torch counts none of."""
+    formula = FORMULAS.get(operator.overloadpacket)
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))

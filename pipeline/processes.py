@@ -1,0 +1,42 @@
+"""Fresh processes: forked from a server that has loaded what they need, and nothing of who asks for them."""
+
+import contextlib
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+CONTEXT = multiprocessing.get_context("forkserver")
+"""Its processes inherit nothing of this one: no connection to a database, no thread."""
+LOADED = [
+    "pipeline.train",
+    "pipeline.predict",
+    "transformers.models.auto.modeling_auto",
+    "transformers.modeling_utils",
+]
+"""What training and prediction need, by the names of modules."""
+CONTEXT.set_forkserver_preload(LOADED)
+
+
+def start_server() -> None:
+    """Begin to load torch and transformers in the process that the runs are forked from, without waiting for it."""
+    from multiprocessing.forkserver import ensure_running
+
+    ensure_running()
+
+
+@contextlib.contextmanager
+def without_main() -> Iterator[None]:
+    """Keep multiprocessing from running the script of whoever calls us once more in a fresh process."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
