@@ -47,7 +47,7 @@ class Journal:
             ) from error
         for row in journal.rows():
             name = journal._subject_of(row)
-            if digests.get(name, row[CONDITIONS]) != row[CONDITIONS]:
+            if digests.get(name, row.get(CONDITIONS)) != row.get(CONDITIONS):
                 raise InvalidInputError(
                     f"runs must be measured under one set of conditions, and those of {name or 'all'} in {file} had "
                     "other settings, versions or hardware; move that file away, or name another folder: --folder "

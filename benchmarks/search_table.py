@@ -29,7 +29,7 @@ from pipeline.experiment import Experiment, make_experiment
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.predict import Prediction, predict_all
 from pipeline.settings import merged, nested
-from pipeline.space import Space
+from pipeline.space import Choice, Space
 
 FOLDER = Path(__file__).parent
 DIMENSIONS = ("micro_batch_size", "checkpointing", "precision")
@@ -77,10 +77,8 @@ FORMS = {
 }
 
 
-def measure(form: Form, journal: Journal, repeats: int) -> None:
+def measure(choices: Sequence[Choice], experiments: Sequence[Experiment], journal: Journal, repeats: int) -> None:
     """Measure what the journal has not got yet, in random order, each configuration as often as all others."""
-    choices = form.space.choices
-    experiments = [form.experiment(choice) for choice in choices]
     predicted = dict(predict_all(experiments, hardware_of(experiments[0].device)))
     order = [(repeat, number) for repeat in range(repeats) for number in range(len(choices))]
     shuffled = sorted(order, key=lambda pair: (pair[0], random.Random(repr(pair)).random()))  # noqa: S311
@@ -137,12 +135,13 @@ def _run(given: argparse.Namespace) -> None:
     device = find_device(given.device)
     form = FORMS["tiny" if given.tiny else device.type]
     form = replace(form, common={**form.common, "device": str(device), "model": given.model or form.common["model"]})
+    experiments = [form.experiment(choice) for choice in form.space.choices]
     about = {**environment(device), "threads": torch.get_num_threads(), **form.common}
     name = f"search_table_{'tiny_' if given.tiny else ''}{device.type}_{form.common['model']}_{given.date}"
     decisive = json.dumps({name: value for name, value in about.items() if not name.startswith("git_")})
     journal = Journal.open(given.folder / f"{name}.csv", COLUMNS, (), {"": decisive})
     (given.folder / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
-    measure(form, journal, given.repeats)
+    measure(form.space.choices, experiments, journal, given.repeats)
 
 
 if __name__ == "__main__":

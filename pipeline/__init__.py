@@ -22,7 +22,7 @@ Floors; a module imports only from floors below its own, and the members of a fa
     user_code                       functions of the user's own, named as path.to.module:function
     owner                           which process something belongs to, and whether it is gone
     crew                            processes that work on many things side by side
-    processes  files                fresh processes; where files are kept, and how they are written
+    processes  loading  files       fresh processes, and what they have loaded; where files are kept, and how written
     contracts                       the shapes that all floors agree on
 """
 

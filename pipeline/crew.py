@@ -1,7 +1,6 @@
 """Processes that work on many things side by side: each takes the next task as soon as it is done with one."""
 
 import contextlib
-import gc
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -10,6 +9,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
 from pipeline.contracts import InvalidInputError
+from pipeline.loading import loaded
 from pipeline.processes import CONTEXT, without_main
 
 
@@ -79,7 +79,7 @@ def _serve(work: Callable[[Any], Any], connection: Connection) -> None:
     """Be a process of the crew, until nobody has a task any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    gc.freeze()  # what has been loaded stays: nobody needs to look through it again and again
+    loaded()
     with contextlib.suppress(EOFError, ConnectionError):  # when the process that had tasks is gone
         while True:
             task = connection.recv()

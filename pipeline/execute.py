@@ -16,6 +16,7 @@ import torch
 
 from pipeline.contracts import Finished, MemoryUse, Outcome, Prepared, Result, StepRecord
 from pipeline.experiment import Experiment
+from pipeline.loading import loaded
 from pipeline.processes import CONTEXT, without_main
 from pipeline.train import DivergedError, train
 
@@ -153,6 +154,7 @@ def _how_it_died(exit_code: int | None, log_file: Path) -> str:
 
 def _run(experiment: Experiment, sender: Connection, log_file: Path, work: Work) -> None:
     """Be the fresh process."""
+    loaded()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
     _redirect_output(log_file)
     _be_the_first_to_go()

@@ -10,12 +10,13 @@ from types import ModuleType
 CONTEXT = multiprocessing.get_context("forkserver")
 """Its processes inherit nothing of this one: no connection to a database, no thread."""
 LOADED = [
+    "pipeline.loading",
     "pipeline.train",
     "pipeline.predict",
     "transformers.models.auto.modeling_auto",
     "transformers.modeling_utils",
 ]
-"""What training and prediction need, by the names of modules."""
+"""What training and prediction need, by the names of modules, in the order in which they are loaded."""
 CONTEXT.set_forkserver_preload(LOADED)
 
 

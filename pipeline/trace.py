@@ -36,7 +36,7 @@ KNOWN_SIZES = (2, 4, 8)
 LARGEST_GROWTH_BYTES = 1024
 """What a further micro-batch may leave behind in a steady step: the value of its loss."""
 LARGEST_SHARE = 0.8
-"""Of a model's layers: what three shallower models may have together, if they are to be run in its place."""
+"""Of a model's layers: what the shallower models may have together, if they are to be run in its place."""
 NO_MATTER = """
     device seed num_steps timing_warmup_steps learning_rate learning_rate_scaling base_batch_size
     learning_rate_warmup_steps learning_rate_schedule weight_decay eval_steps gradient_underflow dataset_size budget
@@ -127,45 +127,37 @@ def _proven(files: tuple[Path, ...]) -> Growth | None:
 def _from_few_layers(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
     """Return the timeline of a deep model from those of two shallow ones, if that is proven.
 
-    It is where another micro-batch size, of which it is known, grows into it, or where the two tell a third depth.
-    """
-    shallow = shallow_depths(experiment)
-    if shallow is None:
-        return None
-    depths, times = shallow
-    first, second = (record(experiment.with_layers(depth), target, prepared, num_rows) for depth in depths[:2])
-    told = told_by_depths(first, second, times)
-    if told is None or _grows_from_another(told, experiment, target, prepared, num_rows):
-        return told
-    third = record(experiment.with_layers(depths[2]), target, prepared, num_rows)
-    told_third = told_by_depths(first, second, 2)
-    return told if told_third is not None and same_memory(told_third, third) else None
-
-
-def _grows_from_another(
-    told: Timeline, experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int
-) -> bool:
-    """Whether the timeline of the least micro-batch size, if the cache has it, differs in sizes alone."""
-    file = _file_of_size(KNOWN_SIZES[0], experiment, target, prepared, num_rows)
-    size = experiment.micro_batch_size
-    if size == KNOWN_SIZES[0] or not file.exists():
-        return False
-    return growth_of((KNOWN_SIZES[0], load(file.read_bytes())), (size, told)) is not None
-
-
-def shallow_depths(experiment: Experiment) -> tuple[tuple[int, int, int], int] | None:
-    """Return three numbers of layers, a period of the techniques apart, and the model's own in periods from the least.
-
-    None where they are too many to save anything, or nobody knows whether the layers are alike. The least has a layer
-    more than a period: the first layer is unlike the others in where its input comes from.
+    It is where the least of the known micro-batch sizes, once it is in the cache, grows into what they tell; else where
+    they tell a third depth.
     """
     num_layers = experiment.description.num_layers
-    if num_layers is None or experiment.settings.model not in experiment.model.names:
+    if num_layers is None:
         return None
+    depths, times = _shallow_depths(experiment, num_layers)
+    size, least = experiment.micro_batch_size, KNOWN_SIZES[0]
+    file = _file_of_size(least, experiment, target, prepared, num_rows)
+    smaller = load(file.read_bytes()) if size > least and file.exists() else None
+    needed = depths if smaller is None else depths[:2]
+    if sum(needed) > LARGEST_SHARE * num_layers:
+        return None
+    first, second, *third = (record(experiment.with_layers(depth), target, prepared, num_rows) for depth in needed)
+    told = told_by_depths(first, second, times)
+    if told is None:
+        return None
+    if smaller is not None:
+        return None if growth_of((least, smaller), (size, told)) is None else told
+    told_third = told_by_depths(first, second, 2)
+    return told if told_third is not None and same_memory(told_third, *third) else None
+
+
+def _shallow_depths(experiment: Experiment, num_layers: int) -> tuple[tuple[int, int, int], int]:
+    """Return three numbers of layers, a period of the techniques apart, and the model's own in periods from the least.
+
+    The least has a layer more than a period: the first layer is unlike the others in where its input comes from.
+    """
     period = math.lcm(*(technique.layer_period for technique in experiment.techniques))
     least = period + 1 + (num_layers - 1) % period
-    depths = (least, least + period, least + 2 * period)
-    return (depths, (num_layers - least) // period) if sum(depths) <= LARGEST_SHARE * num_layers else None
+    return (least, least + period, least + 2 * period), (num_layers - least) // period
 
 
 def _file_of_size(size: int, experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Path:

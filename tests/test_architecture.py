@@ -8,7 +8,7 @@ from conftest import ROOT
 
 FLOORS = [
     ("contracts",),
-    ("processes", "files"),
+    ("processes", "loading", "files"),
     ("crew",),
     ("sequences", "memory", "metrics", "owner", "user_code"),
     ("text", "simulation"),

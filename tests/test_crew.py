@@ -1,5 +1,6 @@
 """A crew of processes: all is done once, errors arrive as they are, and nobody is left behind."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -35,6 +36,16 @@ def test_every_task_is_done_once_and_by_others() -> None:
     assert {number: done[0] for number, done in first.items()} == {0: 9, 1: 16, 2: 25}
     assert second[0][0] == 36 and os.getpid() not in {done[1] for done in [*first.values(), *second.values()]}
     assert not multiprocessing.active_children()
+
+
+def collector(_: int) -> tuple[bool, int]:
+    return gc.isenabled(), gc.get_freeze_count()
+
+
+def test_what_was_loaded_is_not_looked_through_for_garbage_but_all_else_is() -> None:
+    with Crew(collector, 1) as crew:
+        [(_, (is_enabled, num_frozen))] = crew.do([0])
+    assert is_enabled and num_frozen > 100_000
 
 
 def test_a_mistake_arrives_as_it_is() -> None:

@@ -1,5 +1,6 @@
 """Runs in processes of their own: whatever becomes of them, the outcome is a value."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -7,14 +8,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 from conftest import tiny
 
-from pipeline.contracts import Outcome, Result, StepRecord
+from pipeline.contracts import Outcome, Prepared, Result, StepRecord
 from pipeline.execute import execute
+from pipeline.experiment import Experiment
 from pipeline.step import build_step, make_optimizer, take
 from pipeline.train import train
 
@@ -139,6 +142,17 @@ def test_one_run_leaves_nothing_to_the_next(log: Path) -> None:
     assert first.memory is not None and second.memory is not None
     assert first.memory.peak_allocated_bytes == second.memory.peak_allocated_bytes
     assert [r.loss for r in first.steps] == [r.loss for r in second.steps]
+
+
+def tell_of_the_collector(_: Experiment, __: Prepared, tell: Callable[[Any], None]) -> None:
+    tell((gc.isenabled(), gc.get_freeze_count()))
+
+
+def test_a_run_looks_for_garbage_but_not_in_what_was_loaded(log: Path) -> None:
+    told: list[Any] = []
+    execute(tiny(), log, work=tell_of_the_collector, on_other=told.append)
+    [(is_enabled, num_frozen)] = told
+    assert is_enabled and num_frozen > 100_000
 
 
 def test_what_a_run_needs_imports_neither_mlflow_nor_optuna_nor_matplotlib() -> None:

@@ -242,6 +242,12 @@ def test_deep_models_are_told_by_shallow_ones(
     monkeypatch.setattr("pipeline.trace.record", recorded)
     assert same_memory(trace(experiment, target, prepared), truth)
     assert len(depths) == 3 and sum(depths) < experiment.description.num_layers
+    larger = tiny(micro_batch_size=4, **settings)
+    truth = record(larger, target, prepared, larger.effective_batch_size)
+    depths.clear()
+    assert same_memory(trace(larger, target, prepared), truth)
+    on_another_batch = target is CPU and "accumulation_steps" in settings
+    assert len(depths) == (3 if on_another_batch else 2)
 
 
 def test_layers_that_differ_are_not_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

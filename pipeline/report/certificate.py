@@ -84,6 +84,15 @@ SLOWER = "predicted not to be faster"
 NOT_REACHED = "the search ended before it"
 
 
+@dataclass(frozen=True)
+class Twice:
+    """A configuration that was trained twice."""
+
+    choice: Mapping[str, Any]
+    tokens_per_second: float
+    """Geometric mean of the two."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verification:
     """The answer trained again in a fresh process within the budget, beside a plain configuration."""
@@ -100,8 +109,12 @@ class Verification:
     """Greatest difference of the two losses in any optimizer step."""
     tolerance: float
     """What the number formats of the two may make of the same training."""
+    seconds_measured: float
+    """Device time of all runs of it, from the start of each process to its end."""
+    twice: tuple[Twice, ...] = ()
+    """All that were trained again to their end, the answer among them."""
     refuted: tuple[str, ...] = ()
-    """Faster configurations that did not fit, or did not end, when they were trained again."""
+    """Faster configurations that did not fit, did not end, or were slower, when they were trained again."""
 
     @property
     def same_training(self) -> bool | None:

@@ -13,6 +13,10 @@ Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 """One number a pair of configurations."""
 
+LEARNING_RATE = 0.5
+"""Power of the evidence by which beliefs are weighed; below 1, since none of them is quite true (Gruenwald and van
+Ommen, Inconsistency of Bayesian Inference for Misspecified Linear Models, 2017)."""
+
 
 @dataclass(frozen=True)
 class Belief:
@@ -73,7 +77,8 @@ class Mixture:
     @classmethod
     def of(cls, priors: Sequence[tuple[Belief, float]], values: Mapping[int, float]) -> Self:
         """Return what is believed after measuring `values`, each prior weighed by how probable it made them."""
-        evidence = np.array([prior.log_evidence(values, noise) if values else 0.0 for prior, noise in priors])
+        logarithms = [prior.log_evidence(values, noise) if values else 0.0 for prior, noise in priors]
+        evidence = LEARNING_RATE * np.array(logarithms)
         shares = np.exp(evidence - evidence.max())
         beliefs = [prior.given(values, noise) for prior, noise in priors]
         return cls(beliefs, [noise for _, noise in priors], shares / shares.sum())

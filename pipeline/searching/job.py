@@ -165,14 +165,16 @@ def _report(
     rows = rows_of(plan, study)
     if not rows:
         return None
-    findings = findings_of(plan, rows, proposer.certificate(rows), verification)
+    twice = verification.twice if verification else ()
+    findings = findings_of(plan, rows, proposer.certificate(rows, twice), verification)
     best = findings.best
     if best is not None:
-        config = plan.experiment(dict(best.choice)).to_yaml()
+        experiment = plan.experiment(dict(best.choice))
+        config = experiment.to_yaml()
         parent.file("best.yaml", config)
         with contextlib.suppress(OSError):  # a convenience: the run's own folder has it too
             write_whole(Path("best.yaml"), config.encode())
-        for name, content in hand_over(plan.experiment(dict(best.choice))).items():
+        for name, content in hand_over(experiment).items():
             parent.file(f"handover/{name}", content, "handover")
         parent.metrics({f"best_{name}": value for name, value in best.figures.items()})
     publish(findings, {"trials.csv": trials_frame(rows).to_csv(index=False)}, parent, console)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from pipeline.contracts import InvalidInputError
 from pipeline.metrics import MIB
-from pipeline.report.certificate import NOT_REACHED, SLOWER, UNFIT, Certificate, Unmeasured
+from pipeline.report.certificate import NOT_REACHED, SLOWER, UNFIT, Certificate, Twice, Unmeasured
 from pipeline.report.trials import TrialRow, in_words
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.choose import choose, next_naive
@@ -36,8 +36,8 @@ class Proposer(Protocol):
     def naive(self, rows: Sequence[TrialRow]) -> Choice | None:
         """Return the largest naive micro-batch that fits, as far as is known."""
 
-    def certificate(self, rows: Sequence[TrialRow]) -> Certificate | None:
-        """Return what the trials prove; None where nothing."""
+    def certificate(self, rows: Sequence[TrialRow], twice: Sequence[Twice] = ()) -> Certificate | None:
+        """Return what the trials prove, and what was trained twice; None where nothing."""
 
 
 class Blind:
@@ -66,7 +66,7 @@ class Blind:
         fitting = [dict(row.choice) for row in rows if row.fits]
         return next((choice for choice in self._plan.naive if choice in fitting), None)
 
-    def certificate(self, rows: Sequence[TrialRow]) -> None:
+    def certificate(self, rows: Sequence[TrialRow], twice: Sequence[Twice] = ()) -> None:
         """Return nothing: what was not measured is not known."""
         return
 
@@ -94,9 +94,10 @@ class Predictive:
         fitting = [self._sampler.candidates[number].choice for number in eligible]
         return next((choice for choice in self._plan.naive if choice in fitting), None)
 
-    def certificate(self, rows: Sequence[TrialRow]) -> Certificate:
-        """Return the bound that the trials have reached, and what was left out."""
-        outlook = self._outlook()
+    def certificate(self, rows: Sequence[TrialRow], twice: Sequence[Twice] = ()) -> Certificate:
+        """Return the bound that the measurements have reached, and what was left out."""
+        again = {self._sampler.number_of(one.choice): one.tokens_per_second for one in twice}
+        outlook = self._study.outlook(self._sampler, again)
         measured = [dict(row.choice) for row in rows]
         left = [
             self._unmeasured(number, outlook)

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from optuna import Study
@@ -54,16 +55,27 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         """Return the number of the first candidate to measure, in an empty study; None where none may fit."""
         return look_ahead(self.candidates, self._measured([], maximize=True), self.rules).next
 
-    def outlook(self, study: Study, instead: FrozenTrial | None = None) -> Outlook:
+    def outlook(
+        self, study: Study, instead: FrozenTrial | None = None, again: Mapping[int, float] | None = None
+    ) -> Outlook:
         """Return what the candidates promise after the trials of `study`, those of other workers included.
 
-        `instead` replaces the trial of its number.
+        `instead` replaces the trial of its number; `again` has the tokens per second, by number, of those candidates
+        that were measured once more, from both measurements.
         """
         trials = list(study.get_trials(deepcopy=False))
         if instead is not None:
             trials[instead.number] = instead
         maximize = study.directions[0] == StudyDirection.MAXIMIZE
-        return look_ahead(self.candidates, self._measured(trials, maximize), self.rules)
+        measured = self._measured(trials, maximize)
+        seconds = {number: -math.log(value) for number, value in (again or {}).items()}
+        return look_ahead(
+            self.candidates, replace(measured, log_seconds={**measured.log_seconds, **seconds}), self.rules
+        )
+
+    def number_of(self, choice: Mapping[str, Any]) -> int:
+        """Return the number of a configuration."""
+        return self._numbers[_key(choice)]
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return all dimensions."""

@@ -62,9 +62,12 @@ class StoredStudy:
         """How many trials the processes of this machine are measuring."""
         return sum(_runs_here(trial) for trial in self._study.get_trials(deepcopy=False))
 
-    def outlook(self, sampler: PredictiveSampler) -> Outlook:
-        """Return what the sampler's candidates promise after all trials, those of other processes included."""
-        return sampler.outlook(self._study)
+    def outlook(self, sampler: PredictiveSampler, again: Mapping[int, float] | None = None) -> Outlook:
+        """Return what the sampler's candidates promise after all trials, those of other processes included.
+
+        `again` is as for PredictiveSampler.outlook().
+        """
+        return sampler.outlook(self._study, again=again)
 
     def start(self, choice: Choice, space: Space, total: int) -> optuna.Trial | None:
         """Return a running trial of this configuration, unless another process has it, or the last of `total`.

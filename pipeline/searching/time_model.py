@@ -1,6 +1,6 @@
 """What an optimizer step of every configuration will cost: a law of a few parameters, and how far off it may be.
 
-    seconds = num_passes x max(launch, fixed + rate[precision] x micro_batch_size) x work + update
+    seconds = num_passes x max(launch, fixed[precision] + rate[precision] x micro_batch_size) x work + update
 
 `work` is the counted operations of a sequence, recomputation included, against those of the candidate with the fewest.
 The parameters are fitted by least squares to the logarithms of what was measured, with priors broad enough for any
@@ -34,6 +34,9 @@ RATE = (0.0, 12.0)
 SPEEDUP = {"fp32": (0.0, 0.1)}
 """Of a precision's rate against the shared one; those that are not named:"""
 OTHER_SPEEDUP = (-0.5, 0.5)
+OVERHEAD = {"fp32": (0.0, 0.1)}
+"""Of a precision's fixed cost of a pass against the shared one; those that are not named:"""
+OTHER_OVERHEAD = (0.0, 1.0)
 FIXED, LAUNCH, UPDATE = (np.log(0.5), 1.5), (np.log(0.5), 1.5), (np.log(0.5), 1.5)
 """Of the fixed cost of a pass, its launches, and the update, in sequences."""
 LAUNCH_STARTS = np.log([0.5, 2.0, 8.0, 32.0])
@@ -55,19 +58,22 @@ class Law:
     def prior(self) -> tuple[Vector, Vector]:
         """Return mean and standard deviation of the parameters before anything is measured."""
         speedups = [SPEEDUP.get(name, OTHER_SPEEDUP) for name in self.precisions]
-        pairs = np.array([RATE, *speedups, FIXED, LAUNCH, UPDATE])
+        overheads = [OVERHEAD.get(name, OTHER_OVERHEAD) for name in self.precisions]
+        pairs = np.array([RATE, *speedups, *overheads, FIXED, LAUNCH, UPDATE])
         return pairs[:, 0], pairs[:, 1]
 
     def __call__(self, parameters: Vector) -> Vector:
         """Return the logarithm of each candidate's seconds per token."""
-        rate, *speedups, fixed, launch, update = parameters
-        by_precision = dict(zip(self.precisions, speedups, strict=True))
+        rate, *own, fixed, launch, update = parameters
+        speedups, overheads = own[: len(self.precisions)], own[len(self.precisions) :]
+        number_of = {name: number for number, name in enumerate(self.precisions)}
+        numbers = [number_of[candidate.precision] for candidate in self.candidates]
         sizes = np.array([candidate.micro_batch_size for candidate in self.candidates])
         passes = np.array([candidate.num_passes for candidate in self.candidates])
         flops = np.array([candidate.flops for candidate in self.candidates])
         tokens = np.array([candidate.num_tokens for candidate in self.candidates])
-        per_sequence = np.exp([by_precision[candidate.precision] for candidate in self.candidates])
-        a_pass = np.maximum(np.exp(launch), np.exp(fixed) + per_sequence * sizes)
+        per_sequence, per_pass = np.exp(speedups)[numbers], np.exp(overheads)[numbers]
+        a_pass = np.maximum(np.exp(launch), per_pass * np.exp(fixed) + per_sequence * sizes)
         seconds = passes * a_pass * flops / flops.min() + np.exp(update)
         logarithms: Vector = rate + np.log(seconds / tokens)
         return logarithms

@@ -7,7 +7,6 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from transformers import masking_utils
 
 RANDOM_STATE_BYTES = 5056
 """Of the CPU's random number generator (torch.get_rng_state), which every checkpoint keeps."""
@@ -19,6 +18,8 @@ def without_numbers(*, counts_host_memory: bool) -> Iterator[None]:
 
     `counts_host_memory` says whether the generator's state, which lives on the CPU, belongs to the memory in question.
     """
+    from transformers import masking_utils  # takes a second, which predictions from the cache need not wait for
+
     state_bytes = RANDOM_STATE_BYTES if counts_host_memory else 0
     with ExitStack() as stack:
         for owner, name, replacement in (

@@ -1,0 +1,157 @@
+"""How long predictions take: single configurations on one core, and a whole space of one model on all of them.
+
+    python benchmarks/prediction_speed.py           writes benchmarks/prediction_speed_<date>.md
+    python benchmarks/prediction_speed.py --tiny    prints the same for one model and a space of a few
+
+Every figure is from an empty cache, for an H200, at 1024 tokens. Single configurations are predicted after a first one
+of another model, so that start-up does not count; the whole space counts the start of its processes, too.
+"""
+
+import argparse
+import datetime
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.environment import environment
+from pipeline.experiment import Experiment, make_experiment
+from pipeline.memory.cards import find_card
+from pipeline.predict import predict, predict_all
+from pipeline.settings import nested
+from pipeline.text import token_folder
+
+FOLDER = Path(__file__).parent
+SHOWN = ("device_name", "cores", "host_memory_mib", "system", "python", "torch", "transformers")
+COMMON = {"device": "cpu", "sequence_length": 1024}
+MODELS = ("gpt2", "gpt2-medium", "gpt2-xl", "llama-7b")
+POLICIES = ("none", "every_layer", "every_2_layers", "every_4_layers")
+PRECISIONS = ("fp32", "fp16", "bf16")
+REPEATS = 3
+BATCH, TINY_BATCH = 2880, 8
+"""Effective batches of the whole space, whose micro-batches are all divisors."""
+
+
+@contextmanager
+def empty_cache() -> Iterator[None]:
+    """Keep predictions in a folder of its own, and the prepared text of the folder before."""
+    before = os.environ.get("HEADROOM_CACHE")
+    experiment_of(model="gpt2").read_corpus()
+    texts = list(token_folder("").parent.glob("tokens-*"))
+    with tempfile.TemporaryDirectory() as folder:
+        for text in texts:
+            (Path(folder) / text.name).symlink_to(text.resolve())
+        os.environ["HEADROOM_CACHE"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("HEADROOM_CACHE")
+            if before is not None:
+                os.environ["HEADROOM_CACHE"] = before
+
+
+def experiment_of(**settings: Any) -> Experiment:
+    """Return the Experiment with these settings beside the common ones."""
+    return make_experiment(nested({**COMMON, **settings}), "plan")
+
+
+def single(**settings: Any) -> tuple[float, float]:
+    """Return the seconds of processor time of a prediction, and of the same from the cache."""
+    experiment, card = experiment_of(**settings), find_card("h200")
+    seconds = []
+    with empty_cache():
+        for _ in range(2):
+            start = time.process_time()
+            predict(experiment, card)
+            seconds.append(time.process_time() - start)
+    return seconds[0], seconds[1]
+
+
+def whole_space(model: str, batch: int) -> tuple[int, float]:
+    """Return how many configurations there are, and the seconds by the clock to predict them all."""
+    sizes = [size for size in range(1, batch + 1) if batch % size == 0]
+    experiments = [
+        experiment_of(
+            model=model, effective_batch_size=batch, micro_batch_size=size, checkpointing=policy, precision=precision
+        )
+        for size, policy, precision in product(sizes, POLICIES, PRECISIONS)
+    ]
+    with empty_cache():
+        start = time.perf_counter()
+        done = list(predict_all(experiments, find_card("h200")))
+        return len(done), time.perf_counter() - start
+
+
+def in_fresh_process(model: str, batch: int) -> tuple[int, float]:
+    """Return what whole_space() does; the processes that it starts know the cache of the process that starts them."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(whole_space, model, batch).result()
+
+
+def singles(models: tuple[str, ...]) -> Iterator[Mapping[str, str]]:
+    """Yield a line for each model and policy."""
+    predict(experiment_of(model="gpt2", micro_batch_size=1), find_card("h200"))  # start-up
+    for model, policy in product(models, POLICIES[:2]):
+        shared = {"model": model, "checkpointing": policy, "precision": "bf16", "micro_batch_size": 8}
+        one, more = ([single(**shared, accumulation_steps=steps) for _ in range(REPEATS)] for steps in (1, 4))
+        yield {
+            "model": model,
+            "checkpointing": policy,
+            "1 micro-batch a step": _spread([first for first, _ in one]),
+            "4 micro-batches": _spread([first for first, _ in more]),
+            "from the cache": _spread([again for _, again in (*one, *more)]),
+        }
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def main() -> None:
+    """Measure all, write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="a small part, to try this script out")
+    tiny = parser.parse_args().tiny
+    model, batch = ("gpt2", TINY_BATCH) if tiny else ("gpt2-medium", BATCH)
+    runs = [in_fresh_process(model, batch) for _ in range(1 if tiny else REPEATS)]
+    lines = list(singles(("gpt2",) if tiny else MODELS))
+    date, about = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", environment(torch.device("cpu"))
+    text = "\n".join(
+        [
+            f"# The speed of predictions, {date}",
+            "",
+            "Written by `python benchmarks/prediction_speed.py`: for an H200, 1024 tokens, from an empty cache.",
+            "",
+            "| what | value |",
+            "|---|---|",
+            *(f"| {name} | {about[name]} |" for name in SHOWN if name in about),
+            "",
+            f"**A whole space**: {runs[0][0]} configurations of {model} (the micro-batches that divide {batch}, "
+            f"{len(POLICIES)} checkpointing policies, {len(PRECISIONS)} precisions), a process a core, by the clock: "
+            f"{', '.join(f'{seconds:.1f} s' for _, seconds in runs)}.",
+            "",
+            "**Single configurations**: micro-batch 8, bf16; processor seconds on one core, median and range of "
+            f"{REPEATS}.",
+            "",
+            f"| {' | '.join(lines[0])} |",
+            f"|{'---|' * len(lines[0])}",
+            *(f"| {' | '.join(line.values())} |" for line in lines),
+            "",
+        ]
+    )
+    print(text)
+    if not tiny:
+        (FOLDER / f"prediction_speed_{date}.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The table of a whole space and the replay of samplers on it: measured once, continued, and told in full."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+
+
+def run(script: str, *words: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    variables = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HEADROOM_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(BENCHMARKS / script), *words]
+    return subprocess.run(command, env=variables, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("table")
+    words = ["--tiny", "--date", "2026-01-02", "--folder", str(folder)]
+    assert run("search_table.py", *words, "--repeats", "1", cache=folder / "cache").returncode == 0
+    before = (folder / "search_table_tiny_cpu_gpt2-nano_2026-01-02.csv").read_text()
+    done = run("search_table.py", *words, "--repeats", "2", cache=folder / "cache")
+    assert done.returncode == 0, done.stderr
+    file = folder / "search_table_tiny_cpu_gpt2-nano_2026-01-02.csv"
+    assert file.read_text().startswith(before)
+    return file
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_every_configuration_is_measured_as_often_as_asked_for(table: Path) -> None:
+    rows = rows_of(table)
+    choices = {(row["micro_batch_size"], row["checkpointing"], row["precision"]) for row in rows}
+    assert len(choices) == 4 and len(rows) == 8
+    for row in rows:
+        assert int(row["predicted_peak_bytes"]) == pytest.approx(int(row["peak_bytes"]), rel=0.015)
+        assert len(row["seconds_of_steps"].split()) == 4
+    assert json.loads(table.with_suffix(".json").read_text())["model"] == "gpt2-nano"
+
+
+def test_every_sampler_is_replayed_and_told(table: Path) -> None:
+    done = run("search_replay.py", str(table), "--seeds", "2", cache=table.parent / "cache")
+    assert done.returncode == 0, done.stderr
+    page = table.with_name("search_replay_tiny_cpu_gpt2-nano_2026-01-02.md").read_text()
+    again = run("search_replay.py", str(table), "--seeds", "2", cache=table.parent / "cache")
+    assert again.returncode == 0, again.stderr
+    assert page == table.with_name("search_replay_tiny_cpu_gpt2-nano_2026-01-02.md").read_text()
+    for sampler in ("predictive", "tpe", "gp", "random", "brute", "nsga2", "doubling, fp32, checkpointed"):
+        assert f"| {sampler} | 2 |" in page
+    found = rows_of(table.with_name("search_replay_tiny_cpu_gpt2-nano_2026-01-02.csv"))
+    assert {row["over_budget"] for row in found if row["sampler"] == "predictive"} == {"0"}
+
+
+def test_a_table_of_another_machine_is_not_continued(table: Path, tmp_path: Path) -> None:
+    for file in (table, table.with_suffix(".json")):
+        (tmp_path / file.name).write_text(file.read_text())
+    other = tmp_path / table.name
+    other.write_text(other.read_text().replace(rows_of(table)[0]["conditions"], "of another"))
+    words = ["--tiny", "--date", "2026-01-02", "--folder", str(tmp_path)]
+    done = run("search_table.py", *words, cache=tmp_path / "cache")
+    assert done.returncode == 2 and "had other settings, versions or hardware; move that file away" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--device", "cuda:7"], "device cuda:7 needs a CUDA GPU"),
+        (["--folder", "/proc/results"], "the results folder must be writable"),
+        (["--model", "gpt5"], "no model is called 'gpt5'"),
+    ],
+)
+def test_bad_input_is_refused(words: list[str], message: str, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    done = run("search_table.py", "--tiny", "--folder", str(folder), *words, cache=tmp_path)
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert not folder.exists()
