@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from exit_code import exit_code_of
 from journal import Journal
 from peer_run import BARE, PEERS, run
 from peers_cases import CONFIGURATIONS, FRAMEWORKS, MODELS, Case, about_machine, cases_of, conditions_of, schedule
@@ -28,7 +29,6 @@ from peers_page import page
 from peers_picture import picture
 from processes import ROOT
 
-from pipeline.cli import INTERRUPTED
 from pipeline.contracts import InvalidInputError, Outcome
 from pipeline.memory.device import find_device
 
@@ -53,14 +53,8 @@ COLUMNS = (
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure what is not measured yet, write the page; return the exit code: 0, 2 invalid input, 130 interrupted."""
-    try:
-        return _run(_parser().parse_args(words))
-    except InvalidInputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted: what was measured is kept, and the same command goes on", file=sys.stderr)
-        return INTERRUPTED
+    given = _parser().parse_args(words)
+    return exit_code_of(lambda: _run(given))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -83,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(given: argparse.Namespace) -> int:
+def _run(given: argparse.Namespace) -> None:
     if given.runs < 1:
         raise InvalidInputError(f"runs must be 1 or more, and is {given.runs}; leave it out for 5")
     peers = [peer for peer in PEERS if peer in {BARE, *chosen("peer", given.peers, PEERS)}]
@@ -103,7 +97,6 @@ def _run(given: argparse.Namespace) -> int:
     (given.folder / f"{name}.md").write_text(text)
     (given.folder / f"{name}.png").write_bytes(picture(journal.rows(), list(experiments), about["device_name"]))
     print(text)
-    return 0
 
 
 def measure_all(journal: Journal, runs: Sequence[tuple[int, Case, str]], seconds_limit: float) -> int:

@@ -4,7 +4,7 @@
     python benchmarks/prediction_speed.py --tiny    prints the same for one model and a space of a few
 
 Every figure is from an empty cache, for an H200, at 1024 tokens. Single configurations are predicted after a first one
-of another model, so that start-up does not count; the whole space counts the start of its processes, too.
+of another size, so that start-up does not count; the whole space counts the start of its processes, too.
 """
 
 import argparse
@@ -15,20 +15,20 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from pipeline.environment import environment
 from pipeline.experiment import Experiment, make_experiment
+from pipeline.files import cache_folder
 from pipeline.memory.cards import find_card
 from pipeline.predict import predict, predict_all
 from pipeline.settings import nested
-from pipeline.text import token_folder
 
 FOLDER = Path(__file__).parent
 SHOWN = ("device_name", "cores", "host_memory_mib", "system", "python", "torch", "transformers")
@@ -41,22 +41,10 @@ BATCH, TINY_BATCH = 2880, 8
 """Effective batches of the whole space, whose micro-batches are all divisors."""
 
 
-@contextmanager
-def empty_cache() -> Iterator[None]:
-    """Keep predictions in a folder of its own, and the prepared text of the folder before."""
-    before = os.environ.get("HEADROOM_CACHE")
-    experiment_of(model="gpt2").read_corpus()
-    texts = list(token_folder("").parent.glob("tokens-*"))
-    with tempfile.TemporaryDirectory() as folder:
-        for text in texts:
-            (Path(folder) / text.name).symlink_to(text.resolve())
-        os.environ["HEADROOM_CACHE"] = folder
-        try:
-            yield
-        finally:
-            os.environ.pop("HEADROOM_CACHE")
-            if before is not None:
-                os.environ["HEADROOM_CACHE"] = before
+def forget() -> None:
+    """Empty the cache of predictions; the prepared text stays."""
+    for file in cache_folder().glob("trace-*"):
+        file.unlink()
 
 
 def experiment_of(**settings: Any) -> Experiment:
@@ -68,11 +56,11 @@ def single(**settings: Any) -> tuple[float, float]:
     """Return the seconds of processor time of a prediction, and of the same from the cache."""
     experiment, card = experiment_of(**settings), find_card("h200")
     seconds = []
-    with empty_cache():
-        for _ in range(2):
-            start = time.process_time()
-            predict(experiment, card)
-            seconds.append(time.process_time() - start)
+    forget()
+    for _ in range(2):
+        start = time.process_time()
+        predict(experiment, card)
+        seconds.append(time.process_time() - start)
     return seconds[0], seconds[1]
 
 
@@ -85,14 +73,14 @@ def whole_space(model: str, batch: int) -> tuple[int, float]:
         )
         for size, policy, precision in product(sizes, POLICIES, PRECISIONS)
     ]
-    with empty_cache():
-        start = time.perf_counter()
-        done = list(predict_all(experiments, find_card("h200")))
-        return len(done), time.perf_counter() - start
+    forget()
+    start = time.perf_counter()
+    done = list(predict_all(experiments, find_card("h200")))
+    return len(done), time.perf_counter() - start
 
 
 def in_fresh_process(model: str, batch: int) -> tuple[int, float]:
-    """Return what whole_space() does; the processes that it starts know the cache of the process that starts them."""
+    """Return what whole_space() does, where no server of processes runs yet."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(whole_space, model, batch).result()
 
@@ -122,8 +110,10 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a small part, to try this script out")
     tiny = parser.parse_args().tiny
     model, batch = ("gpt2", TINY_BATCH) if tiny else ("gpt2-medium", BATCH)
-    runs = [in_fresh_process(model, batch) for _ in range(1 if tiny else REPEATS)]
-    lines = list(singles(("gpt2",) if tiny else MODELS))
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, HEADROOM_CACHE=folder):
+        experiment_of(model=model).read_corpus()
+        runs = [in_fresh_process(model, batch) for _ in range(1 if tiny else REPEATS)]
+        lines = list(singles(("gpt2",) if tiny else MODELS))
     date, about = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", environment(torch.device("cpu"))
     text = "\n".join(
         [

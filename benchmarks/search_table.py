@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from exit_code import exit_code_of
 from journal import Journal
 
-from pipeline.cli import INTERRUPTED
-from pipeline.contracts import InvalidInputError, Outcome
+from pipeline.contracts import Outcome
 from pipeline.environment import environment
 from pipeline.execute import execute
 from pipeline.experiment import Experiment, make_experiment
@@ -109,15 +109,8 @@ def measured(experiment: Experiment, prediction: Prediction) -> dict[str, Any]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure all, and say on what; return the exit code: 0, 2 invalid input, 130 interrupted."""
-    try:
-        _run(_parser().parse_args(words))
-    except InvalidInputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted: what was measured is kept, and the same command goes on", file=sys.stderr)
-        return INTERRUPTED
-    return 0
+    given = _parser().parse_args(words)
+    return exit_code_of(lambda: _run(given))
 
 
 def _parser() -> argparse.ArgumentParser:

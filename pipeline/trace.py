@@ -136,16 +136,16 @@ def _from_few_layers(experiment: Experiment, target: Hardware, prepared: Prepare
     depths, times = _shallow_depths(experiment, num_layers)
     size, least = experiment.micro_batch_size, KNOWN_SIZES[0]
     file = _file_of_size(least, experiment, target, prepared, num_rows)
-    smaller = load(file.read_bytes()) if size > least and file.exists() else None
-    needed = depths if smaller is None else depths[:2]
+    is_known = size > least and file.exists()
+    needed = depths[:2] if is_known else depths
     if sum(needed) > LARGEST_SHARE * num_layers:
         return None
     first, second, *third = (record(experiment.with_layers(depth), target, prepared, num_rows) for depth in needed)
     told = told_by_depths(first, second, times)
     if told is None:
         return None
-    if smaller is not None:
-        return None if growth_of((least, smaller), (size, told)) is None else told
+    if is_known:
+        return None if growth_of((least, load(file.read_bytes())), (size, told)) is None else told
     told_third = told_by_depths(first, second, 2)
     return told if told_third is not None and same_memory(told_third, *third) else None
 

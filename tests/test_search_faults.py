@@ -134,7 +134,8 @@ def test_a_predictive_search_that_is_killed_goes_on_where_it_was(project: Projec
     job = max((project.folder / "runs").glob("*-search-*"))
     found = json.loads((job / "findings.json").read_text())
     assert found["certificate"]["num_measured"] == len(complete(project)) and found["verification"]["outcome"] == "ok"
-    assert not found["certificate"]["holds"] or 0 <= found["certificate"]["bound"] < 1  # steps this short are noisy
+    certificate = found["certificate"]  # steps this short are noisy: after the second measurement more may be open
+    assert not certificate["holds"] or 0 <= certificate["left"] <= certificate["bound"] < 1
     assert found["verification"]["max_loss_difference"] <= found["verification"]["tolerance"]
     assert {row["number"] for row in found["rows"]} >= {trial.number for trial in complete(project)}
     assert (job / "handover" / "train.py").exists()

@@ -3,13 +3,13 @@
 import argparse
 import datetime
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from exit_code import exit_code_of
 
 from folklore import accumulation, capacity, checkpointing, precision, together
 from folklore.claim import Claim
@@ -28,23 +28,13 @@ ROOT = Path(__file__).parent.parent.parent
 CLAIMS = {
     claim.name: claim for part in (precision, accumulation, checkpointing, together, capacity) for claim in part.CLAIMS
 }
-INVALID_INPUT, INTERRUPTED = 2, 130
-"""Exit codes, as those of `python -m pipeline`."""
 
 
 def main(words: Sequence[str]) -> int:
     """Measure what has not been measured, write the table, and return the exit code."""
     given = _parser().parse_args(words)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        _run(given, words)
-    except InvalidInputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return INVALID_INPUT
-    except KeyboardInterrupt:
-        print("interrupted: what was measured is kept, and the same command goes on", file=sys.stderr)
-        return INTERRUPTED
-    return 0
+    return exit_code_of(lambda: _run(given, words))
 
 
 def _parser() -> argparse.ArgumentParser:

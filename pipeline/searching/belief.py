@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,19 +38,21 @@ class Belief:
         """
         if not values:
             return self
-        known = np.fromiter(values, int)
-        measured = np.fromiter(values.values(), float)
+        known, off, factor = self._surprise(values, noise)
         across_NK = self.covariance_NN[:, known]
-        factor = cho_factor(self.covariance_NN[np.ix_(known, known)] + noise**2 * np.eye(len(known)))
-        mean = self.mean_N + across_NK @ cho_solve(factor, measured - self.mean_N[known])
+        mean = self.mean_N + across_NK @ cho_solve(factor, off)
         return Belief(mean, self.covariance_NN - across_NK @ cho_solve(factor, across_NK.T))
 
     def log_evidence(self, values: Mapping[int, float], noise: float) -> float:
         """Return the logarithm of how probable it is to measure `values`, up to a constant (ibid., equation 2.30)."""
+        _, off, factor = self._surprise(values, noise)
+        return float(-0.5 * off @ cho_solve(factor, off) - np.log(np.diag(factor[0])).sum())
+
+    def _surprise(self, values: Mapping[int, float], noise: float) -> tuple[NDArray[np.int_], Vector, Any]:
+        """Return which are measured, how far off the mean, and the factor of what covariance they should have."""
         known = np.fromiter(values, int)
         off = np.fromiter(values.values(), float) - self.mean_N[known]
-        factor = cho_factor(self.covariance_NN[np.ix_(known, known)] + noise**2 * np.eye(len(known)))
-        return float(-0.5 * off @ cho_solve(factor, off) - np.log(np.diag(factor[0])).sum())
+        return known, off, cho_factor(self.covariance_NN[np.ix_(known, known)] + noise**2 * np.eye(len(known)))
 
     def of(self, numbers: list[int]) -> "Belief":
         """Return what is believed of some."""

@@ -5,8 +5,8 @@
 `work` is the counted operations of a sequence, recomputation included, against those of the candidate with the fewest.
 The parameters are fitted by least squares to the logarithms of what was measured, with priors broad enough for any
 device; what the law leaves over is a Gaussian process that is smooth in the logarithm of the micro-batch size. How
-noisy measurements are and how much the law leaves over is learned too: several values of both are tried, each counting
-as much as it makes what was measured probable.
+noisy measurements are and how much the law leaves over is learned too: several values of both are tried, and those
+count most that make what was measured most probable.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from pipeline.contracts import Outcome, Result
@@ -29,36 +30,42 @@ def verify(
     measurements, and others are trained again as long as they were faster than that in their trials. One that does not
     fit, or does not end, is refuted.
     """
-    again: list[tuple[Twice, Done]] = []
-    refuted: list[tuple[str, Choice, Done]] = []
-    runs: list[Done] = []
+    tried: list[_Again] = []
     for row in sorted((row for row in rows if row.fits), key=_speed, reverse=True):
-        if again and _speed(row) <= max(twice.tokens_per_second for twice, _ in again):
+        if any(one.speed >= _speed(row) for one in tried if one.holds):
             break
         choice = dict(row.choice)
-        done = _train(plan, choice, "answer", parent, say)
-        runs.append(done)
-        result, figures = done
-        if result.outcome is Outcome.OK:
-            again.append((Twice(choice, math.sqrt(_speed(row) * figures["tokens_per_second"])), done))
-        else:
-            reason = f"{in_words(choice)} was faster and ended {result.outcome} when it was trained again"
-            refuted.append((reason, choice, done))
-    reasons = [reason for reason, *_ in refuted]
-    if not again:
-        return _verification(plan, *refuted[-1][1:], runs=runs, refuted=tuple(reasons)) if refuted else None
-    answer, done = max(again, key=lambda pair: pair[0].tokens_per_second)
-    reasons += [
-        f"{in_words(twice.choice)} was faster in its trial, and slower by the two together"
-        for twice, _ in again[: again.index((answer, done))]
-    ]
-    plain = _plain(plan, dict(answer.choice), naive)
-    against = next((other for twice, other in again if twice.choice == plain), None)
+        tried.append(_Again(choice, _speed(row), _train(plan, choice, "answer", parent, say)))
+    if not tried:
+        return None
+    held = [one for one in tried if one.holds]
+    answer = max(held, key=lambda one: one.speed, default=tried[-1])
+    plain = _plain(plan, answer.choice, naive) if held else None
+    against = next((one.done for one in held if one.choice == plain), None)
+    runs = [one.done for one in tried]
     if against is None and plain is not None:
         against = _train(plan, plain, "plain", parent, say)
         runs.append(against)
-    twices = tuple(twice for twice, _ in again)
-    return _verification(plan, dict(answer.choice), done, plain, against, runs, twices, tuple(reasons))
+    return _verification(plan, answer, tried, plain, against, sum(result.seconds_total for result, _ in runs))
+
+
+@dataclass(frozen=True)
+class _Again:
+    """A configuration that was trained again."""
+
+    choice: Choice
+    speed_in_trial: float
+    done: Done
+
+    @property
+    def holds(self) -> bool:
+        """Whether it ended well."""
+        return self.done[0].outcome is Outcome.OK
+
+    @property
+    def speed(self) -> float:
+        """Geometric mean of both speeds in tokens per second; it must hold."""
+        return math.sqrt(self.speed_in_trial * self.done[1]["tokens_per_second"])
 
 
 def _plain(plan: SearchPlan, choice: Choice, naive: Choice | None) -> Choice | None:
@@ -69,20 +76,28 @@ def _plain(plan: SearchPlan, choice: Choice, naive: Choice | None) -> Choice | N
 
 def _verification(
     plan: SearchPlan,
-    choice: Choice,
-    done: Done,
-    plain: Choice | None = None,
-    against: Done | None = None,
-    runs: Sequence[Done] = (),
-    twices: tuple[Twice, ...] = (),
-    refuted: tuple[str, ...] = (),
+    answer: _Again,
+    tried: Sequence[_Again],
+    plain: Choice | None,
+    against: Done | None,
+    seconds_measured: float,
 ) -> Verification:
-    result, figures = done
+    result, figures = answer.done
     compared = {} if against is None else against_baseline(result, figures, *against)
     losses = [record.loss for record in result.steps]
-    formats = [plan.experiment(one).settings.precision for one in (choice, plain or choice)]  # type: ignore[attr-defined]
+    formats = [plan.experiment(one).settings.precision for one in (answer.choice, plain or answer.choice)]  # type: ignore[attr-defined]
+    failed = [
+        f"{in_words(one.choice)} was faster and ended {one.done[0].outcome} when it was trained again"
+        for one in tried
+        if not one.holds
+    ]
+    slower = [
+        f"{in_words(one.choice)} was faster in its trial, and slower by the two together"
+        for one in tried[: tried.index(answer)]
+        if one.holds
+    ]
     return Verification(
-        choice=choice,
+        choice=answer.choice,
         plain=plain,
         num_steps=plan.settings.verify_steps,
         outcome=result.outcome.value,
@@ -91,9 +106,9 @@ def _verification(
         plain_figures={} if against is None else against[1],
         max_loss_difference=compared.get("max_loss_difference"),
         tolerance=max(ROUNDOFF[name] for name in formats) * max(losses, default=0.0),
-        seconds_measured=sum(result.seconds_total for result, _ in runs),
-        twice=twices,
-        refuted=refuted,
+        seconds_measured=seconds_measured,
+        twice=tuple(Twice(one.choice, one.speed) for one in tried if one.holds),
+        refuted=(*failed, *slower),
     )
 
 

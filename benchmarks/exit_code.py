@@ -1,0 +1,20 @@
+"""How a benchmark that can be interrupted ends, whatever it measures."""
+
+import sys
+from collections.abc import Callable
+
+from pipeline.cli import INTERRUPTED
+from pipeline.contracts import InvalidInputError
+
+
+def exit_code_of(run: Callable[[], object]) -> int:
+    """Run it; return 0, 2 after invalid input, 130 after Ctrl-C, and say why."""
+    try:
+        run()
+    except InvalidInputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: what was measured is kept, and the same command goes on", file=sys.stderr)
+        return INTERRUPTED
+    return 0
