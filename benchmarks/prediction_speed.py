@@ -4,7 +4,8 @@
     python benchmarks/prediction_speed.py --tiny    prints the same for one model and a space of a few
 
 Every figure is from an empty cache, for an H200, at 1024 tokens. Single configurations are predicted after a first one
-of another size, so that start-up does not count; the whole space counts the start of its processes, too.
+of another size, so that start-up does not count. The whole space is predicted as a command does it: the processes start
+while the experiments are made, and both count.
 """
 
 import argparse
@@ -28,7 +29,9 @@ from pipeline.experiment import Experiment, make_experiment
 from pipeline.files import cache_folder
 from pipeline.memory.cards import find_card
 from pipeline.predict import predict, predict_all
+from pipeline.processes import start_server
 from pipeline.settings import nested
+from pipeline.simulation.remembered import forget
 
 FOLDER = Path(__file__).parent
 SHOWN = ("device_name", "cores", "host_memory_mib", "system", "python", "torch", "transformers")
@@ -41,8 +44,9 @@ BATCH, TINY_BATCH = 2880, 8
 """Effective batches of the whole space, whose micro-batches are all divisors."""
 
 
-def forget() -> None:
-    """Empty the cache of predictions; the prepared text stays."""
+def empty_cache() -> None:
+    """Forget all predictions, and what operators make; the prepared text stays."""
+    forget()
     for file in cache_folder().glob("trace-*"):
         file.unlink()
 
@@ -56,7 +60,7 @@ def single(**settings: Any) -> tuple[float, float]:
     """Return the seconds of processor time of a prediction, and of the same from the cache."""
     experiment, card = experiment_of(**settings), find_card("h200")
     seconds = []
-    forget()
+    empty_cache()
     for _ in range(2):
         start = time.process_time()
         predict(experiment, card)
@@ -65,16 +69,17 @@ def single(**settings: Any) -> tuple[float, float]:
 
 
 def whole_space(model: str, batch: int) -> tuple[int, float]:
-    """Return how many configurations there are, and the seconds by the clock to predict them all."""
+    """Return how many configurations there are, and the seconds by the clock to make and predict them all."""
+    empty_cache()
     sizes = [size for size in range(1, batch + 1) if batch % size == 0]
+    start = time.perf_counter()
+    start_server()
     experiments = [
         experiment_of(
             model=model, effective_batch_size=batch, micro_batch_size=size, checkpointing=policy, precision=precision
         )
         for size, policy, precision in product(sizes, POLICIES, PRECISIONS)
     ]
-    forget()
-    start = time.perf_counter()
     done = list(predict_all(experiments, find_card("h200")))
     return len(done), time.perf_counter() - start
 
@@ -96,7 +101,7 @@ def singles(models: tuple[str, ...]) -> Iterator[Mapping[str, str]]:
             "checkpointing": policy,
             "1 micro-batch a step": _spread([first for first, _ in one]),
             "4 micro-batches": _spread([first for first, _ in more]),
-            "from the cache": _spread([again for _, again in (*one, *more)]),
+            "again, in the same process": _spread([again for _, again in (*one, *more)]),
         }
 
 

@@ -1,11 +1,10 @@
 """An Experiment on fake tensors -> Prediction: how much memory it needs, before anything runs."""
 
-from array import array
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from pipeline.context import context_bytes_of
 from pipeline.contracts import Hardware, InvalidInputError, Outcome, Prepared, Result, first_line
@@ -16,7 +15,7 @@ from pipeline.memory.allocator import OutOfMemoryError
 from pipeline.memory.anatomy import Anatomy, at_peak
 from pipeline.memory.device import hardware_of
 from pipeline.memory.lifetimes import Timeline
-from pipeline.memory.replay import Allocation, Event, Free, replay
+from pipeline.memory.replay import Requests
 from pipeline.metrics import MIB, Summary, summarize
 from pipeline.processes import num_cores
 from pipeline.trace import trace, turn
@@ -25,24 +24,6 @@ NUM_WORTH_PROCESSES = 32
 """Experiments from which on it pays to start processes, which takes as long as predicting some of them."""
 NUM_IN_TASK = 40
 """Experiments that a process is given at once."""
-
-
-@dataclass(frozen=True)
-class Requests:
-    """What the allocator is asked for, in little space."""
-
-    sizes: "array[int]"
-    """Bytes of each storage."""
-    events: "array[int]"
-    """n for the birth of storage n, -1 - n for its death."""
-
-    @classmethod
-    def of(cls, timeline: Timeline) -> Self:
-        """Return what a timeline asks for."""
-        return cls(array("q", (life.num_bytes for life in timeline.lives)), array("q", timeline.events))
-
-    def __iter__(self) -> Iterator[Event]:
-        return (Allocation(event, self.sizes[event]) if event >= 0 else Free(-1 - event) for event in self.events)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +57,7 @@ class Prediction:
         if self.peak_reserved_bytes <= budget_bytes:
             return True
         try:
-            replay(self.requests, cap_bytes=budget_bytes, expandable_segments=self.expandable_segments)
+            self.requests.replay(cap_bytes=budget_bytes, expandable_segments=self.expandable_segments)
         except OutOfMemoryError:
             return False
         return True
@@ -107,10 +88,10 @@ def predict(
     timeline = trace(experiment, target, prepared or experiment.read_corpus())
     on_card = target.kind == "cuda"
     requests = Requests.of(timeline)
-    peaks = replay(requests, expandable_segments=expandable_segments) if on_card else None
+    peaks = requests.replay(expandable_segments=expandable_segments) if on_card else None
     return Prediction(
         target=target,
-        peak_allocated_bytes=peaks.peak_allocated_bytes if peaks else max(timeline.allocated_bytes()),
+        peak_allocated_bytes=peaks.peak_allocated_bytes if peaks else max(timeline.allocated_bytes),
         peak_reserved_bytes=peaks.peak_reserved_bytes if peaks else None,
         peak_device_bytes=peaks.peak_reserved_bytes + context_bytes if peaks else None,
         anatomy=at_peak(timeline),
@@ -195,7 +176,7 @@ def _prediction_metrics(experiment: Experiment, measured: Mapping[str, float], o
 
 
 def _by_phase(timeline: Timeline) -> dict[str, int]:
-    allocated = timeline.allocated_bytes()
+    allocated = timeline.allocated_bytes
     ends = [span.begin for span in timeline.spans[1:]] + [len(allocated)]
     greatest: dict[str, int] = {}
     for span, end in zip(timeline.spans, ends, strict=True):

@@ -14,7 +14,7 @@ from pipeline.contracts import Prepared
 from pipeline.experiment import Experiment
 from pipeline.memory.anatomy import Anatomy, Course, at_peak, course_of
 from pipeline.memory.device import occupy
-from pipeline.memory.lifetimes import Hidden, LifetimeRecorder, Timeline, nothing_hidden
+from pipeline.memory.lifetimes import Hidden, LifetimeRecorder, Run, Timeline, nothing_hidden, passed_on
 from pipeline.memory.meter import WATCHED_STEPS
 from pipeline.step import Build, build_step, make_optimizer, on_device, unmarked
 from pipeline.train import Loop
@@ -104,9 +104,10 @@ def record_lifetimes(
     mark: Callable[[int, str], None] = unmarked,
     build: Build = on_device,
     hidden: Hidden = nothing_hidden,
+    run: Run = passed_on,
 ) -> Timeline:
     """Build the model, take two optimizer steps, and return what lived when; no tensor's value is read."""
-    recorder = LifetimeRecorder(experiment.device, hidden)
+    recorder = LifetimeRecorder(experiment.device, hidden, run)
     _begin(experiment, prepared, recorder, mark, build)
     return recorder.timeline()
 

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from pipeline.contracts import Hardware, InvalidInputError, Prepared, Trainable
 from pipeline.experiment import Experiment
 from pipeline.files import cache_folder, write_whole
-from pipeline.memory.affine import Growth, growth_of, in_order, same_memory
+from pipeline.memory.affine import Growth, Known, growth_of, in_order, same_memory
 from pipeline.memory.depth import told_by_depths
 from pipeline.memory.lifetimes import Life, Timeline
 from pipeline.memory.storage import dump, load
@@ -92,7 +92,7 @@ def _kept(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows
         return record(experiment, target, prepared, num_rows)  # its configuration is in files that may change
     file = _file(experiment, target, prepared, num_rows)
     if file.exists():
-        return load(file.read_bytes())
+        return _read(file)
     told = _told(experiment, target, prepared, num_rows)
     if told is not None:
         return told
@@ -118,36 +118,43 @@ def _told(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows
 @lru_cache(maxsize=4)
 def _proven(files: tuple[Path, ...]) -> Growth | None:
     """Return how what the first two files hold grows, if that tells what the third holds."""
-    first, second, third = zip(KNOWN_SIZES, (load(file.read_bytes()) for file in files), strict=True)
+    first, second, (size, timeline) = zip(KNOWN_SIZES, map(_read, files), strict=True)
     growth = growth_of(first, second)
-    told = None if growth is None else growth.told(third[0])
-    return growth if told is not None and same_memory(told, third[1]) else None
+    return growth if growth is not None and same_memory(growth.told(size), timeline) else None
+
+
+@lru_cache(maxsize=len(KNOWN_SIZES))
+def _read(file: Path) -> Timeline:
+    return load(file.read_bytes())
 
 
 def _from_few_layers(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
     """Return the timeline of a deep model from those of two shallow ones, if that is proven.
 
-    It is where the least of the known micro-batch sizes, once it is in the cache, grows into what they tell; else where
-    they tell a third depth.
+    It is where the least of the known micro-batch sizes grows into what they tell, or where they tell a third depth.
     """
     num_layers = experiment.description.num_layers
     if num_layers is None:
         return None
     depths, times = _shallow_depths(experiment, num_layers)
-    size, least = experiment.micro_batch_size, KNOWN_SIZES[0]
-    file = _file_of_size(least, experiment, target, prepared, num_rows)
-    is_known = size > least and file.exists()
-    needed = depths[:2] if is_known else depths
-    if sum(needed) > LARGEST_SHARE * num_layers:
+    size, known = experiment.micro_batch_size, _known(experiment, target, prepared, num_rows)
+    largest = LARGEST_SHARE * num_layers
+    if sum(depths[:2] if known else depths) > largest:
         return None
-    first, second, *third = (record(experiment.with_layers(depth), target, prepared, num_rows) for depth in needed)
+    timelines = (record(experiment.with_layers(depth), target, prepared, num_rows) for depth in depths)
+    first, second = next(timelines), next(timelines)
     told = told_by_depths(first, second, times)
-    if told is None:
-        return None
-    if is_known:
-        return None if growth_of((least, load(file.read_bytes())), (size, told)) is None else told
-    told_third = told_by_depths(first, second, 2)
-    return told if told_third is not None and same_memory(told_third, *third) else None
+    if told is None or (known and growth_of(known, (size, told)) is not None):
+        return told
+    told_third = told_by_depths(first, second, 2) if sum(depths) <= largest else None
+    return told if told_third is not None and same_memory(told_third, next(timelines)) else None
+
+
+def _known(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Known | None:
+    """Return the least of the known micro-batch sizes, where it is in the cache and `experiment` has another one."""
+    least = KNOWN_SIZES[0]
+    file = _file_of_size(least, experiment, target, prepared, num_rows)
+    return (least, _read(file)) if experiment.micro_batch_size != least and file.exists() else None
 
 
 def _shallow_depths(experiment: Experiment, num_layers: int) -> tuple[tuple[int, int, int], int]:
@@ -187,10 +194,9 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
     rows = RepeatedRow(prepared.train, HOST if target.capability else device("cpu"), num_rows)
     build = _from_host if target.capability else on_device
     try:
-        with simulated(target):
-            timeline = record_lifetimes(
-                here, replace(prepared, train=rows), build=build, hidden=HiddenBytes(target.capability)
-            )
+        with simulated(target) as mode:
+            example, hidden = replace(prepared, train=rows), HiddenBytes(target.capability)
+            timeline = record_lifetimes(here, example, build=build, hidden=hidden, run=mode.run)
         return in_order(timeline)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise InvalidInputError(

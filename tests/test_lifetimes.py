@@ -43,7 +43,7 @@ def recorded(**settings: Any) -> tuple[Timeline, MemoryUse]:
 def test_its_peak_is_the_allocators(settings: dict[str, Any]) -> None:
     timeline, memory = recorded(**settings)
     assert memory.peak_allocated_bytes is not None
-    assert max(timeline.allocated_bytes()) == pytest.approx(
+    assert max(timeline.allocated_bytes) == pytest.approx(
         memory.peak_allocated_bytes, rel=0.001, abs=2 * 5056 + 64
     )  # the states of the random number generator that checkpoints keep, and what numbers in Python become
 
@@ -86,7 +86,7 @@ def test_checkpointing_leaves_fewer_activations_but_the_same_rest() -> None:
 def test_the_peak_taken_apart_adds_up() -> None:
     timeline, _ = recorded(micro_batch_size=4, precision="bf16")
     anatomy = at_peak(timeline)
-    assert anatomy.peak_bytes == max(timeline.allocated_bytes())
+    assert anatomy.peak_bytes == max(timeline.allocated_bytes)
     assert sum(anatomy.category_bytes.values()) == sum(anatomy.module_bytes.values()) == anatomy.peak_bytes
     assert anatomy.step == 1 and anatomy.phase in ("forward", "backward", "optimizer")
     sizes = [tensor.num_bytes for tensor in anatomy.largest]

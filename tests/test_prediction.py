@@ -15,7 +15,7 @@ from transformers import masking_utils
 
 from pipeline.contracts import Hardware, InvalidInputError, MemoryUse, StepRecord
 from pipeline.experiment import Experiment
-from pipeline.memory.affine import same_memory, told_by
+from pipeline.memory.affine import growth_of, same_memory
 from pipeline.memory.cards import find_card
 from pipeline.memory.lifetimes import Timeline
 from pipeline.models import causal_lm
@@ -143,7 +143,7 @@ def test_many_micro_batches_need_what_a_few_do(settings: dict[str, Any], target:
     prepared = experiment.read_corpus()
     short, whole = trace(experiment, target, prepared), record(experiment, target, prepared, 14)
     assert len(short.events) < len(whole.events)
-    difference = max(whole.allocated_bytes()) - max(short.allocated_bytes())
+    difference = max(whole.allocated_bytes) - max(short.allocated_bytes)
     assert 0 <= difference <= 4 * LARGEST_GROWTH_BYTES  # the losses of the four that were not run
 
 
@@ -290,9 +290,9 @@ def test_sizes_that_do_not_grow_in_proportion_are_not_told() -> None:
     experiment = tiny(micro_batch_size=2)
     prepared = experiment.read_corpus()
     small, large = (trace(tiny(micro_batch_size=size), CPU, prepared) for size in (2, 4))
-    told = told_by((2, small), (4, large), 3)
-    assert told is not None and same_memory(told, trace(tiny(micro_batch_size=3), CPU, prepared))
+    growth = growth_of((2, small), (4, large))
+    assert growth is not None and same_memory(growth.told(3), trace(tiny(micro_batch_size=3), CPU, prepared))
     odd = replace(large.lives[-1], num_bytes=large.lives[-1].num_bytes + 1)
-    assert told_by((2, small), (4, replace(large, lives=(*large.lives[:-1], odd))), 3) is None
-    assert told_by((2, small), (4, replace(large, events=large.events[:-1])), 3) is None
-    assert told_by((2, small), (4, trace(tiny(precision="bf16"), CPU, prepared)), 3) is None
+    assert growth_of((2, small), (4, replace(large, lives=(*large.lives[:-1], odd)))) is None
+    assert growth_of((2, small), (4, replace(large, events=large.events[:-1]))) is None
+    assert growth_of((2, small), (4, trace(tiny(precision="bf16"), CPU, prepared))) is None

@@ -13,31 +13,23 @@ Known = tuple[int, Timeline]
 class Growth:
     """What two micro-batch sizes say of all others."""
 
-    low: int
-    """The smaller of the two sizes."""
-    small: Timeline
+    size: int
+    """The first of the two."""
+    timeline: Timeline
     """Its timeline."""
-    difference: int
-    """Between the two sizes."""
-    growing: tuple[tuple[int, tuple[int, ...]], ...]
-    """Numbers of the lives that differ, and by how many bytes and how much in each dimension."""
-    more_flops: int
-    """By which the two differ."""
+    growing: tuple[tuple[int, int, tuple[int, ...]], ...]
+    """Number of each life that differs, and by how many bytes and how much in each dimension for one sequence."""
+    sequence_flops: int
+    """For one sequence."""
 
-    def told(self, size: int) -> Timeline | None:
-        """Return the timeline at micro-batch `size`; None where a size between the two would not be whole."""
-        lives = list(self.small.lives)
-        for number, growths in self.growing:
+    def told(self, size: int) -> Timeline:
+        """Return the timeline at micro-batch `size`."""
+        more, lives = size - self.size, list(self.timeline.lives)
+        for number, num_bytes, dimensions in self.growing:
             life = lives[number]
-            grown = []
-            for value, growth in zip((life.num_bytes, *life.shape), growths, strict=True):
-                more, rest = divmod(growth * (size - self.low), self.difference)
-                if rest:
-                    return None
-                grown.append(value + more)
             lives[number] = Life(  # dataclasses.replace takes three times as long
-                num_bytes=grown[0],
-                shape=tuple(grown[1:]),
+                num_bytes=life.num_bytes + more * num_bytes,
+                shape=tuple([value + more * growth for value, growth in zip(life.shape, dimensions, strict=True)]),
                 dtype=life.dtype,
                 operator=life.operator,
                 module=life.module,
@@ -45,32 +37,31 @@ class Growth:
                 born=life.born,
                 died=life.died,
             )
-        flops, rest = divmod(self.more_flops * (size - self.low), self.difference)
-        return None if rest else replace(self.small, lives=tuple(lives), flops=self.small.flops + flops)
+        return replace(self.timeline, lives=tuple(lives), flops=self.timeline.flops + more * self.sequence_flops)
 
 
 def growth_of(first: Known, second: Known) -> Growth | None:
-    """Return how timelines grow from the first size to the second; None where these differ in more than their sizes."""
-    (low, small), (high, large) = first, second
-    if (small.events, small.spans) != (large.events, large.spans):
+    """Return how timelines grow from the first size to the second.
+
+    None where the two differ in more than their sizes, or where what one sequence makes of the difference is not whole:
+    nothing is rounded.
+    """
+    (size, timeline), (other_size, other_timeline) = first, second
+    if (timeline.events, timeline.spans) != (other_timeline.events, other_timeline.spans):
         return None
+    difference = other_size - size
     growing = []
-    for number, (one, other) in enumerate(zip(small.lives, large.lives, strict=True)):
+    for number, (one, other) in enumerate(zip(timeline.lives, other_timeline.lives, strict=True)):
         if len(one.shape) != len(other.shape) or _besides(one) != _besides(other):
             return None
         growths = (other.num_bytes - one.num_bytes, *(b - a for a, b in zip(one.shape, other.shape, strict=True)))
         if any(growths):
-            growing.append((number, growths))
-    return Growth(low, small, high - low, tuple(growing), large.flops - small.flops)
-
-
-def told_by(first: Known, second: Known, size: int) -> Timeline | None:
-    """Return the timeline at micro-batch `size`; None where the two differ in more than their sizes.
-
-    Nothing is rounded: None too where a size between the two would not be whole.
-    """
-    growth = growth_of(first, second)
-    return None if growth is None else growth.told(size)
+            if any(growth % difference for growth in growths):
+                return None
+            num_bytes, *dimensions = (growth // difference for growth in growths)
+            growing.append((number, num_bytes, tuple(dimensions)))
+    flops, rest = divmod(other_timeline.flops - timeline.flops, difference)
+    return None if rest else Growth(size, timeline, tuple(growing), flops)
 
 
 def in_order(timeline: Timeline) -> Timeline:
@@ -83,7 +74,10 @@ def in_order(timeline: Timeline) -> Timeline:
         run = list(together)
         events += sorted(run, reverse=True) if dead else run
     died = {-1 - event: number for number, event in enumerate(events) if event < 0}
-    lives = tuple(replace(life, died=died.get(number)) for number, life in enumerate(timeline.lives))
+    lives = tuple(
+        life if life.died == died.get(number) else replace(life, died=died[number])
+        for number, life in enumerate(timeline.lives)
+    )
     return replace(timeline, lives=lives, events=tuple(events))
 
 

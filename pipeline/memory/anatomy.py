@@ -53,7 +53,7 @@ class Course:
 
 def at_peak(timeline: Timeline) -> Anatomy:
     """Take the peak of everything recorded apart; something must have been recorded."""
-    allocated = timeline.allocated_bytes()
+    allocated = timeline.allocated_bytes
     event = max(range(len(allocated)), key=allocated.__getitem__)
     span, alive = timeline.span_of(event), timeline.alive(event)
     last = max(alive, key=lambda life: life.born)

@@ -7,7 +7,6 @@ that they come from are named in brackets.
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
-from itertools import count
 
 MIB = 2**20
 MIN_BLOCK_BYTES = 512
@@ -20,8 +19,6 @@ LARGE_SEGMENT_BYTES = 20 * MIB
 """The same in the large pool (kLargeBuffer, in newer versions the default of large_segment_size)."""
 ADDRESS_SPACE_BYTES = LARGE_SEGMENT_BYTES * 2**40
 """Addresses of one pool: more than any device has, and a multiple of every page size. Real addresses are below it."""
-
-_serials = count()
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +35,6 @@ class Block:
     previous: "Block | None" = field(default=None, repr=False)
     """The neighbour at lower addresses of the same segment."""
     next: "Block | None" = field(default=None, repr=False)
-    serial: int = field(default_factory=_serials.__next__, repr=False)
 
 
 class Pool(ABC):
@@ -49,8 +45,8 @@ class Pool(ABC):
         self.base_address = base_address
         self.unsplit_bytes = MIN_BLOCK_BYTES - 1
         """How much larger than its request a block may be without being split (should_split)."""
-        self.free: list[tuple[int, int, int, Block]] = []
-        """(size, address, serial number, block), sorted: the order of BlockComparatorSize."""
+        self.free: list[tuple[int, int, Block]] = []
+        """(size, address, block), sorted: the order of BlockComparatorSize."""
         self.unmapped: list[Block] = []
 
     @abstractmethod
@@ -79,12 +75,12 @@ class Pool(ABC):
 
     def keep(self, block: Block) -> None:
         """Add a block to the free ones."""
-        insort(self.free, (block.size_bytes, block.address, block.serial, block))
+        insort(self.free, (block.size_bytes, block.address, block))
 
     def drop(self, block: Block) -> None:
         """Take a block out of the list it is in."""
         if block.mapped:
-            del self.free[bisect_left(self.free, (block.size_bytes, block.address, block.serial))]
+            del self.free[bisect_left(self.free, (block.size_bytes, block.address))]
         else:
             self.unmapped.remove(block)
 

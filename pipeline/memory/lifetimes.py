@@ -6,9 +6,11 @@ allocates inside itself is not seen; it can be told of it.
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Any, Self
 
 import torch
@@ -81,13 +83,11 @@ class Timeline:
         """Return the number of forward and backward passes."""
         return sum(span.phase == "backward" for span in self.spans)
 
+    @cached_property
     def allocated_bytes(self) -> list[int]:
         """Return the bytes alive after each event."""
-        alive, totals = 0, []
-        for event in self.events:
-            alive += self.lives[event].num_bytes if event >= 0 else -self.lives[-1 - event].num_bytes
-            totals.append(alive)
-        return totals
+        sizes = [life.num_bytes for life in self.lives]
+        return list(accumulate([sizes[event] if event >= 0 else -sizes[-1 - event] for event in self.events]))
 
     def alive(self, event: int) -> list[Life]:
         """Return what lives after event number `event`."""
@@ -107,13 +107,22 @@ def nothing_hidden(*_: object) -> Iterable[tuple[int, bool]]:
     return ()
 
 
+Run = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
+"""(operator, its arguments) -> what it makes of them."""
+
+
+def passed_on(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Let torch's dispatcher run an operator."""
+    return func(*args, **kwargs)
+
+
 class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records births and deaths on one kind of device while it is active; enter it before the model is built."""
 
-    def __init__(self, device: torch.device, hidden: Hidden = nothing_hidden) -> None:
+    def __init__(self, device: torch.device, hidden: Hidden = nothing_hidden, run: Run = passed_on) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         learn()
-        self._device_type, self._hidden = device.type, hidden
+        self._device_type, self._hidden, self._run = device.type, hidden, run
         self._lives: list[Life] = []
         self._by_storage: dict[int, int] = {}
         self._guards: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -176,16 +185,17 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the operator, and note the storages that it made."""
         if func is ASKS_DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
+        kwargs = kwargs or {}
         for_now = []
         for num_bytes, kept in self._hidden(func, args):
             number = self._begin(num_bytes, (num_bytes,), torch.uint8, f"inside {_name(func)}", "temporary")
             for_now += [] if kept else [number]
         written_over = is_written_over(func, args)
-        result = func(*args, **(kwargs or {}))
-        self._flops += operations_of(func, args, kwargs or {}, result)
+        result = self._run(func, args, kwargs)
+        self._flops += operations_of(func, args, kwargs, result)
         if written_over:
             self._hand_over(args[0])
-        for tensor in tree_leaves(result):
+        for tensor in (result,) if isinstance(result, Tensor) else tree_leaves(result):
             if isinstance(tensor, Tensor) and tensor.device.type == self._device_type:
                 self._note(tensor, func)
         for number in for_now:

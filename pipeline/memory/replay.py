@@ -1,11 +1,13 @@
 """Events of memory, and what the simulated allocator comes to on a sequence of them."""
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from pipeline.memory.allocator import CachingAllocator
 from pipeline.memory.blocks import Block
+from pipeline.memory.lifetimes import Timeline
 
 
 class Allocation(NamedTuple):
@@ -61,6 +63,36 @@ def replay(
             allocator.free(live.pop(event.identifier))
         else:
             allocator.empty_cache()
+    return _peaks(allocator)
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Allocations and frees alone, in little space and replayed in little time."""
+
+    sizes: "array[int]"
+    """Bytes of each storage."""
+    events: "array[int]"
+    """n for the birth of storage n, -1 - n for its death."""
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> Self:
+        """Return what a timeline asks for."""
+        return cls(array("q", [life.num_bytes for life in timeline.lives]), array("q", timeline.events))
+
+    def replay(self, *, cap_bytes: int | None = None, expandable_segments: bool = False) -> AllocatorPeaks:
+        """Return the peaks that an empty allocator reaches on them, or raise as the function of this name does."""
+        allocator = CachingAllocator(cap_bytes=cap_bytes, expandable_segments=expandable_segments)
+        live: dict[int, Block] = {}
+        for event in self.events:
+            if event >= 0:
+                live[event] = allocator.allocate(self.sizes[event])
+            else:
+                allocator.free(live.pop(-1 - event))
+        return _peaks(allocator)
+
+
+def _peaks(allocator: CachingAllocator) -> AllocatorPeaks:
     return AllocatorPeaks(
         peak_allocated_bytes=allocator.peak_allocated_bytes,
         peak_reserved_bytes=allocator.peak_reserved_bytes,

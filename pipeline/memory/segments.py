@@ -38,7 +38,7 @@ class SegmentPool(Pool):
     def best_fit(self, size_bytes: int) -> Block | None:
         """Take the smallest free block, among equals the one at the lowest address (get_free_block)."""
         index = bisect_left(self.free, (size_bytes,))
-        return self.free.pop(index)[3] if index < len(self.free) else None
+        return self.free.pop(index)[2] if index < len(self.free) else None
 
     def grow(self, size_bytes: int, segment_address: int | None) -> tuple[Block, int]:
         """Return a new segment as one block; its address decides between blocks of one size (alloc_block)."""
@@ -49,7 +49,7 @@ class SegmentPool(Pool):
 
     def release(self) -> int:
         """Give back the segments without a live block: those whose free block has no neighbour."""
-        kept = [entry for entry in self.free if entry[3].previous or entry[3].next]
+        kept = [entry for entry in self.free if entry[2].previous or entry[2].next]
         released_bytes = sum(entry[0] for entry in self.free) - sum(entry[0] for entry in kept)
         self.free = kept
         return released_bytes
@@ -70,9 +70,9 @@ class ExpandablePool(Pool):
         index = bisect_left(self.free, (size_bytes,))
         if index == len(self.free):
             return None
-        while index + 1 < len(self.free) and _reach(self.free[index + 1][3]) < _reach(self.free[index][3]):
+        while index + 1 < len(self.free) and _reach(self.free[index + 1][2]) < _reach(self.free[index][2]):
             index += 1
-        return self.free.pop(index)[3]
+        return self.free.pop(index)[2]
 
     def grow(self, size_bytes: int, segment_address: int | None) -> tuple[Block, int]:
         """Map pages where the lowest room is, if possible behind a free block (try_allocate_expandable_block)."""
@@ -88,7 +88,7 @@ class ExpandablePool(Pool):
 
     def release(self) -> int:
         """Unmap the whole pages of every free block; what is left of it at its ends stays free (unmap_block)."""
-        return sum(self._unmap(block) for _, _, _, block in list(self.free))
+        return sum(self._unmap(block) for _, _, block in list(self.free))
 
     def _lowest_room(self, size_bytes: int) -> Block:
         """Return the first of a row of blocks without a live one that has `size_bytes` (find_expandable_block)."""

@@ -3,20 +3,19 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from pipeline.contracts import Hardware
 from pipeline.simulation.cuda import cuda_operators
 from pipeline.simulation.patches import without_numbers
+from pipeline.simulation.remembered import RememberingFakeTensorMode
 
 
 @contextmanager
-def simulated(target: Hardware) -> Iterator[None]:
+def simulated(target: Hardware) -> Iterator[RememberingFakeTensorMode]:
     """Make tensors without numbers, as `target` would hold them; whatever happens, the process is as before."""
     operators = cuda_operators(target.capability) if target.capability else nullcontext()
     with (
         without_numbers(counts_host_memory=target.kind == "cpu"),
         operators,
-        FakeTensorMode(allow_non_fake_inputs=True),
+        RememberingFakeTensorMode() as mode,
     ):
-        yield
+        yield mode
