@@ -12,9 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from pipeline.entries import entry_points
 from pipeline.environment import environment
 from pipeline.memory.device import find_device
-from pipeline.variants import entry_points
 
 ROOT = Path(__file__).parent.parent
 SHOWN = (

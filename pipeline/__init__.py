@@ -23,6 +23,7 @@ Floors; a module imports only from floors below its own, and the members of a fa
     owner                           which process something belongs to, and whether it is gone
     crew                            processes that work on many things side by side
     processes  loading  files       fresh processes, and what they have loaded; where files are kept, and how written
+    entries                         the names of the entry points
     contracts                       the shapes that all floors agree on
 """
 

@@ -1,6 +1,10 @@
 """`python -m pipeline ENTRY --setting value ...`."""
 
 import gc
+import sys
+
+from pipeline.entries import entry_points
+from pipeline.processes import start_server
 
 OBJECTS_BEFORE_A_LOOK = 100_000
 """How many objects may be made before the garbage collector looks for cycles among them."""
@@ -9,6 +13,8 @@ OBJECTS_BEFORE_A_LOOK = 100_000
 def run() -> int:
     """Run the command line; return its exit code."""
     gc.set_threshold(OBJECTS_BEFORE_A_LOOK)  # what is loaded stays: looking through it again and again takes a second
+    if sys.argv[1:2] and sys.argv[1] in entry_points() and not {"-h", "--help"} & set(sys.argv):
+        start_server()  # it loads torch and transformers beside this process, which loads them now
     from pipeline.cli import main
 
     code = main()

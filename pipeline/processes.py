@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -25,6 +26,15 @@ def start_server() -> None:
     from multiprocessing.forkserver import ensure_running
 
     ensure_running()
+
+
+def stop_server() -> None:
+    """End the server, where nobody will ask it for a process; it would go on loading after this process's end."""
+    from multiprocessing.forkserver import _forkserver
+
+    number = getattr(_forkserver, "_forkserver_pid", None)
+    if number is not None:
+        os.kill(number, signal.SIGKILL)
 
 
 @contextlib.contextmanager

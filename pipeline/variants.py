@@ -9,13 +9,9 @@ import yaml
 from pydantic import model_validator
 
 from pipeline.contracts import InvalidInputError, Settings
+from pipeline.entries import FOLDER
 from pipeline.experiment import Experiment, make_experiment
 from pipeline.settings import AllSettings, dotted, merged, nested, validate
-
-FOLDER = Path(__file__).parent.parent / "experiments"
-"""The entry points' YAML files."""
-SINGLE = ("main", "profiling")
-"""Entry points that run the one configuration of the file `config`."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +69,6 @@ class PlanSettings(Settings):
     """What the entry point answers."""
     comparisons: dict[str, ComparisonSettings]
     """By name, the variants to run."""
-
-
-def entry_points() -> list[str]:
-    """Return the names of all entry points: those of one configuration, and each file of experiments/."""
-    return [*SINGLE, *sorted(file.stem for file in FOLDER.glob("*.yaml"))]
 
 
 def load_plan(entry: str, overrides: Mapping[str, Any]) -> Plan:

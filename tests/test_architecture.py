@@ -8,7 +8,7 @@ from conftest import ROOT
 
 FLOORS = [
     ("contracts",),
-    ("processes", "loading", "files"),
+    ("processes", "loading", "files", "entries"),
     ("crew",),
     ("sequences", "memory", "metrics", "owner", "user_code"),
     ("text", "simulation"),

@@ -14,7 +14,7 @@ from finished import Done
 from mlflow.entities import Run
 from project import Project
 
-from pipeline.variants import FOLDER, SINGLE, entry_points
+from pipeline.entries import FOLDER, SINGLE, entry_points
 
 SUMMARY = {
     "peak_allocated_mib",

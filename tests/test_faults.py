@@ -12,8 +12,8 @@ from finished import SETTINGS
 from processes import started, wait_for
 from project import SMALL, Project, as_words
 
+from pipeline.entries import entry_points
 from pipeline.tracking.journal import NAME
-from pipeline.variants import entry_points
 
 MANY = "100000"
 """Optimizer steps that no test waits for."""

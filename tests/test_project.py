@@ -12,8 +12,9 @@ from conftest import ROOT
 
 from pipeline.cli import OWN_SETTINGS, parse, settings_of
 from pipeline.contracts import Settings
+from pipeline.entries import FOLDER, SINGLE, entry_points
 from pipeline.settings import TECHNIQUES, dotted, merged, nested
-from pipeline.variants import FOLDER, SINGLE, entry_points, read_yaml
+from pipeline.variants import read_yaml
 
 MLPROJECT = yaml.safe_load((ROOT / "MLproject").read_text())
 DECLARED = [

@@ -13,6 +13,7 @@ from rich.progress import track
 
 from pipeline.context import context_bytes_of
 from pipeline.contracts import Hardware, InvalidInputError
+from pipeline.entries import FOLDER
 from pipeline.environment import environment
 from pipeline.experiment import AUTO_MODEL, Experiment, make_experiment
 from pipeline.memory.anatomy import Anatomy
@@ -28,7 +29,7 @@ from pipeline.report.planned import PlannedRow
 from pipeline.settings import RunSettings, dotted, merged, nested, validate
 from pipeline.space import Choice, Space, read_space
 from pipeline.tracking.parent import open_parent
-from pipeline.variants import FOLDER, read_yaml
+from pipeline.variants import read_yaml
 
 HALF_FORMATS = ("fp16", "bf16")
 

@@ -1,5 +1,6 @@
 """What a search proves beside its answer: the bound that it has reached, what it left out and why, and the checks."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,10 +49,10 @@ class Certificate:
     @property
     def in_words(self) -> str:
         """The certificate as a sentence."""
-        unfit = sum(one.reason == UNFIT for one in self.unmeasured)
-        told = f"{self.num_measured} measured, {unfit} predicted not to fit"
-        slower = len(self.unmeasured) - unfit
-        told += f", {slower} predicted not to be faster" if self.bound is not None and slower else ""
+        counts = Counter(one.reason for one in self.unmeasured)
+        told = f"{self.num_measured} measured, {counts[UNFIT]} {UNFIT}"
+        told += f", {counts[SLOWER]} {SLOWER}" if counts[SLOWER] else ""
+        told += f", {counts[NOT_REACHED]} left when the search ended" if counts[NOT_REACHED] else ""
         if not self.holds:
             return (
                 f"No certificate: the law of time leaves {100 * self.law_is_off:.0f} % over, so Optuna's TPE went on "

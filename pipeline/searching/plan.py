@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.contracts import InvalidInputError
+from pipeline.entries import FOLDER
 from pipeline.environment import environment
 from pipeline.experiment import Experiment, make_experiment
 from pipeline.memory.device import find_device
@@ -15,7 +16,7 @@ from pipeline.searching.choose import naive_choices
 from pipeline.searching.settings import SearchSettings
 from pipeline.settings import TECHNIQUES, AllSettings, RunSettings, dotted, merged, nested, validate
 from pipeline.space import Choice, Space, read_space
-from pipeline.variants import FOLDER, read_yaml
+from pipeline.variants import read_yaml
 
 AUTO_BUDGET = {"cuda": "80%", "cpu": "256MiB"}
 NOT_PART_OF_IDENTITY = ("output", "dataset_size", "time_limit", "accumulation_steps")

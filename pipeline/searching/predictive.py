@@ -83,7 +83,7 @@ def look_ahead(candidates: Sequence[Candidate], measured: Measured, rules: Rules
     """Return what to measure next, and the bound that holds if nothing more is measured."""
     probability_N = memory_model.probability_of_fit(candidates, measured.peak_bytes, rules.budget_bytes, rules.kind)
     eligible = frozenset(np.flatnonzero(probability_N >= rules.fit_confidence).tolist())
-    time = time_model.fit(candidates, measured.log_seconds)
+    time = time_model.fit(candidates, measured.log_seconds, rules.kind)
     mean_N = time.belief.mean_N
     belief = time.belief.given({number: float(mean_N[number]) for number in measured.running})
     rivals = _rivals(candidates, measured, rules.whole_front)

@@ -33,7 +33,8 @@ RATE = (0.0, 12.0)
 """Mean and standard deviation of the logarithm of the seconds of a sequence: any device."""
 SPEEDUP = {"fp32": (0.0, 0.1)}
 """Of a precision's rate against the shared one; those that are not named:"""
-OTHER_SPEEDUP = (-0.5, 0.5)
+OTHER_SPEEDUP = {"cuda": (-0.5, 0.5), "cpu": (0.0, 0.5)}
+"""By kind of device: a processor spends on casts what narrower products save."""
 OVERHEAD = {"fp32": (0.0, 0.1)}
 """Of a precision's fixed cost of a pass against the shared one; those that are not named:"""
 OTHER_OVERHEAD = (0.0, 1.0)
@@ -48,6 +49,8 @@ class Law:
     """The law for a list of candidates; parameters are logarithms: rate, speed-ups, fixed, launch, update."""
 
     candidates: Sequence[Candidate]
+    kind: str
+    """Of device: cpu or cuda."""
 
     @property
     def precisions(self) -> list[str]:
@@ -57,7 +60,7 @@ class Law:
     @property
     def prior(self) -> tuple[Vector, Vector]:
         """Return mean and standard deviation of the parameters before anything is measured."""
-        speedups = [SPEEDUP.get(name, OTHER_SPEEDUP) for name in self.precisions]
+        speedups = [SPEEDUP.get(name, OTHER_SPEEDUP[self.kind]) for name in self.precisions]
         overheads = [OVERHEAD.get(name, OTHER_OVERHEAD) for name in self.precisions]
         pairs = np.array([RATE, *speedups, *overheads, FIXED, LAUNCH, UPDATE])
         return pairs[:, 0], pairs[:, 1]
@@ -89,9 +92,9 @@ class TimeFit:
     """Root mean square of what the fitted law alone leaves over, as a share; 0 where nothing is measured."""
 
 
-def fit(candidates: Sequence[Candidate], measured: Mapping[int, float]) -> TimeFit:
-    """Return what is believed of every candidate after measuring some: their number -> log seconds per token."""
-    law, smooth_NN = Law(candidates), _smooth(candidates)
+def fit(candidates: Sequence[Candidate], measured: Mapping[int, float], kind: str = "cpu") -> TimeFit:
+    """Return what is believed of every candidate on a kind of device after measuring some: log seconds per token."""
+    law, smooth_NN = Law(candidates, kind), _smooth(candidates)
     mean, deviation = law.prior
     known = list(measured)
     parameters = _fit(law, known, np.array([measured[number] for number in known]), OFF**2 * smooth_NN)
