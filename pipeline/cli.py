@@ -11,16 +11,13 @@ from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 from rich.console import Console
 
 from pipeline.contracts import InvalidInputError, Settings
-from pipeline.entries import SINGLE, entry_points
+from pipeline.entries import INTERRUPTED, SINGLE, entry_points
 from pipeline.planning.settings import PlanSettings
-from pipeline.processes import start_server, stop_server
+from pipeline.processes import start_server
 from pipeline.searching.settings import SearchSettings
 from pipeline.settings import AllSettings, unknown_setting
 from pipeline.tools import TOOLS, use
 from pipeline.variants import load_plan, load_single
-
-INTERRUPTED = 130
-"""Exit code of a shell's Ctrl-C: 128 + SIGINT."""
 
 WIDTH_OF_FILES = 120
 """Columns of the tables where no terminal says how wide it is."""
@@ -57,7 +54,6 @@ def main(argv: list[str] | None = None) -> int:
             raise InvalidInputError(f"no entry point is called {entry!r}; the entry points are {names}")
         return _run(entry, parse(entry, rest))
     except InvalidInputError as error:
-        stop_server()
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 2
     except KeyboardInterrupt:

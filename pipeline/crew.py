@@ -9,8 +9,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
 from pipeline.contracts import InvalidInputError
-from pipeline.loading import loaded
-from pipeline.processes import CONTEXT, without_main
+from pipeline.processes import CONTEXT, loaded, without_main
 
 
 class CrewError(RuntimeError):

@@ -16,8 +16,7 @@ import torch
 
 from pipeline.contracts import Finished, MemoryUse, Outcome, Prepared, Result, StepRecord
 from pipeline.experiment import Experiment
-from pipeline.loading import loaded
-from pipeline.processes import CONTEXT, without_main
+from pipeline.processes import CONTEXT, loaded, without_main
 from pipeline.train import DivergedError, train
 
 OUT_OF_MEMORY_TEXTS = (

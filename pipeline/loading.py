@@ -1,15 +1,9 @@
-"""Loading without looking for garbage: what is loaded stays, and looking through it again and again takes a second.
+"""What the process that others are forked from does before it loads anything; nobody else imports this.
 
-Importing this switches Python's collector off, in a process that loads for others and then is forked; each of these
-calls loaded(). Python's documentation of gc.freeze gives the recipe.
+What is loaded stays, and looking through it for garbage again and again takes a second: so the collector is off until
+`processes.loaded` is called in what was forked (the recipe of gc.freeze's documentation).
 """
 
 import gc
 
 gc.disable()
-
-
-def loaded() -> None:
-    """Look for garbage from here on, but never in what has been loaded."""
-    gc.freeze()
-    gc.enable()

@@ -1,6 +1,7 @@
 """Fresh processes: forked from a server that has loaded what they need, and nothing of who asks for them."""
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -22,19 +23,34 @@ CONTEXT.set_forkserver_preload(LOADED)
 
 
 def start_server() -> None:
-    """Begin to load torch and transformers in the process that the runs are forked from, without waiting for it."""
-    from multiprocessing.forkserver import ensure_running
+    """Begin to load torch and transformers in the process that the runs are forked from, without waiting for it.
 
-    ensure_running()
+    Ctrl-C, which reaches the whole group, is this process's to answer: the server inherits a mask that blocks it.
+    """
+    from multiprocessing import forkserver, resource_tracker
+
+    resource_tracker.ensure_running()  # where the server did it, it would take the mask away
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def stop_server() -> None:
-    """End the server, where nobody will ask it for a process; it would go on loading after this process's end."""
+    """End the server, if there is one; it would go on loading after this process's end."""
     from multiprocessing.forkserver import _forkserver
 
     number = getattr(_forkserver, "_forkserver_pid", None)
     if number is not None:
         os.kill(number, signal.SIGKILL)
+        _forkserver._stop()  # type: ignore[attr-defined]
+
+
+def loaded() -> None:
+    """Look for garbage from here on, in a process that was forked, but never in what has been loaded."""
+    gc.freeze()
+    gc.enable()
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ LARGEST_GROWTH_BYTES = 1024
 """What a further micro-batch may leave behind in a steady step: the value of its loss."""
 LARGEST_SHARE = 0.8
 """Of a model's layers: what the shallower models may have together, if they are to be run in its place."""
+SIMULATION = Path(__file__).parent / "simulation"
 NO_MATTER = """
     device seed num_steps timing_warmup_steps learning_rate learning_rate_scaling base_batch_size
     learning_rate_warmup_steps learning_rate_schedule weight_decay eval_steps gradient_underflow dataset_size budget
@@ -151,10 +152,10 @@ def _from_few_layers(experiment: Experiment, target: Hardware, prepared: Prepare
 
 
 def _known(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Known | None:
-    """Return the least of the known micro-batch sizes, where it is in the cache and `experiment` has another one."""
+    """Return the least of the known micro-batch sizes, where it is in the cache and `experiment` has a greater one."""
     least = KNOWN_SIZES[0]
     file = _file_of_size(least, experiment, target, prepared, num_rows)
-    return (least, _read(file)) if experiment.micro_batch_size != least and file.exists() else None
+    return (least, _read(file)) if experiment.micro_batch_size > least and file.exists() else None
 
 
 def _shallow_depths(experiment: Experiment, num_layers: int) -> tuple[tuple[int, int, int], int]:
@@ -217,9 +218,11 @@ def _from_host(experiment: Experiment, prepared: Prepared) -> Trainable:
 
 
 def _who_asked(error: BaseException) -> str:
-    """Return the function outside of torch that asked for a tensor's value, and its line."""
+    """Return the function outside of torch, and of what stands in for it, that asked for a tensor's value."""
     frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename and f.name[:2] != "__"
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "/torch/" not in frame.filename and frame.name[:2] != "__" and Path(frame.filename).parent != SIMULATION
     ]
     return f"{frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})"
 

@@ -15,7 +15,7 @@ from conftest import ROOT, tiny
 from pipeline.contracts import Hardware, InvalidInputError
 from pipeline.crew import Crew, CrewError
 from pipeline.predict import predict_all
-from pipeline.processes import num_cores
+from pipeline.processes import num_cores, stop_server
 
 CPU = Hardware(kind="cpu", name="a processor", memory_bytes=2**34, capability=None)
 
@@ -46,6 +46,20 @@ def test_what_was_loaded_is_not_looked_through_for_garbage_but_all_else_is() -> 
     with Crew(collector, 1) as crew:
         [(_, (is_enabled, num_frozen))] = crew.do([0])
     assert is_enabled and num_frozen > 100_000
+
+
+def test_a_program_that_imports_the_project_keeps_its_collector() -> None:
+    code = "import gc, pipeline.predict, pipeline.searching.job; assert gc.isenabled()"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_a_server_that_was_stopped_is_started_again() -> None:
+    for _ in range(2):
+        stop_server()
+        with Crew(square, 1) as crew:
+            assert dict(crew.do([3]))[0][0] == 9
+    stop_server()
+    stop_server()
 
 
 def test_a_mistake_arrives_as_it_is() -> None:

@@ -159,6 +159,18 @@ def test_one_failed_variant_does_not_stop_the_others(project: Project) -> None:
     assert set(statuses.values()) == {"FINISHED"} and len(statuses) == 7
 
 
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_stopped_while_it_loads_ends_at_once(kind: signal.Signals, project: Project) -> None:
+    with started(project, "python", "-m", "pipeline", "main") as process:
+        wait_for(lambda: psutil.Process(process.pid).children(), "the server of processes")
+        family = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, kind) if kind is signal.SIGINT else process.send_signal(kind)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and err.splitlines() == ["interrupted: nothing was begun"], err
+    wait_for(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), "the end of its processes")
+    assert not (project.folder / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("entry", "way"),
     [

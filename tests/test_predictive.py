@@ -120,7 +120,7 @@ def test_measuring_narrows_what_is_believed(numbers: list[int], noise: float) ->
 def test_the_law_is_found_from_a_few_probes(launch: float) -> None:
     seconds = lawful(launch=launch)
     probes = [0, 1, 7, 12, 14, 19, 24, 30, 31]
-    fit = time_model.fit(CANDIDATES, measured(seconds, probes, 10**12).log_seconds)
+    fit = time_model.fit(CANDIDATES, measured(seconds, probes, 10**12).log_seconds, "cpu")
     predicted = np.exp(fit.belief.mean_N) * BATCH * TOKENS
     truth = np.array([seconds(candidate) for candidate in CANDIDATES])
     assert np.median(np.abs(predicted / truth - 1)) < 0.04

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from pipeline.contracts import Hardware
 from pipeline.memory.affine import same_memory
 from pipeline.memory.cards import find_card
+from pipeline.memory.lifetimes import LifetimeRecorder, passed_on
 from pipeline.simulation.remembered import RememberingFakeTensorMode, forget
 from pipeline.trace import record
 
@@ -28,6 +29,15 @@ RUNS: list[dict[str, Any]] = [
 ]
 
 
+class ForgetfulFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Torch's own, to be used in the place of the one that remembers."""
+
+    run = staticmethod(passed_on)
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+
+
 @pytest.mark.parametrize("target", [CPU, find_card("t4"), find_card("h200")], ids=["cpu", "t4", "h200"])
 @pytest.mark.parametrize("settings", RUNS, ids=lambda case: "-".join(map(str, case.values()))[:60])
 def test_a_run_is_the_same_with_and_without_memory(
@@ -39,9 +49,7 @@ def test_a_run_is_the_same_with_and_without_memory(
     run = partial(record, experiment, target, experiment.read_corpus(), experiment.effective_batch_size)
     forget()
     remembering, again = run(), run()
-    monkeypatch.setattr(
-        "pipeline.simulation.target.RememberingFakeTensorMode", partial(FakeTensorMode, allow_non_fake_inputs=True)
-    )
+    monkeypatch.setattr("pipeline.simulation.target.RememberingFakeTensorMode", ForgetfulFakeTensorMode)
     plain = run()
     assert same_memory(remembering, plain)
     assert same_memory(again, plain)
@@ -72,6 +80,9 @@ CALLS: list[Callable[[Tensor], Any]] = [
     lambda x: x.real.as_strided((2,), (1,), 1),
     lambda x: x.size(0),
     lambda x: torch.tensor(1.5) * x,
+    lambda x: torch.cat([x, x], out=torch.empty(0)),
+    lambda x: torch.mul(x, 2, out=torch.empty(2, 3)),
+    lambda x: torch.max(x, 1, out=(torch.empty(0), torch.empty(0, dtype=torch.int64))),
 ]
 
 
@@ -92,10 +103,23 @@ def looks(made: Any, argument: Tensor) -> list[object]:
 def test_what_is_remembered_is_what_running_makes(call: Callable[[Tensor], Any]) -> None:
     forget()
     seen = []
-    for mode in (FakeTensorMode(allow_non_fake_inputs=True), *(RememberingFakeTensorMode() for _ in range(2))):
+    for mode in (ForgetfulFakeTensorMode(), RememberingFakeTensorMode(), RememberingFakeTensorMode()):
         with mode:
             argument = tensor(2, 3)
             seen.append(looks(call(argument), argument))
+    assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=[str(number) for number in range(len(CALLS))])
+def test_a_recorder_notes_the_same_births(call: Callable[[Tensor], Any]) -> None:
+    forget()
+    seen = []
+    for mode in (ForgetfulFakeTensorMode(), RememberingFakeTensorMode(), RememberingFakeTensorMode()):
+        with mode, LifetimeRecorder(torch.device("cpu"), run=mode.run) as recorder:
+            argument = tensor(2, 3)
+            for _ in range(3):
+                call(argument)
+            seen.append([(life.num_bytes, life.operator, life.born, life.died) for life in recorder.timeline().lives])
     assert seen[0] == seen[1] == seen[2]
 
 

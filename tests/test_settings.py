@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pipeline.cli import parse, settings_of
 from pipeline.contracts import InvalidInputError
+from pipeline.entries import entry_points
 from pipeline.experiment import make_experiment
 from pipeline.settings import AllSettings, dotted, merged, nested, setting_names, validate
-from pipeline.variants import entry_points
 
 NAMES = st.text("abc", min_size=1, max_size=3)
 TREES = st.recursive(

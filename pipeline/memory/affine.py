@@ -75,7 +75,7 @@ def in_order(timeline: Timeline) -> Timeline:
         events += sorted(run, reverse=True) if dead else run
     died = {-1 - event: number for number, event in enumerate(events) if event < 0}
     lives = tuple(
-        life if life.died == died.get(number) else replace(life, died=died[number])
+        life if life.died is not None and life.died == died.get(number) else replace(life, died=died.get(number))
         for number, life in enumerate(timeline.lives)
     )
     return replace(timeline, lives=lives, events=tuple(events))

@@ -92,7 +92,7 @@ class TimeFit:
     """Root mean square of what the fitted law alone leaves over, as a share; 0 where nothing is measured."""
 
 
-def fit(candidates: Sequence[Candidate], measured: Mapping[int, float], kind: str = "cpu") -> TimeFit:
+def fit(candidates: Sequence[Candidate], measured: Mapping[int, float], kind: str) -> TimeFit:
     """Return what is believed of every candidate on a kind of device after measuring some: log seconds per token."""
     law, smooth_NN = Law(candidates, kind), _smooth(candidates)
     mean, deviation = law.prior

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 """Types of arguments and results that are all that they say."""
@@ -103,6 +104,8 @@ class RememberingFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call
                 _memory[call] = self._remembered(func, args, result)
             except UnknownError:
                 _memory[call] = None
+            if _call(func, args, kwargs) != call:  # it has changed the form of an argument
+                _memory[call] = None
         return result
 
     def _make(self, result: Result, args: Sequence[Any]) -> Any:
@@ -153,7 +156,7 @@ class RememberingFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call
             device=result.fake_device,
             offset=int(result.storage_offset()),
             source=next(sources, None),
-            attributes=dict(result.__dict__),
+            attributes={name: value for name, value in result.__dict__.items() if name != "fake_mode"},
         )
         again = self._tensor(made, args)
         if _all_of(again) != _all_of(result):
@@ -164,10 +167,17 @@ class RememberingFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call
 def _call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
     """Return an operator and the form of its arguments; None where there is more to them."""
     try:
-        forms = (*map(_form, args), *map(_form, kwargs.items()))
+        forms = (*map(_form, args), *map(_option, kwargs.items()))
     except UnknownError:
         return None
     return func, torch.get_default_dtype(), torch.is_inference_mode_enabled(), forms
+
+
+def _option(pair: tuple[str, Any]) -> object:
+    """Return what _form() does, of what is given by name; of a tensor there (`out`) the result may be a part."""
+    if any(isinstance(part, Tensor) for part in tree_leaves(pair[1])):
+        raise UnknownError
+    return _form(pair)
 
 
 def _form(arg: Any) -> object:
