@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_leaves
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 """Types of arguments and results that are all that they say."""
@@ -175,9 +174,10 @@ def _call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | N
 
 def _option(pair: tuple[str, Any]) -> object:
     """Return what _form() does, of what is given by name; of a tensor there (`out`) the result may be a part."""
-    if any(isinstance(part, Tensor) for part in tree_leaves(pair[1])):
+    name, value = pair
+    if any(isinstance(part, Tensor) for part in (value if isinstance(value, tuple | list) else (value,))):
         raise UnknownError
-    return _form(pair)
+    return name, _form(value)
 
 
 def _form(arg: Any) -> object:
