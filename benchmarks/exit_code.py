@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Callable
 
-from pipeline.cli import INTERRUPTED
 from pipeline.contracts import InvalidInputError
+from pipeline.entries import INTERRUPTED
 
 
 def exit_code_of(run: Callable[[], object]) -> int:

@@ -57,7 +57,7 @@ def experiment_of(**settings: Any) -> Experiment:
 
 
 def single(**settings: Any) -> tuple[float, float]:
-    """Return the seconds of processor time of a prediction, and of the same from the cache."""
+    """Return the seconds of processor time of a prediction, and of the same again."""
     experiment, card = experiment_of(**settings), find_card("h200")
     seconds = []
     empty_cache()

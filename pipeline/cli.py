@@ -13,7 +13,6 @@ from rich.console import Console
 from pipeline.contracts import InvalidInputError, Settings
 from pipeline.entries import INTERRUPTED, SINGLE, entry_points
 from pipeline.planning.settings import PlanSettings
-from pipeline.processes import start_server
 from pipeline.searching.settings import SearchSettings
 from pipeline.settings import AllSettings, unknown_setting
 from pipeline.tools import TOOLS, use
@@ -117,7 +116,6 @@ def _run(entry: str, given: dict[str, Any]) -> int:
         from pipeline.planning.job import make_plan
 
         return make_plan(given, console)
-    start_server()
     if entry == "search":
         from pipeline.searching.job import search
 

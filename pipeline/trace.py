@@ -38,6 +38,7 @@ LARGEST_GROWTH_BYTES = 1024
 LARGEST_SHARE = 0.8
 """Of a model's layers: what the shallower models may have together, if they are to be run in its place."""
 SIMULATION = Path(__file__).parent / "simulation"
+"""The folder of what stands in for torch: no function there asks for a value of its own accord."""
 NO_MATTER = """
     device seed num_steps timing_warmup_steps learning_rate learning_rate_scaling base_batch_size
     learning_rate_warmup_steps learning_rate_schedule weight_decay eval_steps gradient_underflow dataset_size budget

@@ -99,12 +99,8 @@ class RememberingFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call
             return self._make(known, args)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if call is not None and call not in _memory:
-            try:
-                _memory[call] = self._remembered(func, args, result)
-            except UnknownError:
-                _memory[call] = None
-            if _call(func, args, kwargs) != call:  # it has changed the form of an argument
-                _memory[call] = None
+            has_changed_an_argument = _call(func, args, kwargs) != call
+            _memory[call] = None if has_changed_an_argument else self._remembered(func, args, result)
         return result
 
     def _make(self, result: Result, args: Sequence[Any]) -> Any:
@@ -127,11 +123,16 @@ class RememberingFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call
         fake.__dict__.update(made.attributes, fake_mode=self)
         return fake
 
-    def _remembered(self, func: Any, args: Sequence[Any], result: Any) -> Result:
-        if any(tag in func.tags for tag in UNSTEADY):
-            raise UnknownError
+    def _remembered(self, func: Any, args: Sequence[Any], result: Any) -> Result | None:
+        """Return how to make `result` again; None where that is not known."""
+        try:
+            return None if any(tag in func.tags for tag in UNSTEADY) else self._taken_apart(args, result)
+        except UnknownError:
+            return None
+
+    def _taken_apart(self, args: Sequence[Any], result: Any) -> Result:
         if isinstance(result, tuple | list):
-            parts = tuple(self._remembered(func, args, part) for part in result)
+            parts = tuple(self._taken_apart(args, part) for part in result)
             return Several(list if isinstance(result, list) else tuple, parts)
         if isinstance(result, PLAIN):
             return Plain(result)
