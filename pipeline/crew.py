@@ -1,19 +1,21 @@
 """Processes that work on many things side by side: each takes the next task as soon as it is done with one."""
 
 import contextlib
+import pickle
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
-from pipeline.contracts import InvalidInputError
-from pipeline.processes import CONTEXT, loaded, without_main
+from pipeline.contracts import first_line
+from pipeline.processes import CONTEXT, has_server, loaded, without_main
 
 
 class CrewError(RuntimeError):
-    """A process of a crew ended in the middle of its work."""
+    """A process of a crew ended in the middle of its work, or with an error that cannot be sent."""
 
 
 Task = TypeVar("Task")
@@ -47,8 +49,8 @@ class Crew(Generic[Task, Done]):
         """Yield the number of each task and its result, as they are done; the tasks are begun in their order.
 
         Raises:
-            InvalidInputError: as the work does.
-            CrewError: a process has ended, by another error or by the system.
+            Exception: as the work does.
+            CrewError: a process has ended, or its error cannot be sent.
 
         """
         waiting = iter(enumerate(tasks))
@@ -64,7 +66,7 @@ class Crew(Generic[Task, Done]):
                     process = self._members[connection]
                     process.join()
                     raise CrewError(f"a process ended before its work did, exit code {process.exitcode}") from error
-                if isinstance(done, InvalidInputError):
+                if isinstance(done, Exception):
                     raise done
                 number = busy.pop(connection)
                 following = next(waiting, None)
@@ -72,6 +74,21 @@ class Crew(Generic[Task, Done]):
                     busy[connection], task = following
                     connection.send(task)
                 yield number, done
+
+
+def elsewhere(work: Callable[[Task], Done], task: Task) -> Done:
+    """Return what `work` makes of a task, in a process that has loaded what it needs; here, where no server has.
+
+    Raises:
+        Exception: as the work does.
+        CrewError: the process has ended, or its error cannot be sent.
+
+    """
+    if not has_server():
+        return work(task)
+    with Crew(work, 1) as crew:
+        [(_, done)] = crew.do([task])
+    return done
 
 
 def _serve(work: Callable[[Any], Any], connection: Connection) -> None:
@@ -84,6 +101,16 @@ def _serve(work: Callable[[Any], Any], connection: Connection) -> None:
             task = connection.recv()
             try:
                 done = work(task)
-            except InvalidInputError as error:
-                done = error
+            except Exception as error:  # whatever the work raises
+                done = _sendable(error)
             connection.send(done)
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return an error with its traceback as a note; one that does not survive the way, by its name and words."""
+    try:
+        sent: Exception = pickle.loads(pickle.dumps(error))  # noqa: S301  our own
+    except Exception:  # whatever its constructor, or what it holds, raises
+        sent = CrewError(f"{type(error).__name__}: {first_line(error)}")
+    sent.add_note("".join(traceback.format_exception(error)))
+    return sent

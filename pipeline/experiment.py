@@ -19,6 +19,7 @@ from pipeline.contracts import (
     Technique,
     first_line,
 )
+from pipeline.crew import elsewhere
 from pipeline.memory.budget import parse_budget
 from pipeline.memory.device import find_device, hardware_of, total_bytes
 from pipeline.settings import (
@@ -227,12 +228,16 @@ def _check_shape(model: Model, name: str) -> None:
     """Build the model without memory for its weights, so that a shape that cannot be is refused at once."""
     if name in model.names and model == type(model)():
         return  # a known shape; loading what would build it takes a second
-    description = model.describe(name)
     if getattr(model, "pretrained", False) or names_function(name):
         return  # its shape is that of its weights, or has been looked at
+    elsewhere(_build_shape, (model, name))
+
+
+def _build_shape(given: tuple[Model, str]) -> None:
+    model, name = given
     try:
         with torch.device("meta"):
-            model.build(name, description.vocabulary_size or 1)
+            model.build(name, model.describe(name).vocabulary_size or 1)
     except InvalidInputError:
         raise
     except Exception as error:  # whatever a model's code raises

@@ -17,11 +17,11 @@ from pipeline.memory.device import hardware_of
 from pipeline.memory.lifetimes import Timeline
 from pipeline.memory.replay import Requests
 from pipeline.metrics import MIB, Summary, summarize
-from pipeline.processes import num_cores
+from pipeline.processes import has_server, num_cores
 from pipeline.trace import trace, turn
 
-NUM_WORTH_PROCESSES = 32
-"""Experiments from which on it pays to start processes, which takes as long as predicting some of them."""
+NUM_WORTH_A_SERVER = 32
+"""Experiments from which on it pays to start processes that have to load what predicting needs."""
 NUM_IN_TASK = 40
 """Experiments that a process is given at once."""
 
@@ -112,7 +112,8 @@ def predict_all(
 ) -> Generator[tuple[int, Prediction], None, None]:
     """Yield the number of each experiment and its prediction, those first that tell others.
 
-    Where they are many they are predicted in `num_processes`, by default one a core, which end with the iterator.
+    Where it pays they are predicted in processes that end with the iterator, one a core. `num_processes` is how many;
+    with 0 this one does the work.
 
     Raises:
         InvalidInputError: as predict().
@@ -122,10 +123,12 @@ def predict_all(
         context_bytes = context_bytes_of(target)  # once, and not in a process of a crew, which may start no other
     options = {"expandable_segments": expandable_segments, "context_bytes": context_bytes}
     work = partial(_predict_these, target=target, options=options)
-    num_processes = num_processes or (num_cores() if len(experiments) >= NUM_WORTH_PROCESSES else 1)
+    if num_processes is None:
+        pays = has_server() or len(experiments) >= NUM_WORTH_A_SERVER
+        num_processes = min(num_cores(), len(experiments)) if pays else 0
     first, second, others = ([n for n, one in enumerate(experiments) if turn(one) == at] for at in range(3))
     rounds = [[[number] for number in first], [[number] for number in second], _alike(experiments, others)]
-    with Crew(work, num_processes) if num_processes > 1 else nullcontext() as crew:
+    with Crew(work, num_processes) if num_processes else nullcontext() as crew:
         for tasks in rounds:
             sent = [[experiments[number] for number in numbers] for numbers in tasks]
             done = crew.do(sent) if crew else ((number, work(task)) for number, task in enumerate(sent))
@@ -148,24 +151,34 @@ def _alike(experiments: Sequence[Experiment], numbers: Sequence[int]) -> list[li
     ]
 
 
-def summary(experiment: Experiment, result: Result) -> Summary:
+def summary(experiment: Experiment, result: Result, num_processes: int | None = None) -> Summary:
     """Return a run's summary metrics, the predicted peaks beside the measured ones, or a tag that says why not.
 
-    After Ctrl-C, when nobody waits for it, nothing is predicted.
+    After Ctrl-C, when nobody waits for it, nothing is predicted; `num_processes` is as for predict_all().
     """
     measured = summarize(result, experiment.effective_batch_size, experiment.settings.timing_warmup_steps)
     if result.outcome is Outcome.INTERRUPTED:
         return Summary(measured)
     try:
-        return Summary(measured | _prediction_metrics(experiment, measured, result.outcome))
+        prediction = _prediction_of(experiment, num_processes)
+        return Summary(measured | _prediction_metrics(prediction, measured, result.outcome))
     except Exception as error:  # whatever a model's code raises without numbers: a prediction never costs a measurement
         return Summary(measured, {"prediction": f"not possible: {type(error).__name__}: {first_line(error)}"})
 
 
-def _prediction_metrics(experiment: Experiment, measured: Mapping[str, float], outcome: Outcome) -> dict[str, float]:
+def _prediction_of(experiment: Experiment, num_processes: int | None) -> Prediction:
+    """Return the prediction of a run on this machine."""
+    [(_, prediction)] = predict_all(
+        [experiment.with_random_weights("cpu")],
+        hardware_of(experiment.device),
+        expandable_segments=uses_expandable_segments(),
+        num_processes=num_processes,
+    )
+    return prediction
+
+
+def _prediction_metrics(prediction: Prediction, measured: Mapping[str, float], outcome: Outcome) -> dict[str, float]:
     """Return what was predicted for a run as metrics, and how far that is from what it measured, if it completed."""
-    target = hardware_of(experiment.device)
-    prediction = predict(experiment.with_random_weights("cpu"), target, expandable_segments=uses_expandable_segments())
     figures = {"predicted_peak_allocated_mib": prediction.peak_allocated_bytes / MIB}
     if prediction.peak_reserved_bytes is not None:
         figures["predicted_peak_reserved_mib"] = prediction.peak_reserved_bytes / MIB

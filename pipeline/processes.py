@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
+from importlib import import_module
 from types import ModuleType
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -17,6 +19,8 @@ LOADED = [
     "pipeline.predict",
     "transformers.models.auto.modeling_auto",
     "transformers.modeling_utils",
+    "transformers.modeling_layers",
+    "transformers.masking_utils",
 ]
 """What training and prediction need, by the names of modules, in the order in which they are loaded."""
 CONTEXT.set_forkserver_preload(LOADED)
@@ -37,20 +41,49 @@ def start_server() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
+def has_server() -> bool:
+    """Whether that process has been started."""
+    return _server_number() is not None
+
+
 def stop_server() -> None:
     """End the server, if there is one; it would go on loading after this process's end."""
     from multiprocessing.forkserver import _forkserver
 
-    number = getattr(_forkserver, "_forkserver_pid", None)
+    number = _server_number()
     if number is not None:
         os.kill(number, signal.SIGKILL)
         _forkserver._stop()  # type: ignore[attr-defined]
+
+
+def _server_number() -> int | None:
+    """Return the number of the process, which multiprocessing keeps to itself."""
+    from multiprocessing.forkserver import _forkserver
+
+    number: int | None = getattr(_forkserver, "_forkserver_pid", None)
+    return number
 
 
 def loaded() -> None:
     """Look for garbage from here on, in a process that was forked, but never in what has been loaded."""
     gc.freeze()
     gc.enable()
+
+
+@contextlib.contextmanager
+def loading(module: str) -> Iterator[None]:
+    """Load a module while what is done inside waits for other processes; whoever imports it then learns how it went."""
+
+    def load() -> None:
+        with contextlib.suppress(Exception):
+            import_module(module)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 @contextlib.contextmanager

@@ -100,7 +100,7 @@ def test_a_run_of_another_device_or_corpus_is_not_measured_against_the_baseline(
     client.set_tag(other.info.run_id, "device_name", "another card")
     client.set_tag(other.info.run_id, "outcome", "ok")
     ids = f"{runs[0].info.run_id},{other.info.run_id}"
-    done = project.pipeline("compare", {"runs": ids})
+    done = project.here("compare", {"runs": ids})
     assert done.returncode == 0, done.stderr
     [flag] = table(project, "not_comparable")["other"]
     assert flag == "corpus, device"
@@ -122,7 +122,7 @@ def test_a_run_of_another_device_or_corpus_is_not_measured_against_the_baseline(
 )
 def test_a_wrong_choice_is_answered(settings: dict[str, str], words: str, project: Project) -> None:
     before = len(project.runs())
-    done = project.pipeline("compare", settings)
+    done = project.here("compare", settings)
     assert done.returncode == 2, done.stdout
     assert words in done.stderr and len(done.stderr.strip().splitlines()) <= 2
     assert len(project.runs()) == before
@@ -143,7 +143,7 @@ def test_a_page_is_made_again_from_the_folder(finished: tuple[Project, Done], tm
         shutil.copytree(folder, copy)
         before = (copy / "report.html").read_bytes()
         (copy / "report.html").unlink()
-        done = project.call("python", "-m", "pipeline", "report", "--folder", str(copy))
+        done = project.here("report", {"folder": str(copy)})
         assert done.returncode == 0, done.stderr
         assert (copy / "report.html").read_bytes() == before
     wrong = project.call("python", "-m", "pipeline", "report", "--folder", str(tmp_path))

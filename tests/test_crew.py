@@ -13,9 +13,9 @@ import pytest
 from conftest import ROOT, tiny
 
 from pipeline.contracts import Hardware, InvalidInputError
-from pipeline.crew import Crew, CrewError
+from pipeline.crew import Crew, CrewError, elsewhere
 from pipeline.predict import predict_all
-from pipeline.processes import num_cores, stop_server
+from pipeline.processes import has_server, loading, num_cores, start_server, stop_server
 
 CPU = Hardware(kind="cpu", name="a processor", memory_bytes=2**34, capability=None)
 
@@ -56,16 +56,68 @@ def test_a_program_that_imports_the_project_keeps_its_collector() -> None:
 def test_a_server_that_was_stopped_is_started_again() -> None:
     for _ in range(2):
         stop_server()
+        assert not has_server()
         with Crew(square, 1) as crew:
             assert dict(crew.do([3]))[0][0] == 9
+        assert has_server()
     stop_server()
     stop_server()
+
+
+def test_a_module_is_loaded_while_something_else_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "slowly_loaded.py").write_text("import time; time.sleep(0.5); value = 7")
+    (tmp_path / "wrongly_loaded.py").write_text("1 / 0")
+    with loading("slowly_loaded"):
+        assert not hasattr(sys.modules.get("slowly_loaded"), "value")
+    assert sys.modules.pop("slowly_loaded").value == 7
+    with loading("wrongly_loaded"):  # whoever needs it is told
+        pass
+    assert "wrongly_loaded" not in sys.modules
+    with pytest.raises(InvalidInputError, match="no"), loading("slowly_loaded"):
+        raise InvalidInputError("no")
+    assert sys.modules.pop("slowly_loaded").value == 7
 
 
 def test_a_mistake_arrives_as_it_is() -> None:
     with pytest.raises(InvalidInputError, match="-1 is negative; give another"), Crew(square, 2) as crew:
         list(crew.do([2, -1]))
     assert not multiprocessing.active_children()
+
+
+class TwoWordsError(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def fail(kind: str) -> None:
+    if kind == "odd":
+        raise TwoWordsError("this cannot", "be unpickled")
+    raise ZeroDivisionError("1 / 0")
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        ("plain", ZeroDivisionError, "1 / 0"),
+        ("odd", CrewError, "TwoWordsError: this cannot be unpickled"),
+    ],
+)
+def test_an_error_of_the_work_arrives_with_its_words_and_traceback(
+    kind: str, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words) as caught, Crew(fail, 1) as crew:
+        list(crew.do([kind]))
+    [note] = caught.value.__notes__
+    assert "in fail" in note and not multiprocessing.active_children()
+
+
+def test_work_is_done_elsewhere_where_a_server_has_loaded_what_it_needs() -> None:
+    stop_server()
+    assert elsewhere(square, 3) == (9, os.getpid()) and not has_server()
+    start_server()
+    squared, number = elsewhere(square, 3)
+    assert squared == 9 and number != os.getpid()
 
 
 def test_the_end_of_a_process_is_told() -> None:
@@ -86,8 +138,27 @@ def test_predictions_of_several_processes_are_those_of_one(tmp_path: Path, monke
     ]
     together = dict(predict_all(experiments, CPU, num_processes=2))
     monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))  # which has nothing of what the others left
-    assert together == dict(predict_all(experiments, CPU, num_processes=1))
+    assert together == dict(predict_all(experiments, CPU, num_processes=0))
     assert len(list(tmp_path.glob("trace-*"))) == 8  # of 1, 2, 4 and 8, which tell 3 and 12
+
+
+def test_few_predictions_are_left_to_processes_where_these_are_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    class Noted(Crew[object, object]):
+        def __init__(self, work: object, num_processes: int) -> None:
+            started.append(num_processes)
+            super().__init__(work, num_processes)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("pipeline.predict.Crew", Noted)
+    monkeypatch.setattr("pipeline.predict.num_cores", lambda: 2)
+    experiments = [tiny(micro_batch_size=size, vocabulary_size=307) for size in (1, 2)]
+    stop_server()
+    alone = dict(predict_all(experiments, CPU))
+    assert not started and not has_server()
+    with Crew(square, 1):
+        assert dict(predict_all(experiments, CPU)) == alone
+    assert started == [2]
 
 
 def test_processes_that_predict_refuse_what_one_refuses() -> None:

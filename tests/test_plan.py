@@ -81,20 +81,20 @@ def test_several_cards_give_a_line_each(project: Project) -> None:
 )
 def test_what_cannot_be_planned_is_refused(settings: dict[str, str], words: str, project: Project) -> None:
     before = len(project.runs())
-    done = project.pipeline("plan", {**CARDS, "gpu": "t4", **settings})
+    done = project.here("plan", {**CARDS, "gpu": "t4", **settings})
     assert done.returncode == 2, done.stdout
     assert words in done.stderr and len(done.stderr.strip().splitlines()) <= 2
     assert len(project.runs()) == before
 
 
 def test_nothing_fits_is_an_answer(project: Project) -> None:
-    done = project.pipeline("plan", {**CARDS, "gpu": "cpu", "budget": "0.3MiB"})
+    done = project.here("plan", {**CARDS, "gpu": "cpu", "budget": "0.3MiB"})
     assert done.returncode == 1, done.stderr
     assert "Nothing is predicted to fit 0 MiB" in " ".join(done.stdout.split())
 
 
 def test_a_card_that_can_run_nothing_says_why(project: Project) -> None:
-    done = project.pipeline("plan", {**CARDS, "gpu": "t4", "precision": "bf16"})
+    done = project.here("plan", {**CARDS, "gpu": "t4", "precision": "bf16"})
     assert done.returncode == 1, done.stderr
     assert "Tesla T4 can run none of the configurations: bf16 needs" in " ".join(done.stdout.split())
 

@@ -102,6 +102,11 @@ def test_a_trial_ends_when_its_time_is_known_or_hopeless() -> None:
     rival = TrialLength(warmup_steps=2, precision_percent=2, seconds_to_beat=0.9)
     assert rival(steady[:5]) and not rival(steady[:4])
     assert not TrialLength(warmup_steps=2, precision_percent=2, seconds_to_beat=0.985)(steady[:5])
+    noisy = [9.0, 9.0, 1.01, 1.2, 1.05, 1.3, 1.1, 1.03]
+    assert rival(noisy[:5]) and not enough(noisy)
+    close = TrialLength(warmup_steps=2, precision_percent=2, seconds_to_beat=1.0)
+    assert close(noisy) and not close(noisy[:7])  # no step is plainly slower, and yet the median is, most likely
+    assert not TrialLength(warmup_steps=2, precision_percent=2, seconds_to_beat=1.02)(noisy)
 
 
 @settings(max_examples=30)

@@ -20,8 +20,8 @@ from pipeline.owner import is_gone, this_process
 from pipeline.report.search import answer, trials_frame, trials_table
 from pipeline.report.trials import TrialRow, best_row, pareto_front
 from pipeline.report.trials_pictures import over_time_picture, parallel_picture, plane_picture
+from pipeline.searching.answer import findings_of
 from pipeline.searching.choose import SAMPLERS, choose, distributions_of, naive_choices, next_naive
-from pipeline.searching.job import findings_of
 from pipeline.searching.judge import Verdict, attempted_bytes, judge
 from pipeline.searching.plan import plan_search
 from pipeline.searching.settings import SearchSettings
@@ -204,7 +204,7 @@ def test_divisors_make_the_effective_batch_exact() -> None:
         ({"space": {"precison": ["fp32"]}}, "no setting is called precison; did you mean precision"),
         ({"space": {"precision": "divisors"}}, "only micro_batch_size takes `divisors`"),
         ({"space": {"precision": []}}, "space.precision has none"),
-        ({"space": {"micro_batch_size": [3]}}, "3 does not divide 32"),
+        ({"space": {"micro_batch_size": [3]}}, "3 does not divide 16"),
         ({"space": {"precision": ["fp17"]}}, "precision must be 'fp32', 'tf32', 'fp16' or 'bf16', and is 'fp17'"),
         ({"space": {"precision": ["tf32"]}}, "tf32 needs a CUDA GPU .*; take it out of the space"),
         ({"effective_batch_size": "none"}, "a search needs effective_batch_size"),

@@ -80,7 +80,7 @@ def test_a_search_killed_by_sigkill_resumes(project: Project) -> None:
         assert [point.step for point in points] == list(range(len(points))), name
 
     for name, value in {"budget": "60MiB", "effective_batch_size": "4", "seed": "1", "causal_lm.width": "64"}.items():
-        refused = project.pipeline("search", {**settings, name: value})
+        refused = project.here("search", {**settings, name: value})
         assert refused.returncode == 2
         assert f"{name} is {value}, and was" in refused.stderr.replace("'", "")
     done = project.pipeline("search", settings)
@@ -143,7 +143,7 @@ def test_a_predictive_search_that_is_killed_goes_on_where_it_was(project: Projec
 
 
 def test_a_budget_that_nothing_is_predicted_to_fit_is_refused_before_anything_is_stored(project: Project) -> None:
-    refused = project.pipeline("search", {**SEARCH, "sampler": "predictive", "budget": "0.2MiB"})
+    refused = project.here("search", {**SEARCH, "sampler": "predictive", "budget": "0.2MiB"})
     assert refused.returncode == 2
     said = " ".join(refused.stderr.split())
     assert "something must fit the budget, and the smallest predicted peak is" in said and "would help most" in said

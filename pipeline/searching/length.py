@@ -24,14 +24,13 @@ class TrialLength:
     def __call__(self, seconds: Sequence[float]) -> bool:
         """Return whether the seconds of the optimizer steps so far are enough."""
         timed = seconds[self.warmup_steps :]
-        margin = self.precision_percent / 100
-        if self._is_hopeless(timed):
-            return True
-        interval = median_interval(timed)
-        return interval is not None and interval[1] - interval[0] <= 2 * margin * statistics.median(timed)
+        margin, interval = self.precision_percent / 100, median_interval(timed)
+        is_known = interval is not None and interval[1] - interval[0] <= 2 * margin * statistics.median(timed)
+        return is_known or self._is_hopeless(timed, interval)
 
-    def _is_hopeless(self, timed: Sequence[float]) -> bool:
-        """Return whether even the fastest step is slower than what there is to beat, by more than may be noise."""
+    def _is_hopeless(self, timed: Sequence[float], interval: tuple[float, float] | None) -> bool:
+        """Return whether the median is slower than what there is to beat: by its interval, or plainly before that."""
         if self.seconds_to_beat is None or len(timed) < HOPELESS_STEPS:
             return False
-        return min(timed) > self.seconds_to_beat * (1 + self.precision_percent / 100)
+        plainly = min(timed) > self.seconds_to_beat * (1 + self.precision_percent / 100)
+        return plainly or (interval is not None and interval[0] > self.seconds_to_beat)

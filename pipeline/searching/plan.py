@@ -10,8 +10,6 @@ from pipeline.entries import FOLDER
 from pipeline.environment import environment
 from pipeline.experiment import Experiment, make_experiment
 from pipeline.memory.device import find_device
-from pipeline.metrics import MIB
-from pipeline.searching.candidates import Candidate, make_candidates
 from pipeline.searching.choose import naive_choices
 from pipeline.searching.settings import SearchSettings
 from pipeline.settings import TECHNIQUES, AllSettings, RunSettings, dotted, merged, nested, validate
@@ -52,30 +50,6 @@ class SearchPlan:
         """What a person would try: the default precision, no checkpointing, the largest micro-batch first."""
         defaults = dict(dotted(AllSettings().model_dump()))
         return naive_choices(self.space, {name: defaults[name] for name in self.space.dimensions})
-
-    def candidates(self) -> list[Candidate]:
-        """Return the configurations of the space with what is predicted of each."""
-        choices = self.space.choices
-        return make_candidates(choices, [self.experiment(choice) for choice in choices])
-
-    def what_would_help(self, choice: Choice) -> str:
-        """Return which other setting would bring the peak of the leanest configuration down most, and to what."""
-        settings: Any = self.experiment(choice).settings
-        changes = {
-            "micro_batch_size": 1,
-            "checkpointing": "every_layer",
-            "precision": "bf16",
-            "sequence_length": max(2, settings.sequence_length // 2),
-        }
-        others = {name: value for name, value in changes.items() if getattr(settings, name) != value}
-        choices = [{**choice, name: value} for name, value in others.items()]
-        candidates = make_candidates(choices, [self.experiment(other) for other in choices])
-        best = min(zip(others, candidates, strict=True), key=lambda pair: pair[1].predicted_bytes or 0)
-        name, peak = best[0], (best[1].predicted_bytes or 0) / MIB
-        return (
-            f"{name}={others[name]} would help most, with {peak:,.1f} MiB; else choose a smaller model or a larger "
-            "budget"
-        )
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -5,14 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pipeline.contracts import InvalidInputError
-from pipeline.metrics import MIB
 from pipeline.report.certificate import NOT_REACHED, SLOWER, UNFIT, Certificate, Twice, Unmeasured
-from pipeline.report.trials import TrialRow, in_words
-from pipeline.searching.candidates import Candidate
+from pipeline.report.trials import TrialRow
 from pipeline.searching.choose import choose, next_naive
 from pipeline.searching.plan import SearchPlan
-from pipeline.searching.predictive import CONFIDENCE, Outlook, Rules
+from pipeline.searching.predictive import CONFIDENCE, Outlook
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.study import StoredStudy
 from pipeline.space import Choice
@@ -142,41 +139,8 @@ class Predictive:
 
 
 def make_proposer(plan: SearchPlan, study: StoredStudy, sampler: PredictiveSampler | None) -> Proposer:
-    """Return what the settings ask for, with the sampler of make_sampler."""
+    """Return what the settings ask for, with the sampler of ahead.make_sampler."""
     return Blind(plan, study) if sampler is None else Predictive(plan, study, sampler)
-
-
-def make_sampler(plan: SearchPlan) -> PredictiveSampler | None:
-    """Return the predictive sampler with its predictions, before anything is stored; None where another is asked for.
-
-    Raises:
-        InvalidInputError: nothing is predicted to fit.
-
-    """
-    if plan.settings.sampler != "predictive":
-        return None
-    rules = Rules(
-        budget_bytes=plan.budget_bytes,
-        fit_confidence=plan.settings.fit_confidence,
-        gap=plan.settings.gap,
-        kind=plan.base.device.type,
-        whole_front=plan.settings.objectives == "pareto",
-    )
-    sampler = PredictiveSampler(plan.candidates(), rules)
-    if sampler.best_first is None:
-        raise InvalidInputError(_nothing_fits(plan, sampler.candidates))
-    return sampler
-
-
-def _nothing_fits(plan: SearchPlan, candidates: Sequence[Candidate]) -> str:
-    known = [candidate for candidate in candidates if candidate.predicted_bytes is not None]
-    leanest = min(known, key=lambda candidate: candidate.predicted_bytes or 0)
-    peak, budget = (leanest.predicted_bytes or 0) / MIB, plan.budget_bytes / MIB
-    return (
-        f"something must fit the budget, and the smallest predicted peak is {peak:,.1f} MiB, "
-        f"{peak - budget:,.1f} MiB more than the {budget:,.1f} MiB ({in_words(leanest.choice)}); "
-        f"{plan.what_would_help(leanest.choice)}"
-    )
 
 
 def _brute_force(rows: Sequence[TrialRow], seconds: float, left: Sequence[Unmeasured]) -> float | None:

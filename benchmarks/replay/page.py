@@ -1,0 +1,75 @@
+"""What the replays show, as a page: a line for each budget and sampler."""
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from replay.search import OPTUNAS, Replayed
+from replay.table import Entry, rows_of, slownesses
+
+
+def summary(results: Sequence[Replayed]) -> Iterator[dict[str, Any]]:
+    """Yield a line for each budget and sampler."""
+    for budget, sampler in dict.fromkeys((result.budget_bytes, result.sampler) for result in results):
+        rows = [one for one in results if (one.budget_bytes, one.sampler) == (budget, sampler)]
+        found = [one for one in rows if one.trials_to_near is not None]
+        proven = [one.certificate_holds for one in rows if one.certificate_holds is not None]
+        yield {
+            "budget MiB": f"{budget / 2**20:.1f}",
+            "sampler": sampler,
+            "searches": len(rows),
+            "found": f"{100 * len(found) / len(rows):.0f} %",
+            "trials to 2 %": _spread([one.trials_to_near or 0 for one in found], "{:.0f}"),
+            "seconds to 2 %": _spread([one.seconds_to_near or 0.0 for one in found], "{:.1f}"),
+            "trials in all": _spread([one.trials for one in rows], "{:.0f}") if sampler not in OPTUNAS else "",
+            "over budget": f"{statistics.fmean(one.over_budget for one in rows):.2f}",
+            "distance": "" if sampler in OPTUNAS else f"{100 * statistics.median(o.distance for o in rows):.1f} %",
+            "bound": _spread([100 * one.bound for one in rows if one.bound is not None], "{:.1f} %"),
+            "bound true": f"{100 * statistics.fmean(proven):.1f} % of {len(proven)}" if proven else "",
+        }
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    """Return median and range."""
+    if not values:
+        return ""
+    return f"{form.format(statistics.median(values))} ({form.format(min(values))} to {form.format(max(values))})"
+
+
+def page(lines: Sequence[Mapping[str, Any]], file: Path, entries: Sequence[Entry], command: str) -> str:
+    """Return the table as Markdown."""
+    about = json.loads(file.with_suffix(".json").read_text())
+    slow = slownesses(rows_of(file))
+    apart = [abs(math.log(entry.runs[0].seconds / entry.runs[-1].seconds)) for entry in entries]
+    off = max(abs((entry.candidate.predicted_bytes or 0) / entry.peak_bytes - 1) for entry in entries)
+    names = list(lines[0])
+    return "\n".join(
+        [
+            f"# Samplers replayed on {file.name}",
+            "",
+            f"Written by `{command}`. The table holds {len(entries)} configurations, each measured "
+            f"{min(len(entry.runs) for entry in entries)} times in random order; two runs of one differ by "
+            f"{100 * statistics.median(apart):.1f} % in the median; predicted peaks are off by at most "
+            f"{100 * off:.3f} %. Times are divided by how slow the machine was just then: the median of the seven runs "
+            f"around, each over the fastest of its configuration (at most {max(slow):.2f}, above 1.05 in "
+            f"{sum(s > 1.05 for s in slow)} of {len(slow)} runs).",
+            "",
+            "| what | value |",
+            "|---|---|",
+            *(f"| {name} | {value} |" for name, value in about.items()),
+            "",
+            "A search has found what it seeks once its incumbent is within 2 % of the best configuration that fits; "
+            "trials that did not fit count. Median, and range in brackets, over the seeds. Optuna's samplers are "
+            "followed until they have found it and are never given a configuration twice; the others stop of their own "
+            "accord, predictive also where its law of time does not hold: then it states no bound. A bound is true "
+            "where the best configuration lies within it; it is stated after the answer was measured a second time.",
+            "",
+            f"| {' | '.join(names)} |",
+            f"|{'---|' * len(names)}",
+            *(f"| {' | '.join(str(value) for value in line.values())} |" for line in lines),
+            "",
+        ]
+    )

@@ -1,0 +1,68 @@
+"""Looking ahead: what is predicted of the whole space, before anything is stored or run."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.contracts import InvalidInputError
+from pipeline.metrics import MIB
+from pipeline.report.trials import in_words
+from pipeline.searching.candidates import Candidate, make_candidates
+from pipeline.searching.plan import SearchPlan
+from pipeline.searching.predictive import Rules
+from pipeline.searching.sampler import PredictiveSampler
+from pipeline.space import Choice
+
+
+def make_sampler(plan: SearchPlan) -> PredictiveSampler | None:
+    """Return the predictive sampler with its predictions, before anything is stored; None where another is asked for.
+
+    Raises:
+        InvalidInputError: nothing is predicted to fit.
+
+    """
+    if plan.settings.sampler != "predictive":
+        return None
+    rules = Rules(
+        budget_bytes=plan.budget_bytes,
+        fit_confidence=plan.settings.fit_confidence,
+        gap=plan.settings.gap,
+        kind=plan.base.device.type,
+        whole_front=plan.settings.objectives == "pareto",
+    )
+    sampler = PredictiveSampler(_candidates(plan, plan.space.choices), rules)
+    if sampler.best_first is None:
+        raise InvalidInputError(_nothing_fits(plan, sampler.candidates))
+    return sampler
+
+
+def _candidates(plan: SearchPlan, choices: Sequence[Choice]) -> list[Candidate]:
+    return make_candidates(choices, [plan.experiment(choice) for choice in choices])
+
+
+def _nothing_fits(plan: SearchPlan, candidates: Sequence[Candidate]) -> str:
+    known = [candidate for candidate in candidates if candidate.predicted_bytes is not None]
+    leanest = min(known, key=lambda candidate: candidate.predicted_bytes or 0)
+    peak, budget = (leanest.predicted_bytes or 0) / MIB, plan.budget_bytes / MIB
+    return (
+        f"something must fit the budget, and the smallest predicted peak is {peak:,.1f} MiB, "
+        f"{peak - budget:,.1f} MiB more than the {budget:,.1f} MiB ({in_words(leanest.choice)}); "
+        f"{_what_would_help(plan, leanest.choice)}"
+    )
+
+
+def _what_would_help(plan: SearchPlan, choice: Choice) -> str:
+    """Return which other setting would bring the peak of the leanest configuration down most, and to what."""
+    settings: Any = plan.experiment(choice).settings
+    changes = {
+        "micro_batch_size": 1,
+        "checkpointing": "every_layer",
+        "precision": "bf16",
+        "sequence_length": max(2, settings.sequence_length // 2),
+    }
+    others = {name: value for name, value in changes.items() if getattr(settings, name) != value}
+    candidates = _candidates(plan, [{**choice, name: value} for name, value in others.items()])
+    best = min(zip(others, candidates, strict=True), key=lambda pair: pair[1].predicted_bytes or 0)
+    name, peak = best[0], (best[1].predicted_bytes or 0) / MIB
+    return (
+        f"{name}={others[name]} would help most, with {peak:,.1f} MiB; else choose a smaller model or a larger budget"
+    )
