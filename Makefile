@@ -6,7 +6,7 @@ PYTHON ?= python3
 ARGS ?=
 PORT ?= 5000
 BIN := .venv/bin
-IN_PARALLEL := --numprocesses 2 --dist loadfile
+IN_PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: search test test-all check ui clean
 

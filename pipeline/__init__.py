@@ -21,7 +21,7 @@ Floors; a module imports only from floors below its own, and the members of a fa
     sequences  memory/  metrics     tokens -> sequences; budgets, meters, allocator; Result -> figures
     user_code                       functions of the user's own, named as path.to.module:function
     owner                           which process something belongs to, and whether it is gone
-    crew                            processes that work on many things side by side
+    crew  interruption              processes that work on many things side by side; what Ctrl-C does to a command
     processes  loading  files       fresh processes, and what they have loaded; where files are kept, and how written
     entries                         the names of the entry points
     contracts                       the shapes that all floors agree on

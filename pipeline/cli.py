@@ -1,7 +1,6 @@
 """The command line: an entry point, and any setting by its dotted name."""
 
 import re
-import signal
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from pipeline.contracts import InvalidInputError, Settings
 from pipeline.entries import INTERRUPTED, SINGLE, entry_points
+from pipeline.interruption import stop_in_order
 from pipeline.planning.settings import PlanSettings
 from pipeline.searching.settings import SearchSettings
 from pipeline.settings import AllSettings, unknown_setting
@@ -40,13 +40,13 @@ OWN_SETTINGS: dict[str, type[Settings]] = {
 def main(argv: list[str] | None = None) -> int:
     """Run an entry point and return the exit code: 0 done, 1 nothing completed, 2 invalid input, 130 interrupted."""
     words = sys.argv[1:] if argv is None else argv
-    before = {kind: signal.signal(kind, _interrupt) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:
         if not words or words[0] in ("-h", "--help"):
             print(_usage())  # noqa: T201
             return 0
         entry, *rest = words
         if entry in TOOLS:
+            stop_in_order()
             return use(entry, parse(entry, rest), _console())
         if entry not in entry_points():
             names = ", ".join([*entry_points(), *TOOLS])
@@ -58,16 +58,6 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: what was measured is kept", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
-
-
-def _interrupt(*_: object) -> None:
-    """Become KeyboardInterrupt; `mlflow run` answers Ctrl-C with a SIGTERM of its own, which must not hurt the end."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    raise KeyboardInterrupt
 
 
 def parse(entry: str, words: list[str]) -> dict[str, Any]:

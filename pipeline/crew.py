@@ -3,10 +3,11 @@
 import contextlib
 import pickle
 import signal
-import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from traceback import format_exception
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
@@ -16,6 +17,37 @@ from pipeline.processes import CONTEXT, has_server, loaded, without_main
 
 class CrewError(RuntimeError):
     """A process of a crew ended in the middle of its work, or with an error that cannot be sent."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error on its way from one process to another."""
+
+    pickled: bytes | None
+    """None where it cannot be."""
+    words: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """Return how an error is sent."""
+        try:
+            pickled = pickle.dumps(error)
+        except Exception:  # whatever it holds raises
+            pickled = None
+        return cls(pickled, f"{type(error).__name__}: {first_line(error)}", "".join(format_exception(error)))
+
+    @property
+    def error(self) -> Exception:
+        """The error with its traceback as a note; one that does not survive the way, by its name and words."""
+        try:
+            error = pickle.loads(self.pickled or b"")  # noqa: S301  our own
+            survived = isinstance(error, Exception) and f"{type(error).__name__}: {first_line(error)}" == self.words
+        except Exception:  # whatever its constructor, or its module, raises
+            survived = False
+        error = error if survived else CrewError(self.words)
+        error.add_note(self.traceback)
+        return error
 
 
 Task = TypeVar("Task")
@@ -56,28 +88,41 @@ class Crew(Generic[Task, Done]):
         waiting = iter(enumerate(tasks))
         busy: dict[Connection, int] = {}
         for connection, (number, task) in zip(self._members, waiting, strict=False):
-            connection.send(task)
+            self._ask(connection, task)
             busy[connection] = number
         while busy:
             for connection in cast(list[Connection], wait(list(busy))):
-                try:
-                    done = connection.recv()
-                except (EOFError, OSError) as error:
-                    process = self._members[connection]
-                    process.join()
-                    raise CrewError(f"a process ended before its work did, exit code {process.exitcode}") from error
-                if isinstance(done, Exception):
-                    raise done
+                done = self._hear(connection)
                 number = busy.pop(connection)
                 following = next(waiting, None)
                 if following is not None:
                     busy[connection], task = following
-                    connection.send(task)
+                    self._ask(connection, task)
                 yield number, done
+
+    def _ask(self, connection: Connection, task: Task) -> None:
+        try:
+            connection.send(task)
+        except OSError as error:
+            raise self._end_of(connection) from error
+
+    def _hear(self, connection: Connection) -> Done:
+        try:
+            done = connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._end_of(connection) from error
+        if isinstance(done, Failure):
+            raise done.error
+        return cast(Done, done)
+
+    def _end_of(self, connection: Connection) -> CrewError:
+        process = self._members[connection]
+        process.join()
+        return CrewError(f"a process ended before its work did, exit code {process.exitcode}")
 
 
 def elsewhere(work: Callable[[Task], Done], task: Task) -> Done:
-    """Return what `work` makes of a task, in a process that has loaded what it needs; here, where no server has.
+    """Return what `work` makes of a task: in a process forked from the server, where it was started, else here.
 
     Raises:
         Exception: as the work does.
@@ -100,17 +145,6 @@ def _serve(work: Callable[[Any], Any], connection: Connection) -> None:
         while True:
             task = connection.recv()
             try:
-                done = work(task)
-            except Exception as error:  # whatever the work raises
-                done = _sendable(error)
-            connection.send(done)
-
-
-def _sendable(error: Exception) -> Exception:
-    """Return an error with its traceback as a note; one that does not survive the way, by its name and words."""
-    try:
-        sent: Exception = pickle.loads(pickle.dumps(error))  # noqa: S301  our own
-    except Exception:  # whatever its constructor, or what it holds, raises
-        sent = CrewError(f"{type(error).__name__}: {first_line(error)}")
-    sent.add_note("".join(traceback.format_exception(error)))
-    return sent
+                connection.send(work(task))
+            except Exception as error:  # whatever the work raises, or its result when it is pickled
+                connection.send(Failure.of(error))

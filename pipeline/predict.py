@@ -112,8 +112,8 @@ def predict_all(
 ) -> Generator[tuple[int, Prediction], None, None]:
     """Yield the number of each experiment and its prediction, those first that tell others.
 
-    Where it pays they are predicted in processes that end with the iterator, one a core. `num_processes` is how many;
-    with 0 this one does the work.
+    Where the server of processes was started, or they are many, they are predicted in processes that end with the
+    iterator, one a core. `num_processes` is how many; with 0 this one does the work.
 
     Raises:
         InvalidInputError: as predict().
@@ -151,29 +151,25 @@ def _alike(experiments: Sequence[Experiment], numbers: Sequence[int]) -> list[li
     ]
 
 
-def summary(experiment: Experiment, result: Result, num_processes: int | None = None) -> Summary:
+def summary(experiment: Experiment, result: Result) -> Summary:
     """Return a run's summary metrics, the predicted peaks beside the measured ones, or a tag that says why not.
 
-    After Ctrl-C, when nobody waits for it, nothing is predicted; `num_processes` is as for predict_all().
+    After Ctrl-C, when nobody waits for it, nothing is predicted.
     """
     measured = summarize(result, experiment.effective_batch_size, experiment.settings.timing_warmup_steps)
     if result.outcome is Outcome.INTERRUPTED:
         return Summary(measured)
     try:
-        prediction = _prediction_of(experiment, num_processes)
+        prediction = _prediction_of(experiment)
         return Summary(measured | _prediction_metrics(prediction, measured, result.outcome))
     except Exception as error:  # whatever a model's code raises without numbers: a prediction never costs a measurement
         return Summary(measured, {"prediction": f"not possible: {type(error).__name__}: {first_line(error)}"})
 
 
-def _prediction_of(experiment: Experiment, num_processes: int | None) -> Prediction:
+def _prediction_of(experiment: Experiment) -> Prediction:
     """Return the prediction of a run on this machine."""
-    [(_, prediction)] = predict_all(
-        [experiment.with_random_weights("cpu")],
-        hardware_of(experiment.device),
-        expandable_segments=uses_expandable_segments(),
-        num_processes=num_processes,
-    )
+    alike, target = [experiment.with_random_weights("cpu")], hardware_of(experiment.device)
+    [(_, prediction)] = predict_all(alike, target, expandable_segments=uses_expandable_segments())
     return prediction
 
 

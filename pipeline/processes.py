@@ -42,7 +42,7 @@ def start_server() -> None:
 
 
 def has_server() -> bool:
-    """Whether that process has been started."""
+    """Whether that process has been started, and not ended by stop_server()."""
     return _server_number() is not None
 
 

@@ -29,8 +29,14 @@ TINY: dict[str, Any] = {
 }
 
 
+LONGEST = ("entry_points", "faults", "docs", "search_faults", "tracking_faults", "compare", "plan", "user_code", "ui")
+"""Files of tests that take longest, by what follows `test_`; the first makes what others share."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Begin with what takes longest, so that processes end together; skip what needs a GPU where there is none."""
+    turns = {f"test_{name}": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: turns.get(item.path.stem, len(turns)))
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

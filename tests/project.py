@@ -84,7 +84,7 @@ class Project:
         return self.call("python", "-m", "pipeline", entry, *as_words(settings))
 
     def here(self, entry: str, settings: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
-        """Run the same command line in this process, which has loaded already what takes a new one seconds."""
+        """Run an entry point of this project in this process, which has loaded already what takes a new one seconds."""
         words, out, err = [entry, *as_words(settings)], io.StringIO(), io.StringIO()
         with (
             contextlib.chdir(self.folder),
@@ -92,7 +92,10 @@ class Project:
             contextlib.redirect_stderr(err),
             pytest.MonkeyPatch.context() as patch,
         ):
-            patch.setenv("MLFLOW_TRACKING_URI", self.store)
+            for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+                patch.delenv(name)
+            for name, value in {"MLFLOW_TRACKING_URI": self.store, **self.environment}.items():
+                patch.setenv(name, value)
             return subprocess.CompletedProcess(words, main(words), out.getvalue(), err.getvalue())
 
     def runs(self, store: str | None = None) -> list[Run]:

@@ -9,7 +9,7 @@ from conftest import ROOT
 FLOORS = [
     ("contracts",),
     ("processes", "loading", "files", "entries"),
-    ("crew",),
+    ("crew", "interruption"),
     ("sequences", "memory", "metrics", "owner", "user_code"),
     ("text", "simulation"),
     ("techniques", "models", "data"),

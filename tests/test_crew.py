@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 import pytest
@@ -90,9 +91,23 @@ class TwoWordsError(Exception):
         super().__init__(f"{first} {second}")
 
 
-def fail(kind: str) -> None:
+class WrappingError(Exception):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no shape for {name}")
+
+
+def fail(kind: str) -> object:
     if kind == "odd":
         raise TwoWordsError("this cannot", "be unpickled")
+    if kind == "wrapping":
+        raise WrappingError("x")
+    if kind == "of a module of its own":
+        module = ModuleType("made_there")
+        exec("class ThereError(Exception): pass", module.__dict__)
+        sys.modules["made_there"] = module
+        raise module.ThereError("far away")
+    if kind == "unpicklable result":
+        return lambda: None
     raise ZeroDivisionError("1 / 0")
 
 
@@ -101,6 +116,9 @@ def fail(kind: str) -> None:
     [
         ("plain", ZeroDivisionError, "1 / 0"),
         ("odd", CrewError, "TwoWordsError: this cannot be unpickled"),
+        ("wrapping", CrewError, "WrappingError: no shape for x"),
+        ("of a module of its own", CrewError, "ThereError: far away"),
+        ("unpicklable result", Exception, "Can't pickle|Can't get local object"),
     ],
 )
 def test_an_error_of_the_work_arrives_with_its_words_and_traceback(
@@ -109,7 +127,7 @@ def test_an_error_of_the_work_arrives_with_its_words_and_traceback(
     with pytest.raises(error, match=words) as caught, Crew(fail, 1) as crew:
         list(crew.do([kind]))
     [note] = caught.value.__notes__
-    assert "in fail" in note and not multiprocessing.active_children()
+    assert ("in fail" in note or "in _serve" in note) and not multiprocessing.active_children()
 
 
 def test_work_is_done_elsewhere_where_a_server_has_loaded_what_it_needs() -> None:
@@ -124,6 +142,15 @@ def test_the_end_of_a_process_is_told() -> None:
     with pytest.raises(CrewError, match="exit code 3"), Crew(square, 2) as crew:
         list(crew.do([2, 0]))
     assert not multiprocessing.active_children()
+
+
+def test_the_end_of_a_process_between_two_rounds_is_told() -> None:
+    with Crew(square, 1) as crew:
+        [(_, (_, number))] = crew.do([2])
+        psutil.Process(number).kill()
+        psutil.Process(number).wait(10)
+        with pytest.raises(CrewError, match="exit code -9"):
+            list(crew.do([3]))
 
 
 def test_at_least_one_core_may_be_used() -> None:

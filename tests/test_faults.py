@@ -171,6 +171,18 @@ def test_a_command_that_is_stopped_while_it_loads_ends_at_once(kind: signal.Sign
     assert not (project.folder / "runs").exists()
 
 
+def test_a_search_that_is_stopped_while_it_looks_ahead_ends_at_once(project: Project) -> None:
+    words = as_words({**SMALL, "causal_lm.num_layers": "12"})
+    with started(project, "python", "-m", "pipeline", "search", *words) as process:
+        wait_for(lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 4, "the processes that predict")
+        family = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and err.splitlines() == ["interrupted: nothing was begun"], err
+    wait_for(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), "the end of its processes")
+    assert not (project.folder / "runs").exists() and not (project.folder / "optuna.db").exists()
+
+
 @pytest.mark.parametrize(
     ("entry", "way"),
     [

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from search_table import DIMENSIONS
 
+from pipeline.entries import FOLDER
 from pipeline.searching.candidates import Candidate
+from pipeline.variants import read_yaml
 
-WARMUP_STEPS = 2
-"""First optimizer steps that no figure uses, as in experiments/search.yaml."""
+WARMUP_STEPS = int(read_yaml(FOLDER / "search.yaml")["timing_warmup_steps"])
+"""First optimizer steps that no figure uses, as in the search."""
 NEARBY = 3
 """Runs before and after one that tell how slow the machine was."""
 

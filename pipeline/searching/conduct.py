@@ -6,6 +6,7 @@ from functools import partial
 from rich.console import Console
 
 from pipeline.environment import environment
+from pipeline.interruption import stop_in_order
 from pipeline.metrics import MIB
 from pipeline.report.search import SearchFindings
 from pipeline.searching.answer import report
@@ -27,6 +28,7 @@ def conduct(plan: SearchPlan, sampler: PredictiveSampler | None, console: Consol
         InvalidInputError: a storage cannot be reached, or its study measured under other conditions.
 
     """
+    stop_in_order()
     study = StoredStudy(plan.settings.storage, plan.settings.study, DIRECTIONS[plan.settings.objectives], plan.identity)
     proposer = make_proposer(plan, study, sampler)
     subject = f"{plan.base.settings.model} in {plan.budget_bytes / MIB:,.0f} MiB"

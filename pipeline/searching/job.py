@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from pipeline.processes import loading
+from pipeline.processes import loading, start_server
 from pipeline.searching.ahead import make_sampler
 from pipeline.searching.plan import plan_search
 
@@ -28,6 +28,7 @@ def find(given: Mapping[str, Any], console: Console) -> "SearchFindings | None":
         InvalidInputError: a setting is wrong, or nothing is predicted to fit the budget.
 
     """
+    start_server()
     plan = plan_search(given)
     words = f"looking ahead at {len(plan.space.choices)} configurations"
     with console.status(words), loading("pipeline.searching.conduct"):

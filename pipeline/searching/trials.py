@@ -110,7 +110,7 @@ def _length(plan: SearchPlan, experiment: Experiment, best: TrialRow | None) -> 
 
 def _figures(experiment: Experiment, proposal: Proposal, result: Result) -> Summary:
     """Return a trial's summary: with what its time was predicted to be, and the loss of the steps that all share."""
-    own = summary(experiment, result, num_processes=0)  # the whole space is in the cache of predictions
+    own = summary(experiment, result)
     figures = dict(own.metrics)
     common = result.steps[: experiment.settings.timing_warmup_steps + HOPELESS_STEPS]
     if len(common) == experiment.settings.timing_warmup_steps + HOPELESS_STEPS:

@@ -21,6 +21,7 @@ from pipeline.contracts import InvalidInputError, Outcome, Result, StepRecord
 from pipeline.environment import environment
 from pipeline.execute import execute
 from pipeline.experiment import Experiment
+from pipeline.interruption import stop_in_order
 from pipeline.metrics import Summary, finite, step_metrics
 from pipeline.tracking.journal import Start, known_ends
 from pipeline.tracking.orphans import STATUS, end_orphans, owner_tag
@@ -118,6 +119,7 @@ def open_parent(entry: str, subject: str, output: Path) -> Iterator[ParentRun]:
         InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
 
     """
+    stop_in_order()
     folder = _make_folder(output, entry)
     try:
         client, run = _adopt_or_create(entry, f"{entry} {subject}")
