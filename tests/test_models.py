@@ -88,7 +88,7 @@ def test_a_local_folder_is_a_model(tmp_path: Path) -> None:
 
 
 def test_pretrained_weights_without_a_network_are_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # it reads its variable when it is loaded
     with pytest.raises(
         InvalidInputError, match="could not be loaded .*; check the network and the name.*pretrained=false"
     ):
