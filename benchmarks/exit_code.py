@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 
 from pipeline.contracts import InvalidInputError
-from pipeline.entries import INTERRUPTED
+from pipeline.interruption import INTERRUPTED
 
 
 def exit_code_of(run: Callable[[], object]) -> int:

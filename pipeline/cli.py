@@ -10,8 +10,8 @@ from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 from rich.console import Console
 
 from pipeline.contracts import InvalidInputError, Settings
-from pipeline.entries import INTERRUPTED, SINGLE, entry_points
-from pipeline.interruption import stop_in_order
+from pipeline.entries import SINGLE, entry_points
+from pipeline.interruption import INTERRUPTED, stop_in_order
 from pipeline.planning.settings import PlanSettings
 from pipeline.searching.settings import SearchSettings
 from pipeline.settings import AllSettings, unknown_setting

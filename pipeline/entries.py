@@ -1,4 +1,4 @@
-"""The names of the entry points and how a command ends, known without loading what it does."""
+"""The names of the entry points, known without loading what they do."""
 
 from pathlib import Path
 
@@ -6,9 +6,6 @@ FOLDER = Path(__file__).parent.parent / "experiments"
 """The entry points' YAML files."""
 SINGLE = ("main", "profiling")
 """Entry points that run the one configuration of the file `config`."""
-
-INTERRUPTED = 130
-"""Exit code of a shell's Ctrl-C: 128 + SIGINT."""
 
 
 def entry_points() -> list[str]:

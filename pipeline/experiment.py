@@ -214,13 +214,20 @@ def _check_settings(experiment: Experiment) -> None:
             f"{settings.model} is fed with {experiment.description.kind}, and the corpus {settings.corpus} gives "
             f"{experiment.corpus.kind}; set corpus={' or '.join(suited)}"
         )
-    if settings.num_steps <= settings.timing_warmup_steps:
-        raise InvalidInputError(
-            f"num_steps must be more than timing_warmup_steps, or no step is timed: {settings.num_steps} is not more "
-            f"than {settings.timing_warmup_steps}; set num_steps={settings.timing_warmup_steps + 1} or more"
-        )
+    if reason := why_untimed("num_steps", settings.num_steps, settings.timing_warmup_steps):
+        raise InvalidInputError(reason)
     experiment.budget_bytes  # noqa: B018  raises where it cannot be parsed
     _check_shape(experiment.model, settings.model)
+
+
+def why_untimed(name: str, num_steps: int, timing_warmup_steps: int) -> str | None:
+    """Return why so many optimizer steps, the setting `name`, leave none to be timed; None where one is left."""
+    if num_steps > timing_warmup_steps:
+        return None
+    return (
+        f"{name} must be more than timing_warmup_steps, or no step is timed: {num_steps} is not more than "
+        f"{timing_warmup_steps}; set {name}={timing_warmup_steps + 1} or more"
+    )
 
 
 @lru_cache

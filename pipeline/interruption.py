@@ -3,15 +3,14 @@
 import atexit
 import os
 import signal
-import sys
 
 import psutil
 
-from pipeline.entries import INTERRUPTED
-
+INTERRUPTED = 130
+"""Exit code of a shell's Ctrl-C: 128 + SIGINT."""
 STOPS = (signal.SIGINT, signal.SIGTERM)
 """Ctrl-C, and what `mlflow run` answers it with."""
-SHOW_CURSOR = "\x1b[?25h\n"
+SHOW_CURSOR = b"\x1b[?25h\n"
 """What a terminal is told after a progress line that hid its cursor."""
 
 
@@ -38,9 +37,10 @@ def _leave(*_: object) -> None:
     stop_no_more()
     for process in psutil.Process().children(recursive=True):
         process.kill()
-    if sys.stdout.isatty():
-        print(end=SHOW_CURSOR)  # noqa: T201
-    print("interrupted: nothing was begun", file=sys.stderr)  # noqa: T201
+    stdout, stderr = 1, 2  # the files themselves: their Python objects may be in the middle of a line
+    if os.isatty(stdout):
+        os.write(stdout, SHOW_CURSOR)
+    os.write(stderr, b"interrupted: nothing was begun\n")
     atexit._run_exitfuncs()
     os._exit(INTERRUPTED)
 

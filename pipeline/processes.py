@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from importlib import import_module
+from multiprocessing import forkserver, resource_tracker
 from types import ModuleType
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -31,8 +32,6 @@ def start_server() -> None:
 
     Ctrl-C, which reaches the whole group, is this process's to answer: the server inherits a mask that blocks it.
     """
-    from multiprocessing import forkserver, resource_tracker
-
     resource_tracker.ensure_running()  # where the server did it, it would take the mask away
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -48,19 +47,15 @@ def has_server() -> bool:
 
 def stop_server() -> None:
     """End the server, if there is one; it would go on loading after this process's end."""
-    from multiprocessing.forkserver import _forkserver
-
     number = _server_number()
     if number is not None:
         os.kill(number, signal.SIGKILL)
-        _forkserver._stop()  # type: ignore[attr-defined]
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def _server_number() -> int | None:
     """Return the number of the process, which multiprocessing keeps to itself."""
-    from multiprocessing.forkserver import _forkserver
-
-    number: int | None = getattr(_forkserver, "_forkserver_pid", None)
+    number: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
     return number
 
 

@@ -167,9 +167,7 @@ def test_the_answer_is_within_the_gap_on_any_lawful_machine(
     assert len(numbers) < len(fitting) or len(fitting) < 8
 
 
-@pytest.mark.parametrize(
-    "noise", [pytest.param(0.003, marks=pytest.mark.slow), 0.02, pytest.param(0.04, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("noise", [0.003, 0.02, 0.04])
 def test_the_bound_is_true_as_often_as_it_says_however_noisy_the_machine_is(noise: float) -> None:
     num_true, num_searches = 0, 40
     for seed in range(num_searches):

@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.contracts import InvalidInputError
 from pipeline.entries import FOLDER
 from pipeline.environment import environment
-from pipeline.experiment import Experiment, make_experiment
+from pipeline.experiment import Experiment, make_experiment, why_untimed
 from pipeline.memory.device import find_device
 from pipeline.searching.choose import naive_choices
 from pipeline.searching.settings import SearchSettings
@@ -80,7 +80,9 @@ def plan_search(given: Mapping[str, Any]) -> SearchPlan:
     values["budget"] = AUTO_BUDGET[device.type] if own.budget == "auto" else own.budget
     _, space = read_space(own, values, given, "search")
     plan = SearchPlan(own, values, space, make_experiment(merged(values, nested(space.choices[0])), "search"))
-    _check_verify_steps(own, plan.base)
+    reason = why_untimed("verify_steps", own.verify_steps, plan.base.settings.timing_warmup_steps)
+    if own.verify_steps and reason:
+        raise InvalidInputError(f"{reason}, or 0 to leave the check out")
     prepared: set[str] = set()
     for experiment in map(plan.experiment, space.choices):
         reason = experiment.unsupported()
@@ -91,12 +93,3 @@ def plan_search(given: Mapping[str, Any]) -> SearchPlan:
             experiment.prepare()
             prepared.add(needs)
     return plan
-
-
-def _check_verify_steps(settings: SearchSettings, base: Experiment) -> None:
-    warmup = base.settings.timing_warmup_steps
-    if 0 < settings.verify_steps <= warmup:
-        raise InvalidInputError(
-            f"verify_steps must be more than timing_warmup_steps, or no step is timed: {settings.verify_steps} is not "
-            f"more than {warmup}; set verify_steps={warmup + 1} or more, or 0 to leave the check out"
-        )
