@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,15 @@ import pytest
 from conftest import ROOT
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from optuna.trial import TrialState
+from optuna.trial import TrialState, create_trial
 from scipy.stats import quantile_test
 
+from pipeline.contracts import Outcome
 from pipeline.metrics import MIB, median_interval
 from pipeline.searching import memory_model, time_model
-from pipeline.searching.belief import Belief, similarity
+from pipeline.searching.belief import Belief, similarity, surprises
 from pipeline.searching.candidates import Candidate
-from pipeline.searching.judge import CONSTRAINT
+from pipeline.searching.judge import CONSTRAINT, OUTCOME
 from pipeline.searching.length import TrialLength
 from pipeline.searching.predictive import Measured, Outlook, Rules, look_ahead
 from pipeline.searching.sampler import NothingLeftError, PredictiveSampler
@@ -200,6 +202,40 @@ def test_the_model_says_when_it_does_not_hold() -> None:
     assert look_ahead(CANDIDATES, measured(lawful(), probes, 10**12), Rules(budget_bytes=10**12)).holds
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("number", [4, 8, 16, 20])
+def test_a_run_that_another_load_slowed_is_doubted_and_nothing_else_is(number: int, precision: str) -> None:
+    slowed = number + PRECISIONS.index(precision)
+    probes = sorted({0, 1, 7, 12, 14, 19, 25, 30, slowed})
+    quiet = measured(lawful(), probes, 10**12)
+    noisy = replace(quiet, log_seconds={**quiet.log_seconds, slowed: quiet.log_seconds[slowed] + math.log(1.4)})
+    rules = Rules(budget_bytes=10**12)
+    assert look_ahead(CANDIDATES, quiet, rules).doubtful is None
+    assert look_ahead(CANDIDATES, noisy, rules).doubtful == slowed
+    assert look_ahead(CANDIDATES, replace(noisy, again=frozenset({slowed})), rules).doubtful is None
+    faster = replace(quiet, log_seconds={**quiet.log_seconds, slowed: quiet.log_seconds[slowed] - math.log(1.4)})
+    assert look_ahead(CANDIDATES, faster, rules).doubtful != slowed
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(-2, 2), min_size=1, max_size=8), st.floats(0.01, 0.5))
+def test_a_surprise_is_what_leaving_it_out_and_predicting_it_gives(values: list[float], noise: float) -> None:
+    covariance = similarity([(number % 2, number % 3) for number in range(8)], 0.5)
+    priors = [(Belief(np.zeros(8), scale * covariance), noise) for scale in (0.5, 2.0)]
+    told = dict(enumerate(values))
+    surprise = surprises(priors, told)
+    for number, value in told.items():
+        others = {other: seen for other, seen in told.items() if other != number}
+        beliefs = [prior.given(others, noise) for prior, _ in priors]
+        evidence = [0.5 * prior.log_evidence(others, noise) if others else 0.0 for prior, _ in priors]
+        shares = np.exp(np.array(evidence) - max(evidence)) / np.exp(np.array(evidence) - max(evidence)).sum()
+        means = np.array([belief.mean_N[number] for belief in beliefs])
+        variances = np.array([belief.deviation_N[number] ** 2 + noise**2 for belief in beliefs])
+        mean = shares @ means
+        deviation = math.sqrt(shares @ (variances + means**2) - mean**2)
+        assert surprise[number] == pytest.approx((value - mean) / deviation, rel=1e-4, abs=1e-6)
+
+
 def test_a_risk_is_taken_only_for_its_gain() -> None:
     edge = made_up(32, "none", "bf16")
     rules = Rules(budget_bytes=int((edge.predicted_bytes or 0) * 1.005), kind="cuda")
@@ -281,6 +317,34 @@ def test_asking_and_telling_reaches_everything_that_fits_and_no_more() -> None:
     assert len(set(chosen)) == len(fitting) == len(chosen) and running.params in [one.choice for one in fitting]
     with pytest.raises(NothingLeftError):
         study.ask(DISTRIBUTIONS)
+
+
+def test_of_a_configuration_measured_twice_the_faster_counts() -> None:
+    sampler = PredictiveSampler(CANDIDATES, Rules(budget_bytes=100 * MIB))
+    study = optuna.create_study(direction="maximize")
+
+    def tell(number: int, slower: float = 1.0) -> None:
+        value = BATCH * TOKENS / (slower * lawful()(CANDIDATES[number]))
+        study.add_trial(create_trial(params=CANDIDATES[number].choice, distributions=DISTRIBUTIONS, value=value))
+
+    slowed = 12
+    for number in (0, 1, 7, 8, 14, 19):
+        tell(number)
+    tell(slowed, slower=1.4)
+    assert sampler.outlook(study).doubtful == slowed
+    tell(slowed)
+    outlook = sampler.outlook(study)
+    assert outlook.doubtful is None and outlook.law_is_off < 0.02
+
+
+def test_a_configuration_that_fails_when_it_is_measured_again_has_no_time() -> None:
+    sampler = PredictiveSampler(CANDIDATES, Rules(budget_bytes=100 * MIB))
+    study = optuna.create_study(direction="maximize")
+    of = {"params": CANDIDATES[0].choice, "distributions": DISTRIBUTIONS}
+    study.add_trial(create_trial(**of, value=1000.0))
+    assert sampler.outlook(study).predicted_seconds is not None
+    study.add_trial(create_trial(**of, state=TrialState.FAIL, user_attrs={OUTCOME: Outcome.CRASHED}))
+    assert sampler.outlook(study).predicted_seconds is None
 
 
 def test_what_is_no_dimension_is_refused() -> None:

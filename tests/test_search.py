@@ -18,7 +18,7 @@ from pipeline.contracts import InvalidInputError, MemoryUse, Outcome, Result
 from pipeline.metrics import MIB
 from pipeline.owner import is_gone, this_process
 from pipeline.report.search import answer, trials_frame, trials_table
-from pipeline.report.trials import TrialRow, best_row, pareto_front
+from pipeline.report.trials import TrialRow, best_row, each_once, pareto_front
 from pipeline.report.trials_pictures import over_time_picture, parallel_picture, plane_picture
 from pipeline.searching.answer import findings_of
 from pipeline.searching.choose import SAMPLERS, choose, distributions_of, naive_choices, next_naive
@@ -313,6 +313,39 @@ def test_of_two_processes_that_choose_the_same_the_first_has_it(tmp_path: Any) -
     assert second.start(SPACE.choices[1], SPACE, 1) is None, "the last of the trials is being measured"
     assert second.start(SPACE.choices[1], SPACE, 2) is not None
     assert first.taken == SPACE.choices[:2]
+
+
+def test_a_configuration_is_measured_again_where_that_is_asked_for_and_once() -> None:
+    study = new_study()
+    choice, *_ = run(study, "tpe", 1)
+    assert study.start(choice, SPACE, 20) is None
+    trial = study.start(choice, SPACE, 20, again=True)
+    assert trial is not None
+    assert study.start(choice, SPACE, 20, again=True) is None
+    result, figures = result_of(choice, oom=False)
+    study.finish(trial, judge(result, figures, BUDGET), result, figures)
+    assert study.start(choice, SPACE, 20, again=True) is None and len(study.trials) == 2
+
+
+def test_of_a_configuration_measured_twice_one_trial_counts() -> None:
+    def row(number: int, speed: float | None, fits: bool = True, size: int = 1) -> TrialRow:
+        figures = {} if speed is None else {"tokens_per_second": speed}
+        return TrialRow(
+            number=number,
+            choice={"micro_batch_size": size},
+            outcome="ok" if speed else "crashed",
+            detail=None,
+            fits=fits,
+            peak_bytes=1,
+            figures=figures,
+        )
+
+    slow, fast, other = row(0, 50.0), row(2, 80.0), row(1, 70.0, size=2)
+    assert each_once([slow, other, fast]) == [other, fast] and best_row([slow, other, fast]) is fast
+    crashed = row(3, None, fits=False)
+    assert each_once([fast, other, crashed]) == [other, crashed] and best_row([fast, other, crashed]) is other
+    table = trials_table([slow, other, fast], fast).frame
+    assert list(table[""]) == ["best", "", "measured again"]
 
 
 def test_a_locked_storage_is_waited_for_and_then_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pipeline.metrics import MIB
 from pipeline.report.certificate import Certificate, Verification, unmeasured_table, verification_table
 from pipeline.report.page import Report, Section
 from pipeline.report.table import Table
-from pipeline.report.trials import TrialRow, best_row, heading, in_words, pareto_front
+from pipeline.report.trials import TrialRow, best_row, each_once, heading, in_words, pareto_front
 from pipeline.report.trials_pictures import over_time_picture, parallel_picture, plane_picture
 
 
@@ -42,7 +42,7 @@ class SearchFindings:
         if self.verification is None:
             return best_row(self.rows)
         verified = self.verification.choice if self.verification.outcome == "ok" else None
-        return next((row for row in self.rows if row.choice == verified), None)
+        return next((row for row in each_once(self.rows) if row.choice == verified), None)
 
 
 def question(findings: SearchFindings) -> str:
@@ -57,7 +57,7 @@ def answer(findings: SearchFindings) -> str:
     """Return the fastest configuration that fits, its memory and speed, and how it compares with the naive one."""
     rows, budget, effective = findings.rows, findings.budget_bytes, findings.effective_batch_size
     best = findings.best
-    space = f"{len(rows)} of {findings.num_configurations} configurations measured"
+    space = f"{len(each_once(rows))} of {findings.num_configurations} configurations measured"
     if best is None:
         peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None and row.tokens_per_second is not None]
         smallest = f"the smallest peak seen is {min(peaks) / MIB:,.1f} MiB" if peaks else "none ran to its end"
@@ -135,6 +135,7 @@ def trials_frame(rows: Sequence[TrialRow]) -> pd.DataFrame:
 def trials_table(rows: Sequence[TrialRow], best: TrialRow | None) -> Table:
     """Return the trials, those that fit first and the fastest of them on top."""
     ordered = sorted(rows, key=lambda row: (not row.fits, -(row.tokens_per_second or 0)))
+    counting = each_once(rows)
     lines = [
         {
             **{heading(name): value for name, value in row.choice.items()},
@@ -145,7 +146,7 @@ def trials_table(rows: Sequence[TrialRow], best: TrialRow | None) -> Table:
             "predicted s/step": row.figures.get("predicted_seconds_per_step"),
             "tokens/s": row.tokens_per_second,
             "loss": row.figures.get("common_steps_loss"),
-            "": "best" if row is best else "",
+            "": "best" if row is best else "" if row in counting else "measured again",
         }
         for row in ordered
     ]
@@ -167,7 +168,7 @@ def _predicted_mib(row: TrialRow) -> float | None:
 
 def _against_naive(findings: SearchFindings, best: TrialRow) -> str:
     """Compare with the first naive configuration that fits, where it has been measured."""
-    fitting = {tuple(row.choice.items()): row for row in findings.rows if row.fits}
+    fitting = {tuple(row.choice.items()): row for row in each_once(findings.rows) if row.fits}
     keys = [tuple(choice.items()) for choice in findings.naive]
     plain = next((fitting[key] for key in keys if key in fitting), None)
     if plain is best:

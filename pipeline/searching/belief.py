@@ -48,6 +48,16 @@ class Belief:
         _, off, factor = self._surprise(values, noise)
         return float(-0.5 * off @ cho_solve(factor, off) - np.log(np.diag(factor[0])).sum())
 
+    def left_out(self, values: Mapping[int, float], noise: float) -> tuple[Vector, Vector]:
+        """Return how far each of `values` is from what the others let expect, and the variance that it may have.
+
+        Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equation 5.12.
+        """
+        known, off, factor = self._surprise(values, noise)
+        precision_KK = cho_solve(factor, np.eye(len(known)))
+        variance_K = 1 / np.diag(precision_KK)
+        return variance_K * (precision_KK @ off), variance_K
+
     def _surprise(self, values: Mapping[int, float], noise: float) -> tuple[NDArray[np.int_], Vector, Any]:
         """Return which are measured, how far off the mean, and the factor of what covariance they should have."""
         known = np.fromiter(values, int)
@@ -80,10 +90,8 @@ class Mixture:
     def of(cls, priors: Sequence[tuple[Belief, float]], values: Mapping[int, float]) -> Self:
         """Return what is believed after measuring `values`, each prior weighed by how probable it made them."""
         logarithms = [prior.log_evidence(values, noise) if values else 0.0 for prior, noise in priors]
-        evidence = LEARNING_RATE * np.array(logarithms)
-        shares = np.exp(evidence - evidence.max())
         beliefs = [prior.given(values, noise) for prior, noise in priors]
-        return cls(beliefs, [noise for _, noise in priors], shares / shares.sum())
+        return cls(beliefs, [noise for _, noise in priors], _shares(np.array(logarithms)))
 
     @property
     def mean_N(self) -> Vector:
@@ -101,6 +109,27 @@ class Mixture:
         counts = np.rint(self.shares * num_draws).astype(int)
         pairs = zip(self.beliefs, counts, strict=True)
         return np.concatenate([belief.of(numbers).draws(count) for belief, count in pairs if count])
+
+
+def surprises(priors: Sequence[tuple[Belief, float]], values: Mapping[int, float]) -> dict[int, float]:
+    """Return by how many standard deviations each of `values` exceeds what the others let expect."""
+    if not values:
+        return {}
+    pairs = [prior.left_out(values, noise) for prior, noise in priors]
+    off_BK, variance_BK = (np.stack(parts) for parts in zip(*pairs, strict=True))
+    of_all_B1 = np.array([[prior.log_evidence(values, noise)] for prior, noise in priors])
+    of_others_BK = of_all_B1 + 0.5 * (np.log(variance_BK) + off_BK**2 / variance_BK)
+    shares_BK = _shares(of_others_BK)
+    mean_K = (shares_BK * off_BK).sum(axis=0)
+    deviation_K = np.sqrt((shares_BK * (variance_BK + off_BK**2)).sum(axis=0) - mean_K**2)
+    return dict(zip(values, (mean_K / deviation_K).tolist(), strict=True))
+
+
+def _shares(log_evidence_BK: Matrix) -> Matrix:
+    """Return how probable each belief is, by how probable it made what was measured."""
+    weights_BK = np.exp(LEARNING_RATE * (log_evidence_BK - log_evidence_BK.max(axis=0)))
+    shares_BK: Matrix = weights_BK / weights_BK.sum(axis=0)
+    return shares_BK
 
 
 def similarity(groups: "list[tuple[object, ...]]", of_a_difference: float) -> Matrix:

@@ -18,6 +18,8 @@ MODEL_LIMIT = 0.1
 """What the law of time may leave over, root mean square and as a share, before it is not believed any more."""
 PROBES = 4
 """Measurements before the law is judged."""
+DOUBT = 2.0
+"""Standard deviations by which a time may be longer than all others let expect, before it is measured again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,8 @@ class Measured:
     failed: frozenset[int]
     """Neither time nor memory is known."""
     running: frozenset[int]
+    again: frozenset[int] = frozenset()
+    """Those measured a second time, or being so."""
 
     @property
     def taken(self) -> frozenset[int]:
@@ -72,6 +76,11 @@ class Outlook:
     """Number of the one to measure where one must be: `next`, else the best of those that fit."""
     law_is_off: float
     """What the law of time leaves over, root mean square and as a share."""
+    doubtful: int | None
+    """Number of a measured candidate to measure again, since it was slower than all others let expect; None if none.
+
+    Another load on the machine slows what is measured, and nothing makes it faster.
+    """
 
     @property
     def holds(self) -> bool:
@@ -103,7 +112,17 @@ def look_ahead(candidates: Sequence[Candidate], measured: Measured, rules: Rules
         eligible=eligible,
         predicted_seconds=np.exp(mean_N) * tokens_N if measured.log_seconds else None,
         law_is_off=time.off if len(measured.log_seconds) >= PROBES else 0.0,
+        doubtful=_doubtful(measured, time.surprises),
     )
+
+
+def _doubtful(measured: Measured, surprises: Mapping[int, float]) -> int | None:
+    """Return what was slower by more than DOUBT than the others let expect, the most surprising first."""
+    if len(measured.log_seconds) < PROBES:
+        return None
+    once = surprises.keys() - measured.again - measured.running
+    doubted = [number for number in once if surprises[number] > DOUBT]
+    return max(doubted, key=lambda number: surprises[number], default=None)
 
 
 def _rivals(candidates: Sequence[Candidate], measured: Measured, whole_front: bool) -> list[list[int]]:

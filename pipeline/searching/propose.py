@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.report.certificate import NOT_REACHED, SLOWER, UNFIT, Certificate, Twice, Unmeasured
-from pipeline.report.trials import TrialRow
+from pipeline.report.trials import TrialRow, each_once
 from pipeline.searching.choose import choose, next_naive
 from pipeline.searching.plan import SearchPlan
 from pipeline.searching.predictive import CONFIDENCE, Outlook
@@ -22,6 +22,8 @@ class Proposal:
     choice: Choice
     predicted_seconds: float | None = None
     """Of an optimizer step; None where nothing measured tells."""
+    again: bool = False
+    """Whether it is measured already, and its time doubted."""
 
 
 class Proposer(Protocol):
@@ -75,15 +77,13 @@ class Predictive:
         self._plan, self._study, self._sampler = plan, study, sampler
 
     def next(self, rows: Sequence[TrialRow]) -> Proposal | None:
-        """Return what promises most; where the law of time does not hold, what TPE proposes of that which fits."""
+        """Return what is doubtful, then what promises most; where the law of time does not hold, what TPE proposes."""
         outlook = self._outlook()
-        number = outlook.next
+        if outlook.doubtful is not None:
+            return self._proposal(outlook.doubtful, outlook, again=True)
         if not outlook.holds:
             return self._by_tpe(outlook)
-        if number is None:
-            return None
-        seconds = outlook.predicted_seconds
-        return Proposal(self._sampler.candidates[number].choice, None if seconds is None else float(seconds[number]))
+        return None if outlook.next is None else self._proposal(outlook.next, outlook)
 
     def naive(self, rows: Sequence[TrialRow]) -> Choice | None:
         """Return the first naive configuration that is predicted to fit, and was not measured otherwise."""
@@ -95,13 +95,12 @@ class Predictive:
         """Return the bound that the measurements have reached, and what was left out."""
         again = {self._sampler.number_of(one.choice): one.tokens_per_second for one in twice}
         outlook = self._study.outlook(self._sampler, again)
-        measured = [dict(row.choice) for row in rows]
+        measured = [dict(row.choice) for row in each_once(rows)]
         left = [
             self._unmeasured(number, outlook)
             for number, candidate in enumerate(self._sampler.candidates)
             if candidate.choice not in measured
         ]
-        seconds = sum(row.figures.get("seconds_total", 0.0) for row in rows)
         return Certificate(
             gap=self._plan.settings.gap,
             bound=outlook.bound if outlook.holds else None,
@@ -110,14 +109,19 @@ class Predictive:
             law_is_off=outlook.law_is_off,
             holds=outlook.holds,
             num_configurations=len(self._sampler.candidates),
-            num_measured=len(rows),
+            num_measured=len(measured),
             unmeasured=tuple(left),
-            seconds_measured=seconds,
-            seconds_of_brute_force=_brute_force(rows, seconds, left),
+            seconds_measured=_seconds_of(rows),
+            seconds_of_brute_force=_brute_force(each_once(rows), left),
         )
 
     def _outlook(self) -> Outlook:
         return self._study.outlook(self._sampler)
+
+    def _proposal(self, number: int, outlook: Outlook, *, again: bool = False) -> Proposal:
+        seconds = outlook.predicted_seconds
+        choice = self._sampler.candidates[number].choice
+        return Proposal(choice, None if seconds is None else float(seconds[number]), again)
 
     def _by_tpe(self, outlook: Outlook) -> Proposal | None:
         plan, study = self._plan, self._study
@@ -143,7 +147,12 @@ def make_proposer(plan: SearchPlan, study: StoredStudy, sampler: PredictiveSampl
     return Blind(plan, study) if sampler is None else Predictive(plan, study, sampler)
 
 
-def _brute_force(rows: Sequence[TrialRow], seconds: float, left: Sequence[Unmeasured]) -> float | None:
+def _seconds_of(rows: Sequence[TrialRow]) -> float:
+    """Return the device time of trials."""
+    return sum(row.figures.get("seconds_total", 0.0) for row in rows)
+
+
+def _brute_force(rows: Sequence[TrialRow], left: Sequence[Unmeasured]) -> float | None:
     """Return the device time of the whole space, what is left taking as many of its steps as the median trial."""
     ratios = [
         row.figures["seconds_total"] / row.figures["seconds_per_step"]
@@ -153,4 +162,4 @@ def _brute_force(rows: Sequence[TrialRow], seconds: float, left: Sequence[Unmeas
     predicted = [one.predicted_seconds_per_step for one in left]
     if not ratios or None in predicted:
         return None
-    return seconds + statistics.median(ratios) * sum(one for one in predicted if one is not None)
+    return _seconds_of(rows) + statistics.median(ratios) * sum(one for one in predicted if one is not None)

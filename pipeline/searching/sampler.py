@@ -133,28 +133,32 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
     def _measured(self, trials: Sequence[FrozenTrial], maximize: bool) -> Measured:
         seconds: dict[int, float] = {}
         peaks: dict[int, float] = {}
-        over, failed, running = set[int](), set[int](), set[int]()
+        over, failed, running, again = set[int](), set[int](), set[int](), set[int]()
         for trial in trials:
             number = self._number(trial)
             if number is None or _is_interrupted(trial):
                 continue
+            if number in seconds:
+                again.add(number)
             excess = trial.constraints.get(CONSTRAINT)
             if excess is not None:
                 peaks[number] = self.rules.budget_bytes + excess
             if excess is not None and excess > 0:
                 over.add(number)
             if trial.state is TrialState.COMPLETE:
-                seconds[number] = _log_seconds(trial.values[0], self.candidates[number], maximize)
+                told = _log_seconds(trial.values[0], self.candidates[number], maximize)
+                seconds[number] = min(told, seconds.get(number, told))
             elif trial.state in (TrialState.RUNNING, TrialState.WAITING):
                 running.add(number)
             elif excess is None:
                 failed.add(number)
         return Measured(
-            log_seconds=seconds,
+            log_seconds={number: told for number, told in seconds.items() if number not in failed},
             peak_bytes=peaks,
             over_budget=frozenset(over),
             failed=frozenset(failed),
             running=frozenset(running),
+            again=frozenset(again),
         )
 
     def _number(self, trial: FrozenTrial) -> int | None:

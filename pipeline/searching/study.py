@@ -69,11 +69,12 @@ class StoredStudy:
         """
         return sampler.outlook(self._study, again=again)
 
-    def start(self, choice: Choice, space: Space, total: int) -> optuna.Trial | None:
+    def start(self, choice: Choice, space: Space, total: int, *, again: bool = False) -> optuna.Trial | None:
         """Return a running trial of this configuration, unless another process has it, or the last of `total`.
 
-        A trial appears in the storage at once with its number, configuration and owner: of two processes that choose
-        the same at the same moment, the one with the lower number has it.
+        One that is measured already gets a trial only to be measured `again`, and once. A trial appears in the storage
+        at once with its number, configuration and owner: of two processes that choose the same at the same moment, the
+        one with the lower number has it.
         """
         key = uuid.uuid4().hex
         trial = create_trial(
@@ -86,7 +87,7 @@ class StoredStudy:
         trials = self._study.get_trials(deepcopy=False)
         mine = next(trial for trial in trials if trial.user_attrs.get(KEY) == key)
         earlier = [trial for trial in trials[: mine.number] if _is_known(trial) or trial.state is TrialState.RUNNING]
-        is_taken = mine.params in [trial.params for trial in earlier]
+        is_taken = [trial.params for trial in earlier].count(mine.params) > again
         if is_taken or sum(_is_known(trial) or _runs_here(trial) for trial in earlier) >= total:
             self.abandon(mine.number)
             return None

@@ -1,8 +1,13 @@
 """What an optimizer step of every configuration will cost: a law of a few parameters, and how far off it may be.
 
-    seconds = num_passes x max(launch, fixed[precision] + rate[precision] x micro_batch_size) x work + update
+    seconds = num_passes x max(launch, fixed[precision] + rate[precision] x size) x work + update
+    size = micro_batch_size ** (1 + growth)
+    work = 1 + recomputation x (operations / fewest operations - 1)
 
-`work` is the counted operations of a sequence, recomputation included, against those of the candidate with the fewest.
+`operations` are the counted ones of a sequence, recomputation included, against those of the candidate with the fewest.
+Recomputation may take longer than its share of them, since what is not counted is done again, too; and a sequence takes
+longer in a large micro-batch, of which a cache holds less.
+
 The parameters are fitted by least squares to the logarithms of what was measured, with priors broad enough for any
 device; what the law leaves over is a Gaussian process that is smooth in the logarithm of the micro-batch size. How
 noisy measurements are and how much the law leaves over is learned too: several values of both are tried, and those
@@ -16,7 +21,7 @@ from itertools import product
 import numpy as np
 from scipy.optimize import least_squares
 
-from pipeline.searching.belief import Belief, Matrix, Mixture, Vector, similarity
+from pipeline.searching.belief import Belief, Matrix, Mixture, Vector, similarity, surprises
 from pipeline.searching.candidates import Candidate
 
 NOISES = (0.003, 0.01, 0.03, 0.06)
@@ -40,13 +45,21 @@ OVERHEAD = {"fp32": (0.0, 0.1)}
 OTHER_OVERHEAD = (0.0, 1.0)
 FIXED, LAUNCH, UPDATE = (np.log(0.5), 1.5), (np.log(0.5), 1.5), (np.log(0.5), 1.5)
 """Of the fixed cost of a pass, its launches, and the update, in sequences."""
+RECOMPUTATION = (0.2, 0.5)
+"""Of the time of recomputation against its share of the operations."""
+GROWTH = (0.0, 0.1)
+"""Mean and standard deviation of what is added to the power of the micro-batch: no logarithm."""
 LAUNCH_STARTS = np.log([0.5, 2.0, 8.0, 32.0])
 """Where the fit begins to look for the cost of launches, in sequences."""
 
 
 @dataclass(frozen=True)
 class Law:
-    """The law for a list of candidates; parameters are logarithms: rate, speed-ups, fixed, launch, update."""
+    """The law for a list of candidates.
+
+    Its parameters are rate, speed-ups, overheads, recomputation, growth, fixed, launch and update; all are logarithms
+    but growth.
+    """
 
     candidates: Sequence[Candidate]
     kind: str
@@ -62,12 +75,12 @@ class Law:
         """Return mean and standard deviation of the parameters before anything is measured."""
         speedups = [SPEEDUP.get(name, OTHER_SPEEDUP[self.kind]) for name in self.precisions]
         overheads = [OVERHEAD.get(name, OTHER_OVERHEAD) for name in self.precisions]
-        pairs = np.array([RATE, *speedups, *overheads, FIXED, LAUNCH, UPDATE])
+        pairs = np.array([RATE, *speedups, *overheads, RECOMPUTATION, GROWTH, FIXED, LAUNCH, UPDATE])
         return pairs[:, 0], pairs[:, 1]
 
     def __call__(self, parameters: Vector) -> Vector:
         """Return the logarithm of each candidate's seconds per token."""
-        rate, *own, fixed, launch, update = parameters
+        rate, *own, recomputation, growth, fixed, launch, update = parameters
         speedups, overheads = own[: len(self.precisions)], own[len(self.precisions) :]
         number_of = {name: number for number, name in enumerate(self.precisions)}
         numbers = [number_of[candidate.precision] for candidate in self.candidates]
@@ -76,8 +89,9 @@ class Law:
         flops = np.array([candidate.flops for candidate in self.candidates])
         tokens = np.array([candidate.num_tokens for candidate in self.candidates])
         per_sequence, per_pass = np.exp(speedups)[numbers], np.exp(overheads)[numbers]
-        a_pass = np.maximum(np.exp(launch), per_pass * np.exp(fixed) + per_sequence * sizes)
-        seconds = passes * a_pass * flops / flops.min() + np.exp(update)
+        a_pass = np.maximum(np.exp(launch), per_pass * np.exp(fixed) + per_sequence * sizes ** (1 + growth))
+        work = 1 + np.exp(recomputation) * (flops / flops.min() - 1)
+        seconds = passes * a_pass * work + np.exp(update)
         logarithms: Vector = rate + np.log(seconds / tokens)
         return logarithms
 
@@ -90,6 +104,8 @@ class TimeFit:
     """Of the logarithm of each candidate's seconds per token."""
     off: float
     """Root mean square of what the fitted law alone leaves over, as a share; 0 where nothing is measured."""
+    surprises: Mapping[int, float]
+    """By how many standard deviations each measured one was slower than the others let expect."""
 
 
 def fit(candidates: Sequence[Candidate], measured: Mapping[int, float], kind: str) -> TimeFit:
@@ -103,7 +119,8 @@ def fit(candidates: Sequence[Candidate], measured: Mapping[int, float], kind: st
     expected, of_law_NN = at + slopes_NP @ (mean - parameters), (slopes_NP * deviation**2) @ slopes_NP.T
     priors = [(Belief(expected, of_law_NN + off**2 * smooth_NN), noise) for noise, off in product(NOISES, OFFS)]
     left = [measured[number] - at[number] for number in known]
-    return TimeFit(Mixture.of(priors, measured), float(np.sqrt(np.mean(np.square(left)))) if left else 0.0)
+    off = float(np.sqrt(np.mean(np.square(left)))) if left else 0.0
+    return TimeFit(Mixture.of(priors, measured), off, surprises(priors, measured))
 
 
 def _fit(law: Law, known: list[int], values: Vector, smooth_NN: Matrix) -> Vector:

@@ -33,18 +33,16 @@ def run_trials(plan: SearchPlan, study: StoredStudy, proposer: Proposer, parent:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     deadline = time.monotonic() + (plan.settings.search_time_limit or math.inf)
     with Progress(*columns, console=console, transient=True) as progress:
-        total = min(plan.settings.num_trials, len(plan.space.choices))
-        task = progress.add_task("", total=total)
+        total = plan.settings.num_trials
+        task = progress.add_task("", total=min(total, len(plan.space.choices)))
         while len(rows := rows_of(plan, study)) < total and (not rows or time.monotonic() < deadline):
             progress.update(task, completed=len(rows), description=_incumbent(rows))
             is_last_running = len(rows) + study.num_running_here >= total
             proposal = None if is_last_running else proposer.next(rows)
-            trial = None if proposal is None else study.start(proposal.choice, plan.space, total)
+            trial = None if proposal is None else study.start(proposal.choice, plan.space, total, again=proposal.again)
             if proposal is not None and trial is not None:
                 row = _run_trial(plan, proposal, trial, best_row(rows), study, parent)
-                progress.print(
-                    f"trial {row.number + 1}: {in_words(row.choice)}: {row.in_words}", style="dim", highlight=False
-                )
+                progress.print(f"{_name(row.number, proposal)}: {row.in_words}", style="dim", highlight=False)
             elif proposal is None and not study.num_running_here:
                 break
             elif proposal is None:
@@ -79,11 +77,10 @@ def _run_trial(
 ) -> TrialRow:
     """Run and judge one configuration."""
     choice, experiment = proposal.choice, plan.experiment(proposal.choice)
-    name = f"trial {trial.number + 1}: {in_words(choice)}"
     length = partial(train, enough=_length(plan, experiment, best))
     try:
         result, figures = parent.run(
-            name,
+            _name(trial.number, proposal),
             experiment,
             partial(_figures, experiment, proposal),
             {"variant": in_words(choice), "trial": str(trial.number + 1)},
@@ -94,6 +91,11 @@ def _run_trial(
         raise
     study.finish(trial, judge(result, figures, plan.budget_bytes), result, figures)
     return next(row for row in rows_of(plan, study) if row.number == trial.number)
+
+
+def _name(number: int, proposal: Proposal) -> str:
+    again = " (measured again)" if proposal.again else ""
+    return f"trial {number + 1}{again}: {in_words(proposal.choice)}"
 
 
 def _length(plan: SearchPlan, experiment: Experiment, best: TrialRow | None) -> TrialLength:

@@ -10,7 +10,7 @@ from pipeline.experiment import make_experiment
 from pipeline.metrics import against_baseline
 from pipeline.predict import summary
 from pipeline.report.certificate import Twice, Verification
-from pipeline.report.trials import TrialRow, in_words
+from pipeline.report.trials import TrialRow, each_once, in_words
 from pipeline.searching.plan import SearchPlan
 from pipeline.settings import merged, nested
 from pipeline.space import Choice
@@ -31,7 +31,7 @@ def verify(
     fit, or does not end, is refuted.
     """
     tried: list[_Again] = []
-    for row in sorted((row for row in rows if row.fits), key=_speed, reverse=True):
+    for row in sorted((row for row in each_once(rows) if row.fits), key=_speed, reverse=True):
         if any(one.speed >= _speed(row) for one in tried if one.holds):
             break
         choice = dict(row.choice)
