@@ -18,7 +18,7 @@ from scipy.stats import quantile_test
 from pipeline.contracts import Outcome
 from pipeline.metrics import MIB, median_interval
 from pipeline.searching import memory_model, time_model
-from pipeline.searching.belief import Belief, similarity, surprises
+from pipeline.searching.belief import LEARNING_RATE, Belief, similarity, surprises
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.judge import CONSTRAINT, OUTCOME
 from pipeline.searching.length import TrialLength
@@ -227,8 +227,9 @@ def test_a_surprise_is_what_leaving_it_out_and_predicting_it_gives(values: list[
     for number, value in told.items():
         others = {other: seen for other, seen in told.items() if other != number}
         beliefs = [prior.given(others, noise) for prior, _ in priors]
-        evidence = [0.5 * prior.log_evidence(others, noise) if others else 0.0 for prior, _ in priors]
-        shares = np.exp(np.array(evidence) - max(evidence)) / np.exp(np.array(evidence) - max(evidence)).sum()
+        evidence = np.array([prior.log_evidence(others, noise) if others else 0.0 for prior, _ in priors])
+        weights = np.exp(LEARNING_RATE * (evidence - evidence.max()))
+        shares = weights / weights.sum()
         means = np.array([belief.mean_N[number] for belief in beliefs])
         variances = np.array([belief.deviation_N[number] ** 2 + noise**2 for belief in beliefs])
         mean = shares @ means

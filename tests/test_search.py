@@ -1,10 +1,13 @@
 """The search: it never repeats itself, learns from what does not fit, and finds the fastest that does."""
 
+import io
 import sqlite3
 import subprocess
 import time
 from contextlib import closing
-from typing import Any
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import optuna
 import psutil
@@ -13,6 +16,7 @@ from conftest import TINY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
+from rich.console import Console
 
 from pipeline.contracts import InvalidInputError, MemoryUse, Outcome, Result
 from pipeline.metrics import MIB
@@ -21,11 +25,16 @@ from pipeline.report.search import answer, trials_frame, trials_table
 from pipeline.report.trials import TrialRow, best_row, each_once, pareto_front
 from pipeline.report.trials_pictures import over_time_picture, parallel_picture, plane_picture
 from pipeline.searching.answer import findings_of
+from pipeline.searching.candidates import Candidate
 from pipeline.searching.choose import SAMPLERS, choose, distributions_of, naive_choices, next_naive
 from pipeline.searching.judge import Verdict, attempted_bytes, judge
-from pipeline.searching.plan import plan_search
+from pipeline.searching.plan import SearchPlan, plan_search
+from pipeline.searching.predictive import Rules
+from pipeline.searching.propose import Predictive
+from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.study import StoredStudy
+from pipeline.searching.trials import rows_of
 from pipeline.space import Choice, Space, make_space
 
 SPACE = Space(
@@ -327,6 +336,45 @@ def test_a_configuration_is_measured_again_where_that_is_asked_for_and_once() ->
     assert study.start(choice, SPACE, 20, again=True) is None and len(study.trials) == 2
 
 
+def candidate_of(choice: Choice) -> Candidate:
+    size, peak = int(str(choice["micro_batch_size"])), made_up(choice)[0]
+    return Candidate(
+        choice=choice,
+        micro_batch_size=size,
+        num_passes=16 // size,
+        num_tokens=16,
+        flops=4.0 if choice["checkpointing"] == "every_layer" else 3.0,
+        precision=str(choice["precision"]),
+        predicted_bytes=peak,
+        fits=lambda budget_bytes: peak <= budget_bytes,
+    )
+
+
+def test_a_slowed_trial_is_proposed_again_and_counted_once() -> None:
+    study, slowed = new_study(), SPACE.choices[8]
+    sampler = PredictiveSampler([candidate_of(choice) for choice in SPACE.choices], Rules(budget_bytes=BUDGET))
+    plan = SimpleNamespace(settings=SimpleNamespace(gap=0.01), space=SPACE)
+    proposer = Predictive(cast(SearchPlan, plan), study, sampler)
+
+    def measure(choice: Choice, slowness: float = 1.0, again: bool = False) -> None:
+        result, figures = result_of(choice, oom=False)
+        figures = {**figures, "tokens_per_second": figures["tokens_per_second"] / slowness, "seconds_total": 2.0}
+        trial = study.start(choice, SPACE, 20, again=again)
+        assert trial is not None
+        study.finish(trial, judge(result, figures, BUDGET), result, figures)
+
+    for choice in SPACE.choices[:14]:
+        measure(choice, 1.6 if choice == slowed else 1.0)
+    doubted = proposer.next([])
+    assert doubted is not None and doubted.again and doubted.choice == slowed
+    measure(slowed, again=True)
+    after = proposer.next([])
+    assert after is None or not after.again
+    certificate = proposer.certificate(rows_of(cast(SearchPlan, plan), study))
+    assert certificate.num_measured == 14 and certificate.seconds_measured == 30.0
+    assert len(certificate.unmeasured) == 6
+
+
 def test_of_a_configuration_measured_twice_one_trial_counts() -> None:
     def row(number: int, speed: float | None, fits: bool = True, size: int = 1) -> TrialRow:
         figures = {} if speed is None else {"tokens_per_second": speed}
@@ -345,7 +393,23 @@ def test_of_a_configuration_measured_twice_one_trial_counts() -> None:
     crashed = row(3, None, fits=False)
     assert each_once([fast, other, crashed]) == [other, crashed] and best_row([fast, other, crashed]) is other
     table = trials_table([slow, other, fast], fast).frame
-    assert list(table[""]) == ["best", "", "measured again"]
+    assert list(table[""]) == ["best", "", "doubted"]
+
+
+def test_the_trials_fit_a_terminal_of_120_columns() -> None:
+    figures = dict.fromkeys(("seconds_per_step", "predicted_seconds_per_step", "common_steps_loss"), 123.4)
+    row = TrialRow(
+        number=0,
+        choice={"micro_batch_size": 128, "checkpointing": "every_12_layers", "precision": "fp32"},
+        outcome="over_budget",
+        detail=None,
+        fits=False,
+        peak_bytes=80 * 2**30,
+        figures={**figures, "tokens_per_second": 123456.0, "predicted_peak_reserved_mib": 81234.5},
+    )
+    console = Console(width=120, file=io.StringIO())
+    console.print(trials_table([row, replace(row, number=1)], row).to_terminal())
+    assert "…" not in cast(io.StringIO, console.file).getvalue()
 
 
 def test_a_locked_storage_is_waited_for_and_then_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

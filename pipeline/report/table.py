@@ -53,11 +53,18 @@ class Table:
         more = f"and {len(self.lines) - len(shown)} more in {self.name}.csv" if len(shown) < len(self.lines) else None
         below = " ".join(line for line in (self.note, more) if line)
         caption = {"caption": below, "caption_justify": "left"} if below else {}
-        table = TerminalTable(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, **caption)  # type: ignore[arg-type]
+        table = TerminalTable(
+            title=self.title,
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            collapse_padding=True,
+            **caption,  # type: ignore[arg-type]
+        )
         for heading in self.headings:
             longest = max((len(str(value)) for value in self.frame[heading]), default=0)
             justify: Literal["left", "right"] = "right" if self.is_numeric(heading) else "left"
-            narrow = heading.replace(" ", "\n") if self.is_numeric(heading) else heading
+            narrow = heading.replace(" ", "\n").replace("-", "-\n") if self.is_numeric(heading) else heading
             table.add_column(narrow, justify=justify, no_wrap=longest <= LONG_CHARACTERS, vertical="top")
         for line in shown:
             table.add_row(*map(Text, line))

@@ -13,7 +13,7 @@ Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 """One number a pair of configurations."""
 
-LEARNING_RATE = 0.5
+LEARNING_RATE = 0.3
 """Power of the evidence by which beliefs are weighed; below 1, since none of them is quite true (Gruenwald and van
 Ommen, Inconsistency of Bayesian Inference for Misspecified Linear Models, 2017)."""
 
