@@ -213,6 +213,7 @@ def test_a_run_that_another_load_slowed_is_doubted_and_nothing_else_is(number: i
     assert look_ahead(CANDIDATES, quiet, rules).doubtful is None
     assert look_ahead(CANDIDATES, noisy, rules).doubtful == slowed
     assert look_ahead(CANDIDATES, replace(noisy, again=frozenset({slowed})), rules).doubtful is None
+    assert look_ahead(CANDIDATES, replace(noisy, over_budget=frozenset({slowed})), rules).doubtful is None
     faster = replace(quiet, log_seconds={**quiet.log_seconds, slowed: quiet.log_seconds[slowed] - math.log(1.4)})
     assert look_ahead(CANDIDATES, faster, rules).doubtful != slowed
 
@@ -338,14 +339,18 @@ def test_of_a_configuration_measured_twice_the_faster_counts() -> None:
     assert outlook.doubtful is None and outlook.law_is_off < 0.02
 
 
-def test_a_configuration_that_fails_when_it_is_measured_again_has_no_time() -> None:
+def test_a_second_measurement_that_fails_leaves_the_first_and_one_that_does_not_fit_counts() -> None:
     sampler = PredictiveSampler(CANDIDATES, Rules(budget_bytes=100 * MIB))
     study = optuna.create_study(direction="maximize")
     of = {"params": CANDIDATES[0].choice, "distributions": DISTRIBUTIONS}
     study.add_trial(create_trial(**of, value=1000.0))
-    assert sampler.outlook(study).predicted_seconds is not None
     study.add_trial(create_trial(**of, state=TrialState.FAIL, user_attrs={OUTCOME: Outcome.CRASHED}))
-    assert sampler.outlook(study).predicted_seconds is None
+    assert sampler.outlook(study).bound is not None
+    study.enqueue_trial(CANDIDATES[0].choice)
+    trial = study.ask(DISTRIBUTIONS)
+    trial.set_constraint(CONSTRAINT, 1.0)
+    study.tell(trial, state=TrialState.PRUNED)
+    assert sampler.outlook(study).bound is None, "nothing that fits is measured"
 
 
 def test_what_is_no_dimension_is_refused() -> None:

@@ -390,10 +390,12 @@ def test_of_a_configuration_measured_twice_one_trial_counts() -> None:
 
     slow, fast, other = row(0, 50.0), row(2, 80.0), row(1, 70.0, size=2)
     assert each_once([slow, other, fast]) == [other, fast] and best_row([slow, other, fast]) is fast
-    crashed = row(3, None, fits=False)
-    assert each_once([fast, other, crashed]) == [other, crashed] and best_row([fast, other, crashed]) is other
+    crashed, too_large = row(3, None, fits=False), replace(row(4, 90.0, fits=False), outcome="over_budget")
+    assert each_once([fast, other, crashed]) == [other, fast] and best_row([fast, other, crashed]) is fast
+    assert each_once([fast, other, too_large]) == [other, too_large] and best_row([fast, other, too_large]) is other
+    assert pareto_front([slow, replace(fast, peak_bytes=2)]) == [replace(fast, peak_bytes=2)]
     table = trials_table([slow, other, fast], fast).frame
-    assert list(table[""]) == ["best", "", "doubted"]
+    assert list(table[""]) == ["best", "", "void"]
 
 
 def test_the_trials_fit_a_terminal_of_120_columns() -> None:

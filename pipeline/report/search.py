@@ -146,7 +146,7 @@ def trials_table(rows: Sequence[TrialRow], best: TrialRow | None) -> Table:
             "predicted s/step": row.figures.get("predicted_seconds_per_step"),
             "tokens/s": row.tokens_per_second,
             "loss": row.figures.get("common_steps_loss"),
-            "": "best" if row is best else "" if row in counting else "doubted",
+            "": "best" if row is best else "" if row in counting else "void",
         }
         for row in ordered
     ]

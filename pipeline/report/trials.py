@@ -6,6 +6,9 @@ from typing import Any
 
 from pipeline.metrics import MIB
 
+TOO_LARGE = ("out_of_memory", "over_budget")
+"""Outcomes of what does not fit."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRow:
@@ -51,7 +54,7 @@ def each_once(rows: Sequence[TrialRow]) -> list[TrialRow]:
     A configuration is measured again where its first time is doubted, since another load may have slowed it.
     """
     counting: dict[tuple[Any, ...], TrialRow] = {}
-    for row in sorted(rows, key=lambda row: (row.fits, -(row.tokens_per_second or 0))):
+    for row in sorted(rows, key=lambda row: (row.outcome not in TOO_LARGE, -(row.tokens_per_second or 0))):
         counting.setdefault(tuple(row.choice.values()), row)
     return sorted(counting.values(), key=lambda row: row.number)
 
@@ -64,7 +67,7 @@ def best_row(rows: Sequence[TrialRow]) -> TrialRow | None:
 def pareto_front(rows: Sequence[TrialRow]) -> list[TrialRow]:
     """Return the measured configurations that no other beats in both memory and throughput, the leanest first."""
     front: list[TrialRow] = []
-    for row in sorted(measured(rows), key=lambda row: (row.peak_bytes or 0, -(row.tokens_per_second or 0))):
+    for row in sorted(measured(each_once(rows)), key=lambda row: (row.peak_bytes or 0, -(row.tokens_per_second or 0))):
         if not front or (row.tokens_per_second or 0) > (front[-1].tokens_per_second or 0):
             front.append(row)
     return front

@@ -120,7 +120,7 @@ def _doubtful(measured: Measured, surprises: Mapping[int, float]) -> int | None:
     """Return what was slower by more than DOUBT than the others let expect, the most surprising first."""
     if len(measured.log_seconds) < PROBES:
         return None
-    once = surprises.keys() - measured.again - measured.running
+    once = surprises.keys() - measured.again - measured.running - measured.over_budget
     doubted = [number for number in once if surprises[number] > DOUBT]
     return max(doubted, key=lambda number: surprises[number], default=None)
 

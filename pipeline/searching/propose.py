@@ -21,7 +21,7 @@ class Proposal:
 
     choice: Choice
     predicted_seconds: float | None = None
-    """Of an optimizer step; None where nothing measured tells."""
+    """Of an optimizer step; None where nothing measured tells, or its own first time would."""
     again: bool = False
     """Whether it is measured already, and its time doubted."""
 
@@ -48,7 +48,7 @@ class Blind:
     def next(self, rows: Sequence[TrialRow]) -> Proposal | None:
         """Return the middle of the naive micro-batches still possible, then what the sampler proposes."""
         plan, study = self._plan, self._study
-        fitting = [dict(row.choice) for row in rows if row.fits]
+        fitting = [dict(row.choice) for row in each_once(rows) if row.fits]
         choice = next_naive(plan.naive, fitting, study.taken) or choose(
             plan.space.choices,
             plan.space,
@@ -62,7 +62,7 @@ class Blind:
 
     def naive(self, rows: Sequence[TrialRow]) -> Choice | None:
         """Return the first naive configuration that was measured to fit."""
-        fitting = [dict(row.choice) for row in rows if row.fits]
+        fitting = [dict(row.choice) for row in each_once(rows) if row.fits]
         return next((choice for choice in self._plan.naive if choice in fitting), None)
 
     def certificate(self, rows: Sequence[TrialRow], twice: Sequence[Twice] = ()) -> None:
@@ -80,10 +80,14 @@ class Predictive:
         """Return what is doubtful, then what promises most; where the law of time does not hold, what TPE proposes."""
         outlook = self._outlook()
         if outlook.doubtful is not None:
-            return self._proposal(outlook.doubtful, outlook, again=True)
+            return Proposal(self._sampler.candidates[outlook.doubtful].choice, again=True)
         if not outlook.holds:
             return self._by_tpe(outlook)
-        return None if outlook.next is None else self._proposal(outlook.next, outlook)
+        if outlook.next is None:
+            return None
+        seconds = outlook.predicted_seconds
+        choice = self._sampler.candidates[outlook.next].choice
+        return Proposal(choice, None if seconds is None else float(seconds[outlook.next]))
 
     def naive(self, rows: Sequence[TrialRow]) -> Choice | None:
         """Return the first naive configuration that is predicted to fit, and was not measured otherwise."""
@@ -117,11 +121,6 @@ class Predictive:
 
     def _outlook(self) -> Outlook:
         return self._study.outlook(self._sampler)
-
-    def _proposal(self, number: int, outlook: Outlook, *, again: bool = False) -> Proposal:
-        seconds = outlook.predicted_seconds
-        choice = self._sampler.candidates[number].choice
-        return Proposal(choice, None if seconds is None else float(seconds[number]), again)
 
     def _by_tpe(self, outlook: Outlook) -> Proposal | None:
         plan, study = self._plan, self._study

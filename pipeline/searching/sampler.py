@@ -142,7 +142,8 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
                 again.add(number)
             excess = trial.constraints.get(CONSTRAINT)
             if excess is not None:
-                peaks[number] = self.rules.budget_bytes + excess
+                peak = self.rules.budget_bytes + excess
+                peaks[number] = max(peak, peaks.get(number, peak))
             if excess is not None and excess > 0:
                 over.add(number)
             if trial.state is TrialState.COMPLETE:
@@ -150,10 +151,10 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
                 seconds[number] = min(told, seconds.get(number, told))
             elif trial.state in (TrialState.RUNNING, TrialState.WAITING):
                 running.add(number)
-            elif excess is None:
+            elif excess is None and number not in seconds:
                 failed.add(number)
         return Measured(
-            log_seconds={number: told for number, told in seconds.items() if number not in failed},
+            log_seconds=seconds,
             peak_bytes=peaks,
             over_budget=frozenset(over),
             failed=frozenset(failed),

@@ -13,7 +13,7 @@ class SearchSettings(SpaceSettings):
     budget: str = "auto"
     """Memory to stay within: 8GiB, 8GB, 512MiB, 80%; auto: 80% of a GPU, 256MiB on a CPU, in scale with gpt2-nano."""
     num_trials: PositiveInt = 24
-    """Configurations to measure at most, those of earlier sessions of the study included."""
+    """Trials at most, those of earlier sessions of the study included."""
     search_time_limit: PositiveFloat | None = None
     """Seconds after which no further trial is begun; none: no limit."""
     sampler: Literal["predictive", "tpe", "gp", "random", "brute", "nsga2"] = "predictive"

@@ -15,7 +15,7 @@ from pipeline.execute import execute
 from pipeline.experiment import Experiment
 from pipeline.metrics import Summary
 from pipeline.predict import summary
-from pipeline.report.trials import TrialRow, best_row, in_words
+from pipeline.report.trials import TrialRow, best_row, each_once, in_words
 from pipeline.searching.judge import CONSTRAINT, OUTCOME, judge, peak_bytes
 from pipeline.searching.length import HOPELESS_STEPS, TrialLength
 from pipeline.searching.plan import SearchPlan
@@ -36,7 +36,7 @@ def run_trials(plan: SearchPlan, study: StoredStudy, proposer: Proposer, parent:
         total = plan.settings.num_trials
         task = progress.add_task("", total=min(total, len(plan.space.choices)))
         while len(rows := rows_of(plan, study)) < total and (not rows or time.monotonic() < deadline):
-            progress.update(task, completed=len(rows), description=_incumbent(rows))
+            progress.update(task, completed=len(each_once(rows)), description=_incumbent(rows))
             is_last_running = len(rows) + study.num_running_here >= total
             proposal = None if is_last_running else proposer.next(rows)
             trial = None if proposal is None else study.start(proposal.choice, plan.space, total, again=proposal.again)
