@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.contracts import Outcome
 from pipeline.metrics import MIB
 
-TOO_LARGE = ("out_of_memory", "over_budget")
+TOO_LARGE = (Outcome.OUT_OF_MEMORY, Outcome.OVER_BUDGET)
 """Outcomes of what does not fit."""
 
 

@@ -99,7 +99,8 @@ class Predictive:
         """Return the bound that the measurements have reached, and what was left out."""
         again = {self._sampler.number_of(one.choice): one.tokens_per_second for one in twice}
         outlook = self._study.outlook(self._sampler, again)
-        measured = [dict(row.choice) for row in each_once(rows)]
+        counting = each_once(rows)
+        measured = [dict(row.choice) for row in counting]
         left = [
             self._unmeasured(number, outlook)
             for number, candidate in enumerate(self._sampler.candidates)
@@ -113,10 +114,10 @@ class Predictive:
             law_is_off=outlook.law_is_off,
             holds=outlook.holds,
             num_configurations=len(self._sampler.candidates),
-            num_measured=len(measured),
+            num_measured=len(counting),
             unmeasured=tuple(left),
             seconds_measured=_seconds_of(rows),
-            seconds_of_brute_force=_brute_force(each_once(rows), left),
+            seconds_of_brute_force=_brute_force(counting, left),
         )
 
     def _outlook(self) -> Outlook:
