@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
-from pipeline.contracts import Batch
-from pipeline.experiment import Experiment
+from pipeline.base.contracts import Batch
+from pipeline.base.sequences import IGNORED_LABEL
+from pipeline.config.experiment import Experiment
+from pipeline.config.variants import load_single
 from pipeline.memory.meter import WATCHED_STEPS, make_meter
-from pipeline.sequences import IGNORED_LABEL
-from pipeline.train import rows_of_step
-from pipeline.variants import load_single
+from pipeline.training.loop import rows_of_step
 
 
 def main() -> None:

@@ -12,9 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from pipeline.entries import entry_points
-from pipeline.environment import environment
+from pipeline.config.entry_points import entry_points
 from pipeline.memory.device import find_device
+from pipeline.runtime.environment import environment
 
 ROOT = Path(__file__).parent.parent
 SHOWN = (

@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Callable
 
-from pipeline.contracts import InvalidInputError
-from pipeline.interruption import INTERRUPTED
+from pipeline.base.errors import InvalidInputError
+from pipeline.runtime.signals import INTERRUPTED
 
 
 def exit_code_of(run: Callable[[], object]) -> int:

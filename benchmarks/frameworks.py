@@ -16,11 +16,11 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 
-from pipeline.contracts import Batch, Prepared
-from pipeline.experiment import Experiment
-from pipeline.sequences import IGNORED_LABEL
-from pipeline.settings import RunSettings
-from pipeline.train import rows_of_step
+from pipeline.base.contracts import Batch, Prepared
+from pipeline.base.sequences import IGNORED_LABEL
+from pipeline.config.experiment import Experiment
+from pipeline.config.settings import RunSettings
+from pipeline.training.loop import rows_of_step
 
 
 class Rows(Dataset[Batch]):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pipeline.contracts import InvalidInputError
+from pipeline.base.errors import InvalidInputError
 
 CONDITIONS = "conditions"
 """Column of a digest of what a run's figures depend on beside its own columns."""

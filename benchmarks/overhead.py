@@ -24,9 +24,9 @@ from entry_points import SHOWN
 from processes import ROOT, environment_of
 from start_up import STAGES, start_up
 
-from pipeline.environment import environment
+from pipeline.config.settings import RunSettings
 from pipeline.memory.device import find_device
-from pipeline.settings import RunSettings
+from pipeline.runtime.environment import environment
 
 TINY = {
     "sequence_length": "32",
@@ -114,7 +114,7 @@ def run_pairs(settings: Mapping[str, str], num_pairs: int) -> list[Pair]:
             sides = {name: runs[name]() for name in random.permutation(list(runs))}
             pairs.append(Pair(sides["entry point"], sides["bare loop"]))
             check_losses(pairs[-1])
-            print(f"pair {number + 1} of {num_pairs}: {', '.join(told(sides))}", flush=True)
+            print(f"pair {number + 1} of {num_pairs}: {', '.join(in_words(sides))}", flush=True)
     return pairs
 
 
@@ -161,7 +161,7 @@ def check_losses(pair: Pair) -> None:
         raise RuntimeError(f"both sides must train the same, and their losses differ by {difference:g}; mend bare.py")
 
 
-def told(sides: Mapping[str, Side]) -> Iterator[str]:
+def in_words(sides: Mapping[str, Side]) -> Iterator[str]:
     """Yield, for each side in the order of its run, its seconds per step."""
     return (f"{name} {statistics.median(side.seconds[FIRST_STEPS:]):.4f} s/step" for name, side in sides.items())
 

@@ -17,13 +17,14 @@ from frameworks import loader, windows, with_accelerate, with_lightning, with_tr
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from pipeline.contracts import Prepared, Result, StepRecord
-from pipeline.execute import execute
-from pipeline.experiment import Experiment
+from pipeline.base.contracts import Prepared
+from pipeline.base.results import Result, StepRecord
+from pipeline.config.experiment import Experiment
 from pipeline.memory.device import occupy
 from pipeline.memory.meter import WATCHED_STEPS, make_meter
-from pipeline.processes import CONTEXT, LOADED
-from pipeline.train import rows_of_step, train
+from pipeline.runtime.fork_server import CONTEXT, LOADED
+from pipeline.runtime.run import execute
+from pipeline.training.loop import rows_of_step, train
 
 CONTEXT.set_forkserver_preload([*LOADED, "frameworks", "transformers.trainer", "accelerate", "lightning.pytorch"])
 
@@ -63,28 +64,28 @@ PEERS = (HEADROOM, *OTHERS)
 
 def run(peer: str, experiment: Experiment, log_file: Path) -> tuple[Result, Measured | None]:
     """Train in a fresh process; return how it ended, and what was measured where it ended well."""
-    told: list[Any] = []
-    result = execute(experiment, log_file, work=partial(measure, peer), on_other=told.append)
-    return result, told[-1] if result.outcome.completed else None
+    received: list[Any] = []
+    result = execute(experiment, log_file, work=partial(measure, peer), on_other=received.append)
+    return result, received[-1] if result.outcome.completed else None
 
 
-def measure(peer: str, experiment: Experiment, prepared: Prepared, tell: Callable[[Any], None]) -> None:
+def measure(peer: str, experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:
     """Train in this process; tell the memory used and a Measured."""
     moments: list[Any] = []
     hook = register_optimizer_step_post_hook(lambda *_: moments.append(bare.moment(experiment.device)))
     try:
         work = _with_headroom if peer == HEADROOM else partial(_with_other, peer)
-        losses, mean_of_means = work(experiment, prepared, tell)
+        losses, mean_of_means = work(experiment, prepared, emit)
     finally:
         hook.remove()
     if len(moments) != experiment.settings.num_steps:
         raise RuntimeError(f"{peer} must take {experiment.settings.num_steps} optimizer steps, and took {len(moments)}")
     tokens, targets = zip(*counts(experiment, prepared), strict=True)
-    tell(Measured(tuple(losses), seconds_between(moments), tokens, targets, mean_of_means))
+    emit(Measured(tuple(losses), seconds_between(moments), tokens, targets, mean_of_means))
 
 
 def _with_headroom(
-    experiment: Experiment, prepared: Prepared, tell: Callable[[Any], None]
+    experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]
 ) -> tuple[list[float], float | None]:
     """Train as `main` does, each step's record told to the process that tracks it."""
     losses = []
@@ -92,14 +93,14 @@ def _with_headroom(
     def keep(message: Any) -> None:
         if isinstance(message, StepRecord):
             losses.append(message.loss)
-        tell(message)
+        emit(message)
 
     train(experiment, prepared, keep)
     return losses, None
 
 
 def _with_other(
-    peer: str, experiment: Experiment, prepared: Prepared, tell: Callable[[Any], None]
+    peer: str, experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]
 ) -> tuple[list[float], float | None]:
     settings = experiment.settings
     meter = make_meter(experiment.device)
@@ -120,7 +121,7 @@ def _with_other(
     finally:
         hook.remove()
         meter.settle()
-    tell(meter.read())
+    emit(meter.read())
     return parts.sum(1).tolist(), _mean_of_means(parts[0], experiment, prepared) if peer == BARE else None
 
 

@@ -26,10 +26,11 @@ from journal import Journal
 from peer_run import BARE, PEERS, run
 from peers_cases import CONFIGURATIONS, FRAMEWORKS, MODELS, Case, about_machine, cases_of, conditions_of, schedule
 from peers_page import page
-from peers_picture import picture
+from peers_picture import plot
 from processes import ROOT
 
-from pipeline.contracts import InvalidInputError, Outcome
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.results import Outcome
 from pipeline.memory.device import find_device
 
 SUBJECT = ("model", "configuration")
@@ -95,7 +96,7 @@ def _run(given: argparse.Namespace) -> None:
     title = f"The same training in Headroom and its peers, {device.type}, {given.date}"
     text = page(journal.rows(), experiments, about, title, command, num_left)
     (given.folder / f"{name}.md").write_text(text)
-    (given.folder / f"{name}.png").write_bytes(picture(journal.rows(), list(experiments), about["device_name"]))
+    (given.folder / f"{name}.png").write_bytes(plot(journal.rows(), list(experiments), about["device_name"]))
     print(text)
 
 
@@ -116,7 +117,7 @@ def measure_all(journal: Journal, runs: Sequence[tuple[int, Case, str]], seconds
         if row["outcome"] == Outcome.INTERRUPTED:
             raise KeyboardInterrupt
         journal.add({"model": case.model, "configuration": case.configuration, "round": number, "peer": peer, **row})
-        print(f"{case.model} {case.configuration}, {peer}: {told(row)}; left: {len(waiting)}", flush=True)
+        print(f"{case.model} {case.configuration}, {peer}: {in_words(row)}; left: {len(waiting)}", flush=True)
     return len(waiting)
 
 
@@ -166,7 +167,7 @@ def measured(case: Case, peer: str) -> dict[str, Any]:
     }
 
 
-def told(row: Mapping[str, Any]) -> str:
+def in_words(row: Mapping[str, Any]) -> str:
     """Return a run's figures in a few words."""
     if "seconds_per_step" not in row:
         return f"{row['outcome']}: {row['detail']}"

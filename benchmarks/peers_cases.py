@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from overhead import TINY
 
-from pipeline.contracts import InvalidInputError
-from pipeline.environment import environment
-from pipeline.experiment import Experiment, make_experiment
-from pipeline.settings import nested
+from pipeline.base.errors import InvalidInputError
+from pipeline.config.experiment import Experiment, make_experiment
+from pipeline.config.settings import nested
+from pipeline.runtime.environment import environment
 
 FRAMEWORKS = ("transformers", "accelerate", "lightning")
 """The packages of the peers."""

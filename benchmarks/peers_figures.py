@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from peer_run import PEERS
 
-from pipeline.contracts import Outcome
+from pipeline.base.results import Outcome
 
 Row = Mapping[str, str]
 Name = tuple[str, str]

@@ -8,8 +8,8 @@ from overhead import table
 from peer_run import BARE, HEADROOM
 from peers_figures import Name, Row, by_peer, numbers, peak_mib, speed
 
-from pipeline.contracts import Outcome
-from pipeline.experiment import Experiment
+from pipeline.base.results import Outcome
+from pipeline.config.experiment import Experiment
 
 TOLERANCES = {"fp32": 1e-4, "bf16": 1e-2}
 """Largest difference between two peers' losses of one step that the precision accounts for."""
@@ -51,7 +51,7 @@ def page(
     for name, experiment in experiments.items():
         runs = by_peer(rows, name)
         lines += [f"## {name[0]}, {name[1]}", "", described(experiment), ""]
-        lines += table(HEADS, list(figures(rows, name, runs)))
+        lines += table(HEADS, list(metrics(rows, name, runs)))
         if BARE in runs:
             tolerance = TOLERANCES[experiment.settings.precision]
             lines += [f"Losses (tolerance {tolerance:g}): {'; '.join(agreements(runs, tolerance))}.", ""]
@@ -81,7 +81,7 @@ def described(experiment: Experiment) -> str:
     )
 
 
-def figures(rows: Sequence[Row], name: Name, runs: Mapping[str, Sequence[Row]]) -> Iterator[tuple[str, ...]]:
+def metrics(rows: Sequence[Row], name: Name, runs: Mapping[str, Sequence[Row]]) -> Iterator[tuple[str, ...]]:
     """Yield a line of the table for each peer, and one for each run that did not complete."""
     for peer, of_peer in runs.items():
         seconds = [float(row["seconds_per_step"]) for row in of_peer]

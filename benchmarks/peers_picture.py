@@ -6,12 +6,12 @@ from matplotlib.axes import Axes
 from peer_run import BARE, PEERS
 from peers_figures import Name, Row, by_peer, peak_mib, speed
 
-from pipeline.report.picture import Picture, colour
+from pipeline.report.plot import Plot, colour
 
 OTHERS = [peer for peer in PEERS if peer != BARE]
 
 
-def picture(rows: Sequence[Row], names: Sequence[Name], device_name: str) -> bytes:
+def plot(rows: Sequence[Row], names: Sequence[Name], device_name: str) -> bytes:
     """Return a PNG of two panels; `names` are the models and configurations that it shows."""
     runs = {name: by_peer(rows, name) for name in names}
     compared = {name: of_peers for name, of_peers in runs.items() if BARE in of_peers}
@@ -33,7 +33,7 @@ def picture(rows: Sequence[Row], names: Sequence[Name], device_name: str) -> byt
         axes.set_xlim(min(low, 0.95), max(high, 1.05))  # a difference that is none must not fill the panel
         axes.legend(fontsize="small", loc="best")
 
-    return Picture(name="peers", title=f"The same training, {device_name}", panels=(speeds, peaks)).to_png()
+    return Plot(name="peers", title=f"The same training, {device_name}", panels=(speeds, peaks)).to_png()
 
 
 def _points(

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from pipeline.environment import environment
-from pipeline.execute import execute
-from pipeline.experiment import make_experiment
+from pipeline.config.experiment import make_experiment
+from pipeline.config.settings import merged, nested
 from pipeline.memory.device import hardware_of
-from pipeline.predict import predict
-from pipeline.settings import merged, nested
+from pipeline.prediction.predict import predict
+from pipeline.runtime.environment import environment
+from pipeline.runtime.run import execute
 
 FOLDER = Path(__file__).parent
 SHOWN = ("device_name", "cores", "host_memory_mib", "system", "python", "torch", "transformers")

@@ -24,14 +24,14 @@ from unittest.mock import patch
 
 import torch
 
-from pipeline.environment import environment
-from pipeline.experiment import Experiment, make_experiment
-from pipeline.files import cache_folder
-from pipeline.memory.cards import find_card
-from pipeline.predict import predict, predict_all
-from pipeline.processes import start_server
-from pipeline.settings import nested
-from pipeline.simulation.remembered import forget
+from pipeline.base.files import cache_folder
+from pipeline.config.experiment import Experiment, make_experiment
+from pipeline.config.settings import nested
+from pipeline.prediction.cached_operators import forget
+from pipeline.prediction.cards import find_card
+from pipeline.prediction.predict import predict, predict_all
+from pipeline.runtime.environment import environment
+from pipeline.runtime.fork_server import start_server
 
 FOLDER = Path(__file__).parent
 SHOWN = ("device_name", "cores", "host_memory_mib", "system", "python", "torch", "transformers")

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from processes import ROOT, environment_of
 
-from pipeline.environment import environment
+from pipeline.runtime.environment import environment
 
 FOLDER = Path(__file__).parent
 SHOWN = ("device_name", "cores", "host_memory_mib", "system", "python", "torch", "transformers", "mlflow", "optuna")
@@ -40,7 +40,7 @@ def search(cache: Path) -> dict[str, Any]:
         [job] = (folder / "runs").glob("*-search-*")
         found = json.loads((job / "findings.json").read_text())
         verified = found["verification"]["seconds_measured"]
-        best = max((row for row in found["rows"] if row["fits"]), key=lambda row: row["figures"]["tokens_per_second"])
+        best = max((row for row in found["rows"] if row["fits"]), key=lambda row: row["metrics"]["tokens_per_second"])
         return {
             "seconds": seconds,
             "trials": len(found["rows"]),

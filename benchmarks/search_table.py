@@ -22,14 +22,14 @@ import torch
 from exit_code import exit_code_of
 from journal import Journal
 
-from pipeline.contracts import Outcome
-from pipeline.environment import environment
-from pipeline.execute import execute
-from pipeline.experiment import Experiment, make_experiment
+from pipeline.base.results import Outcome
+from pipeline.config.experiment import Experiment, make_experiment
+from pipeline.config.settings import merged, nested
+from pipeline.config.space import Choice, Space
 from pipeline.memory.device import find_device, hardware_of
-from pipeline.predict import Prediction, predict_all
-from pipeline.settings import merged, nested
-from pipeline.space import Choice, Space
+from pipeline.prediction.predict import Prediction, predict_all
+from pipeline.runtime.environment import environment
+from pipeline.runtime.run import execute
 
 FOLDER = Path(__file__).parent
 DIMENSIONS = ("micro_batch_size", "checkpointing", "precision")

@@ -30,8 +30,8 @@ Floors; a module imports only from floors below its own, and the members of a fa
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.report.plan import PlanFindings
-    from pipeline.report.search import SearchFindings
+    from pipeline.prediction.plan import PlanFindings
+    from pipeline.searching.results import SearchFindings
 
 
 def plan(*, log: bool = False, **settings: Any) -> "PlanFindings":
@@ -46,8 +46,8 @@ def plan(*, log: bool = False, **settings: Any) -> "PlanFindings":
     """
     from rich.console import Console
 
-    from pipeline.planning.job import find, log_plan
-    from pipeline.settings import nested
+    from pipeline.config.settings import nested
+    from pipeline.jobs.plan import find, log_plan
 
     given, console = nested(settings), Console(quiet=True)
     findings = find(given, console)
@@ -67,7 +67,7 @@ def search(**settings: Any) -> "SearchFindings | None":
     """
     from rich.console import Console
 
-    from pipeline.searching.job import find
-    from pipeline.settings import nested
+    from pipeline.config.settings import nested
+    from pipeline.jobs.search import find
 
     return find(nested(settings), Console(quiet=True))

@@ -3,9 +3,9 @@
 import gc
 import sys
 
-from pipeline.entries import entry_points
-from pipeline.interruption import stop_at_once, stop_no_more
-from pipeline.processes import start_server, stop_server
+from pipeline.config.entry_points import entry_points
+from pipeline.runtime.fork_server import start_server, stop_server
+from pipeline.runtime.signals import stop_at_once, stop_no_more
 
 OBJECTS_BEFORE_A_LOOK = 100_000
 """How many objects may be made before the garbage collector looks for cycles among them."""

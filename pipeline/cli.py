@@ -9,14 +9,15 @@ from pydantic import create_model
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 from rich.console import Console
 
-from pipeline.contracts import InvalidInputError, Settings
-from pipeline.entries import SINGLE, entry_points
-from pipeline.interruption import INTERRUPTED, stop_in_order
-from pipeline.planning.settings import PlanSettings
+from pipeline.base.contracts import Settings
+from pipeline.base.errors import InvalidInputError
+from pipeline.config.entry_points import SINGLE, entry_points
+from pipeline.config.settings import AllSettings, unknown_setting
+from pipeline.config.variants import load_plan, load_single
+from pipeline.jobs.plan_settings import PlanSettings
+from pipeline.jobs.tools import TOOLS, use
+from pipeline.runtime.signals import INTERRUPTED, stop_in_order
 from pipeline.searching.settings import SearchSettings
-from pipeline.settings import AllSettings, unknown_setting
-from pipeline.tools import TOOLS, use
-from pipeline.variants import load_plan, load_single
 
 WIDTH_OF_FILES = 120
 """Columns of the tables where no terminal says how wide it is."""
@@ -103,21 +104,21 @@ def _console() -> Console:
 def _run(entry: str, given: dict[str, Any]) -> int:
     console = _console()
     if entry == "plan":
-        from pipeline.planning.job import make_plan
+        from pipeline.jobs.plan import make_plan
 
         return make_plan(given, console)
     if entry == "search":
-        from pipeline.searching.job import search
+        from pipeline.jobs.search import search
 
         return search(given, console)
-    from pipeline.measure import measure
+    from pipeline.jobs.comparison import measure
 
     if entry not in SINGLE:
         return measure(load_plan(entry, given), console)
     plan = load_single(entry, Path(given.pop("config", SingleSettings.model_fields["config"].default)), given)
     if entry == "main":
         return measure(plan, console)
-    from pipeline.profiling import profiling
+    from pipeline.jobs.profiling import profiling
 
     return profiling(plan, console)
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from filelock import FileLock
 
-from pipeline.experiment import Experiment, make_experiment
-from pipeline.settings import merged, nested
+from pipeline.config.experiment import Experiment, make_experiment
+from pipeline.config.settings import merged, nested
 
 ROOT = Path(__file__).parent.parent
 

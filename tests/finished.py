@@ -5,7 +5,7 @@ from pathlib import Path
 
 from project import SMALL, Project
 
-from pipeline.entries import entry_points
+from pipeline.config.entry_points import entry_points
 
 SEARCH = {**SMALL, "num_steps": "4", "effective_batch_size": "8", "num_trials": "4", "budget": "64MiB"}
 SETTINGS = {

@@ -39,7 +39,7 @@ def accelerate(script: Any) -> None:
     model, optimizer = accelerator.prepare(model, setup.make_optimizer(model))
     schedule = setup.make_schedule(optimizer)
     for window in windows(script):
-        tell(setup.take(accelerator, model, optimizer, window).item())
+        emit(setup.optimizer_step(accelerator, model, optimizer, window).item())
         schedule.step()
 
 
@@ -51,7 +51,7 @@ def hugging_face(script: Any) -> None:
     class Teller(TrainerCallback):  # type: ignore[misc]
         def on_log(self, arguments: Any, state: Any, control: Any, logs: dict[str, float], **more: Any) -> None:
             if "loss" in logs:
-                tell(logs["loss"])
+                emit(logs["loss"])
 
     setup.arguments.logging_steps, setup.arguments.save_strategy = 1, "no"
     setup.arguments.disable_tqdm = True
@@ -107,7 +107,7 @@ def deepspeed(script: Any) -> None:
     tell_means(losses, script.ACCUMULATION_STEPS)
 
 
-def tell(loss: float) -> None:
+def emit(loss: float) -> None:
     """Print a loss so that it is found among a framework's own output."""
     print(f"\nloss {loss:.7f}", flush=True)
 
@@ -115,7 +115,7 @@ def tell(loss: float) -> None:
 def tell_means(losses: list[float], size: int) -> None:
     """Print the mean loss of each optimizer step: right where its micro-batches have as many targets each."""
     for start in range(0, len(losses), size):
-        tell(sum(losses[start : start + size]) / size)
+        emit(sum(losses[start : start + size]) / size)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ from torch.library import Library, fallthrough_kernel
 from torch.utils import backend_registration
 from transformers import masking_utils, modeling_utils
 
-from pipeline.contracts import Prepared, Trainable
-from pipeline.experiment import Experiment
-from pipeline.profile import record_lifetimes
-from pipeline.simulation.batches import RepeatedRow
+from pipeline.base.contracts import Prepared, Trainable
+from pipeline.config.experiment import Experiment
+from pipeline.prediction.fake_batches import RepeatedRow
+from pipeline.training.profiler import record_lifetimes
 
 NAME = "fakegpu"
 TO_HALF = ("addmm", "mm", "matmul", "linear", "bmm", "baddbmm")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.memory.lifetimes import LifetimeRecorder
 from pipeline.memory.meter import make_meter
+from pipeline.memory.recorder import LifetimeRecorder
 
 ROWS, COLUMNS = 1000, 256
 BYTES = ROWS * COLUMNS * 4

@@ -12,10 +12,10 @@ from conftest import ROOT, TINY
 from project import Project
 
 import pipeline
-from pipeline.contracts import InvalidInputError
+from pipeline.base.errors import InvalidInputError
+from pipeline.prediction.plan import PlanFindings
 from pipeline.report.findings import read_findings
-from pipeline.report.plan import PlanFindings
-from pipeline.report.search import SearchFindings
+from pipeline.searching.results import SearchFindings
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 SMALL = {**{k: v for k, v in TINY.items() if k not in ("model", "device")}, "timing_warmup_steps": 2, "num_steps": 4}

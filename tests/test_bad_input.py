@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from project import SMALL, Project
 
+from pipeline.base.errors import InvalidInputError
 from pipeline.cli import main
-from pipeline.contracts import InvalidInputError
-from pipeline.variants import load_single, read_yaml
+from pipeline.config.variants import load_single, read_yaml
 
 CASES = [
     (["foo"], "no entry point is called 'foo'; the entry points are main, profiling, accumulation, checkpointing"),

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from pipeline.report.certificate import NOT_REACHED, SLOWER, UNFIT, Certificate, Unmeasured
+from pipeline.searching.results import NOT_REACHED, SLOWER, UNFIT, Certificate, Unmeasured
 
 
 def left(reason: str) -> Unmeasured:

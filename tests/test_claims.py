@@ -26,7 +26,7 @@ from folklore.claim import (
     exactly,
 )
 from folklore.command import CLAIMS, main
-from folklore.figures import (
+from folklore.metrics import (
     fit_error_percent,
     largest_micro_batch,
     memory_saved_percent,
@@ -39,17 +39,17 @@ from folklore.verdict import find, statements_of
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from pipeline.contracts import Outcome
+from pipeline.base.results import Outcome
 
 TINY_WORDS = ["--device", "cpu", "--tiny"]
 QUICK = ["--claims", "encoder,billion"]
 """Four configurations; those of billion exceed their budget."""
 
 
-def record(outcome: Outcome = Outcome.OK, losses: Sequence[float] = (), params: str = "", **figures: float) -> Record:
+def record(outcome: Outcome = Outcome.OK, losses: Sequence[float] = (), params: str = "", **metrics: float) -> Record:
     settings = dict(word.split("=") for word in params.split())
     return Record(
-        outcome=outcome, detail=None, params=settings, figures={"final_loss": 1.0, **figures}, losses=tuple(losses)
+        outcome=outcome, detail=None, params=settings, metrics={"final_loss": 1.0, **metrics}, losses=tuple(losses)
     )
 
 

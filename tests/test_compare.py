@@ -11,7 +11,7 @@ import pytest
 from finished import Done
 from project import Project, parent_id
 
-from pipeline.contracts import InvalidInputError
+from pipeline.base.errors import InvalidInputError
 from pipeline.report.findings import read_findings
 from pipeline.tracking.history import History
 
@@ -63,7 +63,7 @@ def test_every_figure_and_step_comes_back_from_mlflow(
     assert len(runs) == 3
     for run in runs:
         row, own = history.row(run, False, run.info.run_name, "runs"), kept[run.info.run_name]
-        assert row.figures == pytest.approx(dict(own.figures))
+        assert row.metrics == pytest.approx(dict(own.metrics))
         assert own.params.items() <= row.params.items()
         assert row.result is not None and own.result is not None
         for one, other in zip(row.result.steps, own.result.steps, strict=True):

@@ -11,9 +11,10 @@ import pytest
 import torch
 from conftest import tiny
 
-from pipeline.contracts import InvalidInputError, Prepared
-from pipeline.sequences import IGNORED_LABEL
-from pipeline.settings import CORPORA
+from pipeline.base.contracts import Prepared
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.sequences import IGNORED_LABEL
+from pipeline.config.settings import CORPORA
 
 WORDS = "memory is what you have and speed is what you want from it "
 
@@ -104,7 +105,7 @@ def test_text_is_tokenized_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     def refuse(*_: object) -> None:
         raise AssertionError("tokenized again")
 
-    monkeypatch.setattr("pipeline.text._tokenize", refuse)
+    monkeypatch.setattr("pipeline.base.tokenizing._tokenize", refuse)
     tiny().prepare()
     with pytest.raises(AssertionError, match="tokenized again"):
         tiny(vocabulary_size=600).prepare()

@@ -14,7 +14,7 @@ from finished import Done
 from mlflow.entities import Run
 from project import Project
 
-from pipeline.entries import FOLDER, SINGLE, entry_points
+from pipeline.config.entry_points import FOLDER, SINGLE, entry_points
 
 SUMMARY = {
     "peak_allocated_mib",
@@ -152,14 +152,14 @@ def test_variants_are_measured_against_their_baseline(entry: str, project: Proje
 @pytest.mark.parametrize("entry", entry_points())
 def test_the_parent_has_tables_figures_a_page_and_the_environment(entry: str, project: Project, done: Done) -> None:
     run_id = project.parent_of(entry).info.run_id
-    expected = {"environment.json", "figures", "findings.json", "report.html", *(f"{n}.csv" for n in TABLES[entry])}
+    expected = {"environment.json", "plots", "findings.json", "report.html", *(f"{n}.csv" for n in TABLES[entry])}
     assert {re.sub(r"(plan|largest|tensors)_.*csv", r"\1.csv", name) for name in artifacts(project, run_id)} >= expected
-    pictures = artifacts(project, run_id, "figures")
-    assert {re.sub(r"(fit|breakdown)_.*png", r"\1.png", name) for name in pictures} == {
-        f"figures/{name}.png" for name in PICTURES[entry]
+    plots = artifacts(project, run_id, "plots")
+    assert {re.sub(r"(fit|breakdown)_.*png", r"\1.png", name) for name in plots} == {
+        f"plots/{name}.png" for name in PICTURES[entry]
     }
-    for picture in pictures:
-        assert download(project, run_id, picture).read_bytes().startswith(PNG)
+    for plot in plots:
+        assert download(project, run_id, plot).read_bytes().startswith(PNG)
     environment = json.loads(download(project, run_id, "environment.json").read_text())
     assert {"torch", "transformers", "mlflow", "optuna", "python", "processor", "cores"} <= set(environment)
 

@@ -12,7 +12,7 @@ from finished import SETTINGS
 from processes import started, wait_for
 from project import SMALL, Project, as_words
 
-from pipeline.entries import entry_points
+from pipeline.config.entry_points import entry_points
 from pipeline.tracking.journal import NAME
 
 MANY = "100000"

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.contracts import InvalidInputError
-from pipeline.memory.budget import UNIT_BYTES, parse_budget
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.units import UNIT_BYTES, parse_budget
 from pipeline.memory.device import device_name, find_device, total_bytes
 from pipeline.memory.meter import make_meter
 

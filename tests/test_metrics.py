@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.contracts import Finished, MemoryUse, Outcome, PhaseMemory, Result, StepRecord
-from pipeline.metrics import MIB, against_baseline, moving_average, step_metrics, summarize
+from pipeline.base.results import Finished, MemoryUse, Outcome, PhaseMemory, Result, StepRecord
+from pipeline.base.units import MIB
+from pipeline.training.metrics import against_baseline, moving_average, step_metrics, summarize
 
 
 def record(step: int, **changes: Any) -> StepRecord:
@@ -77,8 +78,8 @@ def test_a_cpu_run_gives_exactly_these_figures() -> None:
 
 
 def test_a_run_that_died_at_once_has_no_invented_zeros() -> None:
-    figures = summarize(result(outcome=Outcome.OUT_OF_MEMORY, steps=(), memory=None, finished=None), 4, 2)
-    assert set(figures) == {"seconds_total", "effective_batch_size"}
+    metrics = summarize(result(outcome=Outcome.OUT_OF_MEMORY, steps=(), memory=None, finished=None), 4, 2)
+    assert set(metrics) == {"seconds_total", "effective_batch_size"}
 
 
 def test_steps_within_warm_up_give_no_time() -> None:
@@ -91,9 +92,9 @@ def test_infinite_norms_of_skipped_steps_stay_out_of_the_mean() -> None:
         record(1),
         record(2, grad_norm=math.nan, skipped=True),
     )
-    figures = summarize(result(steps=steps), 4, 2)
-    assert figures["mean_grad_norm"] == 2.0
-    assert figures["skipped_steps"] == 2.0
+    metrics = summarize(result(steps=steps), 4, 2)
+    assert metrics["mean_grad_norm"] == 2.0
+    assert metrics["skipped_steps"] == 2.0
     assert "grad_norm" not in step_metrics(steps[0])
     assert step_metrics(steps[0])["loss_scale"] == 4.0
 
@@ -111,8 +112,8 @@ def test_the_baselines_figures_compare() -> None:
             phases=(),
         ),
     )
-    base_figures, figures = summarize(base, 4, 2), summarize(half, 4, 2)
-    compared = against_baseline(half, figures, base, base_figures)
+    base_figures, metrics = summarize(base, 4, 2), summarize(half, 4, 2)
+    compared = against_baseline(half, metrics, base, base_figures)
     assert compared == pytest.approx(
         {"memory_saving_percent": 60.0, "time_overhead_percent": 100.0, "speedup": 0.5, "max_loss_difference": 0.25}
     )

@@ -6,9 +6,9 @@ import pytest
 import torch
 from conftest import tiny, with_corpus_of
 
-from pipeline.contracts import InvalidInputError
+from pipeline.base.errors import InvalidInputError
+from pipeline.config.settings import MODELS
 from pipeline.models.causal_lm import PRESETS, UNPUBLISHED, CausalLm
-from pipeline.settings import MODELS
 
 NAMES = [name for family in MODELS.values() for name in family.names]
 SMALL = [*UNPUBLISHED, "encoder_stack"]

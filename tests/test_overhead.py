@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from conftest import ROOT, tiny
 
-from pipeline.contracts import MemoryUse, StepRecord
-from pipeline.train import train
+from pipeline.base.results import MemoryUse, StepRecord
+from pipeline.training.loop import train
 
 
 def test_the_bare_loop_takes_the_same_steps_in_the_same_memory() -> None:
     experiment = tiny(num_steps=7)
-    told: list[Any] = []
-    train(experiment, experiment.prepare(), told.append)
+    received: list[Any] = []
+    train(experiment, experiment.prepare(), received.append)
     run = runpy.run_path(str(ROOT / "benchmarks" / "bare.py"))["run"]
-    assert run(experiment, metered=False)["losses"] == [m.loss for m in told if isinstance(m, StepRecord)]
-    peak = next(message.peak_allocated_bytes for message in told if isinstance(message, MemoryUse))
+    assert run(experiment, metered=False)["losses"] == [m.loss for m in received if isinstance(m, StepRecord)]
+    peak = next(message.peak_allocated_bytes for message in received if isinstance(message, MemoryUse))
     bare_peak = run(experiment, metered=True)["peak_allocated_bytes"]
     assert peak / bare_peak <= 1.001, f"{peak} bytes, and {bare_peak} in the bare loop"
 
@@ -44,10 +44,10 @@ def test_the_cost_of_watching_is_measured_in_pairs_of_runs(tmp_path: Path) -> No
             "import pipeline.cli",
             {"mlflow", "optuna", "matplotlib", "pandas", "transformers", "scipy", "sqlalchemy", "jinja2"},
         ),
-        ("import pipeline.measure", {"optuna", "matplotlib", "transformers", "pipeline.report.table"}),
-        ("import pipeline.profiling", {"optuna", "matplotlib", "transformers", "pipeline.report.table"}),
+        ("import pipeline.jobs.comparison", {"optuna", "matplotlib", "transformers", "pipeline.report.table"}),
+        ("import pipeline.jobs.profiling", {"optuna", "matplotlib", "transformers", "pipeline.report.table"}),
         (
-            "from pipeline.experiment import make_experiment; make_experiment({'device': 'cpu'}, 'main')",
+            "from pipeline.config.experiment import make_experiment; make_experiment({'device': 'cpu'}, 'main')",
             {"transformers.modeling_utils"},
         ),
     ],

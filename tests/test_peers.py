@@ -17,7 +17,7 @@ from accelerate.state import AcceleratorState
 from conftest import ROOT, tiny
 from torch import Tensor
 
-from pipeline.contracts import InvalidInputError
+from pipeline.base.errors import InvalidInputError
 
 SCRIPT = ROOT / "benchmarks" / "peers.py"
 SHORT = ["--device", "cpu", "--tiny", "--num_steps", "4"]
@@ -37,12 +37,14 @@ def peer_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 def losses(peer_run: ModuleType, peer: str, **settings: Any) -> tuple[float, ...]:
     """Return those of each step, with the clock and the meter checked on the way."""
     experiment = tiny(eval_steps=0, **settings)
-    told: list[Any] = []
-    peer_run.measure(peer, experiment, experiment.prepare(), told.append)
-    measured = told[-1]
+    extrapolated: list[Any] = []
+    peer_run.measure(peer, experiment, experiment.prepare(), extrapolated.append)
+    measured = extrapolated[-1]
     assert len(measured.losses) == len(measured.seconds) + 1 == experiment.settings.num_steps
     assert min(measured.seconds) > 0
-    [peak] = {message.peak_allocated_bytes for message in told if hasattr(message, "peak_allocated_bytes")} - {None}
+    [peak] = {message.peak_allocated_bytes for message in extrapolated if hasattr(message, "peak_allocated_bytes")} - {
+        None
+    }
     assert peak > 0
     return tuple(measured.losses)
 

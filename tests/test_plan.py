@@ -13,12 +13,11 @@ from finished import Done
 from processes import started, wait_for
 from project import SMALL, Project
 
-from pipeline.memory.cards import find_card
-from pipeline.predict import predict
+from pipeline.prediction.cards import find_card
+from pipeline.prediction.plan import PlanFindings, PlannedRow, expected_order
+from pipeline.prediction.predict import predict
 from pipeline.report.findings import read_findings, report_of
 from pipeline.report.page import to_html
-from pipeline.report.plan import PlanFindings
-from pipeline.report.planned import PlannedRow, expected_order
 
 CARDS = {**SMALL, "gpu": "rtx4090,t4", "effective_batch_size": "4", "model": "gpt2-nano"}
 

@@ -13,19 +13,21 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from transformers import masking_utils
 
-from pipeline.contracts import Hardware, InvalidInputError, MemoryUse, StepRecord
-from pipeline.experiment import Experiment
-from pipeline.memory.affine import growth_of, same_memory
-from pipeline.memory.cards import find_card
-from pipeline.memory.lifetimes import Timeline
+from pipeline.base.contracts import Hardware
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.results import MemoryUse, StepRecord
+from pipeline.config.experiment import Experiment
+from pipeline.config.settings import AllSettings, merged, validate
+from pipeline.memory.timeline import Timeline
 from pipeline.models import causal_lm
-from pipeline.predict import predict, predict_all
-from pipeline.settings import AllSettings, merged, validate
-from pipeline.simulation.batches import RepeatedRow
-from pipeline.simulation.target import simulated
-from pipeline.step import build_step, make_optimizer
-from pipeline.trace import KNOWN_SIZES, LARGEST_GROWTH_BYTES, record, trace
-from pipeline.train import Loop, Message, train
+from pipeline.prediction.cards import find_card
+from pipeline.prediction.extrapolate_batch import growth_of, same_memory
+from pipeline.prediction.fake_batches import RepeatedRow
+from pipeline.prediction.fake_device import simulated
+from pipeline.prediction.predict import predict, predict_all
+from pipeline.prediction.trace import KNOWN_SIZES, LARGEST_GROWTH_BYTES, record, trace
+from pipeline.training.loop import Loop, Message, train
+from pipeline.training.step import build_step, make_optimizer
 
 CPU = Hardware(kind="cpu", name="a processor", memory_bytes=2**34, capability=None)
 WIDE: Mapping[str, Any] = {"causal_lm__width": 64, "causal_lm__num_heads": 4, "sequence_length": 64}
@@ -105,13 +107,13 @@ def test_predicting_while_training_changes_nothing_in_the_training(dropout: floa
     def losses(predict_meanwhile: bool) -> list[float]:
         found: list[float] = []
 
-        def hear(message: Message) -> None:
+        def receive(message: Message) -> None:
             if isinstance(message, StepRecord):
                 found.append(message.loss)
                 if predict_meanwhile:
                     predict(experiment, CPU)
 
-        train(experiment, experiment.prepare(), hear)
+        train(experiment, experiment.prepare(), receive)
         return found
 
     assert losses(predict_meanwhile=True) == losses(predict_meanwhile=False)
@@ -174,7 +176,7 @@ def test_a_prediction_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
     experiment = tiny(micro_batch_size=4)
     first = predict(experiment, CPU)
-    monkeypatch.setattr("pipeline.trace.record_lifetimes", None)  # which nothing may call any more
+    monkeypatch.setattr("pipeline.prediction.trace.record_lifetimes", None)  # which nothing may call any more
     again = predict(tiny(micro_batch_size=4, seed=1, num_steps=9, output="elsewhere"), CPU)
     assert again == first
     for changed in ({"micro_batch_size": 2}, {"precision": "bf16"}, {"sequences": "padded"}, {"sequence_length": 16}):
@@ -199,9 +201,9 @@ def test_large_micro_batches_are_told_by_small_ones(
         file.unlink()
     for size in KNOWN_SIZES:
         predict(tiny(micro_batch_size=size, checkpointing="every_layer", **settings), target)
-    monkeypatch.setattr("pipeline.trace.record_lifetimes", None)  # which nothing may call any more
-    told = predict(wanted, target), trace(wanted, target, wanted.read_corpus())
-    assert told[0] == truth[0] and same_memory(told[1], truth[1])
+    monkeypatch.setattr("pipeline.prediction.trace.record_lifetimes", None)  # which nothing may call any more
+    extrapolated = predict(wanted, target), trace(wanted, target, wanted.read_corpus())
+    assert extrapolated[0] == truth[0] and same_memory(extrapolated[1], truth[1])
 
 
 def test_many_predictions_come_in_the_order_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -239,7 +241,7 @@ def test_deep_models_are_told_by_shallow_ones(
         depths.append(experiment.description.num_layers)
         return record(experiment, *rest)
 
-    monkeypatch.setattr("pipeline.trace.record", recorded)
+    monkeypatch.setattr("pipeline.prediction.trace.record", recorded)
     assert same_memory(trace(experiment, target, prepared), truth)
     assert len(depths) == 3 and sum(depths) < experiment.description.num_layers
     larger = tiny(micro_batch_size=4, **settings)
@@ -291,7 +293,7 @@ def test_sizes_that_do_not_grow_in_proportion_are_not_told() -> None:
     prepared = experiment.read_corpus()
     small, large = (trace(tiny(micro_batch_size=size), CPU, prepared) for size in (2, 4))
     growth = growth_of((2, small), (4, large))
-    assert growth is not None and same_memory(growth.told(3), trace(tiny(micro_batch_size=3), CPU, prepared))
+    assert growth is not None and same_memory(growth.extrapolated(3), trace(tiny(micro_batch_size=3), CPU, prepared))
     odd = replace(large.lives[-1], num_bytes=large.lives[-1].num_bytes + 1)
     assert growth_of((2, small), (4, replace(large, lives=(*large.lives[:-1], odd)))) is None
     assert growth_of((2, small), (4, replace(large, events=large.events[:-1]))) is None

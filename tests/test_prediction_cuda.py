@@ -11,18 +11,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, tiny
+from pipeline.simulation import autocast
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pipeline.contracts import InvalidInputError
-from pipeline.experiment import make_experiment
-from pipeline.memory.cards import CARDS, CONTEXT_BYTES, find_card
-from pipeline.memory.lifetimes import Timeline
-from pipeline.predict import Prediction, predict
-from pipeline.simulation import autocast
-from pipeline.simulation.attention import choose_kernel
-from pipeline.simulation.cuda import cuda_operators
-from pipeline.trace import trace
+from pipeline.base.errors import InvalidInputError
+from pipeline.config.experiment import make_experiment
+from pipeline.memory.timeline import Timeline
+from pipeline.prediction.attention import choose_kernel
+from pipeline.prediction.cards import CARDS, CONTEXT_BYTES, find_card
+from pipeline.prediction.cuda_operators import cuda_operators
+from pipeline.prediction.predict import Prediction, predict
+from pipeline.prediction.trace import trace
 
 A100, H200, T4 = find_card("a100"), find_card("h200"), find_card("t4")
 MIB = 2**20
@@ -84,17 +84,17 @@ def test_the_autocast_lists_leave_out_nothing_of_this_torch() -> None:
 
 def results_under_autocast() -> Iterator[tuple[str, torch.dtype]]:
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        hidden = F.linear(torch.ones(4, 8), torch.ones(8, 8))
-        yield "linear", hidden.dtype
-        yield "layer_norm", F.layer_norm(hidden, (8,)).dtype
-        yield "pow", hidden.pow(2).dtype
-        yield "softmax", hidden.softmax(-1).dtype
-        yield "sum", hidden.sum().dtype
-        yield "norm", hidden.norm().dtype
-        yield "cumsum", hidden.cumsum(0, dtype=torch.bfloat16).dtype
-        yield "gelu", F.gelu(hidden).dtype
-        yield "cat", torch.cat([hidden, hidden]).dtype
-        yield "addcmul", torch.addcmul(hidden, hidden, torch.ones(4, 8)).dtype
+        workspaces = F.linear(torch.ones(4, 8), torch.ones(8, 8))
+        yield "linear", workspaces.dtype
+        yield "layer_norm", F.layer_norm(workspaces, (8,)).dtype
+        yield "pow", workspaces.pow(2).dtype
+        yield "softmax", workspaces.softmax(-1).dtype
+        yield "sum", workspaces.sum().dtype
+        yield "norm", workspaces.norm().dtype
+        yield "cumsum", workspaces.cumsum(0, dtype=torch.bfloat16).dtype
+        yield "gelu", F.gelu(workspaces).dtype
+        yield "cat", torch.cat([workspaces, workspaces]).dtype
+        yield "addcmul", torch.addcmul(workspaces, workspaces, torch.ones(4, 8)).dtype
 
 
 def test_dtypes_under_simulated_autocast_are_cudas() -> None:
@@ -229,9 +229,9 @@ def test_an_unknown_card_is_answered_with_the_list() -> None:
 def test_predicting_the_largest_models_takes_little_memory() -> None:
     code = """
 import resource
-from pipeline.experiment import make_experiment
-from pipeline.memory.cards import find_card
-from pipeline.predict import predict
+from pipeline.config.experiment import make_experiment
+from pipeline.prediction.cards import find_card
+from pipeline.prediction.predict import predict
 for model in ("gpt2-xl", "llama-7b"):
     values = {"device": "cpu", "model": model, "sequence_length": 1024, "micro_batch_size": 4, "precision": "bf16"}
     print(predict(make_experiment(values, "main"), find_card("h200")).anatomy.category_bytes["parameters"] // 4)

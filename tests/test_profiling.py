@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 from conftest import tiny, with_corpus_of
 
-from pipeline.contracts import Outcome, Prepared, Result
-from pipeline.execute import execute
-from pipeline.experiment import Experiment, make_experiment
-from pipeline.memory.lifetimes import CATEGORIES
-from pipeline.metrics import summarize
-from pipeline.profile import MemoryProfile, OperatorCost, ProfileMessage, TimeProfile, look
-from pipeline.profiling import measure_and_look, profiled_of, row_of
-from pipeline.report.advice import Profiled, advise
+from pipeline.base.contracts import Prepared
+from pipeline.base.results import Outcome, Result
+from pipeline.config.experiment import Experiment, make_experiment
+from pipeline.config.settings import nested
+from pipeline.jobs.advice import Profiled, advise
+from pipeline.jobs.profiling import findings_of, measure_and_look, profiled_of, row_of
+from pipeline.memory.timeline import CATEGORIES
 from pipeline.report.findings import FILE, read_findings, report_of, to_json
 from pipeline.report.page import to_html
-from pipeline.report.profiling import ProfilingFindings
-from pipeline.settings import nested
-from pipeline.step import build_step
+from pipeline.runtime.run import execute
+from pipeline.training.metrics import summarize
+from pipeline.training.profiler import MemoryProfile, OperatorCost, ProfileMessage, TimeProfile, look
+from pipeline.training.step import build_step
 
 LONGER: dict[str, Any] = {"num_steps": 4, "sequence_length": 64}
 
@@ -33,16 +33,16 @@ LONGER: dict[str, Any] = {"num_steps": 4, "sequence_length": 64}
 def profiled(folder: Path, **settings: Any) -> Profiled:
     """Measure an experiment and look at it, in processes of their own."""
     experiment = tiny(**settings)
-    heard: list[ProfileMessage] = []
-    result = measure_and_look(experiment, folder / "log.txt", lambda record: None, heard)
+    received: list[ProfileMessage] = []
+    result = measure_and_look(experiment, folder / "log.txt", lambda record: None, received)
     return profiled_of(
-        experiment, row_of(experiment, result, "it", summarize(result, experiment.effective_batch_size, 3)), heard
+        experiment, row_of(experiment, result, "it", summarize(result, experiment.effective_batch_size, 3)), received
     )
 
 
-def put_together(experiment: Experiment, result: Result, heard: list[ProfileMessage]) -> Profiled:
-    figures = summarize(result, experiment.effective_batch_size, 3)
-    return profiled_of(experiment, row_of(experiment, result, "it", figures), heard)
+def put_together(experiment: Experiment, result: Result, received: list[ProfileMessage]) -> Profiled:
+    metrics = summarize(result, experiment.effective_batch_size, 3)
+    return profiled_of(experiment, row_of(experiment, result, "it", metrics), received)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_memory_and_time_are_told(plain: tuple[Profiled, Path]) -> None:
     one, folder = plain
     assert one.memory is not None and one.time is not None and one.memory.course is not None
     peak_mib = one.memory.peak.peak_bytes / 2**20
-    assert peak_mib == pytest.approx(one.row.figures["peak_allocated_mib"], rel=0.01)
+    assert peak_mib == pytest.approx(one.row.metrics["peak_allocated_mib"], rel=0.01)
     assert set(one.time.phase_seconds) == {"data", "forward", "backward", "optimizer"}
     assert sum(one.time.phase_seconds.values()) == pytest.approx(one.time.seconds_per_step)
     assert {"mm", "addmm", "_fused_adamw_"} <= {cost.name for cost in one.time.operators}
@@ -80,11 +80,11 @@ def test_memory_and_time_are_told(plain: tuple[Profiled, Path]) -> None:
 
 
 def test_its_report_is_made_again_from_the_findings(plain: tuple[Profiled, Path], tmp_path: Path) -> None:
-    findings = ProfilingFindings(entry="profiling", question="Where?", profiled=plain[0], environment={})
+    findings = findings_of("profiling", "Where?", plain[0], {})
     (tmp_path / FILE).write_text(to_json(findings))
     report = report_of(read_findings(tmp_path))
     assert to_html(report) == to_html(report_of(findings))
-    assert [picture.name for picture in report.pictures] == ["phases", "memory", "time"]
+    assert [plot.name for plot in report.plots] == ["phases", "memory", "time"]
     tables = {table.name: table for table in report.tables}
     assert set(tables["categories"].frame["categories"]) <= set(CATEGORIES)
     assert tables["modules"].frame["%"].sum() == pytest.approx(100)
@@ -144,15 +144,15 @@ def test_an_idle_device_asks_for_a_larger_micro_batch(plain: tuple[Profiled, Pat
 def test_a_run_out_of_memory_shows_what_was_alive(tmp_path: Path) -> None:
     """Memory that the system refuses in the first forward pass, of which the parameters were alive."""
     experiment = tiny(**LONGER, micro_batch_size=128, vocabulary_size=4096)
-    heard: list[ProfileMessage] = []
-    result = execute(experiment, tmp_path / "log.txt", work=_look_within_little, on_other=heard.append)
+    received: list[ProfileMessage] = []
+    result = execute(experiment, tmp_path / "log.txt", work=_look_within_little, on_other=received.append)
     assert result.outcome is Outcome.OUT_OF_MEMORY, result.detail
     one = profiled_of(
-        experiment, row_of(experiment, result, "it", summarize(result, experiment.effective_batch_size, 3)), heard
+        experiment, row_of(experiment, result, "it", summarize(result, experiment.effective_batch_size, 3)), received
     )
     assert one.memory is not None and one.time is None
     assert one.memory.peak.phase == "forward" and one.memory.peak.category_bytes["parameters"] > 0
-    report = report_of(ProfilingFindings(entry="profiling", question="Where?", profiled=one, environment={}))
+    report = report_of(findings_of("profiling", "Where?", one, {}))
     assert report.answer.startswith("It did not come to its end: out_of_memory. Memory peaks at")
     assert {"tensors", "modules", "categories"} <= {table.name for table in report.tables}
     assert to_html(report)
@@ -160,47 +160,47 @@ def test_a_run_out_of_memory_shows_what_was_alive(tmp_path: Path) -> None:
 
 def test_what_was_alive_is_known_even_after_a_kill(tmp_path: Path) -> None:
     """Every phase's memory has been told before the next one begins."""
-    heard: list[Any] = []
-    result = execute(tiny(**LONGER), tmp_path / "log.txt", work=_look_and_die, on_other=heard.append)
+    received: list[Any] = []
+    result = execute(tiny(**LONGER), tmp_path / "log.txt", work=_look_and_die, on_other=received.append)
     assert result.outcome is Outcome.OUT_OF_MEMORY
-    assert heard and heard[-1].peak.phase == "forward"
+    assert received and received[-1].peak.phase == "forward"
 
 
 def test_a_model_too_large_to_begin_with_has_a_report(tmp_path: Path) -> None:
     one = profiled(tmp_path, **LONGER, causal_lm__vocabulary_size=2**37)
     assert one.row.result is not None and one.row.result.outcome is Outcome.OUT_OF_MEMORY
-    report = report_of(ProfilingFindings(entry="profiling", question="Where?", profiled=one, environment={}))
+    report = report_of(findings_of("profiling", "Where?", one, {}))
     assert "out_of_memory" in report.answer and to_html(report)
 
 
-def _look_within_little(experiment: Experiment, prepared: Prepared, tell: Callable[[Any], None]) -> None:
+def _look_within_little(experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:
     """Look, with 128 MiB more than the process has now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + 128 * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    look(experiment, prepared, tell)
+    look(experiment, prepared, emit)
 
 
-def _look_and_die(experiment: Experiment, prepared: Prepared, tell: Callable[[Any], None]) -> None:
+def _look_and_die(experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:
     """Be killed, as the kernel does it, at the end of the first forward pass."""
-    told: list[object] = []
+    extrapolated: list[object] = []
 
     def tell_and_die(message: object) -> None:
-        tell(message)
-        told.append(message)
-        if len(told) == 3:  # after load, data and the first forward pass
+        emit(message)
+        extrapolated.append(message)
+        if len(extrapolated) == 3:  # after load, data and the first forward pass
             os.kill(os.getpid(), signal.SIGKILL)
 
     look(experiment, prepared, tell_and_die)
 
 
 def test_operators_and_categories_are_those_of_the_model() -> None:
-    heard: list[ProfileMessage] = []
+    received: list[ProfileMessage] = []
     experiment = tiny(**LONGER, precision="bf16", checkpointing="every_layer")
-    look(experiment, experiment.prepare(), heard.append)
-    memory = [part for part in heard if isinstance(part, MemoryProfile)][-1]
+    look(experiment, experiment.prepare(), received.append)
+    memory = [part for part in received if isinstance(part, MemoryProfile)][-1]
     names = {name for name, _ in build_step(experiment, experiment.prepare()).trainable.module.named_modules()}
     assert set(memory.peak.module_bytes) <= names | {"loss", "optimizer"}
     assert memory.matrix_products_float32_percent is not None and memory.matrix_products_float32_percent < 50
-    [timed] = [part for part in heard if isinstance(part, TimeProfile)]
+    [timed] = [part for part in received if isinstance(part, TimeProfile)]
     assert all(isinstance(cost, OperatorCost) and cost.seconds >= 0 for cost in timed.operators)

@@ -10,11 +10,11 @@ import pytest
 import yaml
 from conftest import ROOT
 
+from pipeline.base.contracts import Settings
 from pipeline.cli import OWN_SETTINGS, parse, settings_of
-from pipeline.contracts import Settings
-from pipeline.entries import FOLDER, SINGLE, entry_points
-from pipeline.settings import TECHNIQUES, dotted, merged, nested
-from pipeline.variants import read_yaml
+from pipeline.config.entry_points import FOLDER, SINGLE, entry_points
+from pipeline.config.settings import TECHNIQUES, dotted, merged, nested
+from pipeline.config.variants import read_yaml
 
 MLPROJECT = yaml.safe_load((ROOT / "MLproject").read_text())
 DECLARED = [

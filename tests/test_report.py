@@ -10,15 +10,15 @@ import pytest
 from rich.console import Console
 from test_metrics import result
 
-from pipeline.contracts import Outcome
-from pipeline.metrics import Row, against_baseline, summarize
-from pipeline.publish import show
+from pipeline.base.results import Outcome
+from pipeline.jobs.publish import show
 from pipeline.report import accumulation, checkpointing, combined, precision
 from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import FILE, read_findings, report_of, to_json
-from pipeline.report.overview import answer, comparison_frame, notes, overview_picture, overview_table
+from pipeline.report.overview import answer, comparison_frame, notes, overview_plot, overview_table
 from pipeline.report.page import to_html, to_markdown
 from pipeline.report.table import Table
+from pipeline.training.metrics import Row, against_baseline, summarize
 
 PNG = b"\x89PNG\r\n"
 GOOD = result()
@@ -43,10 +43,10 @@ def rows(*kinds: str) -> list[Row]:
     found: list[Row] = []
     for number, kind in enumerate(kinds):
         outcome = RESULTS[kind]
-        figures = summarize(outcome, 4, 2) if outcome else {}
+        metrics = summarize(outcome, 4, 2) if outcome else {}
         baseline = found[0].result if found else None
         if outcome and baseline:
-            figures |= against_baseline(outcome, figures, baseline, dict(found[0].figures))
+            metrics |= against_baseline(outcome, metrics, baseline, dict(found[0].metrics))
         found.append(
             Row(
                 comparison="c",
@@ -55,7 +55,7 @@ def rows(*kinds: str) -> list[Row]:
                 params={**PARAMS, "accumulation_steps": 2 + number, **LADDER[number % len(LADDER)]},
                 result=outcome,
                 skipped=None if outcome else "not here",
-                figures=figures,
+                metrics=metrics,
             )
         )
     return found
@@ -75,19 +75,19 @@ CASES = [
 @pytest.mark.parametrize("report", [accumulation, checkpointing, combined, precision])
 def test_a_report_takes_every_outcome(report: ModuleType, kinds: tuple[str, ...]) -> None:
     shown = rows(*kinds)
-    tables, pictures = report.tables(shown), report.pictures(shown)
+    tables, plots = report.tables(shown), report.plots(shown)
     assert all(len(table.frame) for table in tables)
-    for picture in pictures:
-        assert picture.to_png().startswith(PNG)
-        assert [panel[:6] for panel in picture.to_panel_pngs()] == [PNG] * len(picture.panels)
+    for plot in plots:
+        assert plot.to_png().startswith(PNG)
+        assert [panel[:6] for panel in plot.to_panel_pngs()] == [PNG] * len(plot.panels)
     if kinds == CASES[0]:
-        assert tables or pictures
+        assert tables or plots
 
 
 @pytest.mark.parametrize("kinds", CASES, ids="-".join)
 def test_the_overview_takes_every_outcome(kinds: tuple[str, ...]) -> None:
     shown = rows(*kinds)
-    assert overview_picture("title", shown).to_png().startswith(PNG)
+    assert overview_plot("title", shown).to_png().startswith(PNG)
     outcomes = [r.result.outcome if r.result else "skipped" for r in shown]
     assert list(comparison_frame(shown)["outcome"]) == outcomes
     console = Console(width=120, record=True, quiet=False, file=None)
@@ -130,11 +130,11 @@ def test_square_brackets_and_dollars_are_shown_as_they_are(tmp_path: Path) -> No
     with console.capture() as capture:
         show(report_of(findings), console)
     assert "[/usr/lib/libx.so] [enforce fail at alloc_cpu.cpp:121]" in capture.get()
-    assert overview_picture("title", odd).to_png().startswith(PNG)
+    assert overview_plot("title", odd).to_png().startswith(PNG)
 
 
 def test_other_runs_are_not_said_to_have_ended_well() -> None:
-    lone = [replace(row, figures={"peak_allocated_mib": 1.0, "seconds_per_step": 1.0}) for row in rows("ok", "ok")]
+    lone = [replace(row, metrics={"peak_allocated_mib": 1.0, "seconds_per_step": 1.0}) for row in rows("ok", "ok")]
     assert answer(lone).startswith("ok-0 peaks at 1.0 MiB")
-    bare = [replace(row, figures={}) for row in rows("ok", "ok")]
+    bare = [replace(row, metrics={}) for row in rows("ok", "ok")]
     assert answer(bare) == "2 of 2 runs came to their end, and the baseline was not measured to its end."

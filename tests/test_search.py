@@ -18,24 +18,25 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 from rich.console import Console
 
-from pipeline.contracts import InvalidInputError, MemoryUse, Outcome, Result
-from pipeline.metrics import MIB
-from pipeline.owner import is_gone, this_process
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.results import MemoryUse, Outcome, Result
+from pipeline.base.units import MIB
+from pipeline.config.space import Choice, Space, make_space
 from pipeline.report.search import answer, trials_frame, trials_table
-from pipeline.report.trials import TrialRow, best_row, each_once, pareto_front
-from pipeline.report.trials_pictures import over_time_picture, parallel_picture, plane_picture
+from pipeline.report.trial_plots import over_time_plot, parallel_plot, plane_plot
+from pipeline.runtime.ownership import is_gone, this_process
+from pipeline.searching.acquisition import Rules
 from pipeline.searching.answer import findings_of
 from pipeline.searching.candidates import Candidate
-from pipeline.searching.choose import SAMPLERS, choose, distributions_of, naive_choices, next_naive
 from pipeline.searching.judge import Verdict, attempted_bytes, judge
-from pipeline.searching.plan import SearchPlan, plan_search
-from pipeline.searching.predictive import Rules
-from pipeline.searching.propose import Predictive
+from pipeline.searching.optuna_samplers import SAMPLERS, choose, distributions_of, naive_choices, next_naive
+from pipeline.searching.problem import SearchPlan, plan_search
+from pipeline.searching.proposals import Predictive
+from pipeline.searching.results import Trial, best_trial, each_once, pareto_front
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.trials import rows_of
-from pipeline.space import Choice, Space, make_space
 
 SPACE = Space(
     {"micro_batch_size": (1, 2, 4, 8, 16), "checkpointing": ("none", "every_layer"), "precision": ("fp32", "bf16")}
@@ -56,9 +57,9 @@ def made_up(choice: Choice) -> tuple[int, float]:
 def result_of(choice: Choice, oom: bool) -> tuple[Result, dict[str, float]]:
     peak, speed = made_up(choice)
     outcome = Outcome.OK if peak <= BUDGET else Outcome.OUT_OF_MEMORY if oom else Outcome.OVER_BUDGET
-    figures = {"peak_allocated_mib": peak / MIB, "tokens_per_second": speed}
+    metrics = {"peak_allocated_mib": peak / MIB, "tokens_per_second": speed}
     if outcome is Outcome.OUT_OF_MEMORY:
-        figures = {"peak_reserved_mib": BUDGET / MIB - 3}
+        metrics = {"peak_reserved_mib": BUDGET / MIB - 3}
     memory = MemoryUse(
         peak_allocated_bytes=peak,
         peak_reserved_bytes=None,
@@ -68,7 +69,7 @@ def result_of(choice: Choice, oom: bool) -> tuple[Result, dict[str, float]]:
         phases=(),
     )
     detail = "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB." if not outcome.completed else None
-    return Result(outcome=outcome, detail=detail, steps=(), memory=memory, finished=None, seconds_total=1.0), figures
+    return Result(outcome=outcome, detail=detail, steps=(), memory=memory, finished=None, seconds_total=1.0), metrics
 
 
 def run(study: StoredStudy, sampler: str, num_trials: int, oom: bool = False, seed: int = 0) -> list[Choice]:
@@ -80,8 +81,8 @@ def run(study: StoredStudy, sampler: str, num_trials: int, oom: bool = False, se
             break
         trial = study.start(choice, SPACE, len(SPACE.choices))
         assert trial is not None
-        result, figures = result_of(choice, oom)
-        study.finish(trial, judge(result, figures, BUDGET), result, figures)
+        result, metrics = result_of(choice, oom)
+        study.finish(trial, judge(result, metrics, BUDGET), result, metrics)
         chosen.append(choice)
     return chosen
 
@@ -238,15 +239,15 @@ def test_a_setting_given_on_the_command_line_pins_its_dimension() -> None:
     assert len(plan.space.choices) == 3
 
 
-def row(number: int, peak: int | None, speed: float | None, outcome: str = "ok") -> TrialRow:
-    return TrialRow(
+def row(number: int, peak: int | None, speed: float | None, outcome: str = "ok") -> Trial:
+    return Trial(
         number=number,
         choice={"micro_batch_size": number + 1, "precision": "fp32"},
         outcome=outcome,
         detail=None,
         fits=outcome == "ok",
         peak_bytes=None if peak is None else peak * MIB,
-        figures={} if speed is None else {"tokens_per_second": speed},
+        metrics={} if speed is None else {"tokens_per_second": speed},
     )
 
 
@@ -278,10 +279,10 @@ def test_every_trial_is_on_the_pareto_front_or_beaten_by_it(points: list[tuple[i
 
 
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:1], ROWS[1:2], ROWS[2:3]], ids=["all", "over", "oom", "one"])
-def test_figures_and_table_take_any_outcome(rows: list[TrialRow]) -> None:
-    best = best_row(rows)
-    for picture in (over_time_picture(rows), plane_picture(rows, BUDGET, best), parallel_picture(rows, BUDGET, best)):
-        assert picture.to_png().startswith(PNG)
+def test_figures_and_table_take_any_outcome(rows: list[Trial]) -> None:
+    best = best_trial(rows)
+    for plot in (over_time_plot(rows), plane_plot(rows, BUDGET, best), parallel_plot(rows, BUDGET, best)):
+        assert plot.to_png().startswith(PNG)
     assert len(trials_table(rows, best).lines) == len(rows)
     assert list(trials_frame(rows)["outcome"]) == [r.outcome for r in rows]
 
@@ -331,8 +332,8 @@ def test_a_configuration_is_measured_again_where_that_is_asked_for_and_once() ->
     trial = study.start(choice, SPACE, 20, again=True)
     assert trial is not None
     assert study.start(choice, SPACE, 20, again=True) is None
-    result, figures = result_of(choice, oom=False)
-    study.finish(trial, judge(result, figures, BUDGET), result, figures)
+    result, metrics = result_of(choice, oom=False)
+    study.finish(trial, judge(result, metrics, BUDGET), result, metrics)
     assert study.start(choice, SPACE, 20, again=True) is None and len(study.trials) == 2
 
 
@@ -357,11 +358,11 @@ def test_a_slowed_trial_is_proposed_again_and_counted_once() -> None:
     proposer = Predictive(cast(SearchPlan, plan), study, sampler)
 
     def measure(choice: Choice, slowness: float = 1.0, again: bool = False) -> None:
-        result, figures = result_of(choice, oom=False)
-        figures = {**figures, "tokens_per_second": figures["tokens_per_second"] / slowness, "seconds_total": 2.0}
+        result, metrics = result_of(choice, oom=False)
+        metrics = {**metrics, "tokens_per_second": metrics["tokens_per_second"] / slowness, "seconds_total": 2.0}
         trial = study.start(choice, SPACE, 20, again=again)
         assert trial is not None
-        study.finish(trial, judge(result, figures, BUDGET), result, figures)
+        study.finish(trial, judge(result, metrics, BUDGET), result, metrics)
 
     for choice in SPACE.choices[:14]:
         measure(choice, 1.6 if choice == slowed else 1.0)
@@ -376,38 +377,38 @@ def test_a_slowed_trial_is_proposed_again_and_counted_once() -> None:
 
 
 def test_of_a_configuration_measured_twice_one_trial_counts() -> None:
-    def row(number: int, speed: float | None, fits: bool = True, size: int = 1) -> TrialRow:
-        figures = {} if speed is None else {"tokens_per_second": speed}
-        return TrialRow(
+    def row(number: int, speed: float | None, fits: bool = True, size: int = 1) -> Trial:
+        metrics = {} if speed is None else {"tokens_per_second": speed}
+        return Trial(
             number=number,
             choice={"micro_batch_size": size},
             outcome="ok" if speed else "crashed",
             detail=None,
             fits=fits,
             peak_bytes=1,
-            figures=figures,
+            metrics=metrics,
         )
 
     slow, fast, other = row(0, 50.0), row(2, 80.0), row(1, 70.0, size=2)
-    assert each_once([slow, other, fast]) == [other, fast] and best_row([slow, other, fast]) is fast
+    assert each_once([slow, other, fast]) == [other, fast] and best_trial([slow, other, fast]) is fast
     crashed, too_large = row(3, None, fits=False), replace(row(4, 90.0, fits=False), outcome="over_budget")
-    assert each_once([fast, other, crashed]) == [other, fast] and best_row([fast, other, crashed]) is fast
-    assert each_once([fast, other, too_large]) == [other, too_large] and best_row([fast, other, too_large]) is other
+    assert each_once([fast, other, crashed]) == [other, fast] and best_trial([fast, other, crashed]) is fast
+    assert each_once([fast, other, too_large]) == [other, too_large] and best_trial([fast, other, too_large]) is other
     assert pareto_front([slow, replace(fast, peak_bytes=2)]) == [replace(fast, peak_bytes=2)]
     table = trials_table([slow, other, fast], fast).frame
     assert list(table[""]) == ["best", "", "void"]
 
 
 def test_the_trials_fit_a_terminal_of_120_columns() -> None:
-    figures = dict.fromkeys(("seconds_per_step", "predicted_seconds_per_step", "common_steps_loss"), 123.4)
-    row = TrialRow(
+    metrics = dict.fromkeys(("seconds_per_step", "predicted_seconds_per_step", "common_steps_loss"), 123.4)
+    row = Trial(
         number=0,
         choice={"micro_batch_size": 128, "checkpointing": "every_12_layers", "precision": "fp32"},
         outcome="over_budget",
         detail=None,
         fits=False,
         peak_bytes=80 * 2**30,
-        figures={**figures, "tokens_per_second": 123456.0, "predicted_peak_reserved_mib": 81234.5},
+        metrics={**metrics, "tokens_per_second": 123456.0, "predicted_peak_reserved_mib": 81234.5},
     )
     console = Console(width=120, file=io.StringIO())
     console.print(trials_table([row, replace(row, number=1)], row).to_terminal())
@@ -432,14 +433,14 @@ def test_the_answer_compares_with_the_largest_naive_micro_batch_that_fits() -> N
     plan = plan_search({**TINY, "budget": "1GiB", "effective_batch_size": 8})
     measured = [(2, "fp32", 100.0), (8, "fp32", 500.0), (4, "bf16", 1000.0)]
     rows = [
-        TrialRow(
+        Trial(
             number=number,
             choice={"micro_batch_size": micro, "checkpointing": "none", "precision": precision},
             outcome="ok",
             detail=None,
             fits=True,
             peak_bytes=100 * MIB,
-            figures={"tokens_per_second": speed},
+            metrics={"tokens_per_second": speed},
         )
         for number, (micro, precision, speed) in enumerate(measured)
     ]

@@ -8,11 +8,12 @@ from conftest import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.base.errors import InvalidInputError
 from pipeline.cli import parse, settings_of
-from pipeline.contracts import InvalidInputError
-from pipeline.entries import entry_points
-from pipeline.experiment import make_experiment
-from pipeline.settings import AllSettings, dotted, merged, nested, setting_names, validate
+from pipeline.config.entry_points import entry_points
+from pipeline.config.experiment import make_experiment
+from pipeline.config.settings import AllSettings, dotted, merged, nested, setting_names, validate
+from pipeline.runtime.shape_check import check_shapes
 
 NAMES = st.text("abc", min_size=1, max_size=3)
 TREES = st.recursive(
@@ -34,8 +35,8 @@ def test_merging_keeps_every_change_and_touches_nothing_else(base: dict[str, Any
     assert pickle.dumps(base) == before
     assert dict(dotted(changes)).items() <= result.items()
     for name, value in dotted(base):
-        hidden = any(name == c or name.startswith(c + ".") or c.startswith(name + ".") for c, _ in dotted(changes))
-        assert hidden or result[name] == value
+        workspaces = any(name == c or name.startswith(c + ".") or c.startswith(name + ".") for c, _ in dotted(changes))
+        assert workspaces or result[name] == value
 
 
 @pytest.mark.parametrize("name", list(setting_names(AllSettings)))
@@ -142,7 +143,7 @@ def test_true_is_no_number(name: str) -> None:
 
 def test_a_shape_that_cannot_be_is_refused_at_once() -> None:
     with pytest.raises(InvalidInputError, match="gpt2-nano cannot be built in this shape: .*; change its settings"):
-        tiny(causal_lm__num_heads=3)
+        check_shapes([tiny(causal_lm__num_heads=3)])
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32])

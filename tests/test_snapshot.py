@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from test_allocator import BOTH, CAP_BYTES, program
 
-from pipeline.contracts import InvalidInputError
-from pipeline.memory.blocks import MIB
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.units import MIB
 from pipeline.memory.replay import Allocation, EmptyCache, Free, replay
 from pipeline.memory.snapshot import events_of
 

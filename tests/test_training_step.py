@@ -14,19 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
-from pipeline.contracts import Finished, MemoryUse, StepRecord
-from pipeline.experiment import Experiment
-from pipeline.settings import MODELS, TECHNIQUES
-from pipeline.step import (
+from pipeline.base.results import Finished, MemoryUse, StepRecord
+from pipeline.config.experiment import Experiment
+from pipeline.config.settings import MODELS, TECHNIQUES
+from pipeline.techniques.precision import Precision
+from pipeline.training.loop import DivergedError, Message, learning_rate, rows_of_step, train
+from pipeline.training.step import (
     Window,
     backpropagate,
     build_step,
     gradient_underflow_percent,
     make_optimizer,
-    take,
+    optimizer_step,
 )
-from pipeline.techniques.precision import Precision
-from pipeline.train import DivergedError, Message, learning_rate, rows_of_step, train
 
 CUTS = [(8, 1), (4, 2), (2, 4), (1, 8)]
 VARIANTS: dict[str, list[tuple[dict[str, Any], float]]] = {
@@ -154,7 +154,7 @@ def test_techniques_may_be_applied_in_any_order() -> None:
             step = technique.apply(step)
         optimizer = make_optimizer(model.module, experiment.settings)
         window = step_and_window(experiment)[1]
-        return take(step, optimizer, window.batches, window.num_targets, 1.0).loss.item()
+        return optimizer_step(step, optimizer, window.batches, window.num_targets, 1.0).loss.item()
 
     assert first_loss(experiment.techniques) == first_loss(tuple(reversed(experiment.techniques)))
 
@@ -184,7 +184,7 @@ def test_gradients_are_clipped_and_their_norm_is_recorded_before_that() -> None:
     step, window = step_and_window(experiment)
     optimizer = torch.optim.SGD(step.trainable.module.parameters(), lr=1.0)
     before = [p.detach().clone() for p in step.trainable.module.parameters()]
-    norm = take(step, optimizer, window.batches, window.num_targets, 0.1).grad_norm.item()
+    norm = optimizer_step(step, optimizer, window.batches, window.num_targets, 0.1).grad_norm.item()
     after = [p.detach() for p in step.trainable.module.parameters()]
     moved = math.sqrt(sum(float((a - b).pow(2).sum()) for a, b in zip(after, before, strict=True)))
     assert norm > 0.1
@@ -215,14 +215,14 @@ def test_a_step_reads_nothing_back_from_the_device(settings: dict[str, Any], mon
     """On a model of our own: transformers' mask code asks one question of the device in each forward pass."""
     step, window = step_and_window(tiny(**with_corpus_of("encoder_stack"), **settings))
     optimizer = make_optimizer(step.trainable.module, tiny().settings)
-    take(step, optimizer, window.batches, window.num_targets, 1.0)
+    optimizer_step(step, optimizer, window.batches, window.num_targets, 1.0)
 
     def refuse(*_: object) -> None:
         raise AssertionError("a tensor was read inside the step")
 
     for read in READS:
         monkeypatch.setattr(torch.Tensor, read, refuse)
-    take(step, optimizer, window.batches, window.num_targets, 1.0)
+    optimizer_step(step, optimizer, window.batches, window.num_targets, 1.0)
 
 
 @pytest.mark.parametrize("family", [name for name, family in MODELS.items() if family.names])

@@ -76,8 +76,8 @@ def keep(page: Page, name: str) -> None:
     """Keep a picture of the page where screenshots are wanted, without the path of this machine."""
     folder = os.environ.get("HEADROOM_SCREENSHOTS")
     if folder:
-        hidden = [page.get_by_text(re.compile("^Path: "))]
-        page.screenshot(path=Path(folder) / f"{name}.png", mask=hidden, mask_color="white")
+        workspaces = [page.get_by_text(re.compile("^Path: "))]
+        page.screenshot(path=Path(folder) / f"{name}.png", mask=workspaces, mask_color="white")
 
 
 def row(page: Page, name: str) -> Locator:

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from folklore.claim import Check, Claim, about, at_least, at_most, between
-from folklore.figures import (
+from folklore.metrics import (
     activations_mib,
     alone,
     fit_error_percent,

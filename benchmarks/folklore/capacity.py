@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from folklore.claim import Check, Claim, Claimed, exactly
-from folklore.figures import completed_percent, largest_micro_batch
+from folklore.metrics import completed_percent, largest_micro_batch
 from folklore.scale import Scale
-from pipeline.contracts import InvalidInputError
-from pipeline.environment import uses_expandable_segments
-from pipeline.experiment import Experiment
+from pipeline.base.errors import InvalidInputError
+from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
-from pipeline.predict import predict
+from pipeline.prediction.predict import predict
+from pipeline.runtime.environment import uses_expandable_segments
 
 EFFECTIVE_BATCH = 32
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from folklore.claim import Check, Claim, Claimed, about
-from folklore.figures import Figure, activations_saved_percent, memory_saved_percent, slower_percent
+from folklore.metrics import Figure, activations_saved_percent, memory_saved_percent, slower_percent
 from folklore.scale import Scale
 
 SAVED_BY_SIZE = {"small": 30.0, "medium": 40.0}

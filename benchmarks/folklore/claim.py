@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from folklore.scale import Scale
-from pipeline.contracts import Outcome
+from pipeline.base.results import Outcome
 
 SMALLEST = 0.001
 """What is below this is not told apart from others."""
@@ -24,7 +24,7 @@ class Record:
     detail: str | None
     """Why it did not end well, in a few words."""
     params: Mapping[str, str]
-    figures: Mapping[str, float]
+    metrics: Mapping[str, float]
     """Summary metrics by their names in MLflow."""
     losses: tuple[float, ...]
     """Of each optimizer step."""
@@ -33,9 +33,9 @@ class Record:
         """Return a summary metric of a run that took all of its steps; raise NotMeasuredError where there is none."""
         if not self.outcome.completed:
             raise NotMeasuredError(self.outcome.value)
-        if name not in self.figures:
+        if name not in self.metrics:
             raise NotMeasuredError(f"no {name}")
-        return self.figures[name]
+        return self.metrics[name]
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ from exit_code import exit_code_of
 from folklore import accumulation, capacity, checkpointing, precision, together
 from folklore.claim import Claim
 from folklore.page import Page
-from folklore.picture import picture
 from folklore.plan import PlannedCheck, in_random_order, plan
+from folklore.plot import plot
 from folklore.runs import Runs, require_writable
 from folklore.scale import FULL, SHORT, TINY, Scale
 from folklore.verdict import statements_of
-from pipeline.contracts import InvalidInputError
-from pipeline.files import write_whole
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.files import write_atomically
 from pipeline.memory.device import find_device
-from pipeline.processes import start_server
+from pipeline.runtime.fork_server import start_server
 
 ROOT = Path(__file__).parent.parent.parent
 CLAIMS = {
@@ -98,9 +98,9 @@ def _write(checks: Sequence[PlannedCheck], runs: Runs, scale: Scale, command: st
     stem = f"claims_{kind}_{date}"
     own = dict(pair for one in checks for pair in one.records(records))
     page = Page(
-        statements=statements, records=[*own.values()], scale=scale, date=date, command=command, picture=f"{stem}.png"
+        statements=statements, records=[*own.values()], scale=scale, date=date, command=command, plot=f"{stem}.png"
     )
-    contents = {"md": page.markdown().encode(), "csv": page.csv().encode(), "png": picture(statements)}
+    contents = {"md": page.markdown().encode(), "csv": page.csv().encode(), "png": plot(statements)}
     for ending, content in contents.items():
-        write_whole(folder / f"{stem}.{ending}", content)
+        write_atomically(folder / f"{stem}.{ending}", content)
         print(folder / f"{stem}.{ending}")

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from folklore.claim import NotMeasuredError, Record
-from pipeline.contracts import Outcome
+from pipeline.base.results import Outcome
 
 Figure = Callable[[Sequence[Record]], float]
 

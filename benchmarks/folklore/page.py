@@ -14,8 +14,8 @@ import torch
 from folklore.claim import Claim, Record, described, number
 from folklore.scale import Scale
 from folklore.verdict import Finding, Statement, spread
-from pipeline.contracts import Outcome
-from pipeline.environment import environment
+from pipeline.base.results import Outcome
+from pipeline.runtime.environment import environment
 
 SHOWN = (
     "device_name",
@@ -67,7 +67,7 @@ class Page:
     scale: Scale
     date: str
     command: str
-    picture: str
+    plot: str
     """The picture's file, beside the page."""
 
     def markdown(self) -> str:
@@ -86,7 +86,7 @@ class Page:
             HOW_TO_READ,
             "",
             *_table(("what", "value"), facts),
-            f"![What is claimed, beside what was measured]({self.picture})",
+            f"![What is claimed, beside what was measured]({self.plot})",
             "",
             *_table(("claim", "figure", "conditions", "claimed", "measured", "verdict"), [*self._rows()]),
         ]

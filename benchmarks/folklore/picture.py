@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from folklore.claim import number
 from folklore.verdict import Statement
-from pipeline.report.picture import COLOURS, DOTS_PER_INCH, WARNING
+from pipeline.report.plot import COLOURS, DOTS_PER_INCH, WARNING
 
 CLAIMED, HOLDS = "#cccccc", COLOURS[0]
 LIMITS = {"%": (-60.0, 150.0)}
@@ -19,7 +19,7 @@ LIMITS = {"%": (-60.0, 150.0)}
 LINE_INCHES, PANEL_INCHES, WIDTH_INCHES = 0.24, 0.75, 9.5
 
 
-def picture(statements: Sequence[Statement]) -> bytes:
+def plot(statements: Sequence[Statement]) -> bytes:
     """Return a PNG."""
     units = list(dict.fromkeys(statement.unit for statement in statements))
     panels = [[statement for statement in statements if statement.unit == unit] for unit in units]

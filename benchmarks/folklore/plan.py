@@ -11,9 +11,9 @@ import torch
 from folklore.claim import Check, Claim, NotMeasuredError, Record
 from folklore.scale import Scale
 from folklore.verdict import Finding, find
-from pipeline.contracts import InvalidInputError
-from pipeline.environment import environment
-from pipeline.experiment import Experiment
+from pipeline.base.errors import InvalidInputError
+from pipeline.config.experiment import Experiment
+from pipeline.runtime.environment import environment
 from pipeline.tracking.history import CONDITIONS
 
 

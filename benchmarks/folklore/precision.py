@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from folklore.claim import Check, Claim, about, at_most
-from folklore.figures import final_loss_difference_percent, memory_saved_percent, speedup
+from folklore.metrics import final_loss_difference_percent, memory_saved_percent, speedup
 from folklore.scale import Scale
 
 MICRO_BATCHES = (2, 8, 32)

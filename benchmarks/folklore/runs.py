@@ -10,11 +10,12 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 
 from folklore.claim import Record, described
-from pipeline.contracts import InvalidInputError, Outcome, Result
-from pipeline.experiment import Experiment
-from pipeline.metrics import Summary, summarize
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.results import Outcome, Result
+from pipeline.config.experiment import Experiment
 from pipeline.tracking.parent import open_parent
 from pipeline.tracking.sync import sync
+from pipeline.training.metrics import Summary, summarize
 
 KEY = "claims.key"
 """The tag that tells a run from all others."""
@@ -61,7 +62,7 @@ class Runs:
                 if deadline is not None and time.monotonic() > deadline:
                     print(f"time is over: the same command goes on with the other {len(todo) - number + 1} runs")
                     break
-                result, _ = parent.run(f"run-{key}", experiment, partial(figures, experiment), {KEY: key})
+                result, _ = parent.run(f"run-{key}", experiment, partial(metrics, experiment), {KEY: key})
                 words = f"{described(experiment.params())}: {result.outcome} in {result.seconds_total:.1f} s"
                 print(f"{number} of {len(todo)}: {words}", flush=True)
 
@@ -93,12 +94,12 @@ class Runs:
             outcome=Outcome(run.data.tags["outcome"]),
             detail=run.data.tags.get("outcome_detail"),
             params=run.data.params,
-            figures=run.data.metrics,
+            metrics=run.data.metrics,
             losses=tuple(point.value for point in sorted(losses, key=lambda point: point.step)),
         )
 
 
-def figures(experiment: Experiment, result: Result) -> Summary:
+def metrics(experiment: Experiment, result: Result) -> Summary:
     """Return a run's summary, without the prediction, which no claim asks for and a GPU would wait for."""
     return Summary(summarize(result, experiment.effective_batch_size, experiment.settings.timing_warmup_steps))
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.experiment import Experiment, make_experiment
-from pipeline.settings import merged, nested
+from pipeline.config.experiment import Experiment, make_experiment
+from pipeline.config.settings import merged, nested
 
 WARM_UP_STEPS = 2
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from folklore.claim import Check, Claim, between
-from folklore.figures import memory_saved_percent, slower_percent
+from folklore.metrics import memory_saved_percent, slower_percent
 from folklore.scale import Scale
 
 MICRO_BATCH = 2

@@ -18,13 +18,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pipeline.contracts import Result
-from pipeline.environment import environment, uses_expandable_segments
-from pipeline.execute import execute
-from pipeline.experiment import Experiment, make_experiment
+from pipeline.base.results import Result
+from pipeline.config.experiment import Experiment, make_experiment
+from pipeline.config.settings import merged, nested
 from pipeline.memory.device import find_device, hardware_of
-from pipeline.predict import Prediction, predict
-from pipeline.settings import merged, nested
+from pipeline.prediction.predict import Prediction, predict
+from pipeline.runtime.environment import environment, uses_expandable_segments
+from pipeline.runtime.run import execute
 
 SHORT = {"num_steps": 3, "timing_warmup_steps": 2, "eval_steps": 0}
 TINY = {"causal_lm.num_layers": 2, "causal_lm.width": 64, "causal_lm.num_heads": 2, "vocabulary_size": 512}

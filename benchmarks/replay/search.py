@@ -9,12 +9,12 @@ from pathlib import Path
 
 import optuna
 
-from pipeline.searching.choose import choose, distributions_of
+from pipeline.config.space import Choice, Space
+from pipeline.searching.acquisition import Measured, Rules, look_ahead
 from pipeline.searching.judge import CONSTRAINT
-from pipeline.searching.length import TrialLength
-from pipeline.searching.predictive import Measured, Rules, look_ahead
+from pipeline.searching.optuna_samplers import choose, distributions_of
 from pipeline.searching.settings import SearchSettings
-from pipeline.space import Choice, Space
+from pipeline.searching.trial_length import TrialLength
 from replay.table import WARMUP_STEPS, Entry, read
 
 PRECISION_PERCENT = float(SearchSettings.model_fields["precision_percent"].default)
@@ -88,10 +88,10 @@ class Search:
         lengths = range(1, len(run.seconds_of_steps) + 1)
         length = next((n for n in lengths if enough(run.seconds_of_steps[:n])), lengths[-1])
         steps = run.seconds_of_steps[:length]
-        told = statistics.median(steps[WARMUP_STEPS:])
+        median_seconds = statistics.median(steps[WARMUP_STEPS:])
         if number in self.measured:
             self.again.add(number)
-        self.measured[number] = min(told, self.measured.get(number, told))
+        self.measured[number] = min(median_seconds, self.measured.get(number, median_seconds))
         self.trials += 1
         self.seconds += run.seconds_of_start + sum(steps)
         best = self.incumbent
@@ -160,18 +160,18 @@ def of_optuna(search: Search) -> Replayed:
     choices: list[Choice] = [entry.candidate.choice for entry in search.entries]
     space = Space({name: tuple(dict.fromkeys(choice[name] for choice in choices)) for name in choices[0]})
     numbers = {tuple(choice.values()): number for number, choice in enumerate(choices)}
-    told = optuna.create_study(direction="maximize")
+    study = optuna.create_study(direction="maximize")
     while not search.is_near:
         taken = [choices[number] for number in search.measured]
-        choice = choose(choices, space, told.trials, taken, ("maximize",), search.sampler, search.seed * FAR_APART)
+        choice = choose(choices, space, study.trials, taken, ("maximize",), search.sampler, search.seed * FAR_APART)
         if choice is None:
             break
         number = numbers[tuple(choice.values())]
         search.measure(number)
-        told.enqueue_trial(choice)
-        trial = told.ask(distributions_of(space))
+        study.enqueue_trial(choice)
+        trial = study.ask(distributions_of(space))
         trial.set_constraint(CONSTRAINT, search.entries[number].peak_bytes - search.budget_bytes)
-        told.tell(trial, search.entries[number].candidate.num_tokens / search.measured[number])
+        study.tell(trial, search.entries[number].candidate.num_tokens / search.measured[number])
     return search.result()
 
 

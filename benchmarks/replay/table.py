@@ -11,9 +11,9 @@ from pathlib import Path
 
 from search_table import DIMENSIONS
 
-from pipeline.entries import FOLDER
+from pipeline.config.entry_points import FOLDER
+from pipeline.config.variants import read_yaml
 from pipeline.searching.candidates import Candidate
-from pipeline.variants import read_yaml
 
 WARMUP_STEPS = int(read_yaml(FOLDER / "search.yaml")["timing_warmup_steps"])
 """First optimizer steps that no figure uses, as in the search."""

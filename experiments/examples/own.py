@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from pipeline.contracts import CorpusRequest
+from pipeline.base.contracts import CorpusRequest
 
 
 class Decoder(nn.Module):

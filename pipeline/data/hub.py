@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pipeline.contracts import Corpus, CorpusRequest, InvalidInputError, Prepared
-from pipeline.text import digest_of, prepare_text
+from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.tokenizing import digest_of, prepare_text
 
 
 class Hub(Corpus):

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from pydoc_data.topics import topics
 from sys import version_info
 
-from pipeline.contracts import Corpus, CorpusRequest, Prepared
-from pipeline.text import digest_of, prepare_text
+from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
+from pipeline.base.tokenizing import digest_of, prepare_text
 
 
 class PythonDocs(Corpus):

@@ -2,8 +2,8 @@
 
 from pydantic import PositiveInt
 
-from pipeline.contracts import Corpus, CorpusRequest, Prepared
-from pipeline.text import digest_of, prepare_text
+from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
+from pipeline.base.tokenizing import digest_of, prepare_text
 
 SENTENCE = "The quick brown fox jumps over the lazy dog. "
 

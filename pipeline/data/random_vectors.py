@@ -7,8 +7,8 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from pipeline.contracts import Batch, Corpus, CorpusRequest, Prepared, Sequences
-from pipeline.text import digest_of
+from pipeline.base.contracts import Batch, Corpus, CorpusRequest, Prepared, Sequences
+from pipeline.base.tokenizing import digest_of
 
 
 class RandomVectors(Corpus):

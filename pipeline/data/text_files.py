@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pipeline.contracts import Corpus, CorpusRequest, InvalidInputError, Prepared
-from pipeline.text import digest_of, prepare_text
+from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.tokenizing import digest_of, prepare_text
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 

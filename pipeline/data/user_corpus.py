@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.contracts import Corpus, CorpusRequest, InvalidInputError, Prepared
-from pipeline.sequences import PackedSequences, TokenStore
-from pipeline.text import HELD_OUT_EVERY, digest_of, prepare_text
-from pipeline.user_code import call, digest, names_function, raised
+from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.sequences import PackedSequences, TokenStore
+from pipeline.base.tokenizing import HELD_OUT_EVERY, digest_of, prepare_text
+from pipeline.base.user_functions import call, digest, names_function, raised
 
 
 class UserCorpus(Corpus):

@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-MIB = 2**20
+from pipeline.base.units import MIB
+
 MIN_BLOCK_BYTES = 512
 """Every size is a multiple of it (kMinBlockSize in c10/core/AllocatorConfig.h)."""
 SMALL_BYTES = MIB

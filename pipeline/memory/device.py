@@ -7,7 +7,8 @@ import psutil
 import pynvml
 import torch
 
-from pipeline.contracts import Hardware, InvalidInputError
+from pipeline.base.contracts import Hardware
+from pipeline.base.errors import InvalidInputError
 
 
 def find_device(text: str) -> torch.device:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from pipeline.contracts import MemoryUse, PhaseMemory
+from pipeline.base.results import MemoryUse, PhaseMemory
 from pipeline.memory.device import used_bytes
 
 WATCHED_STEPS = 2

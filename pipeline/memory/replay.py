@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 
 from pipeline.memory.allocator import CachingAllocator
 from pipeline.memory.blocks import Block
-from pipeline.memory.lifetimes import Timeline
+from pipeline.memory.timeline import Timeline
 
 
 class Allocation(NamedTuple):

@@ -2,10 +2,10 @@
 
 from bisect import bisect_left
 
+from pipeline.base.units import MIB
 from pipeline.memory.blocks import (
     ADDRESS_SPACE_BYTES,
     LARGE_SEGMENT_BYTES,
-    MIB,
     SMALL_BYTES,
     SMALL_SEGMENT_BYTES,
     Block,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
-from pipeline.contracts import InvalidInputError
+from pipeline.base.errors import InvalidInputError
 from pipeline.memory.replay import Allocation, EmptyCache, Event, Free
 
 

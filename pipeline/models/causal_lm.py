@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from pipeline.contracts import Batch, Description, InvalidInputError, Model, Trainable
-from pipeline.sequences import IGNORED_LABEL
+from pipeline.base.contracts import Batch, Description, Model, Trainable
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.sequences import IGNORED_LABEL
 
 
 def _gpt2(layers: int, width: int, heads: int, **more: Any) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from pipeline.contracts import Batch, Description, InvalidInputError, Model, Trainable
+from pipeline.base.contracts import Batch, Description, Model, Trainable
+from pipeline.base.errors import InvalidInputError
 
 
 class EncoderStack(Model):

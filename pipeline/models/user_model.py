@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.contracts import Batch, Description, InvalidInputError, Model, Trainable
-from pipeline.sequences import IGNORED_LABEL
-from pipeline.user_code import call, digest, names_function
+from pipeline.base.contracts import Batch, Description, Model, Trainable
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.sequences import IGNORED_LABEL
+from pipeline.base.user_functions import call, digest, names_function
 
 SMALLEST_VOCABULARY = 300
 """The least that the setting vocabulary_size allows; a model is built with it where only its shape matters."""

@@ -8,14 +8,14 @@ from functools import partial
 import pandas as pd
 from matplotlib.axes import Axes
 
-from pipeline.metrics import MOVING_AVERAGE_STEPS, Row, moving_average
-from pipeline.report.picture import Picture, colour, line, over_steps
+from pipeline.report.plot import Plot, colour, line, over_steps
 from pipeline.report.table import Table
+from pipeline.training.metrics import MOVING_AVERAGE_STEPS, Row, moving_average
 
 
 def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
     """Return `epoch` (forward passes and updates, measured time beside its model) and `smoothness` (of the loss)."""
-    timed = [row for row in rows if "seconds_per_step" in row.figures]
+    timed = [row for row in rows if "seconds_per_step" in row.metrics]
     if not timed:
         return ()
     smoothness = pd.DataFrame([_smoothness(row) for row in timed])
@@ -25,7 +25,7 @@ def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
     )
 
 
-def pictures(rows: Sequence[Row]) -> tuple[Picture, ...]:
+def plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
     """Return for each comparison the smoothed loss and the gradient norms with mean and deviation."""
     found = []
     for comparison in dict.fromkeys(row.comparison for row in rows):
@@ -33,7 +33,7 @@ def pictures(rows: Sequence[Row]) -> tuple[Picture, ...]:
         if any(row.result and row.result.steps for row in shown):
             panels = (partial(_smoothed_losses, rows=shown), partial(_gradient_norms, rows=shown))
             title = f"smoothness: {comparison.replace('_', ' ')}"
-            found.append(Picture(name=f"smoothness_{comparison}", title=title, panels=panels))
+            found.append(Plot(name=f"smoothness_{comparison}", title=title, panels=panels))
     return tuple(found)
 
 
@@ -50,9 +50,9 @@ def _epoch(rows: Sequence[Row]) -> pd.DataFrame:
                 "effective batch": micro * steps,
                 "forward passes": math.ceil(row.params["dataset_size"] / micro),
                 "updates": updates,
-                "s/step measured": row.figures["seconds_per_step"],
+                "s/step measured": row.metrics["seconds_per_step"],
                 "s/step modelled": _modelled_seconds(row, rows),
-                "epoch, minutes": updates * row.figures["seconds_per_step"] / 60,
+                "epoch, minutes": updates * row.metrics["seconds_per_step"] / 60,
             }
         )
     return pd.DataFrame(lines)
@@ -68,7 +68,7 @@ def _modelled_seconds(row: Row, rows: Sequence[Row]) -> float | None:
     passes = [other.params["accumulation_steps"] for other in others]
     if len(set(passes)) < 2:
         return None
-    fitted = statistics.linear_regression(passes, [other.figures["seconds_per_step"] for other in others])
+    fitted = statistics.linear_regression(passes, [other.metrics["seconds_per_step"] for other in others])
     return float(fitted.slope * row.params["accumulation_steps"] + fitted.intercept)
 
 
@@ -78,11 +78,11 @@ def _smoothness(row: Row) -> dict[str, object]:
     return {
         "comparison": row.comparison,
         "variant": row.name,
-        "loss std": row.figures["loss_std"],
-        "loss cv": row.figures["loss_cv"],
+        "loss std": row.metrics["loss_std"],
+        "loss cv": row.metrics["loss_cv"],
         "mean distance from moving average": statistics.fmean(noise),
-        "mean gradient norm": row.figures.get("mean_grad_norm"),
-        "std gradient norm": row.figures.get("std_grad_norm"),
+        "mean gradient norm": row.metrics.get("mean_grad_norm"),
+        "std gradient norm": row.metrics.get("std_grad_norm"),
     }
 
 
@@ -109,6 +109,6 @@ def _gradient_norms(axes: Axes, *, rows: Sequence[Row]) -> None:
 
 
 def _norm_label(row: Row) -> str:
-    if "mean_grad_norm" not in row.figures:
+    if "mean_grad_norm" not in row.metrics:
         return row.name
-    return f"{row.name}: {row.figures['mean_grad_norm']:.2f} ± {row.figures['std_grad_norm']:.2f}"
+    return f"{row.name}: {row.metrics['mean_grad_norm']:.2f} ± {row.metrics['std_grad_norm']:.2f}"

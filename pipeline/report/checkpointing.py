@@ -7,9 +7,9 @@ from functools import partial
 import pandas as pd
 from matplotlib.axes import Axes
 
-from pipeline.metrics import Row
-from pipeline.report.picture import Picture, colour
+from pipeline.report.plot import Plot, colour
 from pipeline.report.table import Table
+from pipeline.training.metrics import Row
 
 NEEDED = {"memory_saving_percent", "time_overhead_percent", "block_forwards_per_step"}
 """Figures that a run has if it and its baseline were measured to the end."""
@@ -31,7 +31,7 @@ def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
     return (Table(name="depth", title="saving and overhead by policy and depth", frame=frame),) if len(frame) else ()
 
 
-def pictures(rows: Sequence[Row]) -> tuple[Picture, ...]:
+def plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
     """Return `depth`: saving and overhead against the number of layers with the theory, and against each other."""
     frame = _depth(rows)
     if not len(frame):
@@ -41,7 +41,7 @@ def pictures(rows: Sequence[Row]) -> tuple[Picture, ...]:
         partial(_overheads, frame=frame),
         partial(_savings_against_overheads, frame=frame),
     )
-    return (Picture(name="depth", title="what recomputation saves and costs", panels=panels),)
+    return (Plot(name="depth", title="what recomputation saves and costs", panels=panels),)
 
 
 def _depth(rows: Sequence[Row]) -> pd.DataFrame:
@@ -49,20 +49,20 @@ def _depth(rows: Sequence[Row]) -> pd.DataFrame:
     lines = []
     for row in rows:
         baseline = baselines.get(row.comparison)
-        if row.is_baseline or baseline is None or not set(row.figures) >= NEEDED:
+        if row.is_baseline or baseline is None or not set(row.metrics) >= NEEDED:
             continue
-        num_layers = baseline.figures["block_forwards_per_step"] / baseline.params["accumulation_steps"]
+        num_layers = baseline.metrics["block_forwards_per_step"] / baseline.params["accumulation_steps"]
         lines.append(
             {
                 "comparison": row.comparison,
                 "variant": row.name,
                 "layers": int(num_layers),
-                "saved %": row.figures["memory_saving_percent"],
+                "saved %": row.metrics["memory_saving_percent"],
                 "theory %": theory_percent(num_layers),
-                "time %": row.figures["time_overhead_percent"],
-                "block forwards": int(row.figures["block_forwards_per_step"]),
-                "without checkpointing": int(baseline.figures["block_forwards_per_step"]),
-                "largest loss difference": row.figures.get("max_loss_difference"),
+                "time %": row.metrics["time_overhead_percent"],
+                "block forwards": int(row.metrics["block_forwards_per_step"]),
+                "without checkpointing": int(baseline.metrics["block_forwards_per_step"]),
+                "largest loss difference": row.metrics.get("max_loss_difference"),
             }
         )
     return pd.DataFrame(lines)

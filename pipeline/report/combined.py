@@ -5,9 +5,9 @@ from functools import partial
 
 from matplotlib.axes import Axes
 
-from pipeline.metrics import Row
-from pipeline.report.picture import WARNING, Picture, colour, short
+from pipeline.report.plot import WARNING, Plot, colour, short
 from pipeline.report.table import Table
+from pipeline.training.metrics import Row
 
 NEEDED = {"peak_allocated_mib", "seconds_per_step"}
 LADDER = ("precision", "micro_batch_size", "checkpointing")
@@ -20,7 +20,7 @@ def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
     return ()
 
 
-def pictures(rows: Sequence[Row]) -> tuple[Picture, ...]:
+def plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
     """Return `waterfall`: memory and time down the ladder, rung by rung."""
     rungs = _rungs(rows)
     if len(rungs) < 2:
@@ -29,15 +29,15 @@ def pictures(rows: Sequence[Row]) -> tuple[Picture, ...]:
         partial(_waterfall, rungs=rungs, name="peak_allocated_mib", title="peak memory down the ladder", unit="MiB"),
         partial(_waterfall, rungs=rungs, name="seconds_per_step", title="time down the ladder", unit="s/step"),
     )
-    return (Picture(name="waterfall", title="what each technique adds", panels=panels),)
+    return (Plot(name="waterfall", title="what each technique adds", panels=panels),)
 
 
 def _rungs(rows: Sequence[Row]) -> list[Row]:
     """Return the baseline, then variants that each change all that the one before does, and one setting more."""
-    rungs = [row for row in rows if row.is_baseline and set(row.figures) >= NEEDED][:1]
+    rungs = [row for row in rows if row.is_baseline and set(row.metrics) >= NEEDED][:1]
     for row in rows if rungs else ():
         before = _changes(rungs[-1], rungs[0])
-        if set(row.figures) >= NEEDED and before < _changes(row, rungs[0]):
+        if set(row.metrics) >= NEEDED and before < _changes(row, rungs[0]):
             rungs.append(row)
     return rungs
 
@@ -48,7 +48,7 @@ def _changes(row: Row, baseline: Row) -> set[str]:
 
 def _waterfall(axes: Axes, *, rungs: Sequence[Row], name: str, title: str, unit: str) -> None:
     """Draw the first and the last value as bars, and the changes between them as steps."""
-    values = [row.figures[name] for row in rungs]
+    values = [row.metrics[name] for row in rungs]
     labels = [rungs[0].name]
     axes.bar(0, values[0], color=colour(0))
     for number in range(1, len(rungs)):

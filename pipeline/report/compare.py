@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from pipeline.metrics import Row
-from pipeline.report.picture import Picture
+from pipeline.report.plot import Plot
 from pipeline.report.table import Table
+from pipeline.training.metrics import Row
 
 CONDITIONS: Mapping[str, tuple[str, ...]] = {
     "effective batch": ("effective_batch_size",),
@@ -63,7 +63,7 @@ def _written(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def pictures(rows: Sequence[Row]) -> tuple[Picture, ...]:
+def plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
     """Return none: the overview shows the runs."""
     del rows
     return ()

@@ -6,9 +6,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from pipeline.metrics import Row, common_settings
-from pipeline.report.overview import answer, notes, overview_picture, overview_table
+from pipeline.report.overview import answer, notes, overview_plot, overview_table
 from pipeline.report.page import Report, Section
+from pipeline.training.metrics import Row, common_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +29,9 @@ def comparison_report(findings: ComparisonFindings) -> Report:
     sections = [_section(findings.entry, name, rows) for name, rows in by_comparison.items()]
     own = _own_report(findings.entry)
     if own is not None:
-        tables, pictures = own.tables(findings.rows), own.pictures(findings.rows)
-        if tables or pictures:
-            sections.append(Section(title=f"{findings.entry}, looked at closely", tables=tables, pictures=pictures))
+        tables, plots = own.tables(findings.rows), own.plots(findings.rows)
+        if tables or plots:
+            sections.append(Section(title=f"{findings.entry}, looked at closely", tables=tables, plots=plots))
     answers = [(name, answer(rows)) for name, rows in by_comparison.items()]
     one = len(answers) == 1
     return Report(
@@ -58,7 +58,7 @@ def _section(entry: str, name: str, rows: Sequence[Row]) -> Section:
         title=title,
         tables=(overview_table(title, rows),),
         notes=notes(rows),
-        pictures=(overview_picture(where, rows),) if drawn else (),
+        plots=(overview_plot(where, rows),) if drawn else (),
     )
 
 

@@ -7,13 +7,15 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from pipeline.contracts import InvalidInputError
-from pipeline.metrics import finite
+from pipeline.base.errors import InvalidInputError
+from pipeline.prediction.plan import PlanFindings
 from pipeline.report.comparison import ComparisonFindings, comparison_report
 from pipeline.report.page import Report
-from pipeline.report.plan import PlanFindings, plan_report
-from pipeline.report.profiling import ProfilingFindings, profiling_report
-from pipeline.report.search import SearchFindings, search_report
+from pipeline.report.plan import plan_report
+from pipeline.report.profile import ProfilingFindings, profiling_report
+from pipeline.report.search import search_report
+from pipeline.searching.results import SearchFindings
+from pipeline.training.metrics import finite
 
 FILE = "findings.json"
 

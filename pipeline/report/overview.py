@@ -6,10 +6,10 @@ from functools import partial
 import pandas as pd
 from matplotlib.axes import Axes
 
-from pipeline.contracts import Outcome
-from pipeline.metrics import AGAINST_BASELINE, Row
-from pipeline.report.picture import Picture, colour, label, line, over_steps, short
+from pipeline.base.results import Outcome
+from pipeline.report.plot import Plot, colour, label, line, over_steps, short
 from pipeline.report.table import Table
+from pipeline.training.metrics import AGAINST_BASELINE, Row
 
 COLUMNS = {
     "peak_allocated_mib": ("peak MiB", "{:,.1f}"),
@@ -34,7 +34,7 @@ def comparison_frame(rows: Sequence[Row]) -> pd.DataFrame:
             "outcome": outcome_of(row),
             "detail": row.skipped or (row.result.detail if row.result else None),
             **row.params,
-            **row.figures,
+            **row.metrics,
         }
         for row in rows
     )
@@ -42,13 +42,13 @@ def comparison_frame(rows: Sequence[Row]) -> pd.DataFrame:
 
 def overview_table(title: str, rows: Sequence[Row]) -> Table:
     """Return the table of one comparison; a star marks the baseline."""
-    shown = {name: form for name, form in COLUMNS.items() if any(name in row.figures for row in rows)}
+    shown = {name: form for name, form in COLUMNS.items() if any(name in row.metrics for row in rows)}
     outcomes = [outcome_of(row) for row in rows]
     lines = [
         {
             "variant": f"{row.name} *" if row.is_baseline and len(rows) > 1 else row.name,
             **({} if set(outcomes) == {Outcome.OK} else {"outcome": outcome}),
-            **{heading: row.figures.get(name) for name, (heading, _) in shown.items()},
+            **{heading: row.metrics.get(name) for name, (heading, _) in shown.items()},
         }
         for row, outcome in zip(rows, outcomes, strict=True)
     ]
@@ -72,9 +72,9 @@ def notes(rows: Sequence[Row]) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def overview_picture(title: str, rows: Sequence[Row]) -> Picture:
+def overview_plot(title: str, rows: Sequence[Row]) -> Plot:
     """Return loss curves, mean loss, time per optimizer step and peak memory of one comparison."""
-    return Picture(
+    return Plot(
         name=rows[0].comparison,
         title=title,
         panels=(
@@ -95,20 +95,20 @@ def overview_picture(title: str, rows: Sequence[Row]) -> Picture:
 
 def answer(rows: Sequence[Row]) -> str:
     """Return what one comparison says, in one sentence."""
-    complete = [row for row in rows if {"peak_allocated_mib", "seconds_per_step"} <= set(row.figures) and _ended(row)]
+    complete = [row for row in rows if {"peak_allocated_mib", "seconds_per_step"} <= set(row.metrics) and _ended(row)]
     baseline = next((row for row in complete if row.is_baseline), None)
-    others = [row for row in complete if not row.is_baseline and set(AGAINST_BASELINE[:3]) <= set(row.figures)]
+    others = [row for row in complete if not row.is_baseline and set(AGAINST_BASELINE[:3]) <= set(row.metrics)]
     if baseline is None:
         ended = sum(map(_ended, rows))
         return f"{ended} of {len(rows)} runs came to their end, and the baseline was not measured to its end."
     cost = (
-        f"{baseline.name} peaks at {baseline.figures['peak_allocated_mib']:,.1f} MiB and takes "
-        f"{baseline.figures['seconds_per_step']:.3g} s per optimizer step"
+        f"{baseline.name} peaks at {baseline.metrics['peak_allocated_mib']:,.1f} MiB and takes "
+        f"{baseline.metrics['seconds_per_step']:.3g} s per optimizer step"
     )
     if not others:
         return f"{cost}."
-    leanest = max(others, key=lambda row: row.figures["memory_saving_percent"])
-    fastest = max(others, key=lambda row: row.figures["speedup"])
+    leanest = max(others, key=lambda row: row.metrics["memory_saving_percent"])
+    fastest = max(others, key=lambda row: row.metrics["speedup"])
     if leanest is fastest:
         return f"{cost}; {leanest.name} is both the leanest and the fastest of the others: {_against(leanest)}."
     return f"{cost}; the leanest of the others is {leanest.name} ({_against(leanest)}), the fastest {fastest.name} " + (
@@ -118,10 +118,10 @@ def answer(rows: Sequence[Row]) -> str:
 
 def bars(axes: Axes, *, rows: Sequence[Row], name: str, title: str, unit: str, spread: str | None = None) -> None:
     """Draw one bar a variant; where a variant has no such figure, its outcome stands in the bar's place."""
-    ends = [row.figures.get(name, 0.0) + (row.figures.get(spread, 0.0) / 2 if spread else 0.0) for row in rows]
+    ends = [row.metrics.get(name, 0.0) + (row.metrics.get(spread, 0.0) / 2 if spread else 0.0) for row in rows]
     longest = max(ends, default=0.0) or 1.0
     for index, row in enumerate(rows):
-        value, half = row.figures.get(name), row.figures.get(spread, 0.0) / 2 if spread else 0.0
+        value, half = row.metrics.get(name), row.metrics.get(spread, 0.0) / 2 if spread else 0.0
         if value is None:
             text, end = outcome_of(row).replace("_", " ") if not _ended(row) else "not measured", 0.0
         else:
@@ -144,7 +144,7 @@ def _ended(row: Row) -> bool:
 
 
 def _against(row: Row) -> str:
-    saving, overhead = row.figures["memory_saving_percent"], row.figures["time_overhead_percent"]
+    saving, overhead = row.metrics["memory_saving_percent"], row.metrics["time_overhead_percent"]
     memory = f"{saving:.0f} % less memory" if saving >= 0 else f"{-saving:.0f} % more memory"
     over = ", over the budget" if row.result and row.result.outcome is Outcome.OVER_BUDGET else ""
     return f"{memory} and {overhead:+.0f} % time a sample{over}"

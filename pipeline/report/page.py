@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from pipeline.report.picture import Picture
+from pipeline.report.plot import Plot
 from pipeline.report.table import Table
 
 DESCRIPTION_CHARACTERS = 8000
@@ -24,7 +24,7 @@ class Section:
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
     """A sentence for each thing to know about the tables."""
-    pictures: tuple[Picture, ...] = ()
+    plots: tuple[Plot, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class Report:
     """Those that all runs share, by dotted name."""
 
     @property
-    def pictures(self) -> list[Picture]:
+    def plots(self) -> list[Plot]:
         """The pictures of all sections."""
-        return [picture for section in self.sections for picture in section.pictures]
+        return [plot for section in self.sections for plot in section.plots]
 
     @property
     def tables(self) -> list[Table]:

@@ -2,56 +2,19 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
-from pipeline.memory.anatomy import Anatomy
-from pipeline.metrics import MIB
-from pipeline.report.anatomy import categories_panel, tensors_table
+from pipeline.base.units import MIB
+from pipeline.prediction.plan import CardPlan, PlanFindings, expected_order
+from pipeline.report.breakdown import categories_panel, tensors_table
 from pipeline.report.page import Report, Section
-from pipeline.report.picture import Picture
-from pipeline.report.planned import PlannedRow, expected_order, fit_picture
+from pipeline.report.planned import fit_plot
+from pipeline.report.plot import Plot
 from pipeline.report.table import Table
-from pipeline.report.trials import heading, in_words
-
-
-@dataclass(frozen=True, kw_only=True)
-class CardPlan:
-    """What every configuration would need on one card."""
-
-    card: str
-    budget_bytes: int
-    rows: tuple[PlannedRow, ...]
-    skipped: tuple[str, ...]
-    """Why configurations were left out, a sentence each."""
-    anatomy: Anatomy | None
-    """The peak of the recommended configuration; None where nothing fits."""
-
-    @property
-    def recommended(self) -> PlannedRow | None:
-        """Return what to begin with: of those that fit, the one that should be the fastest."""
-        return min((row for row in self.rows if row.fits), key=expected_order, default=None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanFindings:
-    """All that the report of a plan is made from."""
-
-    entry: str
-    model: str
-    effective_batch_size: int
-    dataset_size: int
-    cards: tuple[CardPlan, ...]
-    settings: Mapping[str, Any]
-    environment: Mapping[str, str]
-
-    @property
-    def recommended(self) -> PlannedRow | None:
-        """Return what to begin with on the first card; None where nothing fits it."""
-        return self.cards[0].recommended
+from pipeline.searching.results import heading, in_words
 
 
 def plan_report(findings: PlanFindings) -> Report:
@@ -96,14 +59,14 @@ def _card_section(card: CardPlan, findings: PlanFindings) -> Section:
         return Section(title=card.card, notes=card.skipped)
     name = re.sub(r"[^a-z0-9]+", "_", card.card.lower()).strip("_")
     tables = [_configurations_table(name, card, findings.dataset_size), _largest_table(name, card)]
-    pictures = [fit_picture(f"fit_{name}", f"what fits {card.card}", card.rows, card.budget_bytes)]
+    plots = [fit_plot(f"fit_{name}", f"what fits {card.card}", card.rows, card.budget_bytes)]
     if card.anatomy is not None:
         which = "the recommended one" if card.recommended else "the leanest one"
         when = f"optimizer step {card.anatomy.step + 1}, {card.anatomy.phase}"
         tables.append(tensors_table(f"tensors_{name}", f"{which}: largest tensors at its peak ({when})", card.anatomy))
         panel = categories_panel(card.anatomy)
-        pictures.append(Picture(name=f"breakdown_{name}", title=f"{which}, by category", panels=(panel,)))
-    return Section(title=card.card, tables=tuple(tables), notes=card.skipped, pictures=tuple(pictures))
+        plots.append(Plot(name=f"breakdown_{name}", title=f"{which}, by category", panels=(panel,)))
+    return Section(title=card.card, tables=tuple(tables), notes=card.skipped, plots=tuple(plots))
 
 
 def _configurations_table(name: str, card: CardPlan, dataset_size: int) -> Table:

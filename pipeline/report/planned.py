@@ -1,7 +1,6 @@
 """Configurations whose memory is predicted: in the order in which they are expected to be fast, and which fit."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -9,45 +8,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 
-from pipeline.metrics import MIB
-from pipeline.report.picture import Picture
-from pipeline.report.trials import in_words
+from pipeline.base.units import MIB
+from pipeline.prediction.plan import PlannedRow
+from pipeline.report.plot import Plot
+from pipeline.searching.results import in_words
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedRow:
-    """What one configuration would need on one card."""
-
-    choice: Mapping[str, Any]
-    """A value for each dimension, by its setting's dotted name."""
-    micro_batch_size: int
-    accumulation_steps: int
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int | None
-    peak_device_bytes: int | None
-    fits: bool
-    flops: int
-    """Floating-point operations of one optimizer step, recomputation included."""
-    tokens: int
-    """Tokens of one optimizer step."""
-    is_16_bit: bool
-    """Whether matrix products compute in a format of 16 bits."""
-
-    @property
-    def peak_bytes(self) -> int:
-        """The peak that a budget limits: reserved bytes on CUDA, allocated ones on a CPU."""
-        return self.peak_allocated_bytes if self.peak_reserved_bytes is None else self.peak_reserved_bytes
-
-
-def expected_order(row: PlannedRow) -> tuple[bool, float, int]:
-    """Return the key that puts the expected fastest first: 16-bit formats, fewer operations a token, fewer passes.
-
-    An estimate from counted operations, not a measurement: how fast a card is, only the card says.
-    """
-    return (not row.is_16_bit, row.flops / row.tokens, row.accumulation_steps)
-
-
-def fit_picture(name: str, title: str, rows: Sequence[PlannedRow], budget_bytes: int) -> Picture:
+def fit_plot(name: str, title: str, rows: Sequence[PlannedRow], budget_bytes: int) -> Plot:
     """Return a heat map for each combination of the dimensions beside micro-batch and checkpointing."""
     groups: dict[tuple[tuple[str, Any], ...], list[PlannedRow]] = {}
     for row in rows:
@@ -58,7 +25,7 @@ def fit_picture(name: str, title: str, rows: Sequence[PlannedRow], budget_bytes:
         partial(_heat_map, rows=group, budget_bytes=budget_bytes, title=in_words(dict(others)) or "peak memory")
         for others, group in groups.items()
     )
-    return Picture(name=name, title=title, panels=panels)
+    return Plot(name=name, title=title, panels=panels)
 
 
 def _heat_map(axes: Axes, *, rows: Sequence[PlannedRow], budget_bytes: int, title: str) -> None:

@@ -6,10 +6,10 @@ from functools import partial
 import pandas as pd
 from matplotlib.axes import Axes
 
-from pipeline.metrics import Row
 from pipeline.report.overview import bars
-from pipeline.report.picture import WARNING, Picture, colour, line, over_steps
+from pipeline.report.plot import WARNING, Plot, colour, line, over_steps
 from pipeline.report.table import Table
+from pipeline.training.metrics import Row
 
 
 def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
@@ -21,25 +21,25 @@ def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
         lines.append(
             {
                 "variant": row.name,
-                "largest loss difference": row.figures.get("max_loss_difference"),
-                "final loss": row.figures["final_loss"],
-                "skipped steps": int(row.figures["skipped_steps"]),
+                "largest loss difference": row.metrics.get("max_loss_difference"),
+                "final loss": row.metrics["final_loss"],
+                "skipped steps": int(row.metrics["skipped_steps"]),
                 "last loss scale": row.result.steps[-1].loss_scale,
-                "gradient lost in unscaled fp16 %": row.figures.get("gradient_underflow_percent"),
+                "gradient lost in unscaled fp16 %": row.metrics.get("gradient_underflow_percent"),
             }
         )
     forms = {"last loss scale": "{:,.0f}"}
     return (Table(name="stability", title="stability", frame=pd.DataFrame(lines), forms=forms),) if lines else ()
 
 
-def pictures(rows: Sequence[Row]) -> tuple[Picture, ...]:
+def plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
     """Return `stability`: distance from the baseline's loss, loss scale with skipped steps, gradient underflow."""
     if not any(row.is_baseline and row.result and row.result.steps for row in rows):
         return ()
     panels = [partial(_distances, rows=rows)]
     if any(_loss_scales(row) for row in rows):
         panels.append(partial(_scales, rows=rows))
-    if any("gradient_underflow_percent" in row.figures for row in rows):
+    if any("gradient_underflow_percent" in row.metrics for row in rows):
         panels.append(
             partial(
                 bars,
@@ -49,7 +49,7 @@ def pictures(rows: Sequence[Row]) -> tuple[Picture, ...]:
                 unit="% of its non-zero elements",
             )
         )
-    return (Picture(name="stability", title="stability of the training", panels=tuple(panels)),)
+    return (Plot(name="stability", title="stability of the training", panels=tuple(panels)),)
 
 
 def _distances(axes: Axes, *, rows: Sequence[Row]) -> None:

@@ -1,48 +1,15 @@
 """The report of a search: the answer in words, the trials as a table, and their pictures."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import pandas as pd
 
-from pipeline.metrics import MIB
-from pipeline.report.certificate import Certificate, Verification, unmeasured_table, verification_table
+from pipeline.base.units import MIB
+from pipeline.report.certificate import unmeasured_table, verification_table
 from pipeline.report.page import Report, Section
 from pipeline.report.table import Table
-from pipeline.report.trials import TrialRow, best_row, each_once, heading, in_words, pareto_front
-from pipeline.report.trials_pictures import over_time_picture, parallel_picture, plane_picture
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchFindings:
-    """All that the report of a search is made from."""
-
-    entry: str
-    model: str
-    effective_batch_size: int
-    budget_bytes: int
-    num_configurations: int
-    """In the whole space."""
-    naive: tuple[Mapping[str, Any], ...]
-    """What a person would try: default precision, no checkpointing, the largest micro-batch first."""
-    shows_front: bool
-    """Whether the answer names the Pareto front."""
-    rows: tuple[TrialRow, ...]
-    certificate: Certificate | None = None
-    """None where the sampler proves nothing."""
-    verification: Verification | None = None
-    """None where the answer was not trained again."""
-    settings: Mapping[str, Any]
-    environment: Mapping[str, str]
-
-    @property
-    def best(self) -> TrialRow | None:
-        """Return the fastest trial that fits, and was not refuted when it was trained again; None where none does."""
-        if self.verification is None:
-            return best_row(self.rows)
-        verified = self.verification.choice if self.verification.outcome == "ok" else None
-        return next((row for row in each_once(self.rows) if row.choice == verified), None)
+from pipeline.report.trial_plots import over_time_plot, parallel_plot, plane_plot
+from pipeline.searching.results import SearchFindings, Trial, each_once, heading, in_words, pareto_front
 
 
 def question(findings: SearchFindings) -> str:
@@ -80,10 +47,10 @@ def answer(findings: SearchFindings) -> str:
 def search_report(findings: SearchFindings) -> Report:
     """Return the report; at least one trial must have been measured."""
     rows, best = findings.rows, findings.best
-    pictures = (
-        over_time_picture(rows),
-        plane_picture(rows, findings.budget_bytes, best),
-        parallel_picture(rows, findings.budget_bytes, best),
+    plots = (
+        over_time_plot(rows),
+        plane_plot(rows, findings.budget_bytes, best),
+        parallel_plot(rows, findings.budget_bytes, best),
     )
     return Report(
         entry=findings.entry,
@@ -91,7 +58,7 @@ def search_report(findings: SearchFindings) -> Report:
         answer=answer(findings),
         sections=(
             *_verified(findings),
-            Section(title="trials", tables=(trials_table(rows, best),), pictures=pictures),
+            Section(title="trials", tables=(trials_table(rows, best),), plots=plots),
             *_certified(findings),
         ),
         environment=findings.environment,
@@ -117,7 +84,7 @@ def _certified(findings: SearchFindings) -> tuple[Section, ...]:
     return (Section(title="certificate", tables=tables, notes=notes),)
 
 
-def trials_frame(rows: Sequence[TrialRow]) -> pd.DataFrame:
+def trials_frame(rows: Sequence[Trial]) -> pd.DataFrame:
     """Return one line a trial, with every figure."""
     return pd.DataFrame(
         {
@@ -126,13 +93,13 @@ def trials_frame(rows: Sequence[TrialRow]) -> pd.DataFrame:
             "outcome": row.outcome,
             "fits": row.fits,
             "detail": row.detail,
-            **row.figures,
+            **row.metrics,
         }
         for row in rows
     )
 
 
-def trials_table(rows: Sequence[TrialRow], best: TrialRow | None) -> Table:
+def trials_table(rows: Sequence[Trial], best: Trial | None) -> Table:
     """Return the trials, those that fit first and the fastest of them on top."""
     ordered = sorted(rows, key=lambda row: (not row.fits, -(row.tokens_per_second or 0)))
     counting = each_once(rows)
@@ -142,10 +109,10 @@ def trials_table(rows: Sequence[TrialRow], best: TrialRow | None) -> Table:
             "outcome": row.outcome,
             "peak MiB": None if row.peak_bytes is None else row.peak_bytes / MIB,
             "predicted MiB": _predicted_mib(row),
-            "s/step": row.figures.get("seconds_per_step"),
-            "predicted s/step": row.figures.get("predicted_seconds_per_step"),
+            "s/step": row.metrics.get("seconds_per_step"),
+            "predicted s/step": row.metrics.get("predicted_seconds_per_step"),
             "tokens/s": row.tokens_per_second,
-            "loss": row.figures.get("common_steps_loss"),
+            "loss": row.metrics.get("common_steps_loss"),
             "": "best" if row is best else "" if row in counting else "void",
         }
         for row in ordered
@@ -161,12 +128,12 @@ def trials_table(rows: Sequence[TrialRow], best: TrialRow | None) -> Table:
     return Table(name="ranking", title="trials", frame=pd.DataFrame(lines), forms=forms)
 
 
-def _predicted_mib(row: TrialRow) -> float | None:
+def _predicted_mib(row: Trial) -> float | None:
     """Return the prediction of the peak that the budget limits."""
-    return row.figures.get("predicted_peak_reserved_mib", row.figures.get("predicted_peak_allocated_mib"))
+    return row.metrics.get("predicted_peak_reserved_mib", row.metrics.get("predicted_peak_allocated_mib"))
 
 
-def _against_naive(findings: SearchFindings, best: TrialRow) -> str:
+def _against_naive(findings: SearchFindings, best: Trial) -> str:
     """Compare with the first naive configuration that fits, where it has been measured."""
     fitting = {tuple(row.choice.items()): row for row in each_once(findings.rows) if row.fits}
     keys = [tuple(choice.items()) for choice in findings.naive]

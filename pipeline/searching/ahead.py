@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.contracts import InvalidInputError
-from pipeline.metrics import MIB
-from pipeline.report.trials import in_words
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.units import MIB
+from pipeline.config.space import Choice
+from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate, make_candidates
-from pipeline.searching.plan import SearchPlan
-from pipeline.searching.predictive import Rules
+from pipeline.searching.problem import SearchPlan
+from pipeline.searching.results import in_words
 from pipeline.searching.sampler import PredictiveSampler
-from pipeline.space import Choice
 
 
 def make_sampler(plan: SearchPlan) -> PredictiveSampler | None:

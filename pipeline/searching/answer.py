@@ -5,15 +5,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.environment import environment
-from pipeline.files import write_whole
-from pipeline.handover.write import hand_over
-from pipeline.publish import publish
-from pipeline.report.certificate import Certificate, Verification
-from pipeline.report.search import SearchFindings, trials_frame
-from pipeline.report.trials import TrialRow
-from pipeline.searching.plan import SearchPlan
-from pipeline.searching.propose import Proposer
+from pipeline.base.files import write_atomically
+from pipeline.export.write import export_files
+from pipeline.jobs.publish import publish
+from pipeline.report.search import trials_frame
+from pipeline.runtime.environment import environment
+from pipeline.searching.problem import SearchPlan
+from pipeline.searching.proposals import Proposer
+from pipeline.searching.results import Certificate, SearchFindings, Trial, Verification
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.trials import rows_of
 from pipeline.tracking.parent import ParentRun
@@ -39,10 +38,10 @@ def report(
         config = experiment.to_yaml()
         parent.file("best.yaml", config)
         with contextlib.suppress(OSError):  # a convenience: the run's own folder has it too
-            write_whole(Path("best.yaml"), config.encode())
-        for name, content in hand_over(experiment).items():
+            write_atomically(Path("best.yaml"), config.encode())
+        for name, content in export_files(experiment).items():
             parent.file(f"handover/{name}", content, "handover")
-        parent.metrics({f"best_{name}": value for name, value in best.figures.items()})
+        parent.metrics({f"best_{name}": value for name, value in best.metrics.items()})
     publish(findings, {"trials.csv": trials_frame(rows).to_csv(index=False)}, parent, console)
     if best is not None:
         console.print("run it: mlflow run . -P config=best.yaml", highlight=False)
@@ -51,7 +50,7 @@ def report(
 
 def findings_of(
     plan: SearchPlan,
-    rows: list[TrialRow],
+    rows: list[Trial],
     certificate: Certificate | None = None,
     verification: Verification | None = None,
 ) -> SearchFindings:

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.contracts import InvalidInputError
-from pipeline.environment import uses_expandable_segments
-from pipeline.experiment import Experiment
+from pipeline.base.errors import InvalidInputError
+from pipeline.config.experiment import Experiment
+from pipeline.config.space import Choice, Value
 from pipeline.memory.device import hardware_of
-from pipeline.predict import Prediction, predict_all
-from pipeline.space import Choice, Value
+from pipeline.prediction.predict import Prediction, predict_all
+from pipeline.runtime.environment import uses_expandable_segments
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,17 +5,17 @@ from functools import partial
 
 from rich.console import Console
 
-from pipeline.environment import environment
-from pipeline.interruption import stop_in_order
-from pipeline.metrics import MIB
-from pipeline.report.search import SearchFindings
+from pipeline.base.units import MIB
+from pipeline.runtime.environment import environment
+from pipeline.runtime.signals import stop_in_order
 from pipeline.searching.answer import report
-from pipeline.searching.plan import SearchPlan
-from pipeline.searching.propose import make_proposer
+from pipeline.searching.problem import SearchPlan
+from pipeline.searching.proposals import make_proposer
+from pipeline.searching.results import SearchFindings
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.trials import rows_of, run_trials
-from pipeline.searching.verify import verify
+from pipeline.searching.verification import verify
 from pipeline.tracking.parent import open_parent
 
 DIRECTIONS = {"throughput": ("maximize",), "pareto": ("maximize", "minimize")}

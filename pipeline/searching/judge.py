@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from optuna.trial import TrialState
 
-from pipeline.contracts import Outcome, Result
-from pipeline.metrics import MIB
+from pipeline.base.results import Outcome, Result
+from pipeline.base.units import MIB
 
 CONSTRAINT = "bytes_over_budget"
 """Name of the constraint that tells Optuna how far a trial was over its budget; at most zero within it."""
@@ -35,23 +35,23 @@ class Verdict:
         return self.tokens_per_second is not None and self.violation_bytes is not None and self.violation_bytes <= 0
 
 
-def judge(result: Result, figures: Mapping[str, float], budget_bytes: int) -> Verdict:
+def judge(result: Result, metrics: Mapping[str, float], budget_bytes: int) -> Verdict:
     """Return the verdict; the peak is what the device has to give: reserved bytes on CUDA, allocated ones on a CPU.
 
     Out-of-memory is PRUNED with a constraint in bytes, because TPE learns from such trials and never from FAIL.
     """
-    peak = peak_bytes(figures)
+    peak = peak_bytes(metrics)
     if result.outcome.completed and peak is not None:
-        return Verdict(TrialState.COMPLETE, figures["tokens_per_second"], peak, float(peak - budget_bytes), False)
+        return Verdict(TrialState.COMPLETE, metrics["tokens_per_second"], peak, float(peak - budget_bytes), False)
     if result.outcome is Outcome.OUT_OF_MEMORY:
         attempted = attempted_bytes(result.detail or "")
         return Verdict(TrialState.PRUNED, None, peak, float(max(1, (peak or 0) + attempted - budget_bytes)), True)
     return Verdict(TrialState.FAIL, None, peak, None, False)
 
 
-def peak_bytes(figures: Mapping[str, float]) -> int | None:
+def peak_bytes(metrics: Mapping[str, float]) -> int | None:
     """Return the peak that the budget limits."""
-    peak = figures.get("peak_reserved_mib", figures.get("peak_allocated_mib"))
+    peak = metrics.get("peak_reserved_mib", metrics.get("peak_allocated_mib"))
     return None if peak is None else round(peak * MIB)
 
 

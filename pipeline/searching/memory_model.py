@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.special import ndtri
 
-from pipeline.searching.belief import Belief, Vector, similarity
 from pipeline.searching.candidates import Candidate
+from pipeline.searching.gaussian import Belief, Vector, similarity
 
 DEVIATION = {"cpu": 0.002, "cuda": 0.02}
 """How far predictions are thought to be off before anything is measured, as a share: on a CPU far beyond the worst of

@@ -13,10 +13,10 @@ from optuna.samplers import BaseSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from pipeline.contracts import Outcome
+from pipeline.base.results import Outcome
+from pipeline.searching.acquisition import Measured, Outlook, Rules, look_ahead
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.judge import CONSTRAINT, OUTCOME
-from pipeline.searching.predictive import Measured, Outlook, Rules, look_ahead
 
 CANDIDATE = "candidate"
 """Attribute of a trial: the number of what was proposed, before its parameters are suggested."""
@@ -147,8 +147,8 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
             if excess is not None and excess > 0:
                 over.add(number)
             if trial.state is TrialState.COMPLETE:
-                told = _log_seconds(trial.values[0], self.candidates[number], maximize)
-                seconds[number] = min(told, seconds.get(number, told))
+                log_seconds = _log_seconds(trial.values[0], self.candidates[number], maximize)
+                seconds[number] = min(log_seconds, seconds.get(number, log_seconds))
             elif trial.state in (TrialState.RUNNING, TrialState.WAITING):
                 running.add(number)
             elif excess is None and number not in seconds:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from pipeline.space import SpaceSettings
+from pipeline.config.space import SpaceSettings
 
 
 class SearchSettings(SpaceSettings):

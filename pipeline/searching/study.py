@@ -12,13 +12,14 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from pipeline.contracts import InvalidInputError, Outcome, Result, first_line
-from pipeline.owner import is_gone, is_here, this_process
-from pipeline.searching.choose import distributions_of
+from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.results import Outcome, Result
+from pipeline.config.space import Choice, Space
+from pipeline.runtime.ownership import is_gone, is_here, this_process
+from pipeline.searching.acquisition import Outlook
 from pipeline.searching.judge import CONSTRAINT, OUTCOME, Verdict
-from pipeline.searching.predictive import Outlook
+from pipeline.searching.optuna_samplers import distributions_of
 from pipeline.searching.sampler import PredictiveSampler
-from pipeline.space import Choice, Space
 
 IDENTITY, OWNER, DETAIL, FIGURES, LOWER_BOUND = "identity", "owner", "detail", "figures", "is_lower_bound"
 KEY = "key"
@@ -93,9 +94,9 @@ class StoredStudy:
             return None
         return optuna.Trial(self._study, mine._trial_id)
 
-    def finish(self, trial: optuna.Trial, verdict: Verdict, result: Result, figures: Mapping[str, float]) -> None:
+    def finish(self, trial: optuna.Trial, verdict: Verdict, result: Result, metrics: Mapping[str, float]) -> None:
         """Store what was measured; a trial that is killed before the end of this counts as abandoned."""
-        trial.set_user_attr(FIGURES, dict(figures))
+        trial.set_user_attr(FIGURES, dict(metrics))
         trial.set_user_attr(DETAIL, result.detail)
         trial.set_user_attr(LOWER_BOUND, verdict.is_lower_bound)
         trial.set_user_attr(OUTCOME, result.outcome.value)

@@ -21,8 +21,8 @@ from itertools import product
 import numpy as np
 from scipy.optimize import least_squares
 
-from pipeline.searching.belief import Belief, Matrix, Mixture, Vector, similarity, surprises
 from pipeline.searching.candidates import Candidate
+from pipeline.searching.gaussian import Belief, Matrix, Mixture, Vector, similarity, surprises
 
 NOISES = (0.003, 0.01, 0.03, 0.06)
 """Standard deviations that a measured time may have from process to process, as shares; all alike probable at first."""

@@ -5,7 +5,8 @@ from typing import Self
 
 from pydantic import PositiveInt
 
-from pipeline.contracts import InvalidInputError, Step, Technique
+from pipeline.base.contracts import Step, Technique
+from pipeline.base.errors import InvalidInputError
 
 
 class Accumulation(Technique):

@@ -8,7 +8,7 @@ from pydantic import AfterValidator
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pipeline.contracts import Step, Technique
+from pipeline.base.contracts import Step, Technique
 
 POLICY = re.compile(r"none|every_layer|every_([2-9]|[1-9]\d+)_layers")
 

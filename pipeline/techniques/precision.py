@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from pipeline.contracts import Hardware, Step, Technique
+from pipeline.base.contracts import Hardware, Step, Technique
 
 AUTOCAST_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

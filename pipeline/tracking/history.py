@@ -8,10 +8,11 @@ from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import get_tracking_uri
 
-from pipeline.contracts import InvalidInputError, Outcome, Result, StepRecord
-from pipeline.metrics import Row
-from pipeline.settings import AllSettings, dotted, nested, validate
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.results import Outcome, Result, StepRecord
+from pipeline.config.settings import AllSettings, dotted, nested, validate
 from pipeline.tracking.store import try_database, unreachable
+from pipeline.training.metrics import Row
 
 PER_STEP = ("loss", "grad_norm", "seconds", "learning_rate", "loss_scale")
 """Metrics that say something of one optimizer step alone."""
@@ -91,7 +92,7 @@ class History:
         params |= {name: tags[name] for name in CONDITIONS if name in tags}
         digests = [entry.dataset.digest for entry in run.inputs.dataset_inputs]
         params |= {"corpus_digest": ", ".join(digests)} if digests else {}
-        figures = {key: value for key, value in run.data.metrics.items() if key not in PER_STEP}
+        metrics = {key: value for key, value in run.data.metrics.items() if key not in PER_STEP}
         known = tags.get("outcome") in set(Outcome)
         outcome = Outcome(tags["outcome"]) if known else OUTCOMES.get(run.info.status, Outcome.INTERRUPTED)
         result = Result(
@@ -100,7 +101,7 @@ class History:
             steps=tuple(self._steps(run)),
             memory=None,
             finished=None,
-            seconds_total=figures.get("seconds_total", 0.0),
+            seconds_total=metrics.get("seconds_total", 0.0),
         )
         return Row(
             comparison=comparison,
@@ -109,7 +110,7 @@ class History:
             params=params,
             result=result,
             skipped=None,
-            figures=figures,
+            metrics=metrics,
         )
 
     def _steps(self, run: Run) -> list[StepRecord]:

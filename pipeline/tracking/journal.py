@@ -72,7 +72,7 @@ class Contents:
         tags = [r.data.get("values", {}) for r in self.records.values() if r.kind == "tags"]
         return next((str(values["outcome"]) for values in tags if "outcome" in values), None)
 
-    def take(self, line: Any) -> None:
+    def add_line(self, line: Any) -> None:
         """Add what a line says."""
         match line:
             case {"start": dict(start)}:
@@ -176,7 +176,7 @@ def read(path: Path) -> Contents:
         if not line:
             continue
         try:
-            contents.take(json.loads(line))
+            contents.add_line(json.loads(line))
         except (ValueError, TypeError):  # not JSON, or not what this module writes
             contents.damaged.append(number)
     return contents

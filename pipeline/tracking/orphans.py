@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from mlflow import MlflowClient
 
-from pipeline.contracts import Outcome
-from pipeline.owner import is_gone, this_process
+from pipeline.base.results import Outcome
+from pipeline.runtime.ownership import is_gone, this_process
 
 OWNER = "headroom.owner"
 """The tag that says which process a run belongs to."""

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
-from pipeline.contracts import InvalidInputError
+from pipeline.base.errors import InvalidInputError
 from pipeline.tracking.journal import KINDS, Contents, Journal, Record, Start
 
 KEY = "headroom.key"

@@ -17,17 +17,18 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import get_tracking_uri
 from mlflow.tracking.context.registry import resolve_tags
 
-from pipeline.contracts import InvalidInputError, Outcome, Result, StepRecord
-from pipeline.environment import environment
-from pipeline.execute import execute
-from pipeline.experiment import Experiment
-from pipeline.interruption import stop_in_order
-from pipeline.metrics import Summary, finite, step_metrics
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.results import Outcome, Result, StepRecord
+from pipeline.config.experiment import Experiment
+from pipeline.runtime.environment import environment
+from pipeline.runtime.run import execute
+from pipeline.runtime.signals import stop_in_order
 from pipeline.tracking.journal import Start, known_ends
 from pipeline.tracking.orphans import STATUS, end_orphans, owner_tag
 from pipeline.tracking.outbox import Outbox, now
 from pipeline.tracking.run import Run
 from pipeline.tracking.store import Store, lasting, try_database, unreachable
+from pipeline.training.metrics import Summary, finite, step_metrics
 
 Figures = Callable[[Result], Summary]
 Measure = Callable[[Experiment, Path, Callable[[StepRecord], None]], Result]
@@ -55,7 +56,7 @@ class ParentRun(Run):
         self,
         name: str,
         experiment: Experiment,
-        figures: Figures,
+        metrics: Figures,
         tags: Mapping[str, str],
         on_step: Callable[[StepRecord], None] = lambda record: None,
         measure: Measure = execute,
@@ -67,7 +68,7 @@ class ParentRun(Run):
         """
         child = self._child(name, experiment, tags)
 
-        def hear(record: StepRecord) -> None:
+        def receive(record: StepRecord) -> None:
             child.metrics(step_metrics(record), step=record.step)
             on_step(record)
 
@@ -75,8 +76,8 @@ class ParentRun(Run):
             child.params(experiment.params())
             child.dataset(experiment.prepare(), experiment.settings.corpus)
             child.file("config.yaml", experiment.to_yaml())
-            result = measure(experiment, child.folder / "log.txt", hear)
-            summary = figures(result)
+            result = measure(experiment, child.folder / "log.txt", receive)
+            summary = metrics(result)
             _keep(child, experiment, result, summary)
         except BaseException:
             child.end(STATUS[Outcome.INTERRUPTED])

@@ -5,8 +5,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.contracts import Prepared
-from pipeline.files import write_whole
+from pipeline.base.contracts import Prepared
+from pipeline.base.files import write_atomically
 from pipeline.tracking.outbox import Outbox, now, unwritable
 from pipeline.tracking.store import Store
 
@@ -59,7 +59,7 @@ class Run:
         """
         path = self.folder / name
         try:
-            write_whole(path, content.encode() if isinstance(content, str) else content)
+            write_atomically(path, content.encode() if isinstance(content, str) else content)
         except OSError as error:
             raise unwritable(path, error) from error
         self._send("file", name=name, artifact_path=artifact_path)

@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 from mlflow.store.db.db_types import DATABASE_ENGINES
 from mlflow.tracking import get_tracking_uri
 
-from pipeline.contracts import InvalidInputError, first_line
+from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.tracking.outbox import Outbox
 
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs a traceback of what it raises, too

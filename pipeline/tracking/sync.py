@@ -8,7 +8,8 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.tracking import get_tracking_uri
 
-from pipeline.contracts import InvalidInputError, Outcome, first_line
+from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.results import Outcome
 from pipeline.tracking.journal import NAME, Contents, Journal, known_ends, read
 from pipeline.tracking.orphans import STATUS, end_orphans
 from pipeline.tracking.outbox import Outbox, is_refusal

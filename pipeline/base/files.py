@@ -1,0 +1,39 @@
+"""Where files are kept, and how they are written: all of one or nothing."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from pipeline.base.errors import InvalidInputError
+
+
+def cache_folder() -> Path:
+    """Return the folder of what is kept between jobs: $HEADROOM_CACHE, or `headroom` in the user's cache folder.
+
+    Raises:
+        InvalidInputError: it cannot be made or written.
+
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(os.environ.get("HEADROOM_CACHE") or Path(base) / "headroom")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise InvalidInputError(
+            f"the cache folder must be writable, and {folder} is not ({error.strerror}); set HEADROOM_CACHE to another"
+        ) from error
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or another process that writes the same, sees all of it or nothing.
+
+    Raises:
+        OSError: it cannot be written.
+
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    work = path.with_name(f"{path.name}.{os.getpid()}.part")
+    work.write_bytes(content)
+    work.replace(path)

@@ -1,0 +1,94 @@
+"""What a run measures, and how it ends."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """How a run ended."""
+
+    OK = "ok"
+    OVER_BUDGET = "over_budget"
+    OUT_OF_MEMORY = "out_of_memory"
+    DIVERGED = "diverged"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed_out"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def completed(self) -> bool:
+        """Whether all optimizer steps were taken."""
+        return self in (Outcome.OK, Outcome.OVER_BUDGET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """What one optimizer step showed."""
+
+    step: int
+    """Counted from 0."""
+    loss: float
+    grad_norm: float
+    """Before clipping; infinite or NaN where the gradient scaler skipped the step."""
+    seconds: float
+    tokens: int
+    """Real tokens, padding left out."""
+    learning_rate: float
+    loss_scale: float | None
+    """The gradient scaler's scale of this step; None without one."""
+    skipped: bool
+    """Whether the gradient scaler left the weights as they were."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseMemory:
+    """Bytes in live tensors at the end of a phase."""
+
+    step: int
+    """Optimizer step, counted from 0."""
+    phase: str
+    """`load`, `forward` and `backward` (of the last micro-batch), or `optimizer`."""
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryUse:
+    """Peaks over the run so far; None where the device cannot tell."""
+
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    peak_device_bytes: int | None
+    peak_process_bytes: int
+    """Resident host memory of the process."""
+    allocation_retries: int | None
+    phases: tuple[PhaseMemory, ...]
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The peak that a budget limits: reserved bytes on CUDA, allocated ones on a CPU."""
+        return self.peak_allocated_bytes if self.peak_reserved_bytes is None else self.peak_reserved_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """What a run adds after its last optimizer step."""
+
+    eval_loss: float | None
+    gradient_underflow_percent: float | None
+    """Share of the last window's non-zero gradient elements that are zero in fp16 without scaling."""
+    block_forwards_per_step: int
+    """Forward passes through layers in one optimizer step, recomputation included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One run of one Experiment, whatever became of it."""
+
+    outcome: Outcome
+    detail: str | None
+    """Why it did not end well, in a few lines."""
+    steps: tuple[StepRecord, ...]
+    memory: MemoryUse | None
+    finished: Finished | None
+    seconds_total: float
+    """From starting the process to its end."""

@@ -1,0 +1,34 @@
+"""Memory budgets as people write them: 8GiB, 8GB, 512MiB, 80%."""
+
+import re
+
+from pipeline.base.errors import InvalidInputError
+
+MIB = 2**20
+UNIT_BYTES = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+FORM = re.compile(rf"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>{'|'.join(UNIT_BYTES)}|%)")
+
+
+def parse_budget(text: str, total_bytes: int) -> int:
+    """Return the budget in bytes; a percentage is of `total_bytes`, the device's memory.
+
+    Raises:
+        InvalidInputError: it has another form, is zero, or is more than the device has.
+
+    """
+    match = FORM.fullmatch(text.strip())
+    if match is None:
+        raise InvalidInputError(
+            f"a budget is a number with a unit ({', '.join(UNIT_BYTES)}) or a percentage of the device, not {text!r}; "
+            "write for example 8GiB, 512MiB or 80%"
+        )
+    number, unit = float(match["number"]), match["unit"]
+    budget = int(number * total_bytes / 100 if unit == "%" else number * UNIT_BYTES[unit])
+    if budget <= 0:
+        raise InvalidInputError(f"a budget must be more than zero, not {text!r}; write for example 8GiB")
+    if budget > total_bytes:
+        raise InvalidInputError(
+            f"a budget cannot be more than the device's memory: {text!r} is {budget / 2**30:.1f} GiB of "
+            f"{total_bytes / 2**30:.1f} GiB; write at most 100%"
+        )
+    return budget

@@ -1,0 +1,1 @@
+"""Settings, and the experiments, variants and spaces that they describe."""

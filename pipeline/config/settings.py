@@ -1,0 +1,171 @@
+"""Every setting of a run: its name, type, default and meaning, and the errors of a wrong one."""
+
+import difflib
+import inspect
+import pkgutil
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, create_model
+
+from pipeline.base.contracts import Corpus, Model, Settings, Technique
+from pipeline.base.errors import InvalidInputError
+
+Family = TypeVar("Family")
+SettingsClass = TypeVar("SettingsClass", bound=Settings)
+
+
+def discover(package: str, family: type[Family]) -> dict[str, type[Family]]:
+    """Return the class of `family` in each file of pipeline.`package`, by the file's name."""
+    folder = Path(__file__).parent.parent.joinpath(*package.split("."))
+    found = {}
+    for name in sorted(module.name for module in pkgutil.iter_modules([str(folder)])):
+        module = import_module(f"pipeline.{package}.{name}")
+        [found[name]] = [
+            member
+            for _, member in inspect.getmembers(module, inspect.isclass)
+            if issubclass(member, family) and member.__module__ == module.__name__
+        ]
+    return found
+
+
+TECHNIQUES = discover("techniques", Technique)  # type: ignore[type-abstract]
+MODELS = discover("models", Model)  # type: ignore[type-abstract]
+CORPORA = discover("data", Corpus)  # type: ignore[type-abstract]
+
+
+class RunSettings(Settings):
+    """Settings of a run that belong to no technique, model or corpus."""
+
+    model: str = "auto"
+    """A preset, encoder_stack, a folder, a hub name or path.to.module:function; auto: gpt2, gpt2-nano on a CPU."""
+    corpus: str = "python_docs"
+    """Where sequences come from: python_docs, text_files, hub, quick_fox, random_vectors, path.to.module:function."""
+    sequences: Literal["packed", "padded"] = "packed"
+    """packed: documents in a row, cut without padding; padded: one document a row, labels masked."""
+    sequence_length: PositiveInt = Field(default=256, ge=2)
+    """Tokens in a sequence."""
+    vocabulary_size: PositiveInt = Field(default=4096, ge=300, le=1_000_000)
+    """Tokens of the tokenizer that is trained where the model brings none."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    seed: NonNegativeInt = Field(default=0, lt=2**32)
+    """Seed of the weights, of dropout and of the order of the sequences."""
+    num_steps: PositiveInt = 30
+    """Optimizer steps."""
+    timing_warmup_steps: PositiveInt = Field(default=3, ge=2)
+    """First optimizer steps that the time per step leaves out."""
+    learning_rate: PositiveFloat = 5e-4
+    """Highest learning rate, before learning_rate_scaling."""
+    learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """Growth of the learning rate with effective_batch_size / base_batch_size."""
+    base_batch_size: PositiveInt = 8
+    """The effective batch size for which learning_rate was chosen."""
+    learning_rate_warmup_steps: NonNegativeInt = 5
+    """Optimizer steps over which the learning rate rises to its highest value."""
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"
+    """After warm-up: constant, or falling linearly to zero at the end."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: PositiveFloat | None = 1.0
+    """Gradients of a greater norm are clipped to it; none: never."""
+    eval_steps: NonNegativeInt = 1
+    """Held-out batches of effective_batch_size sequences to evaluate after the last step; 0: no evaluation."""
+    gradient_underflow: bool = False
+    """After the last step, measure which share of the gradient fp16 would lose without loss scaling."""
+    dataset_size: PositiveInt = 10_000
+    """Sequences in an imagined epoch, for the table of forward passes and updates."""
+    budget: str | None = None
+    """Memory the run may use: 8GiB, 8GB, 512MiB, 80%; a hard cap on CUDA, a checked limit on a CPU; none: no limit."""
+    time_limit: PositiveFloat | None = None
+    """Seconds after which a run is ended; none: no limit."""
+    output: Path = Path("runs")
+    """Folder of the results on local disk."""
+
+
+def _all_settings() -> type[RunSettings]:
+    """Return RunSettings with every technique's settings, and each model's and corpus's under its name."""
+    fields: dict[str, Any] = {}
+    for technique in TECHNIQUES.values():
+        for name, field in technique.model_fields.items():
+            if name in fields or name in RunSettings.model_fields:
+                raise TypeError(f"two settings are called {name}; rename the one of {technique.__name__}")
+            fields[name] = (field.annotation, field)
+    for name, member in {**MODELS, **CORPORA}.items():
+        fields[name] = (member, Field(default=member(), description=(member.__doc__ or "").splitlines()[0]))
+    return cast(type[RunSettings], create_model("AllSettings", __base__=RunSettings, __module__=__name__, **fields))
+
+
+AllSettings = _all_settings()
+"""RunSettings and the settings of every technique, model and corpus: the whole vocabulary of an Experiment."""
+
+
+def validate(kind: type[SettingsClass], values: Mapping[str, Any], entry: str) -> SettingsClass:
+    """Return `values` as an instance of `kind`.
+
+    Raises:
+        InvalidInputError: a name is unknown or a value is not what its setting takes; all such are named.
+
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise InvalidInputError("\n".join(_explain(kind, detail, entry) for detail in error.errors())) from error
+
+
+def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield ("causal_lm.num_layers", 4) for {"causal_lm": {"num_layers": 4}}."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return {"causal_lm": {"num_layers": 4}} for {"causal_lm.num_layers": 4}."""
+    result: dict[str, Any] = {}
+    for name, value in settings.items():
+        first, _, rest = name.partition(".")
+        result = merged(result, {first: nested({rest: value}) if rest else value})
+    return result
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with `changes` written over it, group by group."""
+    result = dict(base)
+    for name, value in changes.items():
+        old = result.get(name)
+        result[name] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def unknown_setting(kind: type[Settings], name: str) -> str:
+    """Return the message for a setting that does not exist: the closest names, then all."""
+    names = list(setting_names(kind))
+    close = difflib.get_close_matches(name, names, n=2, cutoff=0.6)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    return f"no setting is called {name}{hint}\nthe settings are: {', '.join(names)}"
+
+
+def setting_names(kind: type[Settings], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted name of every setting of `kind`."""
+    for name, field in kind.model_fields.items():
+        if inspect.isclass(field.annotation) and issubclass(field.annotation, Settings):
+            yield from setting_names(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _explain(kind: type[Settings], detail: Mapping[str, Any], entry: str) -> str:
+    """Return one line for one of pydantic's errors: rule, value, remedy."""
+    known = set(setting_names(kind))
+    path = [str(part) for part in detail["loc"]]
+    if detail["type"] == "extra_forbidden":
+        return unknown_setting(kind, ".".join(path))
+    name = next((n for n in (".".join(path[:end]) for end in range(1, len(path) + 1)) if n in known), ".".join(path))
+    rule = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    remedy = f"python -m pipeline {entry} --help explains it"
+    return f"{name} {rule[0].lower() + rule[1:]}, and is {detail['input']!r}; {remedy}"

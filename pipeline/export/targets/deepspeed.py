@@ -1,0 +1,57 @@
+"""DeepSpeed: its JSON, and the call that starts it with the optimizer and schedule that were measured."""
+
+import json
+from typing import Any, ClassVar
+
+from pipeline.export.facts import DEFAULT_LOSS_SCALE, Facts
+from pipeline.export.target import Target, render, uneven_note
+
+
+class DeepSpeed(Target):
+    """deepspeed.initialize."""
+
+    purpose: ClassVar[str] = (
+        "For DeepSpeed, without ZeRO: `make_engine(model)` of deepspeed_setup.py reads deepspeed.json."
+    )
+
+    def files(self, facts: Facts) -> dict[str, str]:
+        """Return the configuration, with what it cannot say under `notes`, and the call."""
+        content = {"notes": self.notes(facts), **_configuration(facts)}
+        return {
+            "deepspeed.json": json.dumps(content, indent=2) + "\n",
+            "deepspeed_setup.py": render("deepspeed_setup.py.jinja", facts, notes=self.notes(facts)),
+        }
+
+    def notes(self, facts: Facts) -> list[str]:
+        """Return what the configuration has no key for."""
+        notes = []
+        if facts.has_warmup or facts.schedule == "linear":
+            notes.append(
+                "DeepSpeed's own schedulers move a step later than the measured one: deepspeed_setup.py gives the "
+                "schedule, and without it the rate is constant."
+            )
+        if facts.checkpointed:
+            notes.append("deepspeed.json does not choose layers to checkpoint: deepspeed_setup.py does.")
+        if facts.precision == "tf32":
+            notes.append("deepspeed.json has no key for tf32: deepspeed_setup.py switches it on.")
+        if facts.autocast_dtype:
+            notes.append("torch_autocast keeps float32 weights, as was measured; DeepSpeed's bf16 and fp16 would not.")
+        if facts.scales_loss and facts.initial_loss_scale != DEFAULT_LOSS_SCALE:
+            measured = f"{facts.initial_loss_scale:g} was measured"
+            notes.append(f"Under torch_autocast the first loss scale is {DEFAULT_LOSS_SCALE:g}, and {measured}.")
+        remedy = "pass engine.backward the summed loss x accumulation steps / targets of the whole window"
+        return notes + uneven_note(facts, remedy)
+
+
+def _configuration(facts: Facts) -> dict[str, Any]:
+    autocast = {"torch_autocast": {"enabled": True, "dtype": facts.autocast_dtype}} if facts.autocast_dtype else {}
+    optimizer = {"lr": facts.learning_rate, "weight_decay": facts.weight_decay, "torch_adam": True, "fused": True}
+    return {
+        "train_batch_size": facts.effective_batch_size,
+        "train_micro_batch_size_per_gpu": facts.micro_batch_size,
+        "gradient_accumulation_steps": facts.accumulation_steps,
+        "gradient_clipping": facts.max_grad_norm or 0.0,
+        "optimizer": {"type": "AdamW", "params": optimizer},
+        **autocast,
+        "zero_optimization": {"stage": 0},
+    }

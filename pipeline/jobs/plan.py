@@ -1,0 +1,185 @@
+"""A job: predict what every configuration would need on each card, and say which to begin with; nothing is trained."""
+
+import json
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from pipeline.base.contracts import Hardware
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.units import MIB, parse_budget
+from pipeline.config.entry_points import FOLDER
+from pipeline.config.experiment import AUTO_MODEL, Experiment, make_experiment
+from pipeline.config.settings import RunSettings, dotted, merged, nested, validate
+from pipeline.config.space import Choice, Space, read_space
+from pipeline.config.variants import read_yaml
+from pipeline.jobs.plan_settings import PlanSettings
+from pipeline.jobs.publish import publish
+from pipeline.memory.breakdown import Breakdown
+from pipeline.memory.device import find_device, hardware_of
+from pipeline.prediction.cards import find_card
+from pipeline.prediction.cuda_context import context_bytes_of
+from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
+from pipeline.prediction.predict import Prediction, predict_all
+from pipeline.runtime.environment import environment
+from pipeline.runtime.shape_check import check_shapes
+from pipeline.tracking.parent import open_parent
+
+HALF_FORMATS = ("fp16", "bf16")
+
+
+def make_plan(given: Mapping[str, Any], console: Console) -> int:
+    """Predict, print and log; return the exit code: 1 where nothing is predicted to fit any card.
+
+    Raises:
+        InvalidInputError: as find(), or the tracking store cannot be reached.
+
+    """
+    return 0 if log_plan(find(given, console), given, console) else 1
+
+
+def find(given: Mapping[str, Any], console: Console) -> PlanFindings:
+    """Return what every configuration would need; nothing is printed but the progress, and nothing is logged.
+
+    Raises:
+        InvalidInputError: a setting, a card or a dimension is wrong, or the parameters alone exceed the budget.
+
+    """
+    own, values = _read(given)
+    budget = values.pop("budget", None)
+    targets = _targets(own.gpu)
+    values |= {"device": "cpu", "model": values.get("model", "auto")}
+    if values["model"] == "auto":
+        values["model"] = AUTO_MODEL[targets[0].kind]
+    shared, space = read_space(own, values, given, "plan")
+    effective = shared.effective_batch_size  # type: ignore[attr-defined]
+    for name in ("model", "effective_batch_size"):
+        if name in space.dimensions:
+            raise InvalidInputError(
+                f"a plan compares ways to train one thing, so {name} is no dimension; plan each alone"
+            )
+    cards = tuple(_card_plan(target, budget, values, space, own, console) for target in targets)
+    if len(cards) == 1:
+        _refuse_hopeless(cards[0], values["model"])
+    return PlanFindings(
+        entry="plan",
+        model=values["model"],
+        effective_batch_size=effective,
+        dataset_size=shared.dataset_size,
+        cards=cards,
+        settings={
+            name: value
+            for name, value in dotted(shared.model_dump())
+            if name not in (*space.dimensions, "device", "budget")
+        },
+        environment=environment(torch.device("cpu")),
+    )
+
+
+def log_plan(findings: PlanFindings, given: Mapping[str, Any], console: Console) -> bool:
+    """Print and log the report of what find() found with the settings `given`; return whether anything fits a card.
+
+    Raises:
+        InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
+
+    """
+    own, values = _read(given)
+    output = Path(values.get("output", RunSettings.model_fields["output"].default))
+    with open_parent("plan", f"{findings.model} on {own.gpu}", output) as parent:
+        shared = {"model": findings.model, "effective_batch_size": findings.effective_batch_size}
+        parent.params({**shared, "gpu": own.gpu})
+        parent.file("environment.json", json.dumps(dict(findings.environment), indent=1))
+        publish(findings, {}, parent, console)
+        parent.succeeded = any(card.recommended is not None for card in findings.cards)
+    return parent.succeeded
+
+
+def _read(given: Mapping[str, Any]) -> tuple[PlanSettings, dict[str, Any]]:
+    """Return the settings of the plan, and those of its runs, from its YAML and from the user."""
+    values = merged(nested(read_yaml(FOLDER / "plan.yaml")), given)
+    own = {name: values.pop(name) for name in PlanSettings.model_fields if name in values}
+    return validate(PlanSettings, own, "plan"), values
+
+
+def _targets(text: str) -> list[Hardware]:
+    """Return the devices that are planned for, without regard to what this machine has."""
+    names = [name.strip() for name in text.split(",")]
+    return [hardware_of(find_device(name)) if name in ("auto", "cpu") else find_card(name) for name in names]
+
+
+def _budget_bytes(text: str | None, target: Hardware) -> int:
+    """Return what torch may use: all of a card but its CUDA context, unless a budget says otherwise."""
+    if text is not None and text != "none":
+        return parse_budget(text, target.memory_bytes)
+    return target.memory_bytes - context_bytes_of(target)
+
+
+def _card_plan(
+    target: Hardware, budget: str | None, values: Mapping[str, Any], space: Space, own: PlanSettings, console: Console
+) -> CardPlan:
+    """Predict every configuration on one card; of each, the figures are kept, and of the recommended one its peak."""
+    budget_bytes = _budget_bytes(budget, target)
+    experiments, choices, skipped = _experiments(target, values, space)
+    rows: dict[int, PlannedRow] = {}
+    anatomies: dict[int, Breakdown] = {}
+    predictions = predict_all(experiments, target, expandable_segments=own.expandable_segments)
+    with closing(predictions):
+        for number, prediction in track(predictions, target.name, len(experiments), console=console, transient=True):
+            experiment = experiments[number]
+            rows[number] = _row(choices[number], experiment, prediction, budget_bytes)
+            anatomies[number] = prediction.anatomy
+    ordered = tuple(rows[number] for number in sorted(rows))
+    card = CardPlan(card=target.name, budget_bytes=budget_bytes, rows=ordered, skipped=skipped, anatomy=None)
+    best = card.recommended or min(ordered, key=lambda row: row.peak_bytes, default=None)
+    return replace(card, anatomy=next((anatomies[number] for number, row in rows.items() if row is best), None))
+
+
+def _experiments(
+    target: Hardware, values: Mapping[str, Any], space: Space
+) -> tuple[list[Experiment], list[Choice], tuple[str, ...]]:
+    """Return what the card can run, by which choices, and why it cannot run the others."""
+    experiments, choices, reasons = [], [], dict[str, None]()
+    for choice in space.choices:
+        experiment = make_experiment(merged(values, nested(choice)), "plan")
+        reason = experiment.unsupported(target)
+        if reason is None:
+            experiments.append(experiment)
+            choices.append(choice)
+        else:
+            reasons[reason] = None
+    check_shapes(experiments)
+    return experiments, choices, tuple(reasons)
+
+
+def _row(choice: Choice, experiment: Experiment, prediction: Prediction, budget_bytes: int) -> PlannedRow:
+    settings: Any = experiment.settings
+    return PlannedRow(
+        choice=choice,
+        micro_batch_size=experiment.micro_batch_size,
+        accumulation_steps=settings.accumulation_steps,
+        peak_allocated_bytes=prediction.peak_allocated_bytes,
+        peak_reserved_bytes=prediction.peak_reserved_bytes,
+        peak_device_bytes=prediction.peak_device_bytes,
+        fits=prediction.fits(budget_bytes),
+        flops=prediction.sequence_flops * experiment.effective_batch_size,
+        tokens=experiment.effective_batch_size * settings.sequence_length,
+        is_16_bit=settings.precision in HALF_FORMATS,
+    )
+
+
+def _refuse_hopeless(card: CardPlan, model: str) -> None:
+    """Refuse a budget that the parameters alone exceed, where there is no other card to plan for."""
+    parameters = card.anatomy.category_bytes.get("parameters", 0) if card.anatomy else 0
+    if parameters > card.budget_bytes:
+        missing = (parameters - card.budget_bytes) / MIB
+        raise InvalidInputError(
+            f"the parameters must fit the budget: those of {model} alone take {parameters / MIB:,.0f} MiB, "
+            f"{missing:,.0f} MiB more than the {card.budget_bytes / MIB:,.0f} MiB; choose a smaller model or a larger "
+            "card"
+        )

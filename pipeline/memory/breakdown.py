@@ -1,0 +1,109 @@
+"""What the memory of a run is made of: its peak taken apart, and its course through one optimizer step."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pipeline.memory.timeline import CATEGORIES, Lifetime, Timeline
+
+NUM_LARGEST = 15
+"""Tensors that are named one by one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveTensor:
+    """A storage that lives at the peak."""
+
+    num_bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    category: str
+    module: str
+    """Dotted name of the innermost module that it belongs to or that made it."""
+    operator: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakdown:
+    """The moment at which most bytes were alive."""
+
+    peak_bytes: int
+    step: int
+    """Optimizer step, counted from 0."""
+    phase: str
+    operator: str
+    """The operator whose result made it the peak."""
+    module: str
+    category_bytes: Mapping[str, int]
+    module_bytes: Mapping[str, int]
+    """By dotted name, the greatest first."""
+    largest: tuple[LiveTensor, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMemory:
+    """Bytes alive through one optimizer step, event by event."""
+
+    seconds: tuple[float, ...]
+    """From the first event."""
+    category_bytes: Mapping[str, tuple[int, ...]]
+    phases: tuple[tuple[str, float], ...]
+    """Each phase and the second in which it began."""
+
+
+def at_peak(timeline: Timeline) -> Breakdown:
+    """Take the peak of everything recorded apart; something must have been recorded."""
+    allocated = timeline.allocated_bytes
+    event = max(range(len(allocated)), key=allocated.__getitem__)
+    span, alive = timeline.span_of(event), timeline.alive(event)
+    last = max(alive, key=lambda life: life.born)
+    return Breakdown(
+        peak_bytes=allocated[event],
+        step=span.step,
+        phase=span.phase,
+        operator=last.operator,
+        module=last.module,
+        category_bytes=_summed((life.category, life.num_bytes) for life in alive),
+        module_bytes=_summed((life.module, life.num_bytes) for life in alive),
+        largest=tuple(map(_described, sorted(alive, key=lambda life: -life.num_bytes)[:NUM_LARGEST])),
+    )
+
+
+def course_of(timeline: Timeline, step: int) -> StepMemory:
+    """Follow the memory through optimizer step `step`, counted from 0, which must have been recorded."""
+    begins = [span.begin for span in timeline.spans] + [len(timeline.events)]
+    of_step = [number for number, span in enumerate(timeline.spans) if span.step == step and span.phase != "load"]
+    begin, end = begins[of_step[0]], begins[of_step[-1] + 1]
+    alive = dict.fromkeys(CATEGORIES, 0)
+    courses: dict[str, list[int]] = {category: [] for category in CATEGORIES}
+    for number, event in enumerate(timeline.events[:end]):
+        life = timeline.lives[event if event >= 0 else -1 - event]
+        alive[life.category] += life.num_bytes if event >= 0 else -life.num_bytes
+        if number >= begin:
+            for category, total in alive.items():
+                courses[category].append(total)
+    start = timeline.seconds[begin]
+    return StepMemory(
+        seconds=tuple(moment - start for moment in timeline.seconds[begin:end]),
+        category_bytes={category: tuple(totals) for category, totals in courses.items()},
+        phases=tuple((timeline.spans[number].phase, timeline.seconds[begins[number]] - start) for number in of_step),
+    )
+
+
+def _summed(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Add up by name, the greatest first."""
+    totals: Counter[str] = Counter()
+    for name, num_bytes in parts:
+        totals[name] += num_bytes
+    return dict(totals.most_common())
+
+
+def _described(life: Lifetime) -> LiveTensor:
+    return LiveTensor(
+        num_bytes=life.num_bytes,
+        shape=life.shape,
+        dtype=str(life.dtype).removeprefix("torch."),
+        category=life.category,
+        module=life.module,
+        operator=life.operator,
+    )

@@ -1,1 +1,0 @@
-"""Planning: what every configuration would need, on cards that need not be here."""

@@ -1,0 +1,1 @@
+"""The memory of an experiment, predicted on fake tensors before anything runs."""

@@ -1,0 +1,47 @@
+"""GPUs by name, whether or not this machine has one.
+
+Compute capabilities are those of https://developer.nvidia.com/cuda-gpus. Memory is what torch says a program can see
+(total_memory of torch.cuda.get_device_properties, as printed in public logs), a little less than the data sheet's.
+"""
+
+from pipeline.base.contracts import Hardware
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.units import MIB
+
+CONTEXT_BYTES = 512 * MIB
+"""What a process's CUDA context takes where none has been measured: a stated default, of a size that is often seen.
+
+torch loads kernels when they are first used since CUDA 11.7, and then needs some hundred MiB (pytorch issue 107667).
+"""
+
+
+def _card(name: str, memory_mib: int, capability: tuple[int, int]) -> Hardware:
+    return Hardware(kind="cuda", name=name, memory_bytes=memory_mib * MIB, capability=capability)
+
+
+CARDS = {
+    "b200": _card("NVIDIA B200", 182_642, (10, 0)),  # total_memory
+    "h200": _card("NVIDIA H200", 143_156, (9, 0)),  # total_memory
+    "h100": _card("NVIDIA H100 80GB HBM3", 81_090, (9, 0)),  # total_memory
+    "a100": _card("NVIDIA A100-SXM4-80GB", 81_920, (8, 0)),  # nvidia-smi's memory.total, which is a little more
+    "a100-40gb": _card("NVIDIA A100-SXM4-40GB", 40_536, (8, 0)),  # total_memory
+    "l40s": _card("NVIDIA L40S", 45_589, (8, 9)),  # total_memory
+    "l4": _card("NVIDIA L4", 22_558, (8, 9)),  # "22.03 GiB" of errors for lack of memory: ArcInstitute/evo2 issue 190
+    "a10g": _card("NVIDIA A10G", 22_587, (8, 6)),  # total_memory
+    "rtx4090": _card("NVIDIA GeForce RTX 4090", 24_084, (8, 9)),  # "23.52 GiB": Soul-AILab/SoulX-FlashTalk issue 5
+    "rtx3090": _card("NVIDIA GeForce RTX 3090", 24_259, (8, 6)),  # total_memory
+    "v100": _card("Tesla V100-SXM2-16GB", 16_160, (7, 0)),  # total_memory
+    "t4": _card("Tesla T4", 15_095, (7, 5)),  # total_memory
+}
+
+
+def find_card(name: str) -> Hardware:
+    """Return the card that goes by `name`.
+
+    Raises:
+        InvalidInputError: no card does.
+
+    """
+    if name not in CARDS:
+        raise InvalidInputError(f"no card is called {name!r}; the cards are {', '.join(CARDS)}")
+    return CARDS[name]

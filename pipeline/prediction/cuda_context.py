@@ -1,0 +1,63 @@
+"""What a process's CUDA context takes of a card: measured once where the card is in this machine, else as stated."""
+
+import hashlib
+
+import torch
+
+from pipeline.base.contracts import Hardware
+from pipeline.base.files import cache_folder, write_atomically
+from pipeline.memory.device import device_name, used_bytes
+from pipeline.prediction.cards import CONTEXT_BYTES
+from pipeline.runtime.environment import environment
+from pipeline.runtime.worker_pool import WorkerPool
+
+WIDTH = 256
+"""Of the matrices whose product loads what every training loads."""
+
+
+def context_bytes_of(target: Hardware) -> int:
+    """Return the bytes of the CUDA context on `target`, which count beside what torch reserves; 0 on a CPU.
+
+    A measurement is kept in the cache by card, driver and version of torch.
+
+    Raises:
+        InvalidInputError: the cache folder cannot be written.
+
+    """
+    if target.kind != "cuda":
+        return 0
+    device = _own_device(target)
+    if device is None:
+        return CONTEXT_BYTES
+    about = environment(device)
+    facts = [about.get(name) for name in ("device_name", "driver", "torch", "cuda")]
+    file = cache_folder() / f"context-{hashlib.sha256(repr(facts).encode()).hexdigest()[:20]}.txt"
+    if file.exists():
+        return int(file.read_text())
+    with WorkerPool(measure_context, 1) as pool:  # a fresh process, which has no context yet
+        [(_, measured)] = pool.do([device])
+    if measured is None:
+        return CONTEXT_BYTES
+    write_atomically(file, str(measured).encode())
+    return measured
+
+
+def measure_context(device: torch.device) -> int | None:
+    """Begin to use a GPU, and return by how much more it is used than torch has reserved; None where NVML cannot tell.
+
+    Another process that begins or ends on the card in the same second would be counted too.
+    """
+    before = used_bytes(device)
+    square = torch.ones(WIDTH, WIDTH, device=device)
+    (square @ square).sum().item()  # waits for the device
+    after = used_bytes(device)
+    if before is None or after is None:
+        return None
+    taken = after - before - torch.cuda.memory_reserved(device)
+    return taken if taken > 0 else None
+
+
+def _own_device(target: Hardware) -> torch.device | None:
+    """Return this machine's device that is such a card, if it has one."""
+    devices = (torch.device("cuda", index) for index in range(torch.cuda.device_count()))
+    return next((device for device in devices if device_name(device) == target.name), None)

@@ -1,0 +1,158 @@
+"""An Experiment on fake tensors -> Prediction: how much memory it needs, before anything runs."""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from pipeline.base.contracts import Hardware, Prepared
+from pipeline.base.errors import InvalidInputError
+from pipeline.config.experiment import Experiment
+from pipeline.memory.allocator import OutOfMemoryError
+from pipeline.memory.breakdown import Breakdown, at_peak
+from pipeline.memory.replay import Requests
+from pipeline.memory.timeline import Timeline
+from pipeline.prediction.cuda_context import context_bytes_of
+from pipeline.prediction.trace import trace, turn
+from pipeline.runtime.fork_server import has_server, num_cores
+from pipeline.runtime.worker_pool import WorkerPool
+
+NUM_WORTH_A_SERVER = 32
+"""Experiments from which on it pays to start processes that have to load what predicting needs."""
+NUM_IN_TASK = 40
+"""Experiments that a process is given at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a run of an Experiment on a device will need; None where such a device does not count it."""
+
+    target: Hardware
+    peak_allocated_bytes: int
+    """As the device's allocator counts: on CUDA it rounds up."""
+    peak_reserved_bytes: int | None
+    peak_device_bytes: int | None
+    """Reserved bytes and the CUDA context."""
+    anatomy: Breakdown
+    """The peak taken apart, before the allocator rounds: its phase, categories, modules and largest tensors."""
+    phase_bytes: Mapping[str, int]
+    """Greatest number of bytes alive in each phase, before the allocator rounds."""
+    sequence_flops: int
+    """Floating-point operations for one sequence, recomputation included: the same for any cut of the batch."""
+    requests: Requests = field(repr=False)
+    expandable_segments: bool = False
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak that a budget limits: reserved bytes on CUDA, allocated ones on a CPU."""
+        return self.peak_allocated_bytes if self.peak_reserved_bytes is None else self.peak_reserved_bytes
+
+    def fits(self, budget_bytes: int) -> bool:
+        """Whether the run ends within a budget: on CUDA a cap on what is reserved, which gives back what is cached."""
+        if self.peak_reserved_bytes is None or self.peak_allocated_bytes > budget_bytes:
+            return self.peak_allocated_bytes <= budget_bytes
+        if self.peak_reserved_bytes <= budget_bytes:
+            return True
+        try:
+            self.requests.replay(cap_bytes=budget_bytes, expandable_segments=self.expandable_segments)
+        except OutOfMemoryError:
+            return False
+        return True
+
+
+def predict(
+    experiment: Experiment,
+    target: Hardware,
+    prepared: Prepared | None = None,
+    *,
+    expandable_segments: bool = False,
+    context_bytes: int | None = None,
+) -> Prediction:
+    """Take two optimizer steps of `experiment` without numbers, as if on `target`, and return what they would need.
+
+    The corpus is read unless it is given; one example of it suffices, however large the batch. `context_bytes` is the
+    CUDA context, which counts beside what torch reserves; unless it is given, what context_bytes_of() knows.
+
+    Raises:
+        InvalidInputError: the target cannot run it, or its work depends on the values of tensors.
+
+    """
+    reason = experiment.unsupported(target)
+    if reason is not None:
+        raise InvalidInputError(f"{reason}; choose another value")
+    if context_bytes is None:
+        context_bytes = context_bytes_of(target)
+    timeline = trace(experiment, target, prepared or experiment.read_corpus())
+    on_card = target.kind == "cuda"
+    requests = Requests.of(timeline)
+    peaks = requests.replay(expandable_segments=expandable_segments) if on_card else None
+    return Prediction(
+        target=target,
+        peak_allocated_bytes=peaks.peak_allocated_bytes if peaks else max(timeline.allocated_bytes),
+        peak_reserved_bytes=peaks.peak_reserved_bytes if peaks else None,
+        peak_device_bytes=peaks.peak_reserved_bytes + context_bytes if peaks else None,
+        anatomy=at_peak(timeline),
+        phase_bytes=_by_phase(timeline),
+        sequence_flops=timeline.flops // (timeline.num_passes * experiment.micro_batch_size),
+        requests=requests,
+        expandable_segments=expandable_segments,
+    )
+
+
+def predict_all(
+    experiments: Sequence[Experiment],
+    target: Hardware,
+    *,
+    expandable_segments: bool = False,
+    context_bytes: int | None = None,
+    num_processes: int | None = None,
+) -> Generator[tuple[int, Prediction], None, None]:
+    """Yield the number of each experiment and its prediction, those first that tell others.
+
+    Where the server of processes was started, or they are many, they are predicted in processes that end with the
+    iterator, one a core. `num_processes` is how many; with 0 this one does the work.
+
+    Raises:
+        InvalidInputError: as predict().
+
+    """
+    if context_bytes is None:
+        context_bytes = context_bytes_of(target)  # once, and not in a process of a crew, which may start no other
+    options = {"expandable_segments": expandable_segments, "context_bytes": context_bytes}
+    work = partial(_predict_these, target=target, options=options)
+    if num_processes is None:
+        pays = has_server() or len(experiments) >= NUM_WORTH_A_SERVER
+        num_processes = min(num_cores(), len(experiments)) if pays else 0
+    first, second, others = ([n for n, one in enumerate(experiments) if turn(one) == at] for at in range(3))
+    rounds = [[[number] for number in first], [[number] for number in second], _alike(experiments, others)]
+    with WorkerPool(work, num_processes) if num_processes else nullcontext() as pool:
+        for tasks in rounds:
+            sent = [[experiments[number] for number in numbers] for numbers in tasks]
+            done = pool.do(sent) if pool else ((number, work(task)) for number, task in enumerate(sent))
+            for number, predictions in done:
+                yield from zip(tasks[number], predictions, strict=True)
+
+
+def _predict_these(experiments: Sequence[Experiment], target: Hardware, options: Mapping[str, Any]) -> list[Prediction]:
+    return [predict(experiment, target, **options) for experiment in experiments]
+
+
+def _alike(experiments: Sequence[Experiment], numbers: Sequence[int]) -> list[list[int]]:
+    """Return the numbers in tasks of experiments that differ in the cut of their batch alone: one reading tells all."""
+    cut = {"micro_batch_size": 1, "accumulation_steps": 1, "effective_batch_size": 1}
+    groups: dict[str, list[int]] = {}
+    for number in numbers:
+        groups.setdefault(repr(experiments[number].settings.model_copy(update=cut)), []).append(number)
+    return [
+        group[begin : begin + NUM_IN_TASK] for group in groups.values() for begin in range(0, len(group), NUM_IN_TASK)
+    ]
+
+
+def _by_phase(timeline: Timeline) -> dict[str, int]:
+    allocated = timeline.allocated_bytes
+    ends = [span.begin for span in timeline.spans[1:]] + [len(allocated)]
+    greatest: dict[str, int] = {}
+    for span, end in zip(timeline.spans, ends, strict=True):
+        greatest[span.phase] = max([greatest.get(span.phase, 0), *allocated[span.begin : end]])
+    return greatest

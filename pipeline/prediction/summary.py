@@ -1,0 +1,45 @@
+"""A run's summary metrics, with the predicted peaks beside the measured ones."""
+
+from collections.abc import Mapping
+
+from pipeline.base.errors import first_line
+from pipeline.base.results import Outcome, Result
+from pipeline.base.units import MIB
+from pipeline.config.experiment import Experiment
+from pipeline.memory.device import hardware_of
+from pipeline.prediction.predict import Prediction, predict_all
+from pipeline.runtime.environment import uses_expandable_segments
+from pipeline.training.metrics import Summary, summarize
+
+
+def summary(experiment: Experiment, result: Result) -> Summary:
+    """Return a run's summary metrics, the predicted peaks beside the measured ones, or a tag that says why not.
+
+    After Ctrl-C, when nobody waits for it, nothing is predicted.
+    """
+    measured = summarize(result, experiment.effective_batch_size, experiment.settings.timing_warmup_steps)
+    if result.outcome is Outcome.INTERRUPTED:
+        return Summary(measured)
+    try:
+        prediction = _prediction_of(experiment)
+        return Summary(measured | _prediction_metrics(prediction, measured, result.outcome))
+    except Exception as error:  # whatever a model's code raises without numbers: a prediction never costs a measurement
+        return Summary(measured, {"prediction": f"not possible: {type(error).__name__}: {first_line(error)}"})
+
+
+def _prediction_of(experiment: Experiment) -> Prediction:
+    """Return the prediction of a run on this machine."""
+    alike, target = [experiment.with_random_weights("cpu")], hardware_of(experiment.device)
+    [(_, prediction)] = predict_all(alike, target, expandable_segments=uses_expandable_segments())
+    return prediction
+
+
+def _prediction_metrics(prediction: Prediction, measured: Mapping[str, float], outcome: Outcome) -> dict[str, float]:
+    """Return what was predicted for a run as metrics, and how far that is from what it measured, if it completed."""
+    metrics = {"predicted_peak_allocated_mib": prediction.peak_allocated_bytes / MIB}
+    if prediction.peak_reserved_bytes is not None:
+        metrics["predicted_peak_reserved_mib"] = prediction.peak_reserved_bytes / MIB
+    if outcome.completed and "peak_allocated_mib" in measured:
+        ratio = metrics["predicted_peak_allocated_mib"] / measured["peak_allocated_mib"]
+        metrics["prediction_error_percent"] = 100 * (ratio - 1)
+    return metrics

@@ -1,0 +1,47 @@
+"""Timelines as files: JSON, compressed, a row for each storage."""
+
+import gzip
+import json
+from dataclasses import asdict, fields
+from operator import attrgetter
+
+import torch
+
+from pipeline.memory.timeline import Lifetime, Span, Timeline
+
+NAMES = tuple(field.name for field in fields(Lifetime))
+values_of = attrgetter(*NAMES)
+
+
+def dump(timeline: Timeline) -> bytes:
+    """Return the content of a file that load() reads."""
+    content = {
+        "lives": [[_plain(value) for value in values_of(life)] for life in timeline.lives],
+        "events": timeline.events,
+        "seconds": [round(moment, 6) for moment in timeline.seconds],
+        "spans": [asdict(span) for span in timeline.spans],
+        "flops": timeline.flops,
+    }
+    return gzip.compress(json.dumps(content).encode(), compresslevel=1)
+
+
+def load(content: bytes) -> Timeline:
+    """Return the timeline of a file that dump() wrote."""
+    read = json.loads(gzip.decompress(content))
+    return Timeline(
+        lives=tuple(_life(dict(zip(NAMES, values, strict=True))) for values in read["lives"]),
+        events=tuple(read["events"]),
+        seconds=tuple(read["seconds"]),
+        spans=tuple(Span(**span) for span in read["spans"]),
+        flops=read["flops"],
+    )
+
+
+def _plain(value: object) -> object:
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+
+
+def _life(values: dict[str, object]) -> Lifetime:
+    shape, dtype = values["shape"], getattr(torch, str(values["dtype"]))
+    assert isinstance(shape, list)  # as JSON has it
+    return Lifetime(**{**values, "shape": tuple(shape), "dtype": dtype})

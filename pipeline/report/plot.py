@@ -1,0 +1,103 @@
+"""A picture of one or more panels: side by side in a PNG, one by one on a page, where a phone can show them."""
+
+import io
+import itertools
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import matplotlib
+
+matplotlib.use("agg")  # no screen is needed
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+"""Okabe and Ito's palette, which colour-blind readers can tell apart (jfly.uni-koeln.de/color)."""
+WARNING = COLOURS[5]
+"""The colour of what does not fit, was skipped or failed."""
+LINES = ("-", "--", "-.", ":")
+
+PANEL_INCHES = (5.6, 4.0)
+DOTS_PER_INCH = 140
+LABEL_CHARACTERS = 28
+
+Panel = Callable[[Axes], None]
+"""Draws on empty axes, title included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """Panels that belong together."""
+
+    name: str
+    """File name, without the ending."""
+    title: str
+    panels: tuple[Panel, ...]
+
+    def to_png(self) -> bytes:
+        """Return all panels in one PNG, two in a row."""
+        columns = min(2, len(self.panels))
+        rows = -(-len(self.panels) // columns)
+        figure = Figure((PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows + 0.4), DOTS_PER_INCH, layout="constrained")
+        for number, panel in enumerate(self.panels, 1):
+            panel(figure.add_subplot(rows, columns, number))
+        figure.suptitle(self.title)
+        return _png(figure)
+
+    def to_panel_pngs(self) -> list[bytes]:
+        """Return each panel as a PNG of its own."""
+        images = []
+        for panel in self.panels:
+            figure = Figure(PANEL_INCHES, DOTS_PER_INCH, layout="constrained")
+            panel(figure.add_subplot())
+            images.append(_png(figure))
+        return images
+
+
+def bars_of(axes: Axes, *, values: Mapping[str, float], title: str, unit: str, shades: Sequence[str] = COLOURS) -> None:
+    """Draw one bar a name, each with its value."""
+    for index, (value, shade) in enumerate(zip(values.values(), itertools.cycle(shades), strict=False)):
+        axes.barh(index, value, color=shade)
+        axes.annotate(f" {short(value)}", (value, index), va="center", fontsize="small")
+    axes.set_yticks(range(len(values)), [name[-LABEL_CHARACTERS:] for name in values], fontsize="small")
+    axes.invert_yaxis()
+    axes.set(title=title, xlabel=unit, xlim=(0, max(values.values()) * 1.18))
+    axes.grid(axis="x", alpha=0.3)
+
+
+def over_steps(axes: Axes, title: str, unit: str) -> None:
+    """Label axes on which curves run over optimizer steps, counted from 1."""
+    axes.set(title=title, xlabel="optimizer step", ylabel=unit)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    if axes.has_data():
+        axes.legend(fontsize="small")
+
+
+def colour(index: int) -> str:
+    """Return the colour of the series of this number."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def line(index: int) -> str:
+    """Return the line style of the series of this number."""
+    return LINES[index % len(LINES)]
+
+
+def label(name: str) -> str:
+    """Return a name as it stands beside a bar: long ones in two lines, and cut off after them."""
+    lines = textwrap.wrap(name, LABEL_CHARACTERS, max_lines=2, placeholder=" ...") or [name]
+    return "\n".join(lines).replace("$", r"\$")  # which would begin a formula
+
+
+def short(value: float) -> str:
+    """Return a number as it stands beside a bar."""
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()

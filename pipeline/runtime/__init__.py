@@ -1,0 +1,1 @@
+"""Experiments in clean processes, worker processes, signals, and the environment of a run."""

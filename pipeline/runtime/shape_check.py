@@ -1,0 +1,38 @@
+"""Model shapes that cannot be built, refused before anything runs."""
+
+from collections.abc import Iterable
+
+import torch
+
+from pipeline.base.contracts import Model
+from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.user_functions import names_function
+from pipeline.config.experiment import Experiment
+from pipeline.runtime.worker_pool import run_in_worker
+
+
+def check_shapes(experiments: Iterable[Experiment]) -> None:
+    """Build each distinct model without memory for its weights, in a worker, which has its code loaded already.
+
+    Raises:
+        InvalidInputError: a model cannot be built in its shape.
+
+    """
+    for name, model in {(one.settings.model, one.model): None for one in experiments}:
+        is_default_shape = name in model.names and model == type(model)()
+        has_shape_of_its_own = getattr(model, "pretrained", False) or names_function(name)
+        if not is_default_shape and not has_shape_of_its_own:
+            run_in_worker(_build, (model, name))
+
+
+def _build(given: tuple[Model, str]) -> None:
+    model, name = given
+    try:
+        with torch.device("meta"):
+            model.build(name, model.describe(name).vocabulary_size or 1)
+    except InvalidInputError:
+        raise
+    except Exception as error:  # whatever a model's code raises
+        raise InvalidInputError(
+            f"{name} cannot be built in this shape: {first_line(error)}; change its settings"
+        ) from error

@@ -1,0 +1,83 @@
+"""Choosing the next trial: first what a person would try, then what the sampler proposes, never the same twice."""
+
+import random
+import warnings
+from collections.abc import Callable, Collection, Sequence
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.samplers import BaseSampler, BruteForceSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState
+
+from pipeline.config.space import Choice, Space
+
+SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
+    "tpe": lambda seed: TPESampler(seed=seed, multivariate=True),
+    "gp": lambda seed: GPSampler(seed=seed),
+    "random": lambda seed: RandomSampler(seed=seed),
+    "brute": lambda seed: BruteForceSampler(seed=seed),
+    "nsga2": lambda seed: NSGAIISampler(seed=seed),
+}
+PROPOSALS = 10
+"""Proposals of configurations already taken before one of the others is drawn."""
+
+
+def distributions_of(space: Space) -> dict[str, BaseDistribution]:
+    """Return the dimensions as Optuna knows them."""
+    return {name: CategoricalDistribution(values) for name, values in space.dimensions.items()}
+
+
+def choose(
+    choices: Sequence[Choice],
+    space: Space,
+    finished: Sequence[FrozenTrial],
+    taken: Collection[Choice],
+    directions: Sequence[str],
+    sampler: str,
+    seed: int,
+) -> Choice | None:
+    """Return one of `choices` of `space` that is not among `taken`, or None where all are.
+
+    The sampler proposes within a study in memory that holds the finished trials, so that nothing but what is really
+    measured stands in the stored one.
+    """
+    left = [choice for choice in choices if choice not in taken]
+    if not left:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study = optuna.create_study(directions=list(directions), sampler=SAMPLERS[sampler]((seed + len(taken)) % 2**32))
+    study.add_trials(finished)
+    for _ in range(PROPOSALS):
+        trial = study.ask(distributions_of(space))
+        if trial.params in left:
+            return dict(trial.params)
+        study.tell(trial, state=TrialState.FAIL)
+    return random.Random(seed + len(taken)).choice(left)  # noqa: S311  nothing secret
+
+
+def next_naive(naive: Sequence[Choice], fitting: Collection[Choice], taken: Collection[Choice]) -> Choice | None:
+    """Return what a person would try next for the largest micro-batch that fits: the middle of those still possible.
+
+    `naive` has the largest micro-batch first. None where the largest that fits is known.
+    """
+    fits = next((index for index, choice in enumerate(naive) if choice in fitting), len(naive))
+    too_large = max((i for i, choice in enumerate(naive[:fits]) if choice in taken), default=-1)
+    possible = naive[too_large + 1 : fits]
+    return possible[len(possible) // 2] if possible else None
+
+
+def naive_choices(space: Space, defaults: Choice) -> list[Choice]:
+    """Return the configurations of the default precision without checkpointing, the largest micro-batch first."""
+    fixed = {
+        name: defaults[name] if defaults[name] in values else values[0]
+        for name, values in space.dimensions.items()
+        if name != "micro_batch_size"
+    }
+    sizes = space.dimensions.get("micro_batch_size")
+    if sizes is None:
+        return [fixed]
+    ordered = sorted(sizes, key=lambda size: -int(str(size)))
+    return [
+        {name: size if name == "micro_batch_size" else fixed[name] for name in space.dimensions} for size in ordered
+    ]

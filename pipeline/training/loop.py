@@ -1,0 +1,226 @@
+"""The loop around the training step: the same sequences in the same order, timed, and told as it goes."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim import Optimizer
+
+from pipeline.base.contracts import Prepared, Sequences, Step
+from pipeline.base.results import Finished, MemoryUse, StepRecord
+from pipeline.config.experiment import Experiment
+from pipeline.config.settings import RunSettings
+from pipeline.memory.device import occupy
+from pipeline.memory.meter import WATCHED_STEPS, make_meter
+from pipeline.training.step import (
+    StepOutput,
+    Window,
+    build_step,
+    counted_layers,
+    evaluate,
+    gradient_underflow_percent,
+    make_optimizer,
+    optimizer_step,
+    unmarked,
+)
+
+Message = StepRecord | MemoryUse | Finished
+"""What a training run tells while it goes on."""
+Enough = Callable[[Sequence[float]], bool]
+"""Seconds of each optimizer step so far -> whether they suffice."""
+
+
+class DivergedError(ArithmeticError):
+    """A loss was infinite or not a number."""
+
+
+def never(_: Sequence[float]) -> bool:
+    """Return False: all optimizer steps are wanted."""
+    return False
+
+
+def train(experiment: Experiment, prepared: Prepared, emit: Callable[[Message], None], enough: Enough = never) -> None:
+    """Train, and tell each optimizer step, the memory used and what was measured at the end.
+
+    The training ends after num_steps optimizer steps, or as soon as `enough` says so.
+
+    Raises:
+        DivergedError: a loss was infinite or not a number; the steps before it have been told.
+
+    """
+    settings = experiment.settings
+    meter = make_meter(experiment.device)
+    occupy(experiment.device, experiment.budget_bytes)
+    try:
+        torch.manual_seed(settings.seed)
+        step = build_step(experiment, prepared)
+        meter.mark(0, "load")
+        optimizer = make_optimizer(step.trainable.module, settings)
+        with step.run_context():
+            loop = Loop(experiment, prepared.train, step, optimizer, emit)
+            with counted_layers(step.trainable.layers) as forwards:
+                loop.advance(1, meter.mark)
+            loop.advance(WATCHED_STEPS - 1, meter.mark)
+            meter.settle()
+            emit(meter.read())
+            loop.advance(settings.num_steps - WATCHED_STEPS, enough=enough)
+    finally:
+        meter.settle()
+        emit(meter.read())
+    with step.run_context():
+        eval_loss = evaluate(step, prepared.held_out, settings.eval_steps) if settings.eval_steps else None
+        last = loop.window(loop.num_taken - 1)
+        if eval_loss is not None and not math.isfinite(eval_loss):
+            raise DivergedError(f"the loss on held-out documents is {eval_loss}")
+        underflow = gradient_underflow_percent(step, optimizer, last) if settings.gradient_underflow else None
+    emit(Finished(eval_loss=eval_loss, gradient_underflow_percent=underflow, block_forwards_per_step=len(forwards)))
+
+
+def learning_rate(step: int, settings: RunSettings, effective_batch_size: int) -> float:
+    """Return the learning rate of optimizer step `step`, counted from 0."""
+    highest = highest_learning_rate(settings, effective_batch_size)
+    warmup = settings.learning_rate_warmup_steps
+    if step < warmup:
+        return highest * (step + 1) / warmup
+    if settings.learning_rate_schedule == "linear":
+        return highest * (settings.num_steps - step) / (settings.num_steps - warmup)
+    return highest
+
+
+def highest_learning_rate(settings: RunSettings, effective_batch_size: int) -> float:
+    """Return the learning rate after warm-up, scaled with the effective batch size."""
+    ratio = effective_batch_size / settings.base_batch_size
+    return (
+        settings.learning_rate
+        * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[settings.learning_rate_scaling]
+    )
+
+
+def rows_of_step(num_sequences: int, step: int, batch_size: int, seed: int) -> list[int]:
+    """Return the sequences of optimizer step `step`: the same for any micro-batch size, each once an epoch."""
+    numbers = range(step * batch_size, (step + 1) * batch_size)
+    return [int(_order(num_sequences, seed, n // num_sequences)[n % num_sequences]) for n in numbers]
+
+
+class Loop:
+    """Takes optimizer steps, and tells each one's record once the device has finished it.
+
+    On an accelerator a step is read after the next one has been launched, so that the device never waits for us.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        sequences: Sequences,
+        step: Step,
+        optimizer: Optimizer,
+        emit: Callable[[Message], None],
+    ) -> None:
+        self._settings, self._effective_batch_size = experiment.settings, experiment.effective_batch_size
+        self._sequences, self.step, self._optimizer, self._tell = sequences, step, optimizer, emit
+        self._clock: _CpuClock | _CudaClock = _CudaClock() if step.device.type == "cuda" else _CpuClock()
+        self._lag = 1 if step.device.type == "cuda" else 0
+        self.num_taken = 0
+        """Optimizer steps launched so far."""
+        self._seconds: list[float] = []
+
+    def window(self, number: int) -> Window:
+        """Return the micro-batches of optimizer step `number`, on the CPU."""
+        rows = rows_of_step(len(self._sequences), number, self._effective_batch_size, self._settings.seed)
+        whole = self._sequences.batch(rows)
+        size = self.step.micro_batch_size
+        cuts = range(0, self._effective_batch_size, size)
+        batches = tuple({name: tensor[cut : cut + size] for name, tensor in whole.items()} for cut in cuts)
+        return Window(batches, *self._sequences.count(whole))
+
+    def advance(self, num_steps: int, mark: Callable[[int, str], None] = unmarked, enough: Enough = never) -> None:
+        """Take the next `num_steps` optimizer steps, or as many as are `enough`, and tell them all.
+
+        Raises:
+            DivergedError: a loss was infinite or not a number.
+
+        """
+        pending: deque[Callable[[], None]] = deque()
+        start = self._clock.now()
+        for number in range(self.num_taken, self.num_taken + num_steps):
+            window, rate, taken = self.launch(mark)
+            end = self._clock.now()
+            pending.append(partial(self._read, number, window, rate, taken, start, end))
+            start = end
+            if len(pending) > self._lag:
+                pending.popleft()()
+            if enough(self._seconds):
+                break
+        while pending:
+            pending.popleft()()
+
+    def launch(self, mark: Callable[[int, str], None] = unmarked) -> tuple[Window, float, StepOutput]:
+        """Take the next optimizer step without waiting for it; return what it read, its learning rate and its loss."""
+        number = self.num_taken
+        rate = learning_rate(number, self._settings, self._effective_batch_size)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        window = self.window(number)
+        mark(number, "data")
+        taken = optimizer_step(
+            self.step,
+            self._optimizer,
+            window.batches,
+            window.num_targets,
+            self._settings.max_grad_norm,
+            partial(mark, number),
+        )
+        self.num_taken += 1
+        return window, rate, taken
+
+    def _read(self, number: int, window: Window, rate: float, taken: StepOutput, start: Any, end: Any) -> None:
+        seconds = self._clock.between(start, end)
+        self._seconds.append(seconds)
+        loss, grad_norm = taken.loss.item(), taken.grad_norm.item()
+        scaled = self.step.scaler.is_enabled()
+        record = StepRecord(
+            step=number,
+            loss=loss,
+            grad_norm=grad_norm,
+            seconds=seconds,
+            tokens=window.num_tokens,
+            learning_rate=rate,
+            loss_scale=taken.loss_scale.item() if scaled else None,
+            skipped=scaled and not math.isfinite(grad_norm),
+        )
+        if not math.isfinite(loss):
+            raise DivergedError(f"the loss of optimizer step {number} is {loss}")
+        self._tell(record)
+
+
+class _CpuClock:
+    """Moments as seconds."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def between(self, start: float, end: float) -> float:
+        return end - start
+
+
+class _CudaClock:
+    """Moments as events in the device's own queue: noting one waits for nothing."""
+
+    def now(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1000
+
+
+@lru_cache(maxsize=4)
+def _order(num_sequences: int, seed: int, epoch: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    return np.random.default_rng([seed, epoch]).permutation(num_sequences)

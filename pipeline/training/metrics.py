@@ -1,0 +1,179 @@
+"""Result -> the figures by which runs are compared; a figure that a run cannot give is absent, never zero."""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.base.results import MemoryUse, Result, StepRecord
+from pipeline.base.units import MIB
+
+MOVING_AVERAGE_STEPS = 10
+MEDIAN_CONFIDENCE = 0.95
+AGAINST_BASELINE = ("memory_saving_percent", "time_overhead_percent", "speedup", "max_loss_difference")
+"""Metrics that compare a run with the baseline of its comparison."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One variant or trial, as reports show it."""
+
+    comparison: str
+    name: str
+    is_baseline: bool
+    params: Mapping[str, Any]
+    """Every setting by its dotted name."""
+    result: Result | None
+    """None where it was skipped."""
+    skipped: str | None
+    metrics: Mapping[str, float]
+    """Summary metrics, named as in MLflow."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a finished run is labelled with in MLflow."""
+
+    metrics: Mapping[str, float]
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+def summarize(result: Result, effective_batch_size: int, timing_warmup_steps: int) -> dict[str, float]:
+    """Return a run's summary metrics, named as in MLflow.
+
+    Times leave the first `timing_warmup_steps` optimizer steps out: seconds_per_step is the median of the others,
+    seconds_per_step_iqr the distance between their quartiles, and the throughputs follow from the median.
+    """
+    metrics = {"seconds_total": result.seconds_total, "effective_batch_size": float(effective_batch_size)}
+    if result.memory is not None:
+        metrics |= _memory(result.memory)
+    if result.steps:
+        metrics |= _training(result.steps)
+    timed = [record.seconds for record in result.steps[timing_warmup_steps:]]
+    if timed:
+        median = statistics.median(timed)
+        metrics["seconds_per_step"] = median
+        metrics["samples_per_second"] = effective_batch_size / median
+        metrics["tokens_per_second"] = metrics["tokens_seen"] / len(result.steps) / median
+    if len(timed) >= 2:
+        low, _, high = statistics.quantiles(timed, n=4, method="inclusive")
+        metrics["seconds_per_step_iqr"] = high - low
+    if result.finished is not None:
+        metrics["block_forwards_per_step"] = float(result.finished.block_forwards_per_step)
+        if result.finished.eval_loss is not None:
+            metrics["eval_loss"] = result.finished.eval_loss
+        if result.finished.gradient_underflow_percent is not None:
+            metrics["gradient_underflow_percent"] = result.finished.gradient_underflow_percent
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return an interval that holds the median with a confidence of at least 95 %, whatever the distribution.
+
+    It lies between two order statistics (David and Nagaraja, Order Statistics, 2003, section 7.1); None below six
+    values, which are too few for it.
+    """
+    ordered, num = sorted(values), len(values)
+    outside, rank = 2**-num, 0
+    while 2 * outside <= 1 - MEDIAN_CONFIDENCE and 2 * rank < num:
+        rank += 1
+        outside += math.comb(num, rank) / 2**num
+    return (ordered[rank - 1], ordered[num - rank]) if rank else None
+
+
+def against_baseline(
+    result: Result, metrics: dict[str, float], baseline: Result, baseline_figures: dict[str, float]
+) -> dict[str, float]:
+    """Return how a run compares with the baseline of its comparison.
+
+    Memory is the peak in live tensors. Time is per sample, so that other effective batch sizes compare too; the
+    difference of the losses, step by step, has a meaning at the same effective batch size alone.
+    """
+    if not (result.outcome.completed and baseline.outcome.completed):
+        return {}  # the peak of a run that died is a lower bound
+    compared = {}
+    if memory := _both("peak_allocated_mib", metrics, baseline_figures):
+        compared["memory_saving_percent"] = 100 * (1 - memory[0] / memory[1])
+    if rates := _both("samples_per_second", metrics, baseline_figures):
+        compared["time_overhead_percent"] = 100 * (rates[1] / rates[0] - 1)
+        compared["speedup"] = rates[0] / rates[1]
+    sizes = _both("effective_batch_size", metrics, baseline_figures)
+    if sizes and sizes[0] == sizes[1] and len(result.steps) == len(baseline.steps) > 0:
+        pairs = zip(result.steps, baseline.steps, strict=True)
+        compared["max_loss_difference"] = max(abs(one.loss - other.loss) for one, other in pairs)
+    return compared
+
+
+def step_metrics(record: StepRecord) -> dict[str, float]:
+    """Return one optimizer step's metrics, named as in MLflow."""
+    metrics = {
+        "loss": record.loss,
+        "grad_norm": record.grad_norm,
+        "seconds": record.seconds,
+        "tokens_per_second": record.tokens / record.seconds,
+        "learning_rate": record.learning_rate,
+    }
+    if record.loss_scale is not None:
+        metrics["loss_scale"] = record.loss_scale
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def finite(value: Any) -> Any:
+    """Return the value with infinity and NaN, which JSON does not know, replaced by their names."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def common_settings(params: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings that are the same in all runs."""
+    return {name: value for name, value in params[0].items() if all(name in p and p[name] == value for p in params)}
+
+
+def moving_average(values: Sequence[float], window: int = MOVING_AVERAGE_STEPS) -> list[float]:
+    """Return the mean of each value and those up to `window` - 1 before it."""
+    return [statistics.fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
+
+
+def _memory(memory: MemoryUse) -> dict[str, float]:
+    peaks = {
+        "peak_allocated_mib": memory.peak_allocated_bytes,
+        "peak_reserved_mib": memory.peak_reserved_bytes,
+        "peak_device_mib": memory.peak_device_bytes,
+        "peak_process_mib": memory.peak_process_bytes,
+    }
+    metrics = {name: size / MIB for name, size in peaks.items() if size is not None}
+    if memory.allocation_retries is not None:
+        metrics["allocation_retries"] = float(memory.allocation_retries)
+    return metrics | dict(_phases(memory))
+
+
+def _phases(memory: MemoryUse) -> Iterator[tuple[str, float]]:
+    """Name the phases `allocated_after_load_mib`, `allocated_after_forward_1_mib`, ...; optimizer steps from 1."""
+    for phase in memory.phases:
+        label = phase.phase if phase.phase == "load" else f"{phase.phase}_{phase.step + 1}"
+        yield f"allocated_after_{label}_mib", phase.allocated_bytes / MIB
+
+
+def _training(steps: Sequence[StepRecord]) -> dict[str, float]:
+    losses = [record.loss for record in steps]
+    norms = [record.grad_norm for record in steps if math.isfinite(record.grad_norm)]
+    metrics = {
+        "tokens_seen": float(sum(record.tokens for record in steps)),
+        "final_loss": losses[-1],
+        "mean_loss": statistics.fmean(losses),
+        "loss_std": statistics.pstdev(losses),
+        "loss_cv": statistics.pstdev(losses) / statistics.fmean(losses),
+        "skipped_steps": float(sum(record.skipped for record in steps)),
+    }
+    if norms:
+        metrics["mean_grad_norm"] = statistics.fmean(norms)
+        metrics["std_grad_norm"] = statistics.pstdev(norms)
+    return metrics
+
+
+def _both(name: str, metrics: dict[str, float], others: dict[str, float]) -> tuple[float, float] | None:
+    return (metrics[name], others[name]) if name in metrics and name in others else None

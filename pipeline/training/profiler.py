@@ -1,0 +1,222 @@
+"""Looking closely: where the memory of a run is, tensor by tensor, and where its time goes, operator by operator."""
+
+import pickle
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from pipeline.base.contracts import Prepared
+from pipeline.config.experiment import Experiment
+from pipeline.memory.breakdown import Breakdown, StepMemory, at_peak, course_of
+from pipeline.memory.device import occupy
+from pipeline.memory.meter import WATCHED_STEPS
+from pipeline.memory.recorder import LifetimeRecorder, Run, Workspaces, no_workspaces, passed_on
+from pipeline.memory.timeline import Timeline
+from pipeline.training.loop import Loop
+from pipeline.training.step import Build, build_step, make_optimizer, on_device, unmarked
+
+PROFILED_STEPS = 3
+"""Optimizer steps under the operator profiler."""
+MATRIX_PRODUCTS = frozenset(
+    (
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+    )
+)
+"""Operators whose number format autocast lowers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryProfile:
+    """Where the memory is in the first two optimizer steps."""
+
+    peak: Breakdown
+    course: StepMemory | None
+    """Through the second optimizer step; None where the run did not come so far."""
+    matrix_products_float32_percent: float | None
+    """Share, by bytes, of the matrix products' results that are float32; None where there was no such operator."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorCost:
+    """What one kind of operator costs in one optimizer step, without the operators that it calls."""
+
+    name: str
+    calls: float
+    seconds: float
+    """On the device: a processor's own time, or that of the kernels it launched."""
+    num_bytes: int
+    """Allocated less freed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeProfile:
+    """Where the time of an optimizer step goes; the profiler makes it longer than it is."""
+
+    seconds_per_step: float
+    phase_seconds: dict[str, float]
+    """`data`, `forward`, `backward` and `optimizer`, each waited for."""
+    operators: tuple[OperatorCost, ...]
+    device_idle_percent: float | None
+    """Share of the time in which no kernel ran; None on a processor."""
+
+
+ProfileMessage = MemoryProfile | TimeProfile
+
+
+def look(
+    experiment: Experiment, prepared: Prepared, emit: Callable[[ProfileMessage], None], folder: Path | None = None
+) -> None:
+    """Take a few optimizer steps and tell where memory and time are; traces go into `folder`.
+
+    Memory is told after every phase, so that a run that dies has told what was alive shortly before.
+    """
+    occupy(experiment.device, experiment.budget_bytes)
+    recorder = LifetimeRecorder(experiment.device)
+
+    def tell_memory(*_: object) -> None:
+        timeline = recorder.timeline()
+        if timeline.lives:
+            emit(memory_profile(timeline))
+
+    try:
+        loop = _begin(experiment, prepared, recorder, tell_memory)
+    finally:
+        tell_memory()
+    emit(_profile_time(loop, experiment.device, folder))
+    if experiment.device.type == "cuda":
+        _record_allocator(loop, folder)
+
+
+def record_lifetimes(
+    experiment: Experiment,
+    prepared: Prepared,
+    mark: Callable[[int, str], None] = unmarked,
+    build: Build = on_device,
+    workspaces: Workspaces = no_workspaces,
+    run: Run = passed_on,
+) -> Timeline:
+    """Build the model, take two optimizer steps, and return what lived when; no tensor's value is read."""
+    recorder = LifetimeRecorder(experiment.device, workspaces, run)
+    _begin(experiment, prepared, recorder, mark, build)
+    return recorder.timeline()
+
+
+def memory_profile(timeline: Timeline) -> MemoryProfile:
+    """Return what the lifetimes recorded so far say; something must have been recorded."""
+    complete = any(span.step >= WATCHED_STEPS - 1 and span.phase == "optimizer" for span in timeline.spans)
+    sizes = Counter[torch.dtype]()
+    for life in timeline.lives:
+        if life.operator in MATRIX_PRODUCTS:
+            sizes[life.dtype] += life.num_bytes
+    return MemoryProfile(
+        peak=at_peak(timeline),
+        course=course_of(timeline, WATCHED_STEPS - 1) if complete else None,
+        matrix_products_float32_percent=100 * sizes[torch.float32] / sizes.total() if sizes else None,
+    )
+
+
+def _begin(
+    experiment: Experiment,
+    prepared: Prepared,
+    recorder: LifetimeRecorder,
+    mark: Callable[[int, str], None],
+    build: Build = on_device,
+) -> Loop:
+    """Take the first two optimizer steps under the recorder; return the loop, which can go on without it."""
+
+    def mark_both(step: int, phase: str) -> None:
+        recorder.mark(step, phase)
+        mark(step, phase)
+
+    torch.manual_seed(experiment.settings.seed)
+    with recorder:
+        step = build_step(experiment, prepared, build)
+        mark_both(0, "load")
+        optimizer = make_optimizer(step.trainable.module, experiment.settings)
+        loop = Loop(experiment, prepared.train, step, optimizer, lambda record: None)
+        with recorder.watching(step.trainable, optimizer), step.run_context():
+            for _ in range(WATCHED_STEPS):
+                loop.launch(mark_both)
+    return loop
+
+
+class _PhaseClock:
+    """Adds up the time of each phase, waiting for the device at its end."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.seconds: Counter[str] = Counter()
+        self._last = time.perf_counter()
+
+    def mark(self, _: int, phase: str) -> None:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
+        now = time.perf_counter()
+        self.seconds[phase] += now - self._last  # type: ignore[assignment]
+        self._last = now
+
+
+def _profile_time(loop: Loop, device: torch.device, folder: Path | None) -> TimeProfile:
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with loop.step.run_context(), profile(activities=activities, profile_memory=True, record_shapes=True) as profiled:
+        clock = _PhaseClock(device)
+        loop.advance(PROFILED_STEPS, clock.mark)
+    if folder is not None:
+        profiled.export_chrome_trace(str(folder / "trace.json.gz"))
+    on_device = device.type == "cuda"
+    seconds = sum(clock.seconds.values())
+    costs = [
+        OperatorCost(
+            name=event.key.removeprefix("aten::"),
+            calls=event.count / PROFILED_STEPS,
+            seconds=(event.self_device_time_total if on_device else event.self_cpu_time_total) / 1e6 / PROFILED_STEPS,
+            num_bytes=(event.self_device_memory_usage if on_device else event.self_cpu_memory_usage) // PROFILED_STEPS,
+        )
+        for event in profiled.key_averages()
+        if event.device_type.name == "CPU" and not event.key.startswith("[")
+    ]
+    return TimeProfile(
+        seconds_per_step=seconds / PROFILED_STEPS,
+        phase_seconds={phase: total / PROFILED_STEPS for phase, total in clock.seconds.items()},
+        operators=tuple(sorted(costs, key=lambda cost: -cost.seconds)),
+        device_idle_percent=_idle_percent(profiled, seconds) if on_device else None,
+    )
+
+
+def _idle_percent(profiled: profile, seconds: float) -> float | None:
+    """Return the share of the time in which no kernel ran; None where the profiler saw none.
+
+    There is one stream, so kernels never overlap; torch mirrors its own annotations among them, which are no work.
+    """
+    kernels = [
+        event.time_range.elapsed_us() / 1e6
+        for event in profiled.events() or []  # type: ignore[no-untyped-call]
+        if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False)
+    ]
+    return 100 * max(0.0, 1 - sum(kernels) / seconds) if kernels else None
+
+
+def _record_allocator(loop: Loop, folder: Path | None) -> None:
+    """Write the caching allocator's own record of one optimizer step, and torch's page that shows it."""
+    from torch.cuda._memory_viz import trace_plot
+
+    torch.cuda.memory._record_memory_history()
+    with loop.step.run_context():
+        loop.advance(1)
+    snapshot = torch.cuda.memory._snapshot()
+    torch.cuda.memory._record_memory_history(enabled=None)
+    if folder is not None:
+        (folder / "memory_snapshot.pickle").write_bytes(pickle.dumps(snapshot))
+        (folder / "memory_trace.html").write_text(trace_plot(snapshot))  # type: ignore[no-untyped-call]

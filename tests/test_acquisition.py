@@ -1,0 +1,385 @@
+"""The predictive search: what it believes, what it proposes, when it stops, and what it says of that."""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from conftest import ROOT
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from optuna.trial import TrialState, create_trial
+from scipy.stats import quantile_test
+
+from pipeline.base.results import Outcome
+from pipeline.base.units import MIB
+from pipeline.searching import memory_model, time_model
+from pipeline.searching.acquisition import Measured, Outlook, Rules, look_ahead
+from pipeline.searching.candidates import Candidate
+from pipeline.searching.gaussian import LEARNING_RATE, Belief, similarity, surprises
+from pipeline.searching.judge import CONSTRAINT, OUTCOME
+from pipeline.searching.sampler import NothingLeftError, PredictiveSampler
+from pipeline.searching.trial_length import TrialLength
+from pipeline.training.metrics import median_interval
+
+BATCH, TOKENS = 32, 100
+SIZES = (1, 2, 4, 8, 16, 32)
+POLICIES = {"none": 1.0, "every_layer": 1.33, "every_2_layers": 1.17}
+PRECISIONS = ("fp32", "bf16")
+DISTRIBUTIONS = {
+    "micro_batch_size": optuna.distributions.CategoricalDistribution(SIZES),
+    "checkpointing": optuna.distributions.CategoricalDistribution(tuple(POLICIES)),
+    "precision": optuna.distributions.CategoricalDistribution(PRECISIONS),
+}
+Seconds = Callable[[Candidate], float]
+
+
+def made_up(size: int, policy: str, precision: str) -> Candidate:
+    """Return a candidate whose peak grows with its micro-batch."""
+    of_one = {"none": 16, "every_layer": 6, "every_2_layers": 11}[policy] * (0.6 if precision == "bf16" else 1.0)
+    peak = int((20 + size * of_one) * MIB)
+    return Candidate(
+        choice={"micro_batch_size": size, "checkpointing": policy, "precision": precision},
+        micro_batch_size=size,
+        num_passes=BATCH // size,
+        num_tokens=BATCH * TOKENS,
+        flops=1e9 * POLICIES[policy],
+        precision=precision,
+        predicted_bytes=peak,
+        fits=lambda budget_bytes: peak <= budget_bytes,
+    )
+
+
+CANDIDATES = [made_up(size, policy, name) for size in SIZES for policy in POLICIES for name in PRECISIONS]
+
+
+def lawful(fixed: float = 0.3, speedup: float = 0.55, launch: float = 0.0, update: float = 0.4) -> Seconds:
+    """Return a machine that keeps the law of time."""
+
+    def seconds(one: Candidate) -> float:
+        rate = speedup if one.precision == "bf16" else 1.0
+        a_pass = max(launch, fixed + rate * one.micro_batch_size) * one.flops / 1e9
+        return 0.01 * (one.num_passes * a_pass + update)
+
+    return seconds
+
+
+def measured(seconds: Seconds, numbers: list[int], budget_bytes: int, off: float = 1.0) -> Measured:
+    """Return what measuring some candidates shows; peaks are `off` times what is predicted."""
+    peaks = {number: off * (CANDIDATES[number].predicted_bytes or 0) for number in numbers}
+    return Measured(
+        log_seconds={number: math.log(seconds(CANDIDATES[number]) / (BATCH * TOKENS)) for number in numbers},
+        peak_bytes=peaks,
+        over_budget=frozenset(number for number, peak in peaks.items() if peak > budget_bytes),
+        failed=frozenset(),
+        running=frozenset(),
+    )
+
+
+def search(seconds: Seconds, rules: Rules, off: float = 1.0) -> tuple[list[int], Outlook]:
+    """Measure until nothing is worth it; return what was measured and the last outlook."""
+    numbers: list[int] = []
+    while True:
+        outlook = look_ahead(CANDIDATES, measured(seconds, numbers, rules.budget_bytes, off), rules)
+        if outlook.next is None:
+            return numbers, outlook
+        assert outlook.next not in numbers
+        numbers.append(outlook.next)
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=40))
+def test_the_interval_of_a_median_is_that_of_scipy(values: list[float]) -> None:
+    mine, theirs = median_interval(values), quantile_test(values, p=0.5).confidence_interval(0.95)
+    assert mine == (theirs.low, theirs.high) if len(values) > 5 else mine is None and math.isnan(theirs.low)
+
+
+def test_a_trial_ends_when_its_time_is_known_or_hopeless() -> None:
+    enough = TrialLength(warmup_steps=2, precision_percent=2, seconds_to_beat=None)
+    steady = [9.0, 9.0, 1.0, 1.01, 0.99, 1.0, 1.0]
+    assert not enough(steady) and enough([*steady, 1.0])
+    assert not enough([*steady[:-1], 1.5, 1.6])
+    rival = TrialLength(warmup_steps=2, precision_percent=2, seconds_to_beat=0.9)
+    assert rival(steady[:5]) and not rival(steady[:4])
+    assert not TrialLength(warmup_steps=2, precision_percent=2, seconds_to_beat=0.985)(steady[:5])
+    noisy = [9.0, 9.0, 1.01, 1.2, 1.05, 1.3, 1.1, 1.03]
+    assert rival(noisy[:5]) and not enough(noisy)
+    close = TrialLength(warmup_steps=2, precision_percent=2, seconds_to_beat=1.0)
+    assert close(noisy) and not close(noisy[:7])  # no step is plainly slower, and yet the median is, most likely
+    assert not TrialLength(warmup_steps=2, precision_percent=2, seconds_to_beat=1.02)(noisy)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=10, unique=True), st.floats(0.001, 0.5))
+def test_measuring_narrows_what_is_believed(numbers: list[int], noise: float) -> None:
+    covariance = similarity([(number % 2, number % 3) for number in range(10)], 0.5)
+    before = Belief(np.zeros(10), covariance)
+    after = before.given({number: float(number) for number in numbers}, noise)
+    assert (after.deviation_N <= before.deviation_N + 1e-9).all()
+    assert (np.abs(after.deviation_N[numbers]) <= noise + 1e-9).all()
+    sure = before.given({0: 3.0}, 1e-6)
+    assert sure.mean_N[0] == pytest.approx(3.0) and sure.mean_N[6] == pytest.approx(3.0)  # 0 and 6 are alike
+
+
+@pytest.mark.parametrize("launch", [0.0, 3.0])
+def test_the_law_is_found_from_a_few_probes(launch: float) -> None:
+    seconds = lawful(launch=launch)
+    probes = [0, 1, 7, 12, 14, 19, 24, 30, 31]
+    fit = time_model.fit(CANDIDATES, measured(seconds, probes, 10**12).log_seconds, "cpu")
+    predicted = np.exp(fit.belief.mean_N) * BATCH * TOKENS
+    truth = np.array([seconds(candidate) for candidate in CANDIDATES])
+    assert np.median(np.abs(predicted / truth - 1)) < 0.04
+    assert (np.abs(np.log(predicted / truth))[probes] < 0.03).all()
+    assert fit.off < 0.02
+
+
+def test_measured_peaks_correct_the_predictions_of_the_rest() -> None:
+    number = next(n for n, c in enumerate(CANDIDATES) if c.choice == made_up(8, "none", "fp32").choice)
+    peak = CANDIDATES[number].predicted_bytes or 0
+    tight = int(peak * 1.02)
+    before = memory_model.probability_of_fit(CANDIDATES, {}, tight, "cuda")
+    smaller = number - len(POLICIES) * len(PRECISIONS)
+    too_low = {smaller: 1.04 * (CANDIDATES[smaller].predicted_bytes or 0)}
+    after = memory_model.probability_of_fit(CANDIDATES, too_low, tight, "cuda")
+    assert 0.5 < before[number] < 0.95 and after[number] < before[number]
+    assert memory_model.probability_of_fit(CANDIDATES, {}, tight, "cpu")[number] > 0.95
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    fixed=st.floats(0, 4),
+    speedup=st.floats(0.3, 1.5),
+    launch=st.floats(0, 6),
+    update=st.floats(0, 3),
+    budget=st.integers(30, 600),
+)
+def test_the_answer_is_within_the_gap_on_any_lawful_machine(
+    fixed: float, speedup: float, launch: float, update: float, budget: int
+) -> None:
+    seconds, rules = lawful(fixed, speedup, launch, update), Rules(budget_bytes=budget * MIB)
+    numbers, outlook = search(seconds, rules)
+    fitting = [n for n, candidate in enumerate(CANDIDATES) if (candidate.predicted_bytes or 0) <= rules.budget_bytes]
+    best = min(seconds(CANDIDATES[number]) for number in fitting)
+    found = min(seconds(CANDIDATES[number]) for number in numbers)
+    assert outlook.left is not None and outlook.left <= rules.gap
+    assert found <= best * (1 + rules.gap) / (1 - rules.gap)
+    assert set(numbers) <= set(fitting)
+    assert len(numbers) < len(fitting) or len(fitting) < 8
+
+
+@pytest.mark.parametrize("noise", [0.003, 0.02, 0.04])
+def test_the_bound_is_true_as_often_as_it_says_however_noisy_the_machine_is(noise: float) -> None:
+    num_true, num_searches = 0, 40
+    for seed in range(num_searches):
+        random = np.random.default_rng(seed)
+        quirks = 1 + 0.03 * random.standard_normal(len(CANDIDATES))
+        errors = np.exp(noise * random.standard_normal(len(CANDIDATES)))
+        exact = lawful(fixed=random.uniform(0, 4), speedup=random.uniform(0.3, 1.5), update=random.uniform(0, 3))
+
+        def true(one: Candidate, exact: Seconds = exact, quirks: Any = quirks) -> float:
+            return exact(one) * float(quirks[CANDIDATES.index(one)])
+
+        def noisy(one: Candidate, true: Seconds = true, errors: Any = errors) -> float:
+            return true(one) * float(errors[CANDIDATES.index(one)])
+
+        rules = Rules(budget_bytes=int(random.integers(40, 600)) * MIB)
+        numbers, outlook = search(noisy, rules)
+        answer = min(numbers, key=lambda number: noisy(CANDIDATES[number]))
+        best = min(true(one) for one in CANDIDATES if (one.predicted_bytes or 0) <= rules.budget_bytes)
+        assert outlook.bound is not None
+        num_true += 1 - best / true(CANDIDATES[answer]) <= max(outlook.bound, rules.gap)
+    assert num_true >= 0.9 * num_searches
+
+
+def test_the_model_says_when_it_does_not_hold() -> None:
+    def erratic(one: Candidate) -> float:
+        return lawful()(one) * (2.0 if one.micro_batch_size in (2, 8) else 1.0)
+
+    probes = [0, 6, 12, 18, 24, 30]
+    assert not look_ahead(CANDIDATES, measured(erratic, probes, 10**12), Rules(budget_bytes=10**12)).holds
+    assert look_ahead(CANDIDATES, measured(lawful(), probes, 10**12), Rules(budget_bytes=10**12)).holds
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("number", [4, 8, 16, 20])
+def test_a_run_that_another_load_slowed_is_doubted_and_nothing_else_is(number: int, precision: str) -> None:
+    slowed = number + PRECISIONS.index(precision)
+    probes = sorted({0, 1, 7, 12, 14, 19, 25, 30, slowed})
+    quiet = measured(lawful(), probes, 10**12)
+    noisy = replace(quiet, log_seconds={**quiet.log_seconds, slowed: quiet.log_seconds[slowed] + math.log(1.4)})
+    rules = Rules(budget_bytes=10**12)
+    assert look_ahead(CANDIDATES, quiet, rules).doubtful is None
+    assert look_ahead(CANDIDATES, noisy, rules).doubtful == slowed
+    assert look_ahead(CANDIDATES, replace(noisy, again=frozenset({slowed})), rules).doubtful is None
+    assert look_ahead(CANDIDATES, replace(noisy, over_budget=frozenset({slowed})), rules).doubtful is None
+    faster = replace(quiet, log_seconds={**quiet.log_seconds, slowed: quiet.log_seconds[slowed] - math.log(1.4)})
+    assert look_ahead(CANDIDATES, faster, rules).doubtful != slowed
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(-2, 2), min_size=1, max_size=8), st.floats(0.01, 0.5))
+def test_a_surprise_is_what_leaving_it_out_and_predicting_it_gives(values: list[float], noise: float) -> None:
+    covariance = similarity([(number % 2, number % 3) for number in range(8)], 0.5)
+    priors = [(Belief(np.zeros(8), scale * covariance), noise) for scale in (0.5, 2.0)]
+    measured = dict(enumerate(values))
+    surprise = surprises(priors, measured)
+    for number, value in measured.items():
+        others = {other: seen for other, seen in measured.items() if other != number}
+        beliefs = [prior.given(others, noise) for prior, _ in priors]
+        evidence = np.array([prior.log_evidence(others, noise) if others else 0.0 for prior, _ in priors])
+        weights = np.exp(LEARNING_RATE * (evidence - evidence.max()))
+        shares = weights / weights.sum()
+        means = np.array([belief.mean_N[number] for belief in beliefs])
+        variances = np.array([belief.deviation_N[number] ** 2 + noise**2 for belief in beliefs])
+        mean = shares @ means
+        deviation = math.sqrt(shares @ (variances + means**2) - mean**2)
+        assert surprise[number] == pytest.approx((value - mean) / deviation, rel=1e-4, abs=1e-6)
+
+
+def test_a_risk_is_taken_only_for_its_gain() -> None:
+    edge = made_up(32, "none", "bf16")
+    rules = Rules(budget_bytes=int((edge.predicted_bytes or 0) * 1.005), kind="cuda")
+    gains = lawful(fixed=20.0)  # the larger the micro-batch, the faster
+    numbers, _ = search(gains, rules)
+    tried = [CANDIDATES[number].choice for number in numbers]
+    assert edge.choice in tried
+    slower = made_up(32, "none", "fp32")
+    rules = Rules(budget_bytes=int((slower.predicted_bytes or 0) * 1.005), kind="cuda")
+    assert slower.choice not in [CANDIDATES[number].choice for number in search(gains, rules)[0]]
+
+
+def test_out_of_memory_makes_what_is_as_large_less_probable() -> None:
+    rules = Rules(budget_bytes=100 * MIB, kind="cuda")
+    probable = memory_model.probability_of_fit(CANDIDATES, {}, rules.budget_bytes, "cuda")
+    number = int(np.flatnonzero(probable >= 0.95)[-1])
+    lost = {number: rules.budget_bytes * 1.1}
+    after = memory_model.probability_of_fit(CANDIDATES, lost, rules.budget_bytes, "cuda")
+    assert (after <= probable).all() and after.sum() < probable.sum()
+
+
+def test_the_front_is_measured_from_its_lean_end_to_its_fast_one() -> None:
+    rules = Rules(budget_bytes=200 * MIB, whole_front=True)
+    seconds = lawful()
+    numbers, _ = search(seconds, rules)
+
+    def front(among: list[int]) -> list[tuple[int, float]]:
+        points = sorted((CANDIDATES[n].predicted_bytes or 0, seconds(CANDIDATES[n])) for n in among)
+        return [point for i, point in enumerate(points) if all(point[1] < other[1] for other in points[:i])]
+
+    fitting = [n for n, one in enumerate(CANDIDATES) if (one.predicted_bytes or 0) <= rules.budget_bytes]
+    for peak, time in front(fitting):
+        assert any(
+            (CANDIDATES[n].predicted_bytes or 0) <= peak and seconds(CANDIDATES[n]) <= time * 1.02 for n in numbers
+        )
+
+
+def objective(budget_bytes: int, seconds: Seconds = lawful()) -> Callable[[optuna.Trial], float]:  # noqa: B008
+    def measure(trial: optuna.Trial) -> float:
+        choice = {name: trial.suggest_categorical(name, d.choices) for name, d in DISTRIBUTIONS.items()}
+        candidate = next(one for one in CANDIDATES if one.choice == choice)
+        trial.set_constraint(CONSTRAINT, (candidate.predicted_bytes or 0) - budget_bytes)
+        return BATCH * TOKENS / seconds(candidate)
+
+    return measure
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_any_study_may_use_the_sampler(workers: int, tmp_path: Any) -> None:
+    rules = Rules(budget_bytes=100 * MIB)
+    study = optuna.create_study(
+        direction="maximize",
+        sampler=PredictiveSampler(CANDIDATES, rules),
+        storage=f"sqlite:///{tmp_path}/study.db" if workers > 1 else None,
+    )
+    study.optimize(objective(rules.budget_bytes), n_trials=60, n_jobs=workers, catch=(NothingLeftError,))
+    chosen = [tuple(trial.params.items()) for trial in study.trials if trial.params]
+    assert len(set(chosen)) == len(chosen) < 20
+    assert all(trial.constraints[CONSTRAINT] <= 0 for trial in study.trials if trial.params)
+    assert study.best_params["precision"] == "bf16"
+    left = study.sampler.outlook(study).left
+    assert left is not None and left <= rules.gap
+
+
+def test_asking_and_telling_reaches_everything_that_fits_and_no_more() -> None:
+    rules = Rules(budget_bytes=60 * MIB)
+    study = optuna.create_study(direction="minimize", sampler=PredictiveSampler(CANDIDATES, rules))
+    fitting = [one for one in CANDIDATES if (one.predicted_bytes or 0) <= rules.budget_bytes]
+    running = study.ask(DISTRIBUTIONS)  # a worker that never comes back
+    for number in range(1, len(fitting)):
+        trial = study.ask(DISTRIBUTIONS)
+        candidate = next(one for one in CANDIDATES if one.choice == trial.params)
+        if number == 2:
+            study.tell(trial, state=TrialState.FAIL)
+            continue
+        trial.set_constraint(CONSTRAINT, (candidate.predicted_bytes or 0) - rules.budget_bytes)
+        study.tell(trial, lawful()(candidate))
+    chosen = [tuple(trial.params.items()) for trial in study.trials]
+    assert len(set(chosen)) == len(fitting) == len(chosen) and running.params in [one.choice for one in fitting]
+    with pytest.raises(NothingLeftError):
+        study.ask(DISTRIBUTIONS)
+
+
+def test_of_a_configuration_measured_twice_the_faster_counts() -> None:
+    sampler = PredictiveSampler(CANDIDATES, Rules(budget_bytes=100 * MIB))
+    study = optuna.create_study(direction="maximize")
+
+    def emit(number: int, slower: float = 1.0) -> None:
+        value = BATCH * TOKENS / (slower * lawful()(CANDIDATES[number]))
+        study.add_trial(create_trial(params=CANDIDATES[number].choice, distributions=DISTRIBUTIONS, value=value))
+
+    slowed = 12
+    for number in (0, 1, 7, 8, 14, 19):
+        emit(number)
+    emit(slowed, slower=1.4)
+    assert sampler.outlook(study).doubtful == slowed
+    emit(slowed)
+    outlook = sampler.outlook(study)
+    assert outlook.doubtful is None and outlook.law_is_off < 0.02
+
+
+def test_a_second_measurement_that_fails_leaves_the_first_and_one_that_does_not_fit_counts() -> None:
+    sampler = PredictiveSampler(CANDIDATES, Rules(budget_bytes=100 * MIB))
+    study = optuna.create_study(direction="maximize")
+    of = {"params": CANDIDATES[0].choice, "distributions": DISTRIBUTIONS}
+    study.add_trial(create_trial(**of, value=1000.0))
+    study.add_trial(create_trial(**of, state=TrialState.FAIL, user_attrs={OUTCOME: Outcome.CRASHED}))
+    assert sampler.outlook(study).bound is not None
+    study.enqueue_trial(CANDIDATES[0].choice)
+    trial = study.ask(DISTRIBUTIONS)
+    trial.set_constraint(CONSTRAINT, 1.0)
+    study.tell(trial, state=TrialState.PRUNED)
+    assert sampler.outlook(study).bound is None, "nothing that fits is measured"
+
+
+def test_what_is_no_dimension_is_refused() -> None:
+    study = optuna.create_study(sampler=PredictiveSampler(CANDIDATES, Rules(budget_bytes=100 * MIB)))
+    trial = study.ask()
+    with pytest.raises(ValueError, match="every parameter must be a dimension"):
+        trial.suggest_float("learning_rate", 0, 1)
+    with pytest.raises(ValueError, match="at least one candidate"):
+        PredictiveSampler([], Rules(budget_bytes=1))
+
+
+def test_the_page_about_the_search_shows_a_study_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/search.md").read_text(), re.DOTALL)
+    taken: list[int] = []
+
+    def train_as_you_do(micro_batch_size: int, checkpointing: str) -> tuple[float, int]:
+        taken.append(micro_batch_size)
+        return (1 + 1 / micro_batch_size) * (1.3 if checkpointing == "every_layer" else 1), micro_batch_size * 2**20
+
+    exec(block, {"train_as_you_do": train_as_you_do})
+    assert "'micro_batch_size': 8, 'checkpointing': 'none'" in capsys.readouterr().out and 4 <= len(taken) < 8
+
+
+@settings(max_examples=20, deadline=None)
+@given(off=st.floats(0.99, 1.01), budget=st.integers(40, 300))
+def test_predictions_that_are_off_cost_few_trials_that_do_not_fit(off: float, budget: int) -> None:
+    rules = Rules(budget_bytes=budget * MIB, kind="cuda")
+    fitting = [n for n, one in enumerate(CANDIDATES) if off * (one.predicted_bytes or 0) <= rules.budget_bytes]
+    assume(fitting)
+    numbers, _ = search(lawful(), rules, off)
+    assert sum(number not in fitting for number in numbers) <= 2

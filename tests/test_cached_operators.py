@@ -1,0 +1,169 @@
+"""What is remembered of operators: the same tensors, in the same storages, as running them makes."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from conftest import tiny, with_corpus_of
+from torch import Tensor
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+from pipeline.base.contracts import Hardware
+from pipeline.memory.recorder import LifetimeRecorder, passed_on
+from pipeline.prediction.cached_operators import CachedFakeTensorMode, forget
+from pipeline.prediction.cards import find_card
+from pipeline.prediction.extrapolate_batch import same_memory
+from pipeline.prediction.trace import record
+
+CPU = Hardware(kind="cpu", name="a processor", memory_bytes=2**34, capability=None)
+RUNS: list[dict[str, Any]] = [
+    {"precision": "fp32"},
+    {"precision": "bf16", "checkpointing": "every_layer", "accumulation_steps": 2},
+    {"precision": "fp16", "causal_lm__dropout": 0.1, "max_grad_norm": 1.0},
+    {"model": "llama-nano", "precision": "bf16"},
+    {"sequences": "padded", "accumulation_steps": 2},
+    {"encoder_stack__width": 64, "sequence_length": 64, **with_corpus_of("encoder_stack")},
+]
+
+
+class UncachedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Torch's own, to be used in the place of the one that remembers."""
+
+    run = staticmethod(passed_on)
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+
+
+@pytest.mark.parametrize("target", [CPU, find_card("t4"), find_card("h200")], ids=["cpu", "t4", "h200"])
+@pytest.mark.parametrize("settings", RUNS, ids=lambda case: "-".join(map(str, case.values()))[:60])
+def test_a_run_is_the_same_with_and_without_memory(
+    settings: dict[str, Any], target: Hardware, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = tiny(micro_batch_size=2, **settings)
+    if experiment.unsupported(target):
+        pytest.skip("the card cannot run it")
+    run = partial(record, experiment, target, experiment.read_corpus(), experiment.effective_batch_size)
+    forget()
+    remembering, again = run(), run()
+    monkeypatch.setattr("pipeline.prediction.fake_device.CachedFakeTensorMode", UncachedFakeTensorMode)
+    plain = run()
+    assert same_memory(remembering, plain)
+    assert same_memory(again, plain)
+
+
+def tensor(*shape: int, **options: Any) -> Tensor:
+    return torch.empty(shape, device="cpu", **options)
+
+
+CALLS: list[Callable[[Tensor], Any]] = [
+    lambda x: x.add_(1),
+    lambda x: x.mul(2.0),
+    lambda x: x.transpose(0, 1).contiguous(),
+    lambda x: x.t()[1:].unsqueeze(0),
+    lambda x: x.expand(3, *x.shape),
+    lambda x: x.split(1),
+    lambda x: x.unbind(),
+    lambda x: torch.ops.aten._unsafe_view(x, [x.numel()]),
+    lambda x: x.detach(),
+    lambda x: torch.empty_like(x, memory_format=torch.preserve_format),
+    lambda x: torch.nn.functional.layer_norm(x, x.shape[1:]),
+    lambda x: torch.native_dropout(x, 0.5, True),
+    lambda x: torch.cat([x, x]),
+    lambda x: torch._foreach_add([x, x], 1),
+    lambda x: torch._foreach_mul_([x, x], 2),
+    lambda x: x.sum(),
+    lambda x: x.to(torch.bfloat16),
+    lambda x: x.real.as_strided((2,), (1,), 1),
+    lambda x: x.size(0),
+    lambda x: torch.tensor(1.5) * x,
+    lambda x: torch.cat([x, x], out=torch.empty(0)),
+    lambda x: torch.mul(x, 2, out=torch.empty(2, 3)),
+    lambda x: torch.max(x, 1, out=(torch.empty(0), torch.empty(0, dtype=torch.int64))),
+]
+
+
+def looks(made: Any, argument: Tensor) -> list[object]:
+    """Return what there is to see of what an operator made; storages are numbered as they appear."""
+    storages = {argument.untyped_storage()._cdata: 0}
+
+    def look(part: Tensor) -> tuple[object, ...]:
+        storage = part.untyped_storage()
+        number = storages.setdefault(storage._cdata, len(storages))
+        form = part.shape, part.stride(), part.dtype, part.device, part.storage_offset(), part.requires_grad
+        return *form, part is argument, number, storage.nbytes()
+
+    return [look(part) if isinstance(part, Tensor) else part for part in tree_leaves(made)]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=[str(number) for number in range(len(CALLS))])
+def test_what_is_remembered_is_what_running_makes(call: Callable[[Tensor], Any]) -> None:
+    forget()
+    seen = []
+    for mode in (UncachedFakeTensorMode(), CachedFakeTensorMode(), CachedFakeTensorMode()):
+        with mode:
+            argument = tensor(2, 3)
+            seen.append(looks(call(argument), argument))
+    assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=[str(number) for number in range(len(CALLS))])
+def test_a_recorder_notes_the_same_births(call: Callable[[Tensor], Any]) -> None:
+    forget()
+    seen = []
+    for mode in (UncachedFakeTensorMode(), CachedFakeTensorMode(), CachedFakeTensorMode()):
+        with mode, LifetimeRecorder(torch.device("cpu"), run=mode.run) as recorder:
+            argument = tensor(2, 3)
+            for _ in range(3):
+                call(argument)
+            seen.append([(life.num_bytes, life.operator, life.born, life.died) for life in recorder.timeline().lives])
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_equal_numbers_of_other_types_are_other_arguments() -> None:
+    with CachedFakeTensorMode():
+        numbers = tensor(2, dtype=torch.int64)
+        assert [(numbers + one).dtype for one in (1, 1.0, True)] == [torch.int64, torch.float32, torch.int64]
+        assert [(tensor(2, dtype=torch.bool) + one).dtype for one in (True, 1, 1.0)] == [
+            torch.bool, torch.int64, torch.float32,
+        ]  # fmt: skip
+
+
+def test_the_default_dtype_is_no_part_of_a_call_but_decides() -> None:
+    with CachedFakeTensorMode():
+        before = torch.zeros(2).dtype
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert torch.zeros(2).dtype is torch.float64
+        finally:
+            torch.set_default_dtype(before)
+        assert torch.zeros(2).dtype is before
+
+
+def test_a_tensor_that_has_changed_its_form_is_another_argument() -> None:
+    with CachedFakeTensorMode():
+        for _ in range(2):
+            matrix = tensor(2, 3)
+            assert (matrix + 1).shape == (2, 3)
+            matrix.t_()
+            assert (matrix + 1).shape == (3, 2)
+            matrix.resize_(6)
+            assert (matrix + 1).shape == (6,)
+
+
+def test_what_depends_on_values_is_refused_every_time() -> None:
+    with CachedFakeTensorMode():
+        for _ in range(2):
+            with pytest.raises(DynamicOutputShapeException):
+                tensor(3).nonzero()
+
+
+def test_gradients_pass_through_what_is_remembered() -> None:
+    for _ in range(2):
+        with CachedFakeTensorMode():
+            weight = torch.nn.Parameter(tensor(3, 3))
+            (tensor(2, 3) @ weight).view(-1).sum().backward()  # type: ignore[no-untyped-call]
+            assert weight.grad is not None and weight.grad.shape == (3, 3)

@@ -1,0 +1,328 @@
+"""Handing over: what other frameworks make of the files is the training that was measured."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, TINY, tiny, with_corpus_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from processes import free_port
+
+from pipeline.base.results import StepRecord
+from pipeline.cli import main
+from pipeline.export.facts import facts_of
+from pipeline.export.targets import training_arguments
+from pipeline.export.write import TARGETS, export_files, write_files
+from pipeline.models.causal_lm import PRESETS
+from pipeline.training.loop import learning_rate, train
+
+COMBINED = {
+    "precision": "bf16",
+    "checkpointing": "every_layer",
+    "micro_batch_size": 2,
+    "effective_batch_size": 8,
+    "learning_rate_scaling": "sqrt",
+    "learning_rate": 1e-2,
+}
+PLAIN = {"precision": "fp32", "learning_rate_schedule": "linear", "max_grad_norm": "none"}
+EVERYTHING = st.fixed_dictionaries(
+    {
+        "micro_batch_size": st.sampled_from([1, 2, 4]),
+        "accumulation_steps": st.integers(1, 4),
+        "precision": st.sampled_from(["fp32", "tf32", "fp16", "bf16"]),
+        "checkpointing": st.sampled_from(["none", "every_layer", "every_2_layers"]),
+        "learning_rate_warmup_steps": st.integers(0, 4),
+        "learning_rate_schedule": st.sampled_from(["constant", "linear"]),
+        "learning_rate_scaling": st.sampled_from(["none", "linear", "sqrt"]),
+        "max_grad_norm": st.sampled_from([None, 0.5]),
+        "weight_decay": st.sampled_from([0.0, 0.1]),
+        "sequences": st.sampled_from(["packed", "padded"]),
+    }
+)
+each_configuration = settings(
+    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def losses_here(**changes: Any) -> list[float]:
+    """Return the losses of Headroom's own run."""
+    experiment = tiny(**changes)
+    received: list[Any] = []
+    train(experiment, experiment.prepare(), received.append)
+    return [message.loss for message in received if isinstance(message, StepRecord)]
+
+
+def run(*words: str) -> list[float]:
+    """Run a Python command, and return the losses that it prints."""
+    free = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "MLFLOW_"))}
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}  # what a launcher sets
+    environment = {**free, **alone, "MASTER_PORT": str(free_port())}
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    return [float(number) for number in re.findall(r"\bloss ([\d.]+)$", done.stdout, re.MULTILINE)]
+
+
+def executed(text: str) -> dict[str, Any]:
+    """Return the names that a handed-over Python file defines."""
+    names: dict[str, Any] = {"__name__": "handed_over"}
+    exec(compile(text, "handed_over.py", "exec"), names)
+    return names
+
+
+@pytest.fixture(scope="module", params=[COMBINED, PLAIN], ids=["combined", "plain"])
+def handed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+    """Give the folder of a handover, and the losses of the run that it stands for."""
+    folder = tmp_path_factory.mktemp("handover")
+    write_files(export_files(tiny(**request.param)), folder)
+    return folder, losses_here(**request.param)
+
+
+def test_the_script_trains_the_same_without_headroom(handed: tuple[Path, list[float]]) -> None:
+    folder, expected = handed
+    assert "pipeline" not in (folder / "train.py").read_text()
+    assert run("-I", str(folder / "train.py")) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "hugging_face", "lightning"])
+def test_a_framework_trains_the_same(framework: str, tmp_path: Path) -> None:
+    write_files(export_files(tiny(**COMBINED)), tmp_path)
+    assert run_framework(framework, tmp_path) == pytest.approx(losses_here(**COMBINED), abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["accelerate", "hugging_face", "lightning", "deepspeed"])
+def test_any_framework_trains_the_same(framework: str, handed: tuple[Path, list[float]]) -> None:
+    """DeepSpeed compiles an operator of its own the first time."""
+    folder, expected = handed
+    assert run_framework(framework, folder) == pytest.approx(expected, abs=1e-4)
+
+
+def run_framework(framework: str, folder: Path) -> list[float]:
+    """Return the losses of a framework that is given a handover, started as its documentation says."""
+    launch = ["-m", "accelerate.commands.launch", "--config_file", str(folder / "accelerate.yaml")]
+    words = [*(launch if framework == "accelerate" else []), str(ROOT / "tests" / "frameworks.py"), framework]
+    return run(*words, str(folder))
+
+
+def test_the_script_weighs_padded_tokens_as_headroom_does(short_documents: Path, tmp_path: Path) -> None:
+    text = {"corpus": "text_files", "text_files__path": str(short_documents), "sequences": "padded"}
+    cut = {"effective_batch_size": 4, "micro_batch_size": 2, "causal_lm__num_layers": 3}
+    values = {**cut, **text, "precision": "fp16", "checkpointing": "every_2_layers"}
+    write_files(export_files(tiny(**values)), tmp_path)
+    assert run(str(tmp_path / "train.py")) == pytest.approx(losses_here(**values), abs=1e-4)
+
+
+def test_the_script_takes_any_text_file(tmp_path: Path) -> None:
+    write_files(export_files(tiny(micro_batch_size=2)), tmp_path)
+    (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 100)
+    losses = run(str(tmp_path / "train.py"), str(tmp_path / "text.txt"))
+    assert len(losses) == TINY["num_steps"] and losses[-1] < losses[0]
+
+
+@given(EVERYTHING)
+@each_configuration
+def test_every_file_has_the_same_numbers(changes: dict[str, Any]) -> None:
+    experiment = tiny(**changes)
+    files = export_files(experiment)
+    arguments, deepspeed = (json.loads(files[name]) for name in ("training_arguments.json", "deepspeed.json"))
+    micro, steps = changes["micro_batch_size"], changes["accumulation_steps"]
+    assert experiment.effective_batch_size == micro * steps == deepspeed["train_batch_size"]
+    assert arguments["per_device_train_batch_size"] == deepspeed["train_micro_batch_size_per_gpu"] == micro
+    assert arguments["gradient_accumulation_steps"] == deepspeed["gradient_accumulation_steps"] == steps
+    assert arguments["learning_rate"] == deepspeed["optimizer"]["params"]["lr"] == facts_of(experiment).learning_rate
+    assert arguments["weight_decay"] == deepspeed["optimizer"]["params"]["weight_decay"] == changes["weight_decay"]
+    assert arguments["max_grad_norm"] == deepspeed["gradient_clipping"] == (changes["max_grad_norm"] or 0)
+    assert [arguments[name] for name in ("bf16", "fp16", "tf32")] == [
+        changes["precision"] == name for name in ("bf16", "fp16", "tf32")
+    ]
+    for name in (name for name in files if name.endswith(".py")):
+        compile(files[name], name, "exec")
+        high = changes["precision"] == "tf32"
+        if name != "training_arguments.py":
+            assert f'set_float32_matmul_precision("{"high" if high else "highest"}")' in files[name]
+    check_the_course(experiment, executed(files["deepspeed_setup.py"])["learning_rate_factor"])
+
+
+def check_the_course(experiment: Any, factor: Any) -> None:
+    """Check the learning rate of every optimizer step."""
+    values, effective = experiment.settings, experiment.effective_batch_size
+    highest = facts_of(experiment).learning_rate
+    for step in range(values.num_steps):
+        assert highest * factor(step) == pytest.approx(learning_rate(step, values, effective))
+    factor(values.num_steps)  # which a scheduler asks for after the last one
+
+
+@given(EVERYTHING)
+@each_configuration
+def test_what_a_file_cannot_say_is_said_beside_it(changes: dict[str, Any]) -> None:
+    files = export_files(tiny(**changes))
+    notes = json.loads(files["deepspeed.json"])["notes"]
+    assert all(note in files["README.md"] for note in notes)
+    assert any("tf32" in note for note in notes) == (changes["precision"] == "tf32")
+    assert any("checkpoint" in note for note in notes) == (changes["checkpointing"] != "none")
+    assert ("tf32" in files["accelerate.yaml"].partition("compute_environment")[0]) == (changes["precision"] == "tf32")
+    assert ("fused=False" in files["lightning_trainer.py"]) == (
+        changes["precision"] in ("fp16", "bf16") and changes["max_grad_norm"] is not None
+    )
+
+
+@pytest.mark.parametrize("changes", [COMBINED, PLAIN, {"checkpointing": "every_2_layers"}, {"precision": "tf32"}])
+def test_hugging_face_reads_its_arguments(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import HfArgumentParser, TrainingArguments
+
+    tf32: list[bool] = []
+    monkeypatch.setattr("transformers.training_args.is_torch_tf32_available", lambda: True)
+    monkeypatch.setattr("transformers.training_args.enable_tf32", tf32.append)
+    experiment = tiny(**changes)
+    files = export_files(experiment)
+    arguments = TrainingArguments(**json.loads(files["training_arguments.json"]))
+    file = tmp_path / "training_arguments.json"
+    file.write_text(files[file.name])
+    [parsed] = HfArgumentParser(TrainingArguments).parse_json_file(str(file))
+    made = executed(files["training_arguments.py"])["arguments"]
+    assert arguments == parsed == made
+    assert arguments.train_batch_size * arguments.gradient_accumulation_steps == experiment.effective_batch_size
+    assert tf32 == [changes.get("precision") == "tf32"] * 3
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 1, 2, 5])
+def test_the_json_alone_has_the_exact_schedule_where_the_rate_stays(warmup_steps: int) -> None:
+    import torch
+    from transformers import get_scheduler
+
+    experiment = tiny(learning_rate_warmup_steps=warmup_steps, num_steps=8)
+    arguments = json.loads(export_files(experiment)["training_arguments.json"])
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=arguments["learning_rate"])
+    schedule = get_scheduler(
+        arguments["lr_scheduler_type"],
+        optimizer,
+        num_warmup_steps=arguments["warmup_steps"],
+        num_training_steps=arguments["max_steps"],
+        scheduler_specific_kwargs=arguments.get("lr_scheduler_kwargs"),
+    )
+    for step in range(8):
+        assert schedule.get_last_lr() == [pytest.approx(learning_rate(step, experiment.settings, 8))]
+        optimizer.step()
+        schedule.step()
+
+
+def test_an_older_transformers_gets_the_older_name_and_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_arguments, "_checkpointing_name", lambda: "gradient_checkpointing")
+    files = export_files(tiny(checkpointing="every_2_layers"))
+    arguments = json.loads(files["training_arguments.json"])
+    assert arguments["gradient_checkpointing"] and arguments["gradient_checkpointing_kwargs"] == {
+        "use_reentrant": False
+    }
+    assert "checkpoints every layer or none: every layer here, instead of one of 2" in files["README.md"]
+
+
+def test_accelerate_reads_its_configuration(tmp_path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    for changes, expected in ((COMBINED, "bf16"), (PLAIN, "no"), ({"precision": "fp16"}, "fp16")):
+        file = tmp_path / "accelerate.yaml"
+        file.write_text(export_files(tiny(**changes))[file.name])
+        config = load_config_from_file(str(file))
+        assert (config.mixed_precision, config.num_processes, config.use_cpu) == (expected, 1, True)
+        assert config.distributed_type.value == "NO"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_lightning_takes_its_trainer(precision: str) -> None:
+    text = export_files(tiny(precision=precision, accumulation_steps=3))["lightning_trainer.py"]
+    trainer = executed(text)["make_trainer"](logger=False, enable_checkpointing=False)
+    assert (trainer.accumulate_grad_batches, trainer.max_steps, trainer.gradient_clip_val) == (3, 4, 1.0)
+    assert trainer.precision == {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[precision]
+
+
+PARSE = """
+import json, sys
+from deepspeed.runtime.config import DeepSpeedConfig
+for line in sys.stdin:
+    c = DeepSpeedConfig(json.loads(line))
+    batch = c.train_batch_size, c.train_micro_batch_size_per_gpu, c.gradient_accumulation_steps
+    print(json.dumps([*batch, c.gradient_clipping, c.torch_autocast_enabled, str(c.torch_autocast_dtype)]))
+"""
+
+
+def test_deepspeed_parses_its_configuration() -> None:
+    experiments = [tiny(**changes) for changes in (COMBINED, PLAIN, {"precision": "fp16", "accumulation_steps": 3})]
+    lines = [json.dumps(json.loads(export_files(experiment)["deepspeed.json"])) for experiment in experiments]
+    words = [sys.executable, "-c", PARSE]
+    done = subprocess.run(words, input="\n".join(lines), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    parsed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[") and "WARN" not in line]
+    assert parsed == [
+        [8, 2, 4, 1.0, True, "torch.bfloat16"],
+        [8, 8, 1, 0.0, False, "None"],
+        [24, 8, 3, 1.0, True, "torch.float16"],
+    ]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_script_builds_the_same_shape(name: str) -> None:
+    from transformers import AutoConfig
+
+    changed = tiny(model=name, causal_lm__dropout=0.05, checkpointing="every_layer")
+    text = export_files(changed)
+    script = executed(text["train.py"])
+    expected = changed.model.configuration(name, 512)  # type: ignore[attr-defined]
+    assert AutoConfig.for_model(**script["MODEL"]).to_dict() == expected.to_dict()
+    assert "for index in range(0, 2, 1)" in text["train.py"]
+
+
+def test_a_model_that_is_not_of_transformers_has_no_script_but_the_rest() -> None:
+    files = export_files(tiny(**with_corpus_of("encoder_stack"), checkpointing="every_layer"))
+    assert "train.py" not in files
+    assert "There is no script without Headroom: encoder_stack is not a model" in files["README.md"]
+    module = tiny(**with_corpus_of("encoder_stack")).model.build("encoder_stack", 0).module
+    executed(files["accelerate_setup.py"])["checkpoint_layers"](module)
+    assert all("partial" in str(layer.forward) for layer in module)
+
+
+def test_a_model_of_the_users_own_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    own = {"model": "experiments.examples.own:build_model", "corpus": "experiments.examples.own:read_corpus"}
+    files = export_files(tiny(**own, checkpointing="every_2_layers"))
+    assert '[f"blocks.{index}" for index in range(0, 4, 2)]' in files["deepspeed_setup.py"]
+    assert "train.py" not in files
+
+
+def test_every_target_says_what_it_is_for() -> None:
+    assert {"accelerate", "deepspeed", "lightning", "pytorch", "training_arguments"} == set(TARGETS)
+    readme = export_files(tiny())["README.md"]
+    assert all(kind.purpose in readme for kind in TARGETS.values())
+
+
+def test_the_tool_writes_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "best.yaml"
+    config.write_text(tiny(**COMBINED).to_yaml())
+    assert main(["handover", "--config", str(config), "--output", str(tmp_path / "files")]) == 0
+    written = {file.name: file.read_text() for file in (tmp_path / "files").iterdir()}
+    assert written == export_files(tiny(**COMBINED))
+    out = capsys.readouterr().out
+    assert all(name in out for name in written)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--config", "absent.yaml"], "absent.yaml must be a readable file"),
+        (["--output", "/proc/handover"], "the handover's folder must be writable, and /proc/handover is not"),
+    ],
+)
+def test_a_wrong_word_is_answered(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "best.yaml").write_text(tiny().to_yaml())
+    assert main(["handover", *words]) == 2
+    assert message in capsys.readouterr().err

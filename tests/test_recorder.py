@@ -1,0 +1,113 @@
+"""What lived when: the recorder agrees with the allocator, and knows what each tensor is for and whose it is."""
+
+import gc
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from conftest import tiny, with_corpus_of
+
+from pipeline.base.contracts import Trainable
+from pipeline.base.results import MemoryUse
+from pipeline.memory.breakdown import at_peak, course_of
+from pipeline.memory.recorder import LifetimeRecorder
+from pipeline.memory.timeline import CATEGORIES, Timeline
+from pipeline.training.loop import Message, train
+from pipeline.training.profiler import record_lifetimes
+from pipeline.training.step import build_step
+
+CASES: list[dict[str, Any]] = [
+    {"micro_batch_size": 4},
+    {"micro_batch_size": 2, "accumulation_steps": 3},
+    {"micro_batch_size": 4, "precision": "bf16"},
+    {"micro_batch_size": 4, "checkpointing": "every_layer"},
+    {"micro_batch_size": 4, **with_corpus_of("encoder_stack"), "checkpointing": "every_2_layers"},
+    # The gradients of the shared embedding meet at the peak, and are added up in place: but not in float32.
+    {"micro_batch_size": 1, "checkpointing": "every_layer", "precision": "bf16", "vocabulary_size": 2048},
+    {"micro_batch_size": 1, "checkpointing": "every_layer", "vocabulary_size": 2048},
+    {"micro_batch_size": 2, "model": "llama-nano", "causal_lm__num_layers": None, "causal_lm__width": None},
+]
+
+
+def recorded(**settings: Any) -> tuple[Timeline, MemoryUse]:
+    """Return what the recorder says of two optimizer steps, and what the profiler says of the same without it."""
+    experiment = tiny(**settings)
+    prepared = experiment.prepare()
+    timeline = record_lifetimes(experiment, prepared)
+    gc.collect()  # what has been left must not die while the meter counts
+    messages: list[Message] = []
+    train(experiment, prepared, messages.append)
+    return timeline, [message for message in messages if isinstance(message, MemoryUse)][-1]
+
+
+@pytest.mark.parametrize("settings", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_its_peak_is_the_allocators(settings: dict[str, Any]) -> None:
+    timeline, memory = recorded(**settings)
+    assert memory.peak_allocated_bytes is not None
+    assert max(timeline.allocated_bytes) == pytest.approx(
+        memory.peak_allocated_bytes, rel=0.001, abs=2 * 5056 + 64
+    )  # the states of the random number generator that checkpoints keep, and what numbers in Python become
+
+
+def test_parameters_gradients_and_state_are_counted_to_the_byte() -> None:
+    experiment = tiny(micro_batch_size=2, accumulation_steps=2)
+    parameters = list(build_step(experiment, experiment.prepare()).trainable.module.parameters())
+    sizes = sum(parameter.nbytes for parameter in parameters)
+    timeline, _ = recorded(micro_batch_size=2, accumulation_steps=2)
+    backward = [span for span in timeline.spans if (span.step, span.phase) == (1, "backward")][-1]
+    alive = Counter[str]()
+    for life in timeline.alive(backward.begin):
+        alive[life.category] += life.num_bytes
+    assert alive["parameters"] == alive["gradients"] == sizes
+    assert alive["optimizer state"] == 2 * sizes + 4 * len(parameters)  # two moments, and a step count of 4 bytes
+    assert set(alive) <= set(CATEGORIES)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "every_layer"])
+def test_every_tensor_has_an_owner(checkpointing: str) -> None:
+    timeline, _ = recorded(micro_batch_size=4, checkpointing=checkpointing)
+    names = {name for name, _ in build_step(tiny(), tiny().prepare()).trainable.module.named_modules()}
+    of_steps = [life for life in timeline.lives if life.born >= timeline.spans[1].begin]
+    assert {life.module for life in of_steps} <= names | {"loss", "optimizer"}
+    [head] = {life.module for life in of_steps if life.shape[-1:] == (512,) and life.operator == "_unsafe_view"} or {""}
+    assert head in ("lm_head", "")
+    backward = [life for life in of_steps if life.operator == "gelu_backward" or life.operator == "tanh_backward"]
+    assert {life.module for life in backward} == {f"transformer.h.{layer}.mlp.act" for layer in (0, 1)}
+
+
+def test_checkpointing_leaves_fewer_activations_but_the_same_rest() -> None:
+    plain, lean = (
+        at_peak(recorded(micro_batch_size=8, checkpointing=policy, vocabulary_size=300)[0])
+        for policy in ("none", "every_layer")
+    )
+    assert lean.category_bytes["activations"] < plain.category_bytes["activations"]
+    assert lean.category_bytes["optimizer state"] == plain.category_bytes["optimizer state"]
+
+
+def test_the_peak_taken_apart_adds_up() -> None:
+    timeline, _ = recorded(micro_batch_size=4, precision="bf16")
+    anatomy = at_peak(timeline)
+    assert anatomy.peak_bytes == max(timeline.allocated_bytes)
+    assert sum(anatomy.category_bytes.values()) == sum(anatomy.module_bytes.values()) == anatomy.peak_bytes
+    assert anatomy.step == 1 and anatomy.phase in ("forward", "backward", "optimizer")
+    sizes = [tensor.num_bytes for tensor in anatomy.largest]
+    assert sizes == sorted(sizes, reverse=True)
+    course = course_of(timeline, 1)
+    totals = [sum(parts) for parts in zip(*course.category_bytes.values(), strict=True)]
+    assert max(totals) == anatomy.peak_bytes
+    assert [phase for phase, _ in course.phases] == ["forward", "backward", "optimizer"]
+    assert len(course.seconds) == len(totals) and list(course.seconds) == sorted(course.seconds)
+
+
+def test_recording_leaves_nothing_behind() -> None:
+    recorder = LifetimeRecorder(torch.device("cpu"))
+    module = torch.nn.Linear(4, 4)
+    trainable = Trainable(module=module, layers=(), loss=lambda *_: torch.zeros(()))
+    with recorder, recorder.watching(trainable, torch.optim.AdamW(module.parameters())):
+        module(torch.ones(2, 4)).sum().backward()
+    events = len(recorder.timeline().events)
+    module(torch.ones(2, 4)).sum().backward()
+    assert len([event for event in recorder.timeline().events[events:] if event >= 0]) == 0
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+    assert not torch.nn.modules.module._global_forward_hooks

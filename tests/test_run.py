@@ -1,0 +1,216 @@
+"""Runs in processes of their own: whatever becomes of them, the outcome is a value."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from conftest import tiny
+
+from pipeline.base.contracts import Prepared
+from pipeline.base.results import Outcome, Result, StepRecord
+from pipeline.config.experiment import Experiment
+from pipeline.runtime.run import execute
+from pipeline.training.loop import train
+from pipeline.training.step import build_step, make_optimizer, optimizer_step
+
+MANY = 100_000
+"""Optimizer steps that no test waits for."""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log.txt"
+
+
+def kill_after(steps: int, kind: signal.Signals) -> Callable[[StepRecord], None]:
+    """Return a listener that sends the training process this signal after some optimizer steps."""
+
+    def listen(record: StepRecord) -> None:
+        if record.step == steps - 1:
+            newest = max(psutil.Process().children(recursive=True), key=lambda process: process.create_time())
+            newest.send_signal(kind)
+
+    return listen
+
+
+def test_a_run_gives_the_same_losses_as_in_this_process(log: Path) -> None:
+    received: list[StepRecord] = []
+    result = execute(tiny(), log, received.append)
+    here: list[object] = []
+    train(tiny(), tiny().prepare(), here.append)
+    assert result.outcome is Outcome.OK
+    assert result.steps == tuple(received)
+    assert [r.loss for r in received] == [m.loss for m in here if isinstance(m, StepRecord)]
+    assert result.memory is not None and result.finished is not None
+    assert result.finished.eval_loss is not None
+
+
+def test_a_peak_over_the_budget_is_an_outcome(log: Path) -> None:
+    free = execute(tiny(), log)
+    assert free.memory is not None and free.memory.peak_allocated_bytes is not None
+    peak = free.memory.peak_allocated_bytes
+    tight = execute(tiny(budget=f"{peak / 2**20 - 0.5:.3f}MiB"), log)
+    assert tight.outcome is Outcome.OVER_BUDGET
+    assert len(tight.steps) == 4
+    assert "over the budget" in (tight.detail or "")
+    assert execute(tiny(budget=f"{peak / 2**20 + 0.5:.3f}MiB"), log).outcome is Outcome.OK
+
+
+def test_memory_that_the_machine_lacks_is_out_of_memory(log: Path) -> None:
+    result = execute(tiny(causal_lm__vocabulary_size=2**37), log)
+    assert result.outcome is Outcome.OUT_OF_MEMORY
+    assert "RuntimeError" in (result.detail or "") and "allocate" in (result.detail or "")
+
+
+def test_sigkill_from_outside_is_out_of_memory_and_keeps_the_steps(log: Path) -> None:
+    result = execute(tiny(num_steps=MANY), log, kill_after(5, signal.SIGKILL))
+    assert result.outcome is Outcome.OUT_OF_MEMORY
+    assert "SIGKILL" in (result.detail or "")
+    assert [record.step for record in result.steps][:5] == [0, 1, 2, 3, 4]
+    assert result.memory is not None and result.memory.peak_allocated_bytes
+
+
+def test_a_crash_by_signal_names_it(log: Path) -> None:
+    result = execute(tiny(num_steps=MANY), log, kill_after(3, signal.SIGSEGV))
+    assert result.outcome is Outcome.CRASHED
+    assert "signal SIGSEGV" in (result.detail or "")
+
+
+def test_an_exception_gives_its_exit_code_and_last_lines(log: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("some text that goes away " * 500)
+    experiment = tiny(corpus="text_files", text_files__path=text)
+    text.unlink()
+    result = execute(experiment, log)
+    assert result.outcome is Outcome.CRASHED
+    assert (result.detail or "").startswith("exit code 1\n")
+    assert "text_files.path must exist" in (result.detail or "")
+
+
+def test_a_diverged_loss_names_its_step(log: Path) -> None:
+    result = execute(tiny(learning_rate=1e30), log)
+    assert result.outcome is Outcome.DIVERGED
+    assert result.detail == "the loss of optimizer step 1 is nan"
+    assert len(result.steps) == 1
+
+
+def test_the_time_limit_ends_a_run(log: Path) -> None:
+    execute(tiny(), log)  # the server that processes are forked from is up now
+    start = time.monotonic()
+    result = execute(tiny(num_steps=MANY, time_limit=1.5), log)
+    assert result.outcome is Outcome.TIMED_OUT
+    assert len(result.steps) > 0
+    assert time.monotonic() - start < 20
+    assert not training_processes()
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Let SIGINT be KeyboardInterrupt, which it is not where the tests were started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_ends_the_process_and_keeps_what_was_measured(log: Path) -> None:
+    def interrupt(record: StepRecord) -> None:
+        if record.step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    result = execute(tiny(num_steps=MANY), log, interrupt)
+    assert result.outcome is Outcome.INTERRUPTED
+    assert len(result.steps) >= 5
+    assert not training_processes()
+
+
+def training_processes() -> list[psutil.Process]:
+    """Return this process's grandchildren: the server's runs."""
+    return [grandchild for child in psutil.Process().children() for grandchild in child.children()]
+
+
+def test_one_run_leaves_nothing_to_the_next(log: Path) -> None:
+    first, second = execute(tiny(), log), execute(tiny(), log)
+    assert first.memory is not None and second.memory is not None
+    assert first.memory.peak_allocated_bytes == second.memory.peak_allocated_bytes
+    assert [r.loss for r in first.steps] == [r.loss for r in second.steps]
+
+
+def tell_of_the_collector(_: Experiment, __: Prepared, emit: Callable[[Any], None]) -> None:
+    emit((gc.isenabled(), gc.get_freeze_count()))
+
+
+def test_a_run_looks_for_garbage_but_not_in_what_was_loaded(log: Path) -> None:
+    received: list[Any] = []
+    execute(tiny(), log, work=tell_of_the_collector, on_other=received.append)
+    [(is_enabled, num_frozen)] = received
+    assert is_enabled and num_frozen > 100_000
+
+
+def test_what_a_run_needs_imports_neither_mlflow_nor_optuna_nor_matplotlib() -> None:
+    """The process that runs are forked from loads these modules, and a run adds nothing to them."""
+    code = (
+        "import sys, pipeline.training.loop, pipeline.runtime.run, transformers.models.gpt2.modeling_gpt2\n"
+        "bad = {'mlflow', 'optuna', 'matplotlib', 'pandas'} & set(sys.modules)\n"
+        "raise SystemExit(f'imported {bad}' if bad else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def cuda_result(log: Path, **settings: object) -> Result:
+    return execute(tiny(**{"device": "cuda", **settings}), log)
+
+
+@pytest.mark.gpu
+def test_a_cuda_run_measures_all_kinds_of_memory(log: Path) -> None:
+    result = cuda_result(log)
+    assert result.outcome is Outcome.OK, result.detail
+    memory = result.memory
+    assert memory is not None
+    assert memory.peak_allocated_bytes and memory.peak_reserved_bytes and memory.peak_device_bytes
+    assert memory.peak_allocated_bytes <= memory.peak_reserved_bytes < memory.peak_device_bytes
+    assert memory.allocation_retries == 0
+
+
+@pytest.mark.gpu
+def test_a_budget_is_a_hard_cap_on_cuda(log: Path) -> None:
+    result = cuda_result(log, budget="24MiB", micro_batch_size=64, sequence_length=256)
+    assert result.outcome is Outcome.OUT_OF_MEMORY
+    assert result.memory is not None and result.memory.peak_reserved_bytes is not None
+    assert result.memory.peak_reserved_bytes <= 24 * 2**20
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
+def test_cuda_and_cpu_learn_the_same(precision: str, log: Path) -> None:
+    on_cpu, on_cuda = execute(tiny(), log), cuda_result(log, precision=precision)
+    assert on_cuda.outcome is Outcome.OK, on_cuda.detail
+    assert [r.loss for r in on_cuda.steps] == pytest.approx([r.loss for r in on_cpu.steps], rel=5e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_a_step_does_not_wait_for_the_gpu(precision: str) -> None:
+    """On a model of our own: transformers' mask code asks one question of the device in each forward pass."""
+    experiment = tiny(device="cuda", precision=precision, model="encoder_stack", corpus="random_vectors")
+    prepared = experiment.prepare()
+    step = build_step(experiment, prepared)
+    optimizer = make_optimizer(step.trainable.module, experiment.settings)
+    batch = prepared.train.batch(range(experiment.effective_batch_size))
+    batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
+    optimizer_step(step, optimizer, [batch], 1, 1.0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        optimizer_step(step, optimizer, [batch], 1, 1.0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

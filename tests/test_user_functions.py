@@ -1,0 +1,246 @@
+"""A model and a corpus of the user's own: in every entry point, in fresh processes, and when they are wrong."""
+
+import json
+import sys
+from pathlib import Path
+
+import mlflow
+import pytest
+import torch
+from conftest import ROOT, tiny
+from project import SMALL, Project
+from torch import nn
+
+from pipeline.base.contracts import Trainable
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.results import Outcome
+from pipeline.cli import main
+from pipeline.memory.device import hardware_of
+from pipeline.prediction.cards import find_card
+from pipeline.prediction.predict import predict
+from pipeline.runtime.run import execute
+
+EXAMPLE = {"model": "experiments.examples.own:build_model", "corpus": "experiments.examples.own:read_corpus"}
+MODEL = """
+import torch
+from torch import nn
+
+class Own(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.embedding = nn.Embedding(size, WIDTH)
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(3)))
+        self.head = nn.Linear(WIDTH, size)
+    def forward(self, ids):
+        return self.head(self.blocks(self.embedding(ids)))
+
+def build(size):
+    return Own(size)
+"""
+WORKS = MODEL.replace("WIDTH", "16")
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the file of a module `own_code` in the current folder, which no test leaves behind."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "own_code", raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return tmp_path / "own_code.py"
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the module, as a new process would."""
+    monkeypatch.delitem(sys.modules, "own_code", raising=False)
+
+
+def test_the_example_trains_in_a_fresh_process_and_is_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    experiment = tiny(**EXAMPLE, num_steps=20, learning_rate=3e-3, micro_batch_size=2, accumulation_steps=4)
+    result = execute(experiment, tmp_path / "log.txt")
+    assert result.outcome is Outcome.OK, result.detail
+    assert result.steps[-1].loss < 0.8 * result.steps[0].loss
+    assert result.memory is not None and result.memory.peak_allocated_bytes is not None
+    predicted = predict(experiment, hardware_of(torch.device("cpu"))).peak_allocated_bytes
+    assert predicted == pytest.approx(result.memory.peak_allocated_bytes, rel=0.02)
+    assert predict(experiment, find_card("t4")).peak_reserved_bytes
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "every_layer", "every_2_layers"])
+def test_a_model_of_ones_own_is_checkpointed(
+    checkpointing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    plain = execute(tiny(**EXAMPLE), tmp_path / "plain.txt")
+    result = execute(tiny(**EXAMPLE, checkpointing=checkpointing), tmp_path / "log.txt")
+    assert [step.loss for step in result.steps] == pytest.approx([step.loss for step in plain.steps], abs=1e-5)
+    assert result.finished is not None
+    assert result.finished.block_forwards_per_step == {"none": 4, "every_layer": 8, "every_2_layers": 6}[checkpointing]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project.copy(tmp_path_factory.mktemp("own"))
+
+
+def test_every_kind_of_entry_point_takes_them(project: Project) -> None:
+    config = {"config": "experiments/examples/own.yaml"}
+    space = {"space": '{"micro_batch_size": [2, 4], "checkpointing": ["none", "every_layer"]}'}
+    few = {**SMALL, **EXAMPLE, **space, "effective_batch_size": "4", "budget": "64MiB", "num_trials": "2"}
+    planned = {k: v for k, v in few.items() if k != "num_trials"}
+    for entry, settings in (
+        ("main", {**SMALL, **config}),
+        ("plan", {**planned, "gpu": "t4", "budget": "none"}),
+        ("search", few),
+    ):
+        done = project.mlflow_run(entry, settings) if entry == "search" else project.pipeline(entry, settings)
+        assert done.returncode == 0, done.stderr
+    [child] = project.children_of(project.parent_of("main")).values()
+    assert child.data.params["model"] == EXAMPLE["model"]
+    assert len(child.data.params["user_code"].split()) == 2
+    assert child.data.metrics["prediction_error_percent"] == pytest.approx(0, abs=2)
+    again = mlflow.MlflowClient(project.store).download_artifacts(child.info.run_id, "config.yaml")
+    assert project.pipeline("main", {"config": again}).returncode == 0
+
+
+def test_a_changed_function_is_another_study_and_another_prediction(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for width in ("16", "64"):
+        code.write_text(MODEL.replace("WIDTH", width))
+        forget(monkeypatch)
+        experiment = tiny(model="own_code:build")
+        peak = predict(experiment, hardware_of(torch.device("cpu"))).peak_allocated_bytes
+        found.append((experiment.params()["user_code"], peak))
+    assert found[0][0] != found[1][0]
+    assert found[1][1] > found[0][1]
+
+
+@pytest.mark.parametrize("text", ["['one two three'] * 200", "('one two three' for _ in range(200))"])
+def test_texts_become_a_corpus(text: str, code: Path) -> None:
+    code.write_text(f"def read(request):\n    return {text}\n")
+    prepared = tiny(corpus="own_code:read").prepare()
+    assert prepared.vocabulary_size == 512 and prepared.source == "own_code:read"
+
+
+def test_ready_sequences_become_a_corpus(code: Path) -> None:
+    code.write_text(
+        "import torch\ndef read(request):\n    return torch.arange(20 * request.sequence_length).view(20, -1) % 7\n"
+    )
+    prepared = tiny(corpus="own_code:read").prepare()
+    assert (len(prepared.train), len(prepared.held_out), prepared.vocabulary_size) == (18, 2, 7)
+    assert prepared.train.batch([1])["input_ids"][0].tolist() == [n % 7 for n in range(32, 64)]
+
+
+def test_a_trainable_names_its_layers_and_its_loss_itself(code: Path) -> None:
+    code.write_text(
+        WORKS + "\nfrom pipeline.base.contracts import Trainable\ndef build(size):\n    m = Own(size)\n"
+        "    return Trainable(module=m, layers=tuple(m.blocks[:2]), loss=lambda m, b, n: m(b['input_ids']).sum() / n)\n"
+    )
+    experiment = tiny(model="own_code:build")
+    built = experiment.model.build("own_code:build", 512)
+    assert isinstance(built, Trainable) and len(built.layers) == 2
+
+
+def test_layers_are_the_longest_list_or_the_one_named(code: Path) -> None:
+    code.write_text(WORKS)
+    assert len(tiny(model="own_code:build").model.build("own_code:build", 512).layers) == 3
+    with pytest.raises(InvalidInputError, match="user_model.layers must name a part.*its lists are: blocks, blocks.0"):
+        tiny(model="own_code:build", user_model__layers="stages")
+
+
+def test_a_model_whose_code_needs_numbers_is_built_for_real(code: Path) -> None:
+    code.write_text(WORKS.replace("super().__init__()", "super().__init__(); int(torch.ones(1).item())"))
+    assert isinstance(tiny(model="own_code:build").model.build("own_code:build", 512).module, nn.Module)
+
+
+WRONG: list[tuple[str, str, str]] = [
+    ("model", "", "own_code:build must name a function, and own_code has none called build; its functions are: none"),
+    ("model", "def make(size): pass", "its functions are: make"),
+    (
+        "model",
+        "def build(size): return 3",
+        "own_code:build must return a torch.nn.Module (or a Trainable), and returns int",
+    ),
+    (
+        "model",
+        "def build(size):\n    return helper(size)\ndef helper(size):\n    return 1 / 0",
+        "raises ZeroDivisionError",
+    ),
+    ("model", "def build(): pass", "own_code:build must work, and raises TypeError; mend it"),
+    ("model", "import absent", "own_code:build must work, and raises ModuleNotFoundError; mend it"),
+    ("model", "def build(", "own_code:build must work, and raises SyntaxError; mend it"),
+    (
+        "model",
+        "from torch import nn\ndef build(size): return nn.Linear(2, 2)",
+        "and 0 were found; set user_model.layers",
+    ),
+    ("corpus", "def build(request): return 'text'", "own_code:build must return texts, one a document"),
+    ("corpus", "def build(request): return [1, 2]", "and returns a list with a int; return a list of str"),
+    (
+        "corpus",
+        "def build(request):\n    yield 'a'\n    1 / 0",
+        "own_code:build must work, and raises ZeroDivisionError",
+    ),
+    ("corpus", "def build(request): return []", "a corpus needs text, and own_code:build holds none"),
+    ("corpus", "import torch\ndef build(request): return torch.ones(3, 4)", "and returns [3, 4] of torch.float32"),
+]
+
+
+@pytest.mark.parametrize(("setting", "text", "message"), WRONG, ids=[message[:60] for *_, message in WRONG])
+def test_a_wrong_function_is_answered(
+    setting: str,
+    text: str,
+    message: str,
+    code: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code.write_text(text)
+    forget(monkeypatch)
+    config = str(ROOT / "experiments" / "single" / "fp32.yaml")
+    words = [word for name, value in SMALL.items() for word in (f"--{name}", value)]
+    assert main(["main", "--config", config, *words, f"--{setting}", "own_code:build"]) == 2
+    first, *rest = capsys.readouterr().err.strip().splitlines()
+    assert first.startswith("error: ") and message in first
+    if "raises" in first:
+        assert 1 <= len(rest) <= 10
+        assert rest[-1].startswith(first.rpartition("raises ")[2].partition(";")[0])
+        assert not [line for line in rest if "pipeline" in line or "site-packages" in line]
+    else:
+        assert rest == []
+    assert [file.name for file in code.parent.iterdir()] == [code.name]
+
+
+def test_a_traceback_shows_the_users_own_lines(code: Path) -> None:
+    code.write_text("def build(size):\n    return helper(size)\ndef helper(size):\n    return 1 / 0\n")
+    with pytest.raises(InvalidInputError) as caught:
+        tiny(model="own_code:build")
+    lines = str(caught.value).splitlines()
+    assert [line.strip() for line in lines if "return" in line] == ["return helper(size)", "return 1 / 0"]
+
+
+def test_a_plan_tells_where_a_models_own_code_raises(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code.write_text(WORKS.replace("return self.head(", "raise ValueError('wrong side up')\n        return self.head("))
+    words = [word for name, value in SMALL.items() for word in (f"--{name}", value)]
+    assert main(["plan", *words, "--gpu", "cpu", "--model", "own_code:build"]) == 2
+    first, *rest = capsys.readouterr().err.strip().splitlines()
+    assert first == "error: own_code:build must work, and raises ValueError; mend it"
+    assert rest[-1] == "ValueError: wrong side up" and len(rest) <= 4
+
+
+def test_a_missing_module_is_named(code: Path) -> None:
+    with pytest.raises(InvalidInputError, match="there is no module absent_code; write path.to.module:function"):
+        tiny(model="absent_code:build")
+    assert not code.exists()
+
+
+def test_params_and_yaml_describe_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    experiment = tiny(**EXAMPLE)
+    assert "user_code" not in experiment.to_yaml()
+    assert set(json.loads(json.dumps(experiment.params()))) >= {"user_code", "model", "corpus"}
