@@ -4,7 +4,7 @@ Axes: B sequences in a micro-batch, T tokens in a sequence, C channels, V vocabu
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Self, get_args
@@ -95,6 +95,10 @@ class Technique(Settings, ABC):
         """Return why `hardware` cannot do this, or None where it can."""
         del hardware
         return None
+
+    def environment(self) -> Mapping[str, str]:
+        """Return the environment variables that a run's process needs before its first CUDA call."""
+        return {}
 
     @abstractmethod
     def apply(self, step: Step) -> Step:

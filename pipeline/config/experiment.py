@@ -75,6 +75,11 @@ class Experiment:
         return int(self.settings.micro_batch_size)  # type: ignore[attr-defined]
 
     @property
+    def environment(self) -> dict[str, str]:
+        """The environment variables that its process needs before its first CUDA call."""
+        return {name: value for technique in self.techniques for name, value in technique.environment().items()}
+
+    @property
     def budget_bytes(self) -> int | None:
         """Memory the run may use, if it is limited."""
         budget = self.settings.budget
