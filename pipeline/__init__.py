@@ -68,6 +68,6 @@ def search(**settings: Any) -> "SearchFindings | None":
     from rich.console import Console
 
     from pipeline.config.settings import nested
-    from pipeline.jobs.search import find
+    from pipeline.jobs.search import run_search
 
-    return find(nested(settings), Console(quiet=True))
+    return run_search(nested(settings), Console(quiet=True))

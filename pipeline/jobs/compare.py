@@ -14,7 +14,7 @@ from pipeline.report.compare import incomparable
 from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.overview import comparison_frame
 from pipeline.tracking.history import CONDITIONS, History
-from pipeline.tracking.parent import open_parent
+from pipeline.tracking.job import open_job
 from pipeline.training.metrics import AGAINST_BASELINE, Row, against_baseline, common_settings
 
 
@@ -42,15 +42,15 @@ def compare(
     ids = [part.strip() for part in runs.split(",") if part.strip()] if runs else []
     chosen = history.by_id(ids) if ids else history.by_filter(experiment, filter_string)
     rows = _rows(history, chosen, baseline)
-    with open_parent("compare", f"{len(rows)} runs", output) as parent:
+    with open_job("compare", f"{len(rows)} runs", output) as job:
         findings = ComparisonFindings(
             entry="compare",
             question=f"How do these {len(rows)} runs compare?",
             rows=tuple(rows),
             environment=common_settings([_conditions(row) for row in rows]),
         )
-        parent.tags({"runs": ", ".join(run.info.run_id for run in chosen)[:5000]})
-        publish(findings, {"comparison.csv": comparison_frame(rows).to_csv(index=False)}, parent, console)
+        job.tags({"runs": ", ".join(run.info.run_id for run in chosen)[:5000]})
+        publish(findings, {"comparison.csv": comparison_frame(rows).to_csv(index=False)}, job, console)
     return 0
 
 

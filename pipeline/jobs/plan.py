@@ -29,7 +29,7 @@ from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.prediction.predict import Prediction, predict_all
 from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
-from pipeline.tracking.parent import open_parent
+from pipeline.tracking.job import open_job
 
 HALF_FORMATS = ("fp16", "bf16")
 
@@ -91,13 +91,13 @@ def log_plan(findings: PlanFindings, given: Mapping[str, Any], console: Console)
     """
     own, values = _read(given)
     output = Path(values.get("output", RunSettings.model_fields["output"].default))
-    with open_parent("plan", f"{findings.model} on {own.gpu}", output) as parent:
+    with open_job("plan", f"{findings.model} on {own.gpu}", output) as job:
         shared = {"model": findings.model, "effective_batch_size": findings.effective_batch_size}
-        parent.params({**shared, "gpu": own.gpu})
-        parent.file("environment.json", json.dumps(dict(findings.environment), indent=1))
-        publish(findings, {}, parent, console)
-        parent.succeeded = any(card.recommended is not None for card in findings.cards)
-    return parent.succeeded
+        job.params({**shared, "gpu": own.gpu})
+        job.file("environment.json", json.dumps(dict(findings.environment), indent=1))
+        publish(findings, {}, job, console)
+        job.succeeded = any(card.recommended is not None for card in findings.cards)
+    return job.succeeded
 
 
 def _read(given: Mapping[str, Any]) -> tuple[PlanSettings, dict[str, Any]]:

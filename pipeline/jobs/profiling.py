@@ -1,114 +1,125 @@
-"""A job: one configuration looked at closely; measured as every run is, then taken apart in a process of its own."""
+"""The entry point `profiling`: where are the memory and the time of one configuration?"""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from pipeline.base.results import Outcome, Result, StepRecord
+from pipeline.base.results import Result
 from pipeline.config.experiment import Experiment
 from pipeline.config.variants import Plan
-from pipeline.jobs.advice import Profiled, advise
-from pipeline.report.profile import ProfilingFindings
 from pipeline.runtime.environment import environment
-from pipeline.runtime.run import execute
+from pipeline.runtime.observer import Observer, Run
+from pipeline.runtime.run import Summarize, run
 from pipeline.runtime.shape_check import check_shapes
-from pipeline.tracking.parent import ParentRun, open_parent
+from pipeline.tracking.job import Job, open_job
 from pipeline.training.metrics import Row, Summary
-from pipeline.training.profiler import MemoryProfile, ProfileMessage, TimeProfile, look
+from pipeline.training.profiler import MemoryProfile, TimeProfile, look
+
+if TYPE_CHECKING:
+    from pipeline.report.profile import ProfilingFindings
 
 QUESTION = "Where are the memory and the time of {name}?"
 
 
 def profiling(plan: Plan, console: Console) -> int:
-    """Profile the one configuration of `plan`, print and log what it shows; return the exit code: 1 where it failed."""
+    """Profile the one configuration of `plan`, print and log the report; return the exit code: 1 if it failed."""
     [variant] = plan.variants
     experiment = variant.experiment
     check_shapes([experiment])
     settings, about = experiment.settings, environment(experiment.device)
-    received: list[ProfileMessage] = []
-    with open_parent(plan.entry, settings.model, settings.output) as parent:
-        parent.params(experiment.params())
-        parent.tags({"device": str(experiment.device)})
-        parent.file("environment.json", json.dumps(about, indent=1))
-        with console.status("measuring, then looking closely"):
-            result, metrics = parent.run(
-                variant.name,
-                experiment,
-                partial(_summarize, experiment),
-                {"variant": variant.name},
-                measure=partial(measure_and_look, received=received),
-            )
-        profiled = profiled_of(experiment, row_of(experiment, result, variant.name, metrics), received)
-        _report(plan.entry, QUESTION.format(name=variant.name), profiled, about, parent, console)
-        parent.succeeded = result.outcome.completed
-    return 0 if parent.succeeded else 1
+    with open_job(plan.entry, settings.model, settings.output) as job:
+        job.params(experiment.params())
+        job.tags({"device": str(experiment.device)})
+        job.file("environment.json", json.dumps(about, indent=1))
+        with console.status("measuring, then profiling"):
+            folder = job.folder / variant.name
+            row, profile = measure_and_profile(experiment, variant.name, folder, [job], partial(_summarize, experiment))
+        _report(plan.entry, QUESTION.format(name=variant.name), experiment, row, profile, about, job, console)
+        job.succeeded = row.result is not None and row.result.outcome.completed
+    return 0 if job.succeeded else 1
 
 
-def _report(
-    entry: str, question: str, profiled: Profiled, about: Mapping[str, str], parent: ParentRun, console: Console
-) -> None:
-    """Print and log what was found; what tables and pictures need is loaded here, when nothing waits for it."""
-    from pipeline.jobs.publish import publish
+class Profile(Observer):
+    """What the profiler emits: memory after every phase, so that a run that dies has left something, then time."""
 
-    publish(findings_of(entry, question, profiled, about), {}, parent, console)
+    def __init__(self) -> None:
+        self.memory_profile: MemoryProfile | None = None
+        """The last one received."""
+        self.time_profile: TimeProfile | None = None
 
-
-def findings_of(entry: str, question: str, profiled: Profiled, about: Mapping[str, str]) -> ProfilingFindings:
-    """Return what the report is made from."""
-    return ProfilingFindings(
-        entry=entry,
-        question=question,
-        row=profiled.row,
-        memory=profiled.memory,
-        time=profiled.time,
-        advice=advise(profiled),
-        environment=about,
-    )
+    def message(self, message: Any) -> None:
+        """Receive a profile."""
+        if isinstance(message, MemoryProfile):
+            self.memory_profile = message
+        elif isinstance(message, TimeProfile):
+            self.time_profile = message
 
 
-def row_of(experiment: Experiment, result: Result, name: str, metrics: Mapping[str, float]) -> Row:
-    """Return the line of the table that shows this run."""
-    return Row(
+def measure_and_profile(
+    experiment: Experiment, name: str, folder: Path, observers: Sequence[Observer], summarize: Summarize | None = None
+) -> tuple[Row, Profile]:
+    """Train as every run does, then take a few steps under the recorder and the profiler in a process of its own."""
+    profile = Profile()
+    this = Run(name=name, experiment=experiment, folder=folder, labels={"variant": name})
+    work = partial(look, folder=folder / "traces")
+    result, summary = run(this, [*observers, profile], then=work, summarize=summarize)
+    row = Row(
         comparison="cost",
         name=name,
         is_baseline=True,
         params=experiment.params(),
         result=result,
         skipped=None,
-        metrics=metrics,
+        metrics=summary.metrics,
     )
+    return row, profile
 
 
-def profiled_of(experiment: Experiment, row: Row, received: list[ProfileMessage]) -> Profiled:
-    """Return what was heard, put together; of the memory, what was told last."""
-    return Profiled(
+def findings_of(
+    entry: str, question: str, experiment: Experiment, row: Row, profile: Profile, about: Mapping[str, str]
+) -> "ProfilingFindings":
+    """Return everything that the report shows, the advice included."""
+    from pipeline.jobs.advice import Profiled, advise
+    from pipeline.report.profile import ProfilingFindings
+
+    profiled = Profiled(
         row=row,
         vocabulary_size=experiment.description.vocabulary_size or experiment.prepare().vocabulary_size,
-        memory=next((part for part in reversed(received) if isinstance(part, MemoryProfile)), None),
-        time=next((part for part in received if isinstance(part, TimeProfile)), None),
+        memory=profile.memory_profile,
+        time=profile.time_profile,
     )
+    return ProfilingFindings(
+        entry=entry,
+        question=question,
+        row=row,
+        memory=profile.memory_profile,
+        time=profile.time_profile,
+        advice=advise(profiled),
+        environment=about,
+    )
+
+
+def _report(
+    entry: str,
+    question: str,
+    experiment: Experiment,
+    row: Row,
+    profile: Profile,
+    about: Mapping[str, str],
+    job: Job,
+    console: Console,
+) -> None:
+    """Print and log the report; pandas and matplotlib are imported here, after the runs."""
+    from pipeline.jobs.publish import publish
+
+    publish(findings_of(entry, question, experiment, row, profile, about), {}, job, console)
 
 
 def _summarize(experiment: Experiment, result: Result) -> Summary:
-    from pipeline.prediction.summary import summary
+    from pipeline.prediction.summary import summary  # imported after the training has started
 
     return summary(experiment, result)
-
-
-def measure_and_look(
-    experiment: Experiment, log_file: Path, on_step: Callable[[StepRecord], None], received: list[ProfileMessage]
-) -> Result:
-    """Train as always, then take a few steps under the recorder and the profiler, whose messages go to `heard`."""
-    result = execute(experiment, log_file, on_step)
-    if result.outcome is Outcome.INTERRUPTED:
-        return result
-    traces = log_file.parent / "traces"
-    traces.mkdir()
-    looked = execute(experiment, traces / "log.txt", work=partial(look, folder=traces), on_other=received.append)
-    if looked.outcome is Outcome.OK or not result.outcome.completed:
-        return result
-    return replace(result, outcome=looked.outcome, detail=f"while being looked at: {looked.detail}")

@@ -9,23 +9,23 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import write_atomically
 from pipeline.report.findings import FILE, Findings, read_findings, report_of, to_json
 from pipeline.report.page import Report, to_html, to_markdown
-from pipeline.tracking.parent import ParentRun
+from pipeline.tracking.job import Job
 
 
-def publish(findings: Findings, csv: Mapping[str, str], parent: ParentRun, console: Console) -> None:
+def publish(findings: Findings, csv: Mapping[str, str], job: Job, console: Console) -> None:
     """Print the report, and log it with its tables and pictures; `csv` adds files by name."""
-    parent.file(FILE, to_json(findings))  # whatever becomes of the report, what was found is kept
+    job.file(FILE, to_json(findings))  # whatever becomes of the report, what was found is kept
     for name, content in csv.items():
-        parent.file(name, content)
+        job.file(name, content)
     report = report_of(findings)
     show(report, console)
     for table in report.tables:
-        parent.file(f"{table.name}.csv", table.frame.to_csv(index=False))
+        job.file(f"{table.name}.csv", table.frame.to_csv(index=False))
     for plot in report.plots:
-        parent.file(f"plots/{plot.name}.png", plot.to_png(), "plots")
-    parent.file("report.html", to_html(report))
-    parent.describe(report.question, report.answer, to_markdown(report))
-    console.print(f"results: {parent.folder} and MLflow run {parent.run_id}", highlight=False)
+        job.file(f"plots/{plot.name}.png", plot.to_png(), "plots")
+    job.file("report.html", to_html(report))
+    job.describe(report.question, report.answer, to_markdown(report))
+    console.print(f"results: {job.folder} and MLflow run {job.run_id}", highlight=False)
 
 
 def publish_again(folder: Path, console: Console) -> int:

@@ -1,38 +1,127 @@
-"""A job: look ahead at a space, choose trials and run them, check which is the fastest that fits, and say so."""
+"""The entry point `search`: which configuration of a space is the fastest that fits a memory budget?"""
 
+import contextlib
+import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pipeline.base.files import write_atomically
+from pipeline.base.results import Result
+from pipeline.base.units import MIB
+from pipeline.runtime.environment import environment
 from pipeline.runtime.fork_server import loading, start_server
+from pipeline.runtime.signals import stop_in_order
 from pipeline.searching.ahead import make_sampler
-from pipeline.searching.problem import plan_search
+from pipeline.searching.loop import Search, SearchObserver, findings_of, search_and_verify
+from pipeline.searching.problem import SearchPlan, plan_search
+from pipeline.searching.proposals import make_proposer
+from pipeline.searching.results import SearchFindings, Trial, Verification
+from pipeline.searching.sampler import PredictiveSampler
+from pipeline.searching.study import StoredStudy
 
-if TYPE_CHECKING:
-    from pipeline.searching.results import SearchFindings
+DIRECTIONS = {"throughput": ("maximize",), "pareto": ("maximize", "minimize")}
 
 
 def search(given: Mapping[str, Any], console: Console) -> int:
-    """Search, print and log the answer; return the exit code: 1 where nothing fits the budget."""
-    findings = find(given, console)
+    """Search, print and log the answer; return the exit code: 1 if nothing fits the budget."""
+    findings = run_search(given, console)
     return 1 if findings is None or findings.best is None else 0
 
 
-def find(given: Mapping[str, Any], console: Console) -> "SearchFindings | None":
-    """Search, print and log the answer, and return what was found; None where nothing was measured.
-
-    What the rest needs, MLflow first of all, is loaded while other processes predict.
+def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | None:
+    """Search, print and log the answer, and return the findings; None if nothing was measured.
 
     Raises:
-        InvalidInputError: a setting is wrong, or nothing is predicted to fit the budget.
+        InvalidInputError: a setting is wrong, nothing is predicted to fit the budget, or a storage cannot be reached.
 
     """
     start_server()
-    plan = plan_search(given)
-    words = f"looking ahead at {len(plan.space.choices)} configurations"
-    with console.status(words), loading("pipeline.searching.conduct"):
-        sampler = make_sampler(plan)
-    from pipeline.searching.conduct import conduct
+    problem = plan_search(given)
+    status = f"predicting the memory of {len(problem.space.choices)} configurations"
+    with console.status(status), loading("pipeline.tracking.job"):  # MLflow is imported while workers predict
+        sampler = make_sampler(problem)
+    stop_in_order()
+    return _measure(problem, sampler, console)
 
-    return conduct(plan, sampler, console)
+
+class _ProgressLine(SearchObserver):
+    """The progress bar of a search, and a line for each trial that has ended."""
+
+    def __init__(self, problem: SearchPlan, progress: Progress) -> None:
+        total = min(problem.settings.num_trials, len(problem.space.choices))
+        self._progress, self._task = progress, progress.add_task("", total=total)
+
+    def trials(self, num_measured: int, best: Trial | None) -> None:
+        text = "nothing fits yet" if best is None else f"best {best.tokens_per_second:,.0f} tokens/s"
+        self._progress.update(self._task, completed=num_measured, description=text)
+
+    def waiting(self) -> None:
+        self._progress.update(self._task, description="waiting for the trials of another process")
+
+    def trial(self, name: str, trial: Trial) -> None:
+        self._progress.print(f"{name}: {trial.in_words}", style="dim", highlight=False)
+
+    def check(self, name: str, result: Result) -> None:
+        self._progress.print(f"{name}: {result.outcome} in {result.seconds_total:.1f} s", style="dim", highlight=False)
+
+
+def _measure(problem: SearchPlan, sampler: PredictiveSampler | None, console: Console) -> SearchFindings | None:
+    from pipeline.tracking.job import Job, open_job
+
+    directions = DIRECTIONS[problem.settings.objectives]
+    study = StoredStudy(problem.settings.storage, problem.settings.study, directions, problem.identity)
+    subject = f"{problem.base.settings.model} in {problem.budget_bytes / MIB:,.0f} MiB"
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+
+    def measure(job: Job) -> SearchFindings | None:
+        proposer = make_proposer(problem, study, sampler)
+        verification = None
+        with Progress(*columns, console=console, transient=True) as progress:
+            observer = _ProgressLine(problem, progress)
+            one = Search(problem, study, proposer, job.folder, job, observer)
+            try:
+                verification = search_and_verify(one)
+            finally:
+                progress.stop()
+                findings = _report(one, verification, job, console)
+        return findings
+
+    with open_job("search", subject, problem.base.settings.output) as job, study.must_answer():
+        job.params({**problem.base.params(), **problem.settings.model_dump(mode="json")})
+        job.tags({"device": str(problem.base.device), "study": problem.settings.study})
+        job.file("environment.json", json.dumps(environment(problem.base.device), indent=1))
+        job.succeeded = False
+        findings = measure(job)
+        job.succeeded = findings is not None and findings.best is not None
+    return findings
+
+
+def _report(search: Search, verification: Verification | None, job: Any, console: Console) -> SearchFindings | None:
+    """Print and log what was found, and write the answer as files; return None if nothing was measured."""
+    from pipeline.export.write import export_files
+    from pipeline.jobs.publish import publish
+    from pipeline.report.search import trials_frame
+
+    problem, trials = search.problem, search.trials
+    if not trials:
+        return None
+    twice = verification.twice if verification else ()
+    findings = findings_of(problem, trials, search.proposer.certificate(trials, twice), verification)
+    best = findings.best
+    if best is not None:
+        experiment = problem.experiment(dict(best.choice))
+        config = experiment.to_yaml()
+        job.file("best.yaml", config)
+        with contextlib.suppress(OSError):  # a convenience: the job's own folder has it too
+            write_atomically(Path("best.yaml"), config.encode())
+        for name, content in export_files(experiment).items():
+            job.file(f"handover/{name}", content, "handover")
+        job.metrics({f"best_{name}": value for name, value in best.metrics.items()})
+    publish(findings, {"trials.csv": trials_frame(trials).to_csv(index=False)}, job, console)
+    if best is not None:
+        console.print("run it: mlflow run . -P config=best.yaml", highlight=False)
+    return findings

@@ -87,8 +87,8 @@ def _sync(settings: SyncSettings, console: Console) -> int:
 
     complete = True
     for report in sync(settings.output):
-        console.print(report.words, highlight=False, soft_wrap=True)
-        complete = complete and report.complete
+        console.print(report.text, highlight=False, soft_wrap=True)
+        complete = complete and report.is_complete
     if complete:
         console.print(f"nothing below {settings.output} is left to send", highlight=False)
     return 0 if complete else 1

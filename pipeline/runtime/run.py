@@ -1,48 +1,36 @@
-"""An Experiment in a clean process -> Result: whatever becomes of the process, the outcome is a value."""
+"""Experiments in clean processes: whatever becomes of the process, the outcome is a value."""
 
-import contextlib
-import os
 import signal
-import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pipeline.base.contracts import Prepared
 from pipeline.base.results import Finished, MemoryUse, Outcome, Result, StepRecord
+from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
-from pipeline.runtime.fork_server import CONTEXT, loaded, without_main
-from pipeline.training.loop import DivergedError, train
+from pipeline.runtime.child import Failed, Work, child_main
+from pipeline.runtime.fork_server import CONTEXT, without_main
+from pipeline.runtime.observer import Observer, Run
+from pipeline.runtime.run_folder import LOG, RunFolder
+from pipeline.training.loop import train
+from pipeline.training.metrics import Summary, summarize
 
-OUT_OF_MEMORY_TEXTS = (
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDA error: out of memory",
-    "DefaultCPUAllocator: can't allocate memory",
-)
-"""What out-of-memory says where it does not raise torch.OutOfMemoryError."""
-Work = Callable[[Experiment, Prepared, Callable[[Any], None]], None]
-"""What a fresh process does: it is given an experiment with its corpus, and tells messages."""
+Stop = Callable[[Sequence[float]], bool]
+"""Seconds of each optimizer step so far -> whether the training may end; evaluated in the process, so picklable."""
+Summarize = Callable[[Result], Summary]
 LAST_LINES = 5
 """Lines of a crashed run's stderr that are kept in its result."""
 
 
-@dataclass(frozen=True)
-class Failed:
-    """The last message of a run that did not finish."""
-
-    outcome: Outcome
-    detail: str
-
-
 @dataclass
 class _Received:
-    """What a run has told so far."""
+    """The events of a run so far."""
 
     steps: list[StepRecord] = field(default_factory=list)
     memory: MemoryUse | None = None
@@ -50,28 +38,78 @@ class _Received:
     failed: Failed | None = None
 
 
+def never_stop(_: Sequence[float]) -> bool:
+    """Return False: the training takes all of its optimizer steps."""
+    return False
+
+
+def run(
+    this: Run,
+    observers: Sequence[Observer] = (),
+    *,
+    stop: Stop = never_stop,
+    then: Work | None = None,
+    summarize: Summarize | None = None,
+) -> tuple[Result, Summary]:
+    """Train in a clean process, write the results into the run's folder, and emit every event to the observers.
+
+    `then` is further work in a second clean process; if it fails, so does a run that was completed. `summarize` returns
+    the summary metrics of a result, by default those that were measured.
+
+    Raises:
+        KeyboardInterrupt: the user pressed Ctrl-C; what was measured is written and emitted before.
+        InvalidInputError: the folder cannot be written.
+
+    """
+    folder, experiment = RunFolder(this), this.experiment
+    folder.write_config()
+    for observer in observers:
+        observer.started(this)
+    result, summary = _aborted(), Summary({})
+    try:
+        result = execute(experiment, this.folder / LOG, [_StepWriter(folder), *observers], stop=stop)
+        if then is not None and result.outcome is not Outcome.INTERRUPTED:
+            result = _with(execute(experiment, this.folder / "traces" / LOG, observers, work=then), result)
+        summary = summarize(result) if summarize else measured_summary(experiment, result)
+        folder.write_result(result, summary)
+    finally:
+        for observer in observers:
+            observer.finished(result, summary)
+    if result.outcome is Outcome.INTERRUPTED:
+        raise KeyboardInterrupt
+    return result, summary
+
+
+def measured_summary(experiment: Experiment, result: Result) -> Summary:
+    """Return the metrics that a run measured."""
+    warmup_steps = experiment.settings.timing_warmup_steps
+    return Summary(summarize(result, experiment.effective_batch_size, warmup_steps))
+
+
 def execute(
     experiment: Experiment,
     log_file: Path,
-    on_step: Callable[[StepRecord], None] = lambda record: None,
-    work: Work = train,
-    on_other: Callable[[Any], None] = lambda message: None,
+    observers: Sequence[Observer] = (),
+    *,
+    work: Work | None = None,
+    stop: Stop = never_stop,
 ) -> Result:
-    """Train in a fresh process; its output goes to `log_file`, and `on_step` hears of each optimizer step.
+    """Train, or do other `work`, in a clean process whose output goes to `log_file`; observers receive its events.
 
-    Other `work` than training may be done there; `on_other` hears what it tells beside the messages of training.
-    Ctrl-C ends the process and gives a Result with outcome `interrupted` and what was measured until then.
+    Ctrl-C ends the process; the result has the outcome `interrupted` and what was measured until then.
     """
+    log_file.parent.mkdir(parents=True, exist_ok=True)
     received = _Received()
     receiver, sender = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=_run, args=(experiment, sender, log_file, work), daemon=True)
+    arguments = (experiment, sender, log_file, work or partial(_train, stop))
+    process = CONTEXT.Process(target=child_main, args=arguments, daemon=True)
     with without_main():
-        process.start()  # the first time, this waits for the server to have loaded torch and transformers
+        process.start()  # the first time, this waits until the fork server has imported torch and transformers
     start = time.monotonic()
     sender.close()
     limit = experiment.settings.time_limit
     try:
-        if not _listen(receiver, received, on_step, on_other, None if limit is None else start + limit):
+        if not _receive_all(receiver, received, observers, None if limit is None else start + limit):
             process.kill()
             received.failed = Failed(Outcome.TIMED_OUT, f"ended after its time_limit of {limit:g} seconds")
     except KeyboardInterrupt:
@@ -91,36 +129,69 @@ def execute(
     )
 
 
-def _listen(
-    receiver: Connection,
-    received: _Received,
-    on_step: Callable[[StepRecord], None],
-    on_other: Callable[[Any], None],
-    deadline: float | None,
+class _StepWriter(Observer):
+    """Writes each optimizer step to disk before other observers receive it."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def step(self, record: StepRecord) -> None:
+        self._folder.append_step(record)
+
+
+def _aborted() -> Result:
+    """Return the result of a run that was aborted before it had one."""
+    return Result(
+        outcome=Outcome.INTERRUPTED,
+        detail="aborted before it was measured",
+        steps=(),
+        memory=None,
+        finished=None,
+        seconds_total=0.0,
+    )
+
+
+def _with(further: Result, result: Result) -> Result:
+    """Return the result with the failure of further work, if it failed and the run itself did not."""
+    if further.outcome is Outcome.OK or not result.outcome.completed:
+        return result
+    return replace(result, outcome=further.outcome, detail=f"while it was profiled: {further.detail}")
+
+
+def _receive_all(
+    receiver: Connection, received: _Received, observers: Sequence[Observer], deadline: float | None
 ) -> bool:
-    """Take in messages until the run has closed its end (True) or the deadline has passed (False)."""
+    """Receive events until the process has closed its end (True) or the deadline has passed (False)."""
     while True:
         if not receiver.poll(None if deadline is None else max(0.0, deadline - time.monotonic())):
             return False
         try:
-            message = receiver.recv()
-        except (EOFError, OSError):  # the end, or the end in the middle of a message
+            event = receiver.recv()
+        except (EOFError, OSError):  # the end, or the end in the middle of an event
             return True
-        if isinstance(message, StepRecord):
-            received.steps.append(message)
-            on_step(message)
-        elif isinstance(message, MemoryUse):
-            received.memory = message
-        elif isinstance(message, Finished):
-            received.finished = message
-        elif isinstance(message, Failed):
-            received.failed = message
-        else:
-            on_other(message)
+        if isinstance(event, StepRecord):
+            received.steps.append(event)
+        elif isinstance(event, MemoryUse):
+            received.memory = event
+        elif isinstance(event, Finished):
+            received.finished = event
+        elif isinstance(event, Failed):
+            received.failed = event
+        for observer in observers:
+            _emit(observer, event)
+
+
+def _emit(observer: Observer, event: Any) -> None:
+    if isinstance(event, StepRecord):
+        observer.step(event)
+    elif isinstance(event, MemoryUse):
+        observer.memory(event)
+    elif not isinstance(event, Finished | Failed):
+        observer.message(event)
 
 
 def _await_end(process: BaseProcess) -> None:
-    """Wait for a process that has said its last word, and kill it where it lingers."""
+    """Wait until a process has ended; kill it if it has not after its last event."""
     process.join(timeout=30)
     if process.is_alive():
         process.kill()
@@ -130,6 +201,7 @@ def _await_end(process: BaseProcess) -> None:
 def _judge(
     experiment: Experiment, received: _Received, exit_code: int | None, log_file: Path
 ) -> tuple[Outcome, str | None]:
+    """Return the outcome of a process that has ended, and why it did not end well."""
     if received.failed is not None:
         return received.failed.outcome, received.failed.detail
     if received.finished is None and exit_code != 0:
@@ -137,12 +209,9 @@ def _judge(
             return Outcome.OUT_OF_MEMORY, "killed by SIGKILL, as the kernel does when the machine's memory is used up"
         return Outcome.CRASHED, _how_it_died(exit_code, log_file)
     budget = experiment.budget_bytes
-    peak = received.memory.peak_allocated_bytes if received.memory else None
+    peak = received.memory.peak_bytes if received.memory else None
     if budget is not None and peak is not None and peak > budget:
-        return (
-            Outcome.OVER_BUDGET,
-            f"its peak of {peak / 2**20:,.1f} MiB is over the budget of {budget / 2**20:,.1f} MiB",
-        )
+        return Outcome.OVER_BUDGET, f"its peak of {peak / MIB:,.1f} MiB is over the budget of {budget / MIB:,.1f} MiB"
     return Outcome.OK, None
 
 
@@ -154,38 +223,5 @@ def _how_it_died(exit_code: int | None, log_file: Path) -> str:
     return "\n".join([end, *lines[-LAST_LINES:]])
 
 
-def _run(experiment: Experiment, sender: Connection, log_file: Path, work: Work) -> None:
-    """Be the fresh process."""
-    loaded()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
-    _redirect_output(log_file)
-    _be_the_first_to_go()
-    try:
-        work(experiment, experiment.prepare(), sender.send)
-    except DivergedError as error:
-        sender.send(Failed(Outcome.DIVERGED, str(error)))
-    except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        first = (str(error).splitlines() or [""])[0]
-        sender.send(Failed(Outcome.OUT_OF_MEMORY, f"{type(error).__name__}: {first}"))
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    known: tuple[type[Any], ...] = (torch.OutOfMemoryError, MemoryError)
-    return isinstance(error, known) or any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
-
-
-def _redirect_output(log_file: Path) -> None:
-    """Send everything that this process prints, its libraries' C code included, to a file."""
-    with log_file.open("wb") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-
-
-def _be_the_first_to_go() -> None:
-    """Ask Linux to kill this process, not its parent, when the machine's memory is used up (proc(5), oom_score_adj)."""
-    score = Path("/proc/self/oom_score_adj")
-    with contextlib.suppress(OSError):
-        score.write_text("1000")
+def _train(stop: Stop, experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:
+    train(experiment, prepared, emit, stop)

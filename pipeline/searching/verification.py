@@ -1,51 +1,55 @@
-"""The answer checked: trained again in a fresh process within the budget, and compared with a plain training."""
+"""The verification of an answer: trained again in a clean process, and compared with a plain training."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from pipeline.base.results import Outcome, Result
-from pipeline.config.experiment import make_experiment
+from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import merged, nested
 from pipeline.config.space import Choice
-from pipeline.prediction.summary import summary
 from pipeline.searching.problem import SearchPlan
 from pipeline.searching.results import Trial, Twice, Verification, each_once, in_words
-from pipeline.tracking.parent import ParentRun
 from pipeline.training.metrics import against_baseline
 
 ROUNDOFF = {"fp32": 2.0**-17, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
-"""Share by which a loss may differ: half the distance between two numbers of the format, for fp32 that of 64 sums."""
-Done = tuple[Result, dict[str, float]]
+"""Relative tolerance of a loss: half the spacing of the format's numbers; for fp32 that of a sum of 64."""
+Measured = tuple[Result, dict[str, float]]
+"""A result and its summary metrics."""
+Measure = Callable[[Choice, str], Measured]
+"""(configuration, its role: `answer` or `plain`) -> what training it measured."""
 
 
-def verify(
-    plan: SearchPlan, rows: Sequence[Trial], naive: Choice | None, parent: ParentRun, say: Callable[[str], None]
-) -> Verification | None:
+def verify(problem: SearchPlan, trials: Sequence[Trial], naive: Choice | None, measure: Measure) -> Verification | None:
     """Train the fastest configurations that fit again, and a naive one; None where nothing fits.
 
-    The fastest of many that are measured once has been lucky, too. So the answer is the fastest by both of its
-    measurements, and others are trained again as long as they were faster than that in their trials. One that does not
-    fit, or does not end, is refuted.
+    The fastest of many noisy measurements is likely to have been measured too fast. So the answer is the fastest by the
+    geometric mean of both of its measurements, and configurations are trained again as long as their trial was faster
+    than that. One that does not fit or does not end is refuted.
     """
     tried: list[_Again] = []
-    for row in sorted((row for row in each_once(rows) if row.fits), key=_speed, reverse=True):
-        if any(one.speed >= _speed(row) for one in tried if one.holds):
+    for trial in sorted((trial for trial in each_once(trials) if trial.fits), key=_speed, reverse=True):
+        if any(one.speed >= _speed(trial) for one in tried if one.is_ok):
             break
-        choice = dict(row.choice)
-        tried.append(_Again(choice, _speed(row), _train(plan, choice, "answer", parent, say)))
+        choice = dict(trial.choice)
+        tried.append(_Again(choice, _speed(trial), measure(choice, "answer")))
     if not tried:
         return None
-    held = [one for one in tried if one.holds]
-    answer = max(held, key=lambda one: one.speed, default=tried[-1])
-    plain = _plain(plan, answer.choice, naive) if held else None
-    against = next((one.done for one in held if one.choice == plain), None)
-    runs = [one.done for one in tried]
+    completed = [one for one in tried if one.is_ok]
+    answer = max(completed, key=lambda one: one.speed, default=tried[-1])
+    plain = _plain(problem, answer.choice, naive) if completed else None
+    against = next((one.measured for one in completed if one.choice == plain), None)
+    runs = [one.measured for one in tried]
     if against is None and plain is not None:
-        against = _train(plan, plain, "plain", parent, say)
+        against = measure(plain, "plain")
         runs.append(against)
-    return _verification(plan, answer, tried, plain, against, sum(result.seconds_total for result, _ in runs))
+    return _verification(problem, answer, tried, plain, against, sum(result.seconds_total for result, _ in runs))
+
+
+def verified_experiment(problem: SearchPlan, choice: Choice) -> Experiment:
+    """Return the experiment of a configuration with as many optimizer steps as the verification takes."""
+    length = {"num_steps": problem.settings.verify_steps}
+    return make_experiment(merged(merged(problem.run_values, nested(choice)), length), "search")
 
 
 @dataclass(frozen=True)
@@ -54,51 +58,51 @@ class _Again:
 
     choice: Choice
     speed_in_trial: float
-    done: Done
+    measured: Measured
 
     @property
-    def holds(self) -> bool:
-        """Whether it ended well."""
-        return self.done[0].outcome is Outcome.OK
+    def is_ok(self) -> bool:
+        """Whether it completed within the budget."""
+        return self.measured[0].outcome is Outcome.OK
 
     @property
     def speed(self) -> float:
-        """Geometric mean of both speeds in tokens per second; it must hold."""
-        return math.sqrt(self.speed_in_trial * self.done[1]["tokens_per_second"])
+        """Geometric mean of both speeds in tokens per second; only where it is ok."""
+        return math.sqrt(self.speed_in_trial * self.measured[1]["tokens_per_second"])
 
 
-def _plain(plan: SearchPlan, choice: Choice, naive: Choice | None) -> Choice | None:
+def _plain(problem: SearchPlan, choice: Choice, naive: Choice | None) -> Choice | None:
     """Return the naive configuration or, where that is the answer, the one with the next smaller micro-batch."""
-    smaller = (other for other in plan.naive if _size(other) < _size(choice))
+    smaller = (other for other in problem.naive if _size(other) < _size(choice))
     return naive if naive != choice else next(smaller, None)
 
 
 def _verification(
-    plan: SearchPlan,
+    problem: SearchPlan,
     answer: _Again,
     tried: Sequence[_Again],
     plain: Choice | None,
-    against: Done | None,
+    against: Measured | None,
     seconds_measured: float,
 ) -> Verification:
-    result, metrics = answer.done
+    result, metrics = answer.measured
     compared = {} if against is None else against_baseline(result, metrics, *against)
     losses = [record.loss for record in result.steps]
-    formats = [plan.experiment(one).settings.precision for one in (answer.choice, plain or answer.choice)]  # type: ignore[attr-defined]
+    formats = [problem.experiment(one).settings.precision for one in (answer.choice, plain or answer.choice)]  # type: ignore[attr-defined]
     failed = [
-        f"{in_words(one.choice)} was faster and ended {one.done[0].outcome} when it was trained again"
+        f"{in_words(one.choice)} was faster and ended {one.measured[0].outcome} when it was trained again"
         for one in tried
-        if not one.holds
+        if not one.is_ok
     ]
     slower = [
         f"{in_words(one.choice)} was faster in its trial, and slower by the two together"
         for one in tried[: tried.index(answer)]
-        if one.holds
+        if one.is_ok
     ]
     return Verification(
         choice=answer.choice,
         plain=plain,
-        num_steps=plan.settings.verify_steps,
+        num_steps=problem.settings.verify_steps,
         outcome=result.outcome.value,
         metrics=metrics,
         plain_outcome=None if against is None else against[0].outcome.value,
@@ -106,25 +110,14 @@ def _verification(
         max_loss_difference=compared.get("max_loss_difference"),
         tolerance=max(ROUNDOFF[name] for name in formats) * max(losses, default=0.0),
         seconds_measured=seconds_measured,
-        twice=tuple(Twice(one.choice, one.speed) for one in tried if one.holds),
+        twice=tuple(Twice(one.choice, one.speed) for one in tried if one.is_ok),
         refuted=(*failed, *slower),
     )
 
 
-def _speed(row: Trial) -> float:
-    return row.tokens_per_second or 0.0
+def _speed(trial: Trial) -> float:
+    return trial.tokens_per_second or 0.0
 
 
 def _size(choice: Choice) -> int:
     return int(str(choice.get("micro_batch_size", 0)))
-
-
-def _train(plan: SearchPlan, choice: Choice, role: str, parent: ParentRun, say: Callable[[str], None]) -> Done:
-    length: Mapping[str, object] = {"num_steps": plan.settings.verify_steps}
-    experiment = make_experiment(merged(merged(plan.run_values, nested(choice)), length), "search")
-    name = f"verification: {role}"
-    result, metrics = parent.run(
-        name, experiment, partial(summary, experiment), {"variant": in_words(choice), "verification": role}
-    )
-    say(f"{name}: {in_words(choice)}: {result.outcome} in {result.seconds_total:.1f} s")
-    return result, metrics

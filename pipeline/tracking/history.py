@@ -11,7 +11,7 @@ from mlflow.tracking import get_tracking_uri
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result, StepRecord
 from pipeline.config.settings import AllSettings, dotted, nested, validate
-from pipeline.tracking.store import try_database, unreachable
+from pipeline.tracking.store import check_database, unreachable
 from pipeline.training.metrics import Row
 
 PER_STEP = ("loss", "grad_norm", "seconds", "learning_rate", "loss_scale")
@@ -29,7 +29,7 @@ class History:
 
     def __init__(self) -> None:
         try:
-            try_database(get_tracking_uri())
+            check_database(get_tracking_uri())
             self._client = MlflowClient()
             self._names = {e.name: e.experiment_id for e in self._client.search_experiments()}
         except Exception as error:  # whatever a store, its driver or its network raises

@@ -1,134 +1,143 @@
-"""Sending what could not be sent: the journals that ended jobs have left in the output folder."""
+"""Sends the runs of ended processes that MLflow has not received completely."""
 
+import fcntl
+import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from mlflow import MlflowClient
-from mlflow.tracking import get_tracking_uri
 
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import Outcome
-from pipeline.tracking.journal import NAME, Contents, Journal, known_ends, read
-from pipeline.tracking.orphans import STATUS, end_orphans
-from pipeline.tracking.outbox import Outbox, is_refusal
-from pipeline.tracking.store import lasting, try_database
+from pipeline.runtime.ownership import is_gone
+from pipeline.runtime.run_folder import RESULT, STEPS
+from pipeline.tracking.store import STATUS, address_of, check_database, is_refusal
+from pipeline.tracking.unsent import NAME, UnsentRun
 
 JOB_FOLDERS = "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-*-*"
 """The names of the folders that jobs make."""
+LOCK = ".sync.lock"
+"""File in the output folder that one process at a time locks to send what others have left."""
+OLD_NAME = "unsent.jsonl"
+"""The file in which versions before 0.2 kept what was not sent."""
 
 
 @dataclass(frozen=True)
-class Report:
-    """What became of one journal."""
+class SyncReport:
+    """What became of one run."""
 
-    words: str
-    complete: bool
-    """Whether there is nothing of it left to send."""
-
-
-@dataclass
-class _Stores:
-    """The tracking stores that the journals name."""
-
-    clients: dict[str, MlflowClient] = field(default_factory=dict)
-    away: dict[str, Exception] = field(default_factory=dict)
-    """What a store said that could not be reached: it is not asked again."""
-    experiments: set[tuple[str, str]] = field(default_factory=set)
-    """URI and id of each experiment that journals name."""
-
-    def send(self, outbox: Outbox, uri: str) -> Exception | None:
-        """Send what waits in an outbox and return what hindered the rest."""
-        trouble = self.away.get(uri)
-        if trouble is not None:
-            return trouble
-        try:
-            trouble = outbox.send(self._client(uri))
-        except Exception as error:  # whatever a store, its driver or its network raises
-            trouble = error
-        if trouble is not None and not is_refusal(trouble):
-            self.away[uri] = trouble
-        return trouble
-
-    def end_orphans(self, output: Path) -> Iterator[Report]:
-        """End the runs whose process is gone in the experiments of all stores that answer; yield what went wrong."""
-        for uri, experiment_id in sorted(self.experiments):
-            if uri in self.away:
-                continue
-            try:
-                end_orphans(self._client(uri), experiment_id, known_ends(output))
-            except Exception as error:  # as above
-                yield Report(f"runs of ended processes may still be RUNNING ({first_line(error)})", complete=False)
-
-    def _client(self, uri: str) -> MlflowClient:
-        if uri not in self.clients:
-            os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-            try_database(uri)
-            self.clients[uri] = MlflowClient(uri)
-        return self.clients[uri]
+    text: str
+    is_complete: bool
+    """Whether nothing of it is left to send."""
 
 
-def sync(output: Path) -> Iterator[Report]:
-    """Send each journal below `output` whose process is gone, and yield what became of it; then end orphaned runs.
+def sync(output: Path) -> Iterator[SyncReport]:
+    """Send each run below `output` whose process has ended, and yield what became of it.
 
     Raises:
-        InvalidInputError: `output` is not a folder in which jobs have left their files, or it cannot be written.
+        InvalidInputError: `output` is not a folder with the results of jobs, or it cannot be written.
 
     """
     _check(output)
-    stores = _Stores()
-    for path in sorted(output.glob(f"**/{NAME}")):
-        yield _sync_one(path, stores)
-    yield from stores.end_orphans(output)
+    unreachable: dict[str, Exception] = {}
+    clients: dict[str, MlflowClient] = {}
+    with _locked(output):
+        for path in sorted(output.glob(f"**/{NAME}")):
+            yield _sync_one(path, clients, unreachable)
+    for path in sorted(output.glob(f"**/{OLD_NAME}")):
+        text = f"{path} was written by an older version, which can send it; the results are in the files beside it"
+        yield SyncReport(text, is_complete=False)
 
 
-def _sync_one(path: Path, stores: _Stores) -> Report:
+def send_abandoned(output: Path, uri: str, client: MlflowClient) -> None:
+    """Send and end the runs below `output` that ended processes have left for the store `uri`, without a report."""
+    with _locked(output):
+        for path in sorted(output.glob(f"**/{NAME}")):
+            try:
+                run = UnsentRun.read(path)
+            except (OSError, ValueError):
+                continue
+            if run.manifest.uri == uri and _is_abandoned(run):
+                _end(run)
+                if run.send(client) is not None:
+                    return
+
+
+def _sync_one(path: Path, clients: dict[str, MlflowClient], unreachable: dict[str, Exception]) -> SyncReport:
     try:
-        journal = Journal.take_over(path)
-        contents = read(path)
+        run = UnsentRun.read(path)
     except FileNotFoundError:
-        return Report(f"{path.parent}: sent by another process", complete=True)
-    except OSError as error:
-        return Report(f"{path} must be a file that can be written and locked ({error.strerror})", complete=False)
-    if journal is None:
-        return Report(f"{path.parent}: left to the process that is sending it", complete=True)
-    if contents.start is None:
-        journal.close(remove=False)
-        return Report(_damage(path, contents), complete=False)
-    outbox = Outbox(journal, contents.start, contents)
-    if contents.status is None:
-        _end(outbox, contents, path)
-    num_records = len(outbox)
-    stores.experiments.add((_address(contents.start.uri), contents.start.experiment_id))
-    trouble = stores.send(outbox, _address(contents.start.uri))
-    words = f"{path.parent}: {num_records - len(outbox)} of {num_records} records sent"
-    if trouble is not None:
-        remedy = f"delete {path} to leave it so" if is_refusal(trouble) else "repeat this when it is back"
-        words += f"; {contents.start.uri} did not take the rest ({first_line(trouble)}); {remedy}"
-    if contents.damaged:
-        words += f"; {_damage(path, contents)}"
-    return Report(words, complete=outbox.close())
+        return SyncReport(f"{path.parent}: sent by its own process", is_complete=True)
+    except (OSError, ValueError) as unreadable:
+        text = f"{path} cannot be read ({first_line(unreadable)}); the results are in the files beside it"
+        return SyncReport(text, is_complete=False)
+    uri = run.manifest.uri
+    if not _is_abandoned(run):
+        return SyncReport(f"{path.parent}: left to the process that is sending it", is_complete=True)
+    _end(run)
+    error = unreachable.get(uri) or _send(run, clients)
+    if error is None:
+        return SyncReport(f"{path.parent}: sent", is_complete=True)
+    if is_refusal(error):
+        remedy = f"delete {path} to leave it so"
+    else:
+        unreachable[uri] = error
+        remedy = "run sync again when the store is back"
+    return SyncReport(f"{path.parent}: {uri} did not accept it ({first_line(error)}); {remedy}", is_complete=False)
 
 
-def _end(outbox: Outbox, contents: Contents, path: Path) -> None:
-    """End a run whose process was killed as what was measured of it, at the time when it wrote last."""
-    outcome = Outcome(contents.outcome or Outcome.INTERRUPTED)
-    last = int(path.stat().st_mtime * 1000)
-    if contents.outcome is None:
-        outbox.add("tags", values={"outcome": outcome.value})
-    outbox.add("end", status=STATUS[outcome], time=last)
+def _send(run: UnsentRun, clients: dict[str, MlflowClient]) -> Exception | None:
+    try:
+        return run.send(_client(run.manifest.uri, clients))
+    except Exception as error:  # whatever a store, its driver or its network raises
+        return error
 
 
-def _damage(path: Path, contents: Contents) -> str:
-    lines = ", ".join(str(line) for line in contents.damaged)
-    return f"{path} is damaged in line {lines or 1}, the rest is sent; what was measured is in the files beside it"
+def _is_abandoned(run: UnsentRun) -> bool:
+    """Whether no process sends the run any more."""
+    owner = run.manifest.owner
+    return owner is None or is_gone(owner)
 
 
-def _address(uri: str) -> str:
-    """Return where to send what belongs to `uri`: the current store where it is the same, since it has its password."""
-    current = get_tracking_uri()
-    return current if lasting(current) == uri else uri
+def _client(uri: str, clients: dict[str, MlflowClient]) -> MlflowClient:
+    """Return the client of a store, checked once."""
+    if uri not in clients:
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+        address = address_of(uri)
+        check_database(address)
+        clients[uri] = MlflowClient(address)
+    return clients[uri]
+
+
+def _end(run: UnsentRun) -> None:
+    """End a run whose process was killed: with the outcome it had, else as interrupted, at the time it last wrote."""
+    if run.manifest.status is not None:
+        return
+    files = [run.folder / name for name in (NAME, STEPS) if (run.folder / name).exists()]
+    last = int(max(file.stat().st_mtime for file in files) * 1000)
+    outcome = _outcome(run.folder)
+    tags = {**run.manifest.tags, "outcome": outcome.value}
+    run.update(tags=tags, status=STATUS[outcome], end_time=last)
+
+
+def _outcome(folder: Path) -> Outcome:
+    """Return the outcome in a run's result.json; `interrupted` where there is none."""
+    try:
+        return Outcome(json.loads((folder / RESULT).read_text())["result"]["outcome"])
+    except (OSError, ValueError, KeyError):
+        return Outcome.INTERRUPTED
+
+
+@contextmanager
+def _locked(output: Path) -> Iterator[IO[str]]:
+    """Hold the output folder's lock, which ends with the process however it ends."""
+    with (output / LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
 
 
 def _check(output: Path) -> None:

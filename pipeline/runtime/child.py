@@ -1,0 +1,74 @@
+"""The child process of a run: it does the work and sends events to the parent."""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.base.contracts import Prepared
+from pipeline.base.errors import first_line
+from pipeline.base.results import Outcome
+from pipeline.config.experiment import Experiment
+from pipeline.runtime.fork_server import loaded
+from pipeline.training.loop import DivergedError
+
+OUT_OF_MEMORY_TEXTS = (
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+    "DefaultCPUAllocator: can't allocate memory",
+)
+"""Texts of out-of-memory errors that are not torch.OutOfMemoryError."""
+Work = Callable[[Experiment, Prepared, Callable[[Any], None]], None]
+"""What the process does: (experiment, its corpus, emit) -> None."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The last event of a run that did not finish."""
+
+    outcome: Outcome
+    detail: str
+
+
+def child_main(experiment: Experiment, sender: Connection, log_file: Path, work: Work) -> None:
+    """Run the experiment in this process and send its events to the parent."""
+    loaded()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
+    _redirect_output(log_file)
+    _be_killed_first()
+    os.environ.update(experiment.environment)
+    try:
+        work(experiment, experiment.prepare(), sender.send)
+    except DivergedError as error:
+        sender.send(Failed(Outcome.DIVERGED, str(error)))
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        sender.send(Failed(Outcome.OUT_OF_MEMORY, f"{type(error).__name__}: {first_line(error)}"))
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    known: tuple[type[Any], ...] = (torch.OutOfMemoryError, MemoryError)
+    return isinstance(error, known) or any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
+
+
+def _redirect_output(log_file: Path) -> None:
+    """Redirect everything that this process prints, C libraries included, to a file."""
+    with log_file.open("wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+
+
+def _be_killed_first() -> None:
+    """Ask Linux to kill this process, not its parent, when the machine's memory is used up (proc(5), oom_score_adj)."""
+    score = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError):
+        score.write_text("1000")

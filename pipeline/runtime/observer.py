@@ -1,0 +1,40 @@
+"""The events of a run, as observers receive them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.results import MemoryUse, Result, StepRecord
+from pipeline.config.experiment import Experiment
+from pipeline.training.metrics import Summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One experiment to run under a name, and the folder that its results go to."""
+
+    name: str
+    experiment: Experiment
+    folder: Path
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What distinguishes this run from the other runs of its job."""
+
+
+class Observer:
+    """Receives the events of runs, one run after the other; by default it ignores them."""
+
+    def started(self, run: Run) -> None:
+        """Receive the run that starts now; its folder exists and holds config.yaml."""
+
+    def step(self, record: StepRecord) -> None:
+        """Receive one optimizer step; steps.jsonl in the run's folder holds it already."""
+
+    def memory(self, memory: MemoryUse) -> None:
+        """Receive the memory used so far."""
+
+    def message(self, message: Any) -> None:
+        """Receive what other work than training emits."""
+
+    def finished(self, result: Result, summary: Summary) -> None:
+        """Receive the outcome; result.json in the run's folder holds it already, unless the run was aborted."""

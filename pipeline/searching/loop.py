@@ -1,0 +1,221 @@
+"""The trials of a search: proposed, run in clean processes, judged, and stored in the study."""
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import optuna
+
+from pipeline.base.results import Result
+from pipeline.config.experiment import Experiment
+from pipeline.config.space import Choice
+from pipeline.prediction.summary import summary
+from pipeline.runtime.environment import environment
+from pipeline.runtime.observer import Observer, Run
+from pipeline.runtime.run import Stop, Summarize, never_stop, run
+from pipeline.searching.judge import CONSTRAINT, OUTCOME, judge, peak_bytes
+from pipeline.searching.problem import SearchPlan
+from pipeline.searching.proposals import Proposal, Proposer
+from pipeline.searching.results import Certificate, SearchFindings, Trial, Verification, best_trial, each_once, in_words
+from pipeline.searching.study import DETAIL, FIGURES, StoredStudy
+from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
+from pipeline.searching.verification import Measured, verified_experiment, verify
+from pipeline.training.metrics import Summary
+
+SECONDS_BETWEEN_POLLS = 1.0
+"""How often to check whether another process has finished its trial."""
+
+
+class SearchObserver(Observer):
+    """Receives the events of a search beside those of its runs; by default it ignores them."""
+
+    def trials(self, num_measured: int, best: Trial | None) -> None:
+        """Receive how many configurations are measured and the fastest that fits, before each trial."""
+
+    def waiting(self) -> None:
+        """Receive that the search waits for the trials of other processes."""
+
+    def trial(self, name: str, trial: Trial) -> None:
+        """Receive a trial that has ended."""
+
+    def check(self, name: str, result: Result) -> None:
+        """Receive a run of the verification that has ended."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search under way: what is searched, where its trials are stored, and who receives its events."""
+
+    problem: SearchPlan
+    study: StoredStudy
+    proposer: Proposer
+    folder: Path
+    """The folder of the runs' folders."""
+    tracker: Observer
+    observer: SearchObserver
+
+    def run(
+        self,
+        name: str,
+        experiment: Experiment,
+        labels: dict[str, str],
+        stop: Stop = never_stop,
+        summarize: Summarize | None = None,
+    ) -> tuple[Result, dict[str, float]]:
+        """Run an experiment of this search; return its result and summary metrics."""
+        folder = self.folder / name.replace("/", "-")
+        one = Run(name=name, experiment=experiment, folder=folder, labels=labels)
+        conclude = summarize or partial(summary, experiment)
+        result, found = run(one, [self.tracker, self.observer], stop=stop, summarize=conclude)
+        return result, dict(found.metrics)
+
+    @property
+    def trials(self) -> list[Trial]:
+        """The study's measured trials, those of earlier sessions and other processes included."""
+        return [
+            Trial(
+                number=trial.number,
+                choice={name: trial.params[name] for name in self.problem.space.dimensions},
+                outcome=trial.user_attrs[OUTCOME],
+                detail=trial.user_attrs[DETAIL],
+                fits=trial.values is not None and trial.constraints.get(CONSTRAINT, 1.0) <= 0,
+                peak_bytes=peak_bytes(trial.user_attrs[FIGURES]),
+                metrics=trial.user_attrs[FIGURES],
+            )
+            for trial in self.study.trials
+        ]
+
+
+def run_trials(search: Search, deadline: float) -> None:
+    """Measure configurations until the proposer has no proposal, there are num_trials, or the deadline has passed.
+
+    The first trial is run whatever the deadline, which is in seconds of time.monotonic().
+    """
+    study, total = search.study, search.problem.settings.num_trials
+    while len(trials := search.trials) < total and (not trials or time.monotonic() < deadline):
+        search.observer.trials(len(each_once(trials)), best_trial(trials))
+        is_last_running = len(trials) + study.num_running_here >= total
+        proposal = None if is_last_running else search.proposer.next(trials)
+        if proposal is not None:
+            space = search.problem.space
+            trial = study.start(proposal.choice, space, total, again=proposal.again)
+            if trial is not None:
+                _run_trial(search, proposal, trial, best_trial(trials))
+        elif study.num_running_here:
+            search.observer.waiting()
+            time.sleep(SECONDS_BETWEEN_POLLS)
+            study.free_abandoned()
+        else:
+            break
+
+
+def search_and_verify(search: Search) -> Verification | None:
+    """Run the trials, then verify the answer; go on where a run of the verification contradicts the certificate.
+
+    A plain configuration that the verification measures for the first time becomes a trial of the study. If the search
+    then proposes further trials, the new answer is verified again.
+    """
+    deadline, verification, round_number = deadline_of(search.problem), None, 0
+    while True:
+        num_trials = len(search.trials)
+        run_trials(search, deadline)
+        is_unchanged = verification is not None and len(search.trials) == num_trials
+        if is_unchanged or not search.problem.settings.verify_steps:
+            return verification
+        round_number += 1
+        num_trials = len(search.trials)
+        verification = _verify(search, f"verification {round_number}" if round_number > 1 else "verification")
+        if len(search.trials) == num_trials:
+            return verification
+
+
+def _verify(search: Search, title: str) -> Verification | None:
+    def measure(choice: Choice, role: str) -> Measured:
+        name, labels = f"{title}: {role}", {"variant": in_words(choice), "verification": role}
+        done = search.run(name, verified_experiment(search.problem, choice), labels)
+        search.observer.check(f"{name}: {in_words(choice)}", done[0])
+        if role == "plain":
+            store_measurement(search, choice, *done)
+        return done
+
+    trials = search.trials
+    return verify(search.problem, trials, search.proposer.naive(trials), measure)
+
+
+def deadline_of(problem: SearchPlan) -> float:
+    """Return the second of time.monotonic() after which no further trial begins, for a search that starts now."""
+    return time.monotonic() + (problem.settings.search_time_limit or math.inf)
+
+
+def store_measurement(search: Search, choice: Choice, result: Result, metrics: dict[str, float]) -> None:
+    """Add a run that was measured outside of the trials to the study, unless its configuration has a trial."""
+    trial = search.study.start(choice, search.problem.space, len(search.trials) + 1)
+    if trial is not None:
+        search.study.finish(trial, judge(result, metrics, search.problem.budget_bytes), result, metrics)
+
+
+def _run_trial(search: Search, proposal: Proposal, trial: optuna.Trial, best: Trial | None) -> None:
+    """Run and judge one configuration."""
+    choice, experiment = proposal.choice, search.problem.experiment(proposal.choice)
+    again = " (measured again)" if proposal.again else ""
+    name = f"trial {trial.number + 1}{again}: {in_words(choice)}"
+    labels = {"variant": in_words(choice), "trial": str(trial.number + 1)}
+    stop = _trial_length(search.problem, experiment, best)
+    try:
+        result, metrics = search.run(name, experiment, labels, stop, partial(_summary, experiment, proposal))
+    except BaseException:
+        search.study.abandon(trial.number)
+        raise
+    search.study.finish(trial, judge(result, metrics, search.problem.budget_bytes), result, metrics)
+    search.observer.trial(name, next(one for one in search.trials if one.number == trial.number))
+
+
+def _trial_length(problem: SearchPlan, experiment: Experiment, best: Trial | None) -> TrialLength:
+    """Return when a trial may stop; a slow one is given up only where throughput alone is the objective."""
+    settings = problem.settings
+    tokens = experiment.effective_batch_size * experiment.settings.sequence_length
+    speed = best.tokens_per_second if best is not None and settings.objectives == "throughput" else None
+    return TrialLength(
+        warmup_steps=experiment.settings.timing_warmup_steps,
+        precision_percent=settings.precision_percent,
+        seconds_to_beat=tokens / speed if speed else None,
+    )
+
+
+def _summary(experiment: Experiment, proposal: Proposal, result: Result) -> Summary:
+    """Return a trial's summary, with its predicted time and the mean loss of the steps that all trials share."""
+    own = summary(experiment, result)
+    metrics = dict(own.metrics)
+    num_common = experiment.settings.timing_warmup_steps + HOPELESS_STEPS
+    if len(result.steps) >= num_common:
+        metrics["common_steps_loss"] = statistics.fmean(record.loss for record in result.steps[:num_common])
+    if proposal.predicted_seconds is not None:
+        metrics["predicted_seconds_per_step"] = proposal.predicted_seconds
+    return replace(own, metrics=metrics)
+
+
+def findings_of(
+    problem: SearchPlan,
+    trials: Sequence[Trial],
+    certificate: Certificate | None = None,
+    verification: Verification | None = None,
+) -> SearchFindings:
+    """Return everything that the report shows."""
+    return SearchFindings(
+        entry="search",
+        model=problem.base.settings.model,
+        effective_batch_size=problem.base.effective_batch_size,
+        budget_bytes=problem.budget_bytes,
+        num_configurations=len(problem.space.choices),
+        naive=tuple(problem.naive),
+        shows_front=problem.settings.objectives == "pareto",
+        rows=tuple(trials),
+        certificate=certificate,
+        verification=verification,
+        settings={name: value for name, value in problem.base.params().items() if name not in problem.space.dimensions},
+        environment=environment(problem.base.device),
+    )

@@ -1,0 +1,263 @@
+"""A job and its runs as MLflow runs: the run that `mlflow run` has created, or a new one, is the parent of all."""
+
+import json
+import os
+import re
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import get_tracking_uri
+from mlflow.tracking.context.registry import resolve_tags
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.results import Outcome, Result, StepRecord
+from pipeline.runtime.environment import environment
+from pipeline.runtime.observer import Observer, Run
+from pipeline.runtime.ownership import this_process
+from pipeline.runtime.run_folder import CONFIG, LOG, RESULT, milliseconds_now, write_result_file
+from pipeline.runtime.signals import stop_in_order
+from pipeline.tracking.sender import Sender
+from pipeline.tracking.store import STATUS, check_database, portable_uri, unreachable
+from pipeline.tracking.sync import send_abandoned
+from pipeline.tracking.unsent import Manifest, UnsentRun
+from pipeline.training.metrics import Summary
+
+SECONDS_BETWEEN_BATCHES = 5.0
+"""How often the optimizer steps of a run are sent while it trains."""
+TAG_CHARACTERS = 5000
+"""The longest tag that every MLflow store takes."""
+RANDOM_NAME = re.compile(r"[a-z]+-[a-z]+-\d+")
+"""The form of the names that MLflow generates, such as merciful-smelt-439."""
+ENVIRONMENT_TAGS = ("device_name", "git_commit", "torch", "transformers", "cuda", "allocator")
+"""Facts about the environment that are tags of each run."""
+
+
+class TrackedRun:
+    """One MLflow run and its folder; what is logged is on disk before it is sent."""
+
+    def __init__(self, unsent: UnsentRun, sender: Sender) -> None:
+        self._unsent, self._sender = unsent, sender
+        sender.add(unsent)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run's files."""
+        return self._unsent.folder
+
+    @property
+    def run_id(self) -> str | None:
+        """MLflow's id; None until MLflow has created the run."""
+        return self._unsent.manifest.run_id
+
+    def params(self, params: Mapping[str, Any]) -> None:
+        """Log params; None is logged as `none`, as it is written on the command line."""
+        values = {name: "none" if value is None else str(value) for name, value in params.items()}
+        self._update(params={**self._unsent.manifest.params, **values})
+
+    def tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags, shortened to what every store takes."""
+        values = {name: text[:TAG_CHARACTERS] for name, text in tags.items()}
+        self._update(tags={**self._unsent.manifest.tags, **values})
+
+    def metrics(self, values: Mapping[str, float], step: int = 0) -> None:
+        """Log summary metrics."""
+        line = {"values": dict(values), "step": step, "time": milliseconds_now()}
+        self._update(metrics=(*self._unsent.manifest.metrics, line))
+
+    def dataset(self, name: str, digest: str, source: str, num_sequences: int) -> None:
+        """Log the corpus as the run's training data."""
+        about = {"name": name, "digest": digest}
+        profile, where = json.dumps({"sequences": num_sequences}), json.dumps({"source": source})
+        self._update(dataset={**about, "source": where, "profile": profile})
+
+    def file(self, name: str, content: str | bytes, artifact_path: str | None = None) -> None:
+        """Write a file into the run's folder and log it as an artifact.
+
+        Raises:
+            InvalidInputError: it cannot be written.
+
+        """
+        write_result_file(self.folder / name, content)
+        self.existing_files((name, artifact_path))
+
+    def existing_files(self, *files: tuple[str, str | None]) -> None:
+        """Log files of the run's folder as artifacts: (name, folder among the artifacts)."""
+        self._update(artifacts=(*self._unsent.manifest.artifacts, *files))
+
+    def end(self, status: str) -> None:
+        """End the run."""
+        self._update(status=status, end_time=milliseconds_now())
+
+    def send(self) -> None:
+        """Send in the background what was logged since."""
+        self._sender.send(self._unsent)
+
+    def _update(self, **changes: Any) -> None:
+        self._unsent.update(**changes)
+        self.send()
+
+
+class Job(TrackedRun, Observer):
+    """The parent run of a job; as an observer it makes each run that it receives a child run."""
+
+    def __init__(self, unsent: UnsentRun, sender: Sender, entry: str) -> None:
+        super().__init__(unsent, sender)
+        self._entry = entry
+        self._child: TrackedRun | None = None
+        self._child_sent_at = 0.0
+        self.succeeded = True
+        """Whether the run ends FINISHED; a job that completed nothing sets it to False."""
+
+    def describe(self, question: str, answer: str, description: str) -> None:
+        """Log what the job asked and found: as tags, and as the Markdown that MLflow shows with the run."""
+        self.tags({"question": question, "answer": answer})
+        self._update(tags={**self._unsent.manifest.tags, "mlflow.note.content": description})
+
+    def started(self, run: Run) -> None:
+        """Begin a child run."""
+        experiment, about = run.experiment, environment(run.experiment.device)
+        tags = {
+            **resolve_tags(),
+            "mlflow.parentRunId": str(self.run_id),
+            "technique": self._entry,
+            "device": str(experiment.device),
+            **{name: value for name, value in about.items() if name in ENVIRONMENT_TAGS},
+            **run.labels,
+        }
+        self._child = TrackedRun(
+            UnsentRun.create(run.folder, _manifest(self._unsent.manifest, run.name, tags)), self._sender
+        )
+        self._child_sent_at = time.monotonic()
+        self._child.params(experiment.params())
+        prepared = experiment.prepare()
+        self._child.dataset(experiment.settings.corpus, prepared.digest, prepared.source, len(prepared.train))
+        self._child.existing_files((CONFIG, None))
+
+    def step(self, record: StepRecord) -> None:
+        """Send the optimizer steps of the last seconds."""
+        if self._child is not None and time.monotonic() - self._child_sent_at > SECONDS_BETWEEN_BATCHES:
+            self._child_sent_at = time.monotonic()
+            self._child.send()
+
+    def finished(self, result: Result, summary: Summary) -> None:
+        """End the child run with its outcome, summary metrics and files."""
+        child = self._child
+        if child is None:
+            return
+        self._child = None
+        try:
+            child.metrics(summary.metrics, step=len(result.steps))
+            detail = {"outcome_detail": result.detail} if result.detail else {}
+            child.tags({"outcome": result.outcome.value, **detail, **summary.tags})
+            names = [RESULT, *([LOG] if result.outcome in (Outcome.CRASHED, Outcome.OUT_OF_MEMORY) else [])]
+            traces = sorted(child.folder.glob("traces/*"))
+            files = [(name, None) for name in names] + [(f"traces/{trace.name}", "traces") for trace in traces]
+            child.existing_files(*(file for file in files if (child.folder / file[0]).exists()))
+        finally:
+            child.end(STATUS[result.outcome])
+
+
+@contextmanager
+def open_job(entry: str, subject: str, output: Path) -> Iterator[Job]:
+    """Give the job's run: the one that `mlflow run` has created, or a new one; it ends FINISHED, FAILED or KILLED.
+
+    Raises:
+        InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
+
+    """
+    stop_in_order()
+    folder = _make_folder(output, entry)
+    try:
+        client, run = _adopt_or_create(entry, f"{entry} {subject}")
+    except InvalidInputError:
+        folder.rmdir()
+        raise
+    sender = Sender(client)
+    manifest = Manifest(
+        uri=portable_uri(client.tracking_uri),
+        experiment_id=run.info.experiment_id,
+        name=run.info.run_name,
+        key=run.info.run_id,
+        owner=this_process(),
+        start_time=run.info.start_time,
+        run_id=run.info.run_id,
+    )
+    sender.do(lambda: send_abandoned(output, manifest.uri, client))
+    job = Job(UnsentRun.create(folder, manifest), sender, entry)
+    status = "FAILED"
+    try:
+        yield job
+        status = "FINISHED" if job.succeeded else "FAILED"
+    except KeyboardInterrupt:
+        status = STATUS[Outcome.INTERRUPTED]
+        job.tags({"outcome": Outcome.INTERRUPTED.value})
+        raise
+    finally:
+        try:
+            job.end(status)
+        finally:
+            sender.close()
+
+
+def _manifest(parent: Manifest, name: str, tags: Mapping[str, str]) -> Manifest:
+    """Return the manifest of a new run in the same store and experiment."""
+    return Manifest(
+        uri=parent.uri,
+        experiment_id=parent.experiment_id,
+        name=name,
+        key=uuid.uuid4().hex,
+        owner=parent.owner,
+        start_time=milliseconds_now(),
+        tags=tags,
+    )
+
+
+def _make_folder(output: Path, entry: str) -> Path:
+    """Return a new folder for the files of a job."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f"{time.strftime('%Y%m%d-%H%M%S')}-{entry}-", dir=output))
+    except OSError as error:
+        raise InvalidInputError(
+            f"the output folder must be writable, and {output} is not ({error.strerror}); set output to another"
+        ) from error
+
+
+def _adopt_or_create(entry: str, name: str) -> tuple[MlflowClient, Any]:
+    """Return the client and the run; MLFLOW_RUN_ID names the one that `mlflow run` has created for this job."""
+    try:
+        check_database(get_tracking_uri())
+        client = MlflowClient()
+        given = os.environ.pop("MLFLOW_RUN_ID", None)
+        if given:
+            run = client.get_run(given)
+        else:
+            run = client.create_run(_experiment_id(client), tags=resolve_tags(), run_name=name)
+        client.set_experiment_tag(run.info.experiment_id, "mlflow.experimentKind", "custom_model_development")
+        client.set_tag(run.info.run_id, "technique", entry)
+        if RANDOM_NAME.fullmatch(run.info.run_name or ""):
+            client.set_tag(run.info.run_id, "mlflow.runName", name)
+    except Exception as error:  # whatever a store, its driver or its network raises
+        raise unreachable(error) from error
+    return client, run
+
+
+def _experiment_id(client: MlflowClient) -> str:
+    """Return the id of the experiment, which another job may be creating at the same moment."""
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "headroom")
+    known = client.get_experiment_by_name(name)
+    if known is None:
+        try:
+            return str(client.create_experiment(name))
+        except MlflowException:
+            known = client.get_experiment_by_name(name)
+            if known is None:
+                raise
+    return str(known.experiment_id)

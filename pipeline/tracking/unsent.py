@@ -1,0 +1,249 @@
+"""One MLflow run as files: `unsent.json` holds what MLflow has to know, `steps.jsonl` each optimizer step.
+
+Sending is idempotent. MLflow's SQL store ignores a metric whose time, step and value it has, and a dataset that the run
+has (SqlAlchemyStore._log_metrics_once, _log_inputs_impl); tags, artifacts and the end overwrite themselves; params that
+the run has are left out; a run is looked up by its key before it is created. So a run that was sent in part, or twice,
+ends up as if it had been sent once, and `unsent.json` exists exactly as long as something of the run has not arrived.
+"""
+
+import json
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+
+from pipeline.runtime.run_folder import STEPS, read_steps, write_result_file
+from pipeline.tracking.store import is_refusal
+
+Item = TypeVar("Item")
+
+NAME = "unsent.json"
+KEY = "headroom.key"
+"""The tag that identifies a run before MLflow has given it an id."""
+METRICS_IN_A_BATCH, PAIRS_IN_A_BATCH = 1000, 100
+"""The most metrics, and the most params or tags, that MLflow's log_batch takes at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What MLflow has to know of a run, beside its optimizer steps; times are in milliseconds since 1970."""
+
+    uri: str
+    """The tracking store, without a password."""
+    experiment_id: str
+    name: str
+    key: str
+    owner: Mapping[str, Any] | None
+    """The process that sends the run; None once it has given up."""
+    start_time: int
+    run_id: str | None = None
+    """None until MLflow has created the run."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    dataset: Mapping[str, str] | None = None
+    metrics: tuple[Mapping[str, Any], ...] = ()
+    """Summary metrics: `values` by name, `step` and `time`."""
+    artifacts: tuple[tuple[str, str | None], ...] = ()
+    """Files of the folder, each with its folder among the run's artifacts."""
+    status: str | None = None
+    """MLflow's status at the end; None while the run goes on."""
+    end_time: int | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of a manifest that is sent with one call."""
+
+    identity: Hashable
+    send: Any
+    """(client, run id) -> None."""
+    is_artifact: bool = False
+
+
+class UnsentRun:
+    """A run's folder and manifest. One thread may update it while another sends it."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self._lock = threading.Lock()
+        self._sent: set[Hashable] = set()
+        self._steps_end = 0
+        """Byte of steps.jsonl up to which the steps have arrived."""
+
+    @classmethod
+    def create(cls, folder: Path, manifest: Manifest) -> Self:
+        """Write the manifest of a new run.
+
+        Raises:
+            InvalidInputError: the folder cannot be written.
+
+        """
+        write_result_file(folder / NAME, _to_json(manifest))
+        return cls(folder, manifest)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the manifest that a process has left.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is no manifest.
+
+        """
+        try:
+            values = json.loads(path.read_bytes())
+            values["metrics"] = tuple(values["metrics"])
+            values["artifacts"] = tuple((name, folder) for name, folder in values["artifacts"])
+            return cls(path.parent, Manifest(**values))
+        except (TypeError, KeyError) as error:
+            raise ValueError(str(error)) from error
+
+    def update(self, **changes: Any) -> None:
+        """Replace fields of the manifest, on disk too.
+
+        Raises:
+            InvalidInputError: the folder cannot be written.
+
+        """
+        with self._lock:
+            self.manifest = replace(self.manifest, **changes)
+            write_result_file(self.folder / NAME, _to_json(self.manifest))
+
+    def send(self, client: MlflowClient) -> Exception | None:
+        """Send what has not been sent, and return the first error; what an error does not concern is sent nevertheless.
+
+        The manifest is deleted once the run has ended and all of it has arrived.
+        """
+        try:
+            run_id = self.manifest.run_id or self._create_run(client)
+            parts = list(self._parts(client, run_id))
+        except Exception as error:  # whatever a store, its driver or its network raises
+            return error
+        first_error: Exception | None = None
+        failing: set[bool] = set()
+        for part in parts:
+            if part.is_artifact in failing:
+                continue
+            try:
+                part.send(client, run_id)
+            except Exception as error:  # as above
+                first_error = first_error or error
+                if not is_refusal(error):
+                    failing.add(part.is_artifact)
+            else:
+                self._sent.add(part.identity)
+        if first_error is None and self.manifest.status is not None and not list(self._parts(client, run_id)):
+            (self.folder / NAME).unlink(missing_ok=True)
+        return first_error
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the run has ended and all of it has arrived."""
+        return not (self.folder / NAME).exists()
+
+    def _parts(self, client: MlflowClient, run_id: str) -> Iterator[Part]:
+        """Yield what has not been sent; the end of the run comes last, after artifacts that MLflow may not take now."""
+        manifest = self.manifest
+        for part in (
+            *self._params(client, run_id, manifest),
+            *_tags(manifest),
+            *_dataset(manifest),
+            *self._steps(),
+            *_summary_metrics(manifest),
+            *_artifacts(self.folder, manifest),
+            *_end(manifest),
+        ):
+            if part.identity not in self._sent:
+                yield part
+
+    def _params(self, client: MlflowClient, run_id: str, manifest: Manifest) -> Iterator[Part]:
+        identity = ("params", *manifest.params.items())
+        if not manifest.params or identity in self._sent:
+            return
+        known = client.get_run(run_id).data.params  # `mlflow run` has logged some, and MLflow never changes a param
+        missing = [Param(name, value) for name, value in manifest.params.items() if name not in known]
+
+        def send(client: MlflowClient, run_id: str) -> None:
+            for params in _batches(missing, PAIRS_IN_A_BATCH):
+                client.log_batch(run_id, params=params)
+
+        yield Part(identity, send)
+
+    def _steps(self) -> Iterator[Part]:
+        steps, end = read_steps(self.folder / STEPS, self._steps_end)
+        metrics = [_metric(name, value, line) for line in steps for name, value in line["values"].items()]
+
+        def send(client: MlflowClient, run_id: str) -> None:
+            for batch in _batches(metrics, METRICS_IN_A_BATCH):
+                client.log_batch(run_id, metrics=batch)
+            self._steps_end = end
+
+        if metrics:
+            yield Part(("steps", end), send)
+
+    def _create_run(self, client: MlflowClient) -> str:
+        """Create the run, unless an attempt whose answer was lost has created it; return its id."""
+        manifest = self.manifest
+        if not self._find_runs(client):
+            tags = {**manifest.tags, KEY: manifest.key}
+            client.create_run(manifest.experiment_id, manifest.start_time, tags, manifest.name)
+        run_id, *duplicates = self._find_runs(client)  # MLflow's own retries may have created it twice
+        for duplicate in duplicates:
+            client.delete_run(duplicate)
+        self.update(run_id=run_id)
+        return run_id
+
+    def _find_runs(self, client: MlflowClient) -> list[str]:
+        runs = client.search_runs([self.manifest.experiment_id], f"tags.`{KEY}` = '{self.manifest.key}'")
+        return sorted(run.info.run_id for run in runs)
+
+
+def _tags(manifest: Manifest) -> Iterator[Part]:
+    for pairs in _batches(manifest.tags.items(), PAIRS_IN_A_BATCH):
+        tags = [RunTag(name, value) for name, value in pairs]
+        yield Part(("tags", *pairs), partial(MlflowClient.log_batch, tags=tags))
+
+
+def _dataset(manifest: Manifest) -> Iterator[Part]:
+    if manifest.dataset is None:
+        return
+    about = manifest.dataset
+    entity = Dataset(about["name"], about["digest"], "local", about["source"], profile=about["profile"])
+    inputs = [DatasetInput(entity, [InputTag("mlflow.data.context", "training")])]
+    yield Part("dataset", partial(MlflowClient.log_inputs, datasets=inputs))
+
+
+def _summary_metrics(manifest: Manifest) -> Iterator[Part]:
+    for number, line in enumerate(manifest.metrics):
+        metrics = [_metric(name, value, line) for name, value in line["values"].items()]
+        yield Part(("metrics", number), partial(MlflowClient.log_batch, metrics=metrics))
+
+
+def _artifacts(folder: Path, manifest: Manifest) -> Iterator[Part]:
+    for name, artifact_path in manifest.artifacts:
+        send = partial(MlflowClient.log_artifact, local_path=str(folder / name), artifact_path=artifact_path)
+        yield Part(("artifact", name), send, is_artifact=True)
+
+
+def _end(manifest: Manifest) -> Iterator[Part]:
+    if manifest.status is not None:
+        end = partial(MlflowClient.set_terminated, status=manifest.status, end_time=manifest.end_time)
+        yield Part(("end", manifest.status), end)
+
+
+def _metric(name: str, value: float, line: Mapping[str, Any]) -> Metric:
+    return Metric(name, value, line["time"], line["step"])
+
+
+def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    rest = list(items)
+    return (rest[start : start + size] for start in range(0, len(rest), size))
+
+
+def _to_json(manifest: Manifest) -> str:
+    return json.dumps(asdict(manifest), indent=1)
