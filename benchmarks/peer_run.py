@@ -23,6 +23,7 @@ from pipeline.config.experiment import Experiment
 from pipeline.memory.device import occupy
 from pipeline.memory.meter import WATCHED_STEPS, make_meter
 from pipeline.runtime.fork_server import CONTEXT, LOADED
+from pipeline.runtime.observer import Observer
 from pipeline.runtime.run import execute
 from pipeline.training.loop import rows_of_step, train
 
@@ -62,11 +63,22 @@ OTHERS: dict[str, Callable[[nn.Module, Experiment, Prepared], list[Tensor]]] = {
 PEERS = (HEADROOM, *OTHERS)
 
 
+class Messages(Observer):
+    """The messages of a run."""
+
+    def __init__(self) -> None:
+        self.all: list[Any] = []
+
+    def message(self, message: Any) -> None:
+        """Receive a message."""
+        self.all.append(message)
+
+
 def run(peer: str, experiment: Experiment, log_file: Path) -> tuple[Result, Measured | None]:
     """Train in a fresh process; return how it ended, and what was measured where it ended well."""
-    received: list[Any] = []
-    result = execute(experiment, log_file, work=partial(measure, peer), on_other=received.append)
-    return result, received[-1] if result.outcome.completed else None
+    received = Messages()
+    result = execute(experiment, log_file, [received], work=partial(measure, peer))
+    return result, received.all[-1] if result.outcome.completed else None
 
 
 def measure(peer: str, experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -12,8 +12,10 @@ import pytest
 import torch
 from filelock import FileLock
 
+from pipeline.base.results import StepRecord
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import merged, nested
+from pipeline.runtime.observer import Observer
 
 ROOT = Path(__file__).parent.parent
 
@@ -82,6 +84,22 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def tiny(**changes: Any) -> Experiment:
     """Return a tiny experiment with these settings; a double underscore stands for a dot."""
     return make_experiment(merged(TINY, nested({k.replace("__", "."): v for k, v in changes.items()})), "main")
+
+
+class Received(Observer):
+    """The optimizer steps and messages that an observer received."""
+
+    def __init__(self, on_step: Callable[[StepRecord], None] = lambda record: None) -> None:
+        self.steps: list[StepRecord] = []
+        self.messages: list[Any] = []
+        self._on_step = on_step
+
+    def step(self, record: StepRecord) -> None:
+        self.steps.append(record)
+        self._on_step(record)
+
+    def message(self, message: Any) -> None:
+        self.messages.append(message)
 
 
 def with_corpus_of(model: str) -> Mapping[str, Any]:

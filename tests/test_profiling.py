@@ -5,25 +5,27 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import tiny, with_corpus_of
+from conftest import Received, tiny, with_corpus_of
 
 from pipeline.base.contracts import Prepared
-from pipeline.base.results import Outcome, Result
+from pipeline.base.results import Outcome
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import nested
 from pipeline.jobs.advice import Profiled, advise
-from pipeline.jobs.profiling import findings_of, measure_and_look, profiled_of, row_of
+from pipeline.jobs.profiling import Profile, findings_of, measure_and_profile, profiled_of
 from pipeline.memory.timeline import CATEGORIES
 from pipeline.report.findings import FILE, read_findings, report_of, to_json
 from pipeline.report.page import to_html
-from pipeline.runtime.run import execute
-from pipeline.training.metrics import summarize
+from pipeline.report.profile import ProfilingFindings
+from pipeline.runtime.observer import Run
+from pipeline.runtime.run import execute, run
+from pipeline.training.metrics import Row
 from pipeline.training.profiler import MemoryProfile, OperatorCost, ProfileMessage, TimeProfile, look
 from pipeline.training.step import build_step
 
@@ -31,18 +33,17 @@ LONGER: dict[str, Any] = {"num_steps": 4, "sequence_length": 64}
 
 
 def profiled(folder: Path, **settings: Any) -> Profiled:
-    """Measure an experiment and look at it, in processes of their own."""
+    """Measure and profile an experiment, in processes of their own."""
     experiment = tiny(**settings)
-    received: list[ProfileMessage] = []
-    result = measure_and_look(experiment, folder / "log.txt", lambda record: None, received)
-    return profiled_of(
-        experiment, row_of(experiment, result, "it", summarize(result, experiment.effective_batch_size, 3)), received
-    )
+    row, profile = measure_and_profile(experiment, "it", folder, [])
+    return profiled_of(experiment, row, profile)
 
 
-def put_together(experiment: Experiment, result: Result, received: list[ProfileMessage]) -> Profiled:
-    metrics = summarize(result, experiment.effective_batch_size, 3)
-    return profiled_of(experiment, row_of(experiment, result, "it", metrics), received)
+def findings(one: Profiled) -> ProfilingFindings:
+    """Return what the report of a profile shows."""
+    profile = Profile()
+    profile.memory_profile, profile.time_profile = one.memory, one.time
+    return findings_of("profiling", "Where?", tiny(**LONGER), one.row, profile, {})
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +81,10 @@ def test_memory_and_time_are_told(plain: tuple[Profiled, Path]) -> None:
 
 
 def test_its_report_is_made_again_from_the_findings(plain: tuple[Profiled, Path], tmp_path: Path) -> None:
-    findings = findings_of("profiling", "Where?", plain[0], {})
-    (tmp_path / FILE).write_text(to_json(findings))
+    found = findings(plain[0])
+    (tmp_path / FILE).write_text(to_json(found))
     report = report_of(read_findings(tmp_path))
-    assert to_html(report) == to_html(report_of(findings))
+    assert to_html(report) == to_html(report_of(found))
     assert [plot.name for plot in report.plots] == ["phases", "memory", "time"]
     tables = {table.name: table for table in report.tables}
     assert set(tables["categories"].frame["categories"]) <= set(CATEGORIES)
@@ -144,15 +145,14 @@ def test_an_idle_device_asks_for_a_larger_micro_batch(plain: tuple[Profiled, Pat
 def test_a_run_out_of_memory_shows_what_was_alive(tmp_path: Path) -> None:
     """Memory that the system refuses in the first forward pass, of which the parameters were alive."""
     experiment = tiny(**LONGER, micro_batch_size=128, vocabulary_size=4096)
-    received: list[ProfileMessage] = []
-    result = execute(experiment, tmp_path / "log.txt", work=_look_within_little, on_other=received.append)
+    this, profile = Run(name="it", experiment=experiment, folder=tmp_path / "it"), Profile()
+    result, _ = run(this, [profile], stop=at_once, then=_look_within_little)
     assert result.outcome is Outcome.OUT_OF_MEMORY, result.detail
-    one = profiled_of(
-        experiment, row_of(experiment, result, "it", summarize(result, experiment.effective_batch_size, 3)), received
-    )
+    row = Row(comparison="cost", name="it", is_baseline=True, params={}, result=result, skipped=None, metrics={})
+    one = profiled_of(experiment, replace(row, params=experiment.params()), profile)
     assert one.memory is not None and one.time is None
     assert one.memory.peak.phase == "forward" and one.memory.peak.category_bytes["parameters"] > 0
-    report = report_of(findings_of("profiling", "Where?", one, {}))
+    report = report_of(findings(one))
     assert report.answer.startswith("It did not come to its end: out_of_memory. Memory peaks at")
     assert {"tensors", "modules", "categories"} <= {table.name for table in report.tables}
     assert to_html(report)
@@ -160,17 +160,22 @@ def test_a_run_out_of_memory_shows_what_was_alive(tmp_path: Path) -> None:
 
 def test_what_was_alive_is_known_even_after_a_kill(tmp_path: Path) -> None:
     """Every phase's memory has been told before the next one begins."""
-    received: list[Any] = []
-    result = execute(tiny(**LONGER), tmp_path / "log.txt", work=_look_and_die, on_other=received.append)
+    received = Received()
+    result = execute(tiny(**LONGER), tmp_path / "log.txt", [received], work=_look_and_die)
     assert result.outcome is Outcome.OUT_OF_MEMORY
-    assert received and received[-1].peak.phase == "forward"
+    assert received.messages and received.messages[-1].peak.phase == "forward"
 
 
 def test_a_model_too_large_to_begin_with_has_a_report(tmp_path: Path) -> None:
     one = profiled(tmp_path, **LONGER, causal_lm__vocabulary_size=2**37)
     assert one.row.result is not None and one.row.result.outcome is Outcome.OUT_OF_MEMORY
-    report = report_of(findings_of("profiling", "Where?", one, {}))
+    report = report_of(findings(one))
     assert "out_of_memory" in report.answer and to_html(report)
+
+
+def at_once(seconds: Sequence[float]) -> bool:
+    """Stop after the first step that may be the last."""
+    return True
 
 
 def _look_within_little(experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:
@@ -183,15 +188,15 @@ def _look_within_little(experiment: Experiment, prepared: Prepared, emit: Callab
 
 def _look_and_die(experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:
     """Be killed, as the kernel does it, at the end of the first forward pass."""
-    extrapolated: list[object] = []
+    sent: list[object] = []
 
-    def tell_and_die(message: object) -> None:
+    def emit_and_die(message: object) -> None:
         emit(message)
-        extrapolated.append(message)
-        if len(extrapolated) == 3:  # after load, data and the first forward pass
+        sent.append(message)
+        if len(sent) == 3:  # after load, data and the first forward pass
             os.kill(os.getpid(), signal.SIGKILL)
 
-    look(experiment, prepared, tell_and_die)
+    look(experiment, prepared, emit_and_die)
 
 
 def test_operators_and_categories_are_those_of_the_model() -> None:

@@ -1,25 +1,29 @@
 """Runs in processes of their own: whatever becomes of them, the outcome is a value."""
 
 import gc
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
-from conftest import tiny
+from conftest import Received, tiny
 
 from pipeline.base.contracts import Prepared
-from pipeline.base.results import Outcome, Result, StepRecord
+from pipeline.base.results import MemoryUse, Outcome, Result, StepRecord
 from pipeline.config.experiment import Experiment
-from pipeline.runtime.run import execute
+from pipeline.runtime.observer import Run
+from pipeline.runtime.run import execute, run
+from pipeline.runtime.run_folder import read_steps
 from pipeline.training.loop import train
+from pipeline.training.metrics import Summary
 from pipeline.training.step import build_step, make_optimizer, optimizer_step
 
 MANY = 100_000
@@ -43,13 +47,13 @@ def kill_after(steps: int, kind: signal.Signals) -> Callable[[StepRecord], None]
 
 
 def test_a_run_gives_the_same_losses_as_in_this_process(log: Path) -> None:
-    received: list[StepRecord] = []
-    result = execute(tiny(), log, received.append)
+    received = Received()
+    result = execute(tiny(), log, [received])
     here: list[object] = []
     train(tiny(), tiny().prepare(), here.append)
     assert result.outcome is Outcome.OK
-    assert result.steps == tuple(received)
-    assert [r.loss for r in received] == [m.loss for m in here if isinstance(m, StepRecord)]
+    assert result.steps == tuple(received.steps)
+    assert [r.loss for r in received.steps] == [m.loss for m in here if isinstance(m, StepRecord)]
     assert result.memory is not None and result.finished is not None
     assert result.finished.eval_loss is not None
 
@@ -72,7 +76,7 @@ def test_memory_that_the_machine_lacks_is_out_of_memory(log: Path) -> None:
 
 
 def test_sigkill_from_outside_is_out_of_memory_and_keeps_the_steps(log: Path) -> None:
-    result = execute(tiny(num_steps=MANY), log, kill_after(5, signal.SIGKILL))
+    result = execute(tiny(num_steps=MANY), log, [Received(kill_after(5, signal.SIGKILL))])
     assert result.outcome is Outcome.OUT_OF_MEMORY
     assert "SIGKILL" in (result.detail or "")
     assert [record.step for record in result.steps][:5] == [0, 1, 2, 3, 4]
@@ -80,7 +84,7 @@ def test_sigkill_from_outside_is_out_of_memory_and_keeps_the_steps(log: Path) ->
 
 
 def test_a_crash_by_signal_names_it(log: Path) -> None:
-    result = execute(tiny(num_steps=MANY), log, kill_after(3, signal.SIGSEGV))
+    result = execute(tiny(num_steps=MANY), log, [Received(kill_after(3, signal.SIGSEGV))])
     assert result.outcome is Outcome.CRASHED
     assert "signal SIGSEGV" in (result.detail or "")
 
@@ -127,7 +131,7 @@ def test_ctrl_c_ends_the_process_and_keeps_what_was_measured(log: Path) -> None:
         if record.step == 4:
             os.kill(os.getpid(), signal.SIGINT)
 
-    result = execute(tiny(num_steps=MANY), log, interrupt)
+    result = execute(tiny(num_steps=MANY), log, [Received(interrupt)])
     assert result.outcome is Outcome.INTERRUPTED
     assert len(result.steps) >= 5
     assert not training_processes()
@@ -145,15 +149,75 @@ def test_one_run_leaves_nothing_to_the_next(log: Path) -> None:
     assert [r.loss for r in first.steps] == [r.loss for r in second.steps]
 
 
-def tell_of_the_collector(_: Experiment, __: Prepared, emit: Callable[[Any], None]) -> None:
+def emit_collector_state(_: Experiment, __: Prepared, emit: Callable[[Any], None]) -> None:
     emit((gc.isenabled(), gc.get_freeze_count()))
 
 
 def test_a_run_looks_for_garbage_but_not_in_what_was_loaded(log: Path) -> None:
-    received: list[Any] = []
-    execute(tiny(), log, work=tell_of_the_collector, on_other=received.append)
-    [(is_enabled, num_frozen)] = received
+    received = Received()
+    execute(tiny(), log, [received], work=emit_collector_state)
+    [(is_enabled, num_frozen)] = received.messages
     assert is_enabled and num_frozen > 100_000
+
+
+class Events(Received):
+    """The names of all events, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.outcomes: list[tuple[Outcome, float | None]] = []
+
+    def started(self, run: Run) -> None:
+        assert (run.folder / "config.yaml").exists()
+        self.names.append("started")
+
+    def step(self, record: StepRecord) -> None:
+        self.names.append("step")
+        super().step(record)
+
+    def memory(self, memory: MemoryUse) -> None:
+        self.names.append("memory")
+
+    def finished(self, result: Result, summary: Summary) -> None:
+        self.names.append("finished")
+        self.outcomes.append((result.outcome, summary.metrics.get("peak_allocated_mib")))
+
+
+def test_a_run_emits_its_events_and_leaves_its_files(tmp_path: Path) -> None:
+    events = Events()
+    result, summary = run(Run(name="it", experiment=tiny(), folder=tmp_path / "it"), [events])
+    assert events.names == ["started", "step", "step", "memory", "step", "step", "memory", "finished"]
+    assert events.outcomes == [(Outcome.OK, summary.metrics["peak_allocated_mib"])]
+    steps, _ = read_steps(tmp_path / "it" / "steps.jsonl")
+    assert [line["values"]["loss"] for line in steps] == [record.loss for record in result.steps]
+    kept = json.loads((tmp_path / "it" / "result.json").read_text())
+    assert kept["result"]["outcome"] == "ok" and kept["metrics"] == summary.metrics
+
+
+def test_a_run_stops_when_its_predicate_says_so(tmp_path: Path) -> None:
+    this = Run(name="it", experiment=tiny(num_steps=MANY), folder=tmp_path / "it")
+    result, _ = run(this, stop=after_five_steps)
+    assert (result.outcome, len(result.steps)) == (Outcome.OK, 5)
+
+
+def after_five_steps(seconds: Sequence[float]) -> bool:
+    return len(seconds) >= 5
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_reaches_observers_before_the_caller(tmp_path: Path) -> None:
+    events = Events()
+
+    def interrupt(record: StepRecord) -> None:
+        if record.step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    this = Run(name="it", experiment=tiny(num_steps=MANY), folder=tmp_path / "it")
+    with pytest.raises(KeyboardInterrupt):
+        run(this, [events, Received(interrupt)])
+    assert [outcome for outcome, _ in events.outcomes] == [Outcome.INTERRUPTED]
+    assert json.loads((tmp_path / "it" / "result.json").read_text())["result"]["outcome"] == "interrupted"
 
 
 def test_what_a_run_needs_imports_neither_mlflow_nor_optuna_nor_matplotlib() -> None:

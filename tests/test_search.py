@@ -26,9 +26,9 @@ from pipeline.report.search import answer, trials_frame, trials_table
 from pipeline.report.trial_plots import over_time_plot, parallel_plot, plane_plot
 from pipeline.runtime.ownership import is_gone, this_process
 from pipeline.searching.acquisition import Rules
-from pipeline.searching.answer import findings_of
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.judge import Verdict, attempted_bytes, judge
+from pipeline.searching.loop import findings_of, trials_of
 from pipeline.searching.optuna_samplers import SAMPLERS, choose, distributions_of, naive_choices, next_naive
 from pipeline.searching.problem import SearchPlan, plan_search
 from pipeline.searching.proposals import Predictive
@@ -36,7 +36,6 @@ from pipeline.searching.results import Trial, best_trial, each_once, pareto_fron
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.study import StoredStudy
-from pipeline.searching.trials import rows_of
 
 SPACE = Space(
     {"micro_batch_size": (1, 2, 4, 8, 16), "checkpointing": ("none", "every_layer"), "precision": ("fp32", "bf16")}
@@ -371,7 +370,7 @@ def test_a_slowed_trial_is_proposed_again_and_counted_once() -> None:
     measure(slowed, again=True)
     after = proposer.next([])
     assert after is None or not after.again
-    certificate = proposer.certificate(rows_of(cast(SearchPlan, plan), study))
+    certificate = proposer.certificate(trials_of(cast(SearchPlan, plan), study))
     assert certificate.num_measured == 14 and certificate.seconds_measured == 30.0
     assert len(certificate.unmeasured) == 6
 

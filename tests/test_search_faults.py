@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 from processes import started, wait_for
 from project import SMALL, Project, as_words, parent_id
 from sqlalchemy.exc import SQLAlchemyError
-from test_faults import journals
+from test_faults import unsent
 
 SEARCH = {
     **SMALL,
@@ -92,7 +92,7 @@ def test_a_search_killed_by_sigkill_resumes(project: Project) -> None:
     assert (killed.info.status, killed.data.tags["outcome"]) == ("KILLED", "interrupted")
     sent = project.call("python", "-m", "pipeline", "sync")
     assert sent.returncode == 0, sent.stdout
-    assert not journals(project)
+    assert not unsent(project)
     outcomes = sorted(run.data.tags["outcome"] for run in project.runs() if parent_id(run))
     assert outcomes.count("ok") == 6 and set(outcomes) <= {"ok", "interrupted"} and len(outcomes) <= 7
     for name, run in project.children_of(killed).items():
@@ -127,7 +127,7 @@ def test_two_searches_of_one_study_share_its_trials(project: Project) -> None:
     children = [run for run in project.runs() if parent_id(run)]
     assert [run.data.tags["outcome"] for run in children] == ["ok"] * 6
     assert {run.info.status for run in project.runs()} == {"FINISHED"}
-    assert not journals(project)
+    assert not unsent(project)
 
 
 def test_two_predictive_searches_share_a_study(project: Project) -> None:

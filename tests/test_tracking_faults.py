@@ -14,7 +14,7 @@ import pytest
 from mlflow import MlflowClient
 from processes import free_port, started, wait_for
 from project import SMALL, Project, as_words
-from test_faults import MANY, journals
+from test_faults import MANY, unsent
 from test_sync import history
 
 
@@ -40,11 +40,11 @@ def artifact_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_results_that_find_the_disk_full_end_the_job_with_a_line(tmp_path: Path) -> None:
     project = Project.copy(tmp_path)
-    with small_disk(project.folder / "runs", "16k"):
-        done = project.pipeline("main", {**SMALL, "num_steps": "200"})
+    with small_disk(project.folder / "runs", "48k"):
+        done = project.pipeline("main", {**SMALL, "num_steps": "400"})
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "error: the output folder must take the results" in done.stderr
-    assert "No space left on device" in done.stderr and "unsent.jsonl cannot be written" in done.stderr
+    assert "No space left on device" in done.stderr
     parent = project.parent_of("main")
     [child] = project.children_of(parent).values()
     assert (parent.info.status, child.info.status, child.data.metrics["loss"] > 0) == ("FAILED", "KILLED", True)
@@ -54,7 +54,7 @@ def test_files_that_find_the_disk_full_are_kept_and_sent_once_there_is_room(arti
     project = Project(artifact_disk.parent)
     done = project.pipeline("main", SMALL)
     assert done.returncode == 0 and "s per optimizer step" in done.stdout, done.stderr
-    assert "No space left on device" in done.stderr and "python -m pipeline sync" in done.stderr
+    assert "No space left on device" in done.stderr and "headroom sync" in done.stderr
     parent = project.parent_of("main")
     [child] = project.children_of(parent).values()
     assert (parent.info.status, child.info.status, child.data.metrics["loss"] > 0) == ("FINISHED", "FINISHED", True)
@@ -139,18 +139,18 @@ def test_a_server_that_restarts_during_a_run_misses_nothing(server: Server) -> N
         wait_for(lambda: any("loss" in run.data.metrics for run in project.runs(server.address)), "the first steps")
         server.stop()
         assert training.stderr is not None
-        assert "MLflow did not take" in training.stderr.readline()
+        assert "MLflow did not accept" in training.stderr.readline()
         server.start()
         before = len(losses(server))
         wait_for(lambda: len(losses(server)) > before, "steps after the restart")
         os.killpg(training.pid, signal.SIGINT)
         _, err = training.communicate(timeout=120)
-    assert "all has reached MLflow since" in err
+    assert "everything has reached MLflow since" in err
     parent = project.parent_of("main", server.address)
     [child] = project.children_of(parent, server.address).values()
     assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("KILLED", "KILLED", "interrupted")
     assert losses(server) == measured_steps(project)
-    assert not journals(project)
+    assert not unsent(project)
 
 
 def test_a_server_that_is_away_and_comes_back_gets_everything_once(server: Server) -> None:
@@ -162,19 +162,19 @@ def test_a_server_that_is_away_and_comes_back_gets_everything_once(server: Serve
         server.stop()
         out, err = training.communicate(timeout=300)
     assert training.returncode == 0 and "s per optimizer step" in out, err
-    assert err.count("MLflow did not take") == 1 and "going on, results are on disk" in err
-    assert "send them with: python -m pipeline sync" in err
+    assert err.count("MLflow did not accept") == 1 and "going on, the results are on disk" in err
+    assert "send it with: headroom sync" in err
     assert len(measured_steps(project)) == 1000
     away = project.call("python", "-m", "pipeline", "sync")
-    assert away.returncode == 1 and "repeat this when it is back" in away.stdout
-    kept = {file: file.read_bytes() for file in journals(project)}
+    assert away.returncode == 1 and "run sync again when the store is back" in away.stdout
+    kept = {file: file.read_bytes() for file in unsent(project)}
     assert len(kept) == 2
 
     server.start()
     two = [project.popen("python", "-m", "pipeline", "sync") for _ in range(2)]
     said = [process.communicate(timeout=120) for process in two]
     assert [process.returncode for process in two] == [0, 0], said
-    assert not journals(project)
+    assert not unsent(project)
     parent = project.parent_of("main", server.address)
     [child] = project.children_of(parent, server.address).values()
     assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("FINISHED", "FINISHED", "ok")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
+from pipeline.tracking.parent import open_parent
 
 from folklore.claim import Record, described
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment
-from pipeline.tracking.parent import open_parent
 from pipeline.tracking.sync import sync
 from pipeline.training.metrics import Summary, summarize
 

@@ -20,6 +20,7 @@ from pipeline.training.metrics import Row, Summary
 from pipeline.training.profiler import MemoryProfile, TimeProfile, look
 
 if TYPE_CHECKING:
+    from pipeline.jobs.advice import Profiled
     from pipeline.report.profile import ProfilingFindings
 
 QUESTION = "Where are the memory and the time of {name}?"
@@ -79,26 +80,32 @@ def measure_and_profile(
     return row, profile
 
 
-def findings_of(
-    entry: str, question: str, experiment: Experiment, row: Row, profile: Profile, about: Mapping[str, str]
-) -> "ProfilingFindings":
-    """Return everything that the report shows, the advice included."""
-    from pipeline.jobs.advice import Profiled, advise
-    from pipeline.report.profile import ProfilingFindings
+def profiled_of(experiment: Experiment, row: Row, profile: Profile) -> "Profiled":
+    """Return what the advice is derived from."""
+    from pipeline.jobs.advice import Profiled
 
-    profiled = Profiled(
+    return Profiled(
         row=row,
         vocabulary_size=experiment.description.vocabulary_size or experiment.prepare().vocabulary_size,
         memory=profile.memory_profile,
         time=profile.time_profile,
     )
+
+
+def findings_of(
+    entry: str, question: str, experiment: Experiment, row: Row, profile: Profile, about: Mapping[str, str]
+) -> "ProfilingFindings":
+    """Return everything that the report shows, the advice included."""
+    from pipeline.jobs.advice import advise
+    from pipeline.report.profile import ProfilingFindings
+
     return ProfilingFindings(
         entry=entry,
         question=question,
         row=row,
         memory=profile.memory_profile,
         time=profile.time_profile,
-        advice=advise(profiled),
+        advice=advise(profiled_of(experiment, row, profile)),
         environment=about,
     )
 

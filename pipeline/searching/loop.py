@@ -76,18 +76,23 @@ class Search:
     @property
     def trials(self) -> list[Trial]:
         """The study's measured trials, those of earlier sessions and other processes included."""
-        return [
-            Trial(
-                number=trial.number,
-                choice={name: trial.params[name] for name in self.problem.space.dimensions},
-                outcome=trial.user_attrs[OUTCOME],
-                detail=trial.user_attrs[DETAIL],
-                fits=trial.values is not None and trial.constraints.get(CONSTRAINT, 1.0) <= 0,
-                peak_bytes=peak_bytes(trial.user_attrs[FIGURES]),
-                metrics=trial.user_attrs[FIGURES],
-            )
-            for trial in self.study.trials
-        ]
+        return trials_of(self.problem, self.study)
+
+
+def trials_of(problem: SearchPlan, study: StoredStudy) -> list[Trial]:
+    """Return the study's measured trials, those of earlier sessions and other processes included."""
+    return [
+        Trial(
+            number=trial.number,
+            choice={name: trial.params[name] for name in problem.space.dimensions},
+            outcome=trial.user_attrs[OUTCOME],
+            detail=trial.user_attrs[DETAIL],
+            fits=trial.values is not None and trial.constraints.get(CONSTRAINT, 1.0) <= 0,
+            peak_bytes=peak_bytes(trial.user_attrs[FIGURES]),
+            metrics=trial.user_attrs[FIGURES],
+        )
+        for trial in study.trials
+    ]
 
 
 def run_trials(search: Search, deadline: float) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from mlflow import MlflowClient
 
@@ -20,8 +19,6 @@ from pipeline.tracking.unsent import NAME, UnsentRun
 
 JOB_FOLDERS = "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-*-*"
 """The names of the folders that jobs make."""
-LOCK = ".sync.lock"
-"""File in the output folder that one process at a time locks to send what others have left."""
 OLD_NAME = "unsent.jsonl"
 """The file in which versions before 0.2 kept what was not sent."""
 
@@ -133,11 +130,17 @@ def _outcome(folder: Path) -> Outcome:
 
 
 @contextmanager
-def _locked(output: Path) -> Iterator[IO[str]]:
-    """Hold the output folder's lock, which ends with the process however it ends."""
-    with (output / LOCK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
+def _locked(output: Path) -> Iterator[None]:
+    """Hold the output folder's lock, so that one process at a time sends what others have left.
+
+    The lock ends with the process however it ends.
+    """
+    descriptor = os.open(output, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _check(output: Path) -> None:
