@@ -7,7 +7,7 @@ from rich.console import Console
 
 from pipeline.runtime.fork_server import loading, start_server
 from pipeline.searching.ahead import make_sampler
-from pipeline.searching.problem import plan_search
+from pipeline.searching.problem import make_problem
 
 if TYPE_CHECKING:
     from pipeline.searching.results import SearchFindings
@@ -29,7 +29,7 @@ def find(given: Mapping[str, Any], console: Console) -> "SearchFindings | None":
 
     """
     start_server()
-    plan = plan_search(given)
+    plan = make_problem(given)
     words = f"looking ahead at {len(plan.space.choices)} configurations"
     with console.status(words), loading("pipeline.searching.conduct"):
         sampler = make_sampler(plan)

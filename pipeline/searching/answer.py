@@ -10,16 +10,17 @@ from pipeline.export.write import export_files
 from pipeline.jobs.publish import publish
 from pipeline.report.search import trials_frame
 from pipeline.runtime.environment import environment
-from pipeline.searching.problem import SearchPlan
+from pipeline.searching.certificate import Certificate
+from pipeline.searching.problem import SearchProblem
 from pipeline.searching.proposals import Proposer
-from pipeline.searching.results import Certificate, SearchFindings, Trial, Verification
+from pipeline.searching.results import SearchFindings, Trial, Verification
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.trials import rows_of
 from pipeline.tracking.parent import ParentRun
 
 
 def report(
-    plan: SearchPlan,
+    plan: SearchProblem,
     study: StoredStudy,
     proposer: Proposer,
     verification: Verification | None,
@@ -30,8 +31,8 @@ def report(
     rows = rows_of(plan, study)
     if not rows:
         return None
-    twice = verification.twice if verification else ()
-    findings = findings_of(plan, rows, proposer.certificate(rows, twice), verification)
+    extra = verification.measurements if verification else ()
+    findings = findings_of(plan, rows, proposer.certificate(rows, extra), verification)
     best = findings.best
     if best is not None:
         experiment = plan.experiment(dict(best.choice))
@@ -49,7 +50,7 @@ def report(
 
 
 def findings_of(
-    plan: SearchPlan,
+    plan: SearchProblem,
     rows: list[Trial],
     certificate: Certificate | None = None,
     verification: Verification | None = None,

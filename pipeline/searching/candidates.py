@@ -1,4 +1,4 @@
-"""The configurations of a space with all that is known of them before one is measured."""
+"""The configurations of a space with their predictions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Candidate:
 
     @property
     def group(self) -> tuple[Value, ...]:
-        """What it has in common with others beside the micro-batch: policy, precision and whatever else varies."""
+        """Every value but the micro-batch size: checkpointing policy, precision and further dimensions."""
         return group_of(self.choice)
 
 
@@ -74,5 +74,5 @@ def _candidate(choice: Choice, experiment: Experiment, prediction: Prediction | 
 
 
 def _may_fit(_: int) -> bool:
-    """Return True: nothing is known."""
+    """Return True, where there is no prediction."""
     return True

@@ -9,7 +9,7 @@ from pipeline.base.units import MIB
 from pipeline.runtime.environment import environment
 from pipeline.runtime.signals import stop_in_order
 from pipeline.searching.answer import report
-from pipeline.searching.problem import SearchPlan
+from pipeline.searching.problem import SearchProblem
 from pipeline.searching.proposals import make_proposer
 from pipeline.searching.results import SearchFindings
 from pipeline.searching.sampler import PredictiveSampler
@@ -21,7 +21,7 @@ from pipeline.tracking.parent import open_parent
 DIRECTIONS = {"throughput": ("maximize",), "pareto": ("maximize", "minimize")}
 
 
-def conduct(plan: SearchPlan, sampler: PredictiveSampler | None, console: Console) -> SearchFindings | None:
+def conduct(plan: SearchProblem, sampler: PredictiveSampler | None, console: Console) -> SearchFindings | None:
     """Measure, check and report; return what was found, None where nothing was measured.
 
     Raises:

@@ -15,9 +15,9 @@ from pipeline.config.experiment import Experiment
 from pipeline.prediction.summary import summary
 from pipeline.runtime.run import execute
 from pipeline.searching.judge import CONSTRAINT, OUTCOME, judge, peak_bytes
-from pipeline.searching.problem import SearchPlan
+from pipeline.searching.problem import SearchProblem
 from pipeline.searching.proposals import Proposal, Proposer
-from pipeline.searching.results import Trial, best_trial, each_once, in_words
+from pipeline.searching.results import Trial, best_trial, label, one_per_configuration
 from pipeline.searching.study import DETAIL, FIGURES, StoredStudy
 from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
 from pipeline.tracking.parent import ParentRun
@@ -28,7 +28,9 @@ SECONDS_BETWEEN_LOOKS = 1.0
 """How often to look whether another process has finished its trial."""
 
 
-def run_trials(plan: SearchPlan, study: StoredStudy, proposer: Proposer, parent: ParentRun, console: Console) -> None:
+def run_trials(
+    plan: SearchProblem, study: StoredStudy, proposer: Proposer, parent: ParentRun, console: Console
+) -> None:
     """Measure configurations until the proposer wants none, there are num_trials, or the time is over."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     deadline = time.monotonic() + (plan.settings.search_time_limit or math.inf)
@@ -36,13 +38,15 @@ def run_trials(plan: SearchPlan, study: StoredStudy, proposer: Proposer, parent:
         total = plan.settings.num_trials
         task = progress.add_task("", total=min(total, len(plan.space.choices)))
         while len(rows := rows_of(plan, study)) < total and (not rows or time.monotonic() < deadline):
-            progress.update(task, completed=len(each_once(rows)), description=_incumbent(rows))
+            progress.update(task, completed=len(one_per_configuration(rows)), description=_incumbent(rows))
             is_last_running = len(rows) + study.num_running_here >= total
             proposal = None if is_last_running else proposer.next(rows)
-            trial = None if proposal is None else study.start(proposal.choice, plan.space, total, again=proposal.again)
+            trial = (
+                None if proposal is None else study.start(proposal.choice, plan.space, total, repeat=proposal.is_repeat)
+            )
             if proposal is not None and trial is not None:
                 row = _run_trial(plan, proposal, trial, best_trial(rows), study, parent)
-                progress.print(f"{_name(row.number, proposal)}: {row.in_words}", style="dim", highlight=False)
+                progress.print(f"{_name(row.number, proposal)}: {row.summary}", style="dim", highlight=False)
             elif proposal is None and not study.num_running_here:
                 break
             elif proposal is None:
@@ -51,7 +55,7 @@ def run_trials(plan: SearchPlan, study: StoredStudy, proposer: Proposer, parent:
                 study.free_abandoned()
 
 
-def rows_of(plan: SearchPlan, study: StoredStudy) -> list[Trial]:
+def rows_of(plan: SearchProblem, study: StoredStudy) -> list[Trial]:
     """Return the study's measured trials, those of earlier sessions included."""
     return [
         Trial(
@@ -68,7 +72,7 @@ def rows_of(plan: SearchPlan, study: StoredStudy) -> list[Trial]:
 
 
 def _run_trial(
-    plan: SearchPlan,
+    plan: SearchProblem,
     proposal: Proposal,
     trial: optuna.Trial,
     best: Trial | None,
@@ -83,7 +87,7 @@ def _run_trial(
             _name(trial.number, proposal),
             experiment,
             partial(_summarize, experiment, proposal),
-            {"variant": in_words(choice), "trial": str(trial.number + 1)},
+            {"variant": label(choice), "trial": str(trial.number + 1)},
             measure=partial(execute, work=length),
         )
     except BaseException:
@@ -94,11 +98,11 @@ def _run_trial(
 
 
 def _name(number: int, proposal: Proposal) -> str:
-    again = " (measured again)" if proposal.again else ""
-    return f"trial {number + 1}{again}: {in_words(proposal.choice)}"
+    again = " (measured again)" if proposal.is_repeat else ""
+    return f"trial {number + 1}{again}: {label(proposal.choice)}"
 
 
-def _length(plan: SearchPlan, experiment: Experiment, best: Trial | None) -> TrialLength:
+def _length(plan: SearchProblem, experiment: Experiment, best: Trial | None) -> TrialLength:
     """Return how long a trial is; on the way to a front no slow trial is hopeless, since it may be lean."""
     settings = plan.settings
     tokens = experiment.effective_batch_size * experiment.settings.sequence_length

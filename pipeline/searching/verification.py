@@ -10,8 +10,9 @@ from pipeline.config.experiment import make_experiment
 from pipeline.config.settings import merged, nested
 from pipeline.config.space import Choice
 from pipeline.prediction.summary import summary
-from pipeline.searching.problem import SearchPlan
-from pipeline.searching.results import Trial, Twice, Verification, each_once, in_words
+from pipeline.searching.judge import peak_bytes
+from pipeline.searching.problem import SearchProblem
+from pipeline.searching.results import Measurement, Trial, Verification, label, one_per_configuration
 from pipeline.tracking.parent import ParentRun
 from pipeline.training.metrics import against_baseline
 
@@ -21,7 +22,7 @@ Done = tuple[Result, dict[str, float]]
 
 
 def verify(
-    plan: SearchPlan, rows: Sequence[Trial], naive: Choice | None, parent: ParentRun, say: Callable[[str], None]
+    plan: SearchProblem, rows: Sequence[Trial], naive: Choice | None, parent: ParentRun, say: Callable[[str], None]
 ) -> Verification | None:
     """Train the fastest configurations that fit again, and a naive one; None where nothing fits.
 
@@ -30,7 +31,7 @@ def verify(
     fit, or does not end, is refuted.
     """
     tried: list[_Again] = []
-    for row in sorted((row for row in each_once(rows) if row.fits), key=_speed, reverse=True):
+    for row in sorted((row for row in one_per_configuration(rows) if row.fits), key=_speed, reverse=True):
         if any(one.speed >= _speed(row) for one in tried if one.holds):
             break
         choice = dict(row.choice)
@@ -67,14 +68,14 @@ class _Again:
         return math.sqrt(self.speed_in_trial * self.done[1]["tokens_per_second"])
 
 
-def _plain(plan: SearchPlan, choice: Choice, naive: Choice | None) -> Choice | None:
+def _plain(plan: SearchProblem, choice: Choice, naive: Choice | None) -> Choice | None:
     """Return the naive configuration or, where that is the answer, the one with the next smaller micro-batch."""
     smaller = (other for other in plan.naive if _size(other) < _size(choice))
     return naive if naive != choice else next(smaller, None)
 
 
 def _verification(
-    plan: SearchPlan,
+    plan: SearchProblem,
     answer: _Again,
     tried: Sequence[_Again],
     plain: Choice | None,
@@ -86,12 +87,12 @@ def _verification(
     losses = [record.loss for record in result.steps]
     formats = [plan.experiment(one).settings.precision for one in (answer.choice, plain or answer.choice)]  # type: ignore[attr-defined]
     failed = [
-        f"{in_words(one.choice)} was faster and ended {one.done[0].outcome} when it was trained again"
+        f"{label(one.choice)} was faster and ended {one.done[0].outcome} when it was trained again"
         for one in tried
         if not one.holds
     ]
     slower = [
-        f"{in_words(one.choice)} was faster in its trial, and slower by the two together"
+        f"{label(one.choice)} was faster in its trial, and slower by the two together"
         for one in tried[: tried.index(answer)]
         if one.holds
     ]
@@ -102,12 +103,26 @@ def _verification(
         outcome=result.outcome.value,
         metrics=metrics,
         plain_outcome=None if against is None else against[0].outcome.value,
-        plain_figures={} if against is None else against[1],
+        plain_metrics={} if against is None else against[1],
         max_loss_difference=compared.get("max_loss_difference"),
         tolerance=max(ROUNDOFF[name] for name in formats) * max(losses, default=0.0),
         seconds_measured=seconds_measured,
-        twice=tuple(Twice(one.choice, one.speed) for one in tried if one.holds),
+        measurements=tuple(
+            _measurement(choice, done)
+            for choice, done in (*((one.choice, one.done) for one in tried), (plain, against))
+            if choice is not None and done is not None
+        ),
         refuted=(*failed, *slower),
+    )
+
+
+def _measurement(choice: Choice, done: Done) -> Measurement:
+    result, metrics = done
+    return Measurement(
+        choice=choice,
+        outcome=result.outcome.value,
+        tokens_per_second=metrics.get("tokens_per_second") if result.outcome.completed else None,
+        peak_bytes=peak_bytes(metrics),
     )
 
 
@@ -119,12 +134,12 @@ def _size(choice: Choice) -> int:
     return int(str(choice.get("micro_batch_size", 0)))
 
 
-def _train(plan: SearchPlan, choice: Choice, role: str, parent: ParentRun, say: Callable[[str], None]) -> Done:
+def _train(plan: SearchProblem, choice: Choice, role: str, parent: ParentRun, say: Callable[[str], None]) -> Done:
     length: Mapping[str, object] = {"num_steps": plan.settings.verify_steps}
     experiment = make_experiment(merged(merged(plan.run_values, nested(choice)), length), "search")
     name = f"verification: {role}"
     result, metrics = parent.run(
-        name, experiment, partial(summary, experiment), {"variant": in_words(choice), "verification": role}
+        name, experiment, partial(summary, experiment), {"variant": label(choice), "verification": role}
     )
-    say(f"{name}: {in_words(choice)}: {result.outcome} in {result.seconds_total:.1f} s")
+    say(f"{name}: {label(choice)}: {result.outcome} in {result.seconds_total:.1f} s")
     return result, metrics
