@@ -1,5 +1,7 @@
 """Out of memory is a lower bound of a peak: it never makes a configuration more likely to fit."""
 
+from dataclasses import replace
+
 import numpy as np
 import optuna
 import pytest
@@ -42,7 +44,7 @@ def test_what_was_predicted_to_fit_and_did_not_raises_the_predictions() -> None:
     """The allocator gives back cached memory near a cap, so a configuration may fit below its predicted peak."""
     edge = CANDIDATES[LARGE]
     candidates = [*CANDIDATES]
-    candidates[LARGE] = type(edge)(**{**vars(edge), "fits": lambda budget_bytes: budget_bytes >= 0.9 * PEAK})
+    candidates[LARGE] = replace(edge, fits=lambda budget_bytes: budget_bytes >= 0.9 * PEAK)
     budget, bound = int(0.95 * PEAK), {LARGE: 0.96 * PEAK}
     refuted = memory_model.posterior(candidates, {}, budget, "cuda", bound)
     expected = memory_model.posterior(CANDIDATES, {}, budget, "cuda", bound)
@@ -65,7 +67,6 @@ def test_a_trial_that_ran_out_of_memory_bounds_its_peak(attributes: dict[str, bo
     budget = int(0.97 * PEAK)
     sampler = PredictiveSampler(CANDIDATES, Rules(budget_bytes=budget, kind="cuda"))
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    before = sampler.evaluate(study).feasible
     trial = create_trial(
         state=TrialState.PRUNED,
         params=CANDIDATES[LARGE].choice,
@@ -75,7 +76,23 @@ def test_a_trial_that_ran_out_of_memory_bounds_its_peak(attributes: dict[str, bo
     )
     study.add_trial(trial)
     assert study.trials[0].constraints == {CONSTRAINT: 0.006 * PEAK}
-    assert sampler.evaluate(study).feasible <= before
+    measured = sampler._measurements(study.trials, maximize=True)
+    assert measured.peak_bytes == {} and measured.peak_lower_bounds == {LARGE: pytest.approx(0.976 * PEAK)}
+    assert LARGE in measured.over_budget
+
+
+def test_a_sibling_that_cannot_fit_is_not_let_in_by_an_out_of_memory_trial() -> None:
+    sibling = next(n for n, one in enumerate(CANDIDATES) if one.group == CANDIDATES[LARGE].group and n != LARGE)
+    candidates = [*CANDIDATES]
+    candidates[sibling] = replace(
+        CANDIDATES[sibling], predicted_bytes=int(0.98 * PEAK), fits=lambda budget_bytes: 0.98 * PEAK <= budget_bytes
+    )
+    budget, bound = int(0.97 * PEAK), {LARGE: 0.976 * PEAK}
+
+    def probability(exact: dict[int, float], bounds: dict[int, float]) -> float:
+        return float(memory_model.probability_of_fit(candidates, exact, budget, "cuda", bounds)[sibling])
+
+    assert probability({}, bound) <= probability({}, {}) < probability(bound, {}), "as a measured peak it would be"
 
 
 def test_a_peak_over_the_budget_that_was_measured_to_the_end_is_exact() -> None:
