@@ -85,7 +85,7 @@ def test_a_sibling_that_cannot_fit_is_not_let_in_by_an_out_of_memory_trial() -> 
     sibling = next(n for n, one in enumerate(CANDIDATES) if one.group == CANDIDATES[LARGE].group and n != LARGE)
     candidates = [*CANDIDATES]
     candidates[sibling] = replace(
-        CANDIDATES[sibling], predicted_bytes=int(0.98 * PEAK), fits=lambda budget_bytes: 0.98 * PEAK <= budget_bytes
+        CANDIDATES[sibling], predicted_bytes=int(0.98 * PEAK), fits=lambda budget_bytes: budget_bytes >= 0.98 * PEAK
     )
     budget, bound = int(0.97 * PEAK), {LARGE: 0.976 * PEAK}
 

@@ -40,9 +40,8 @@ def _candidates(plan: SearchProblem, choices: Sequence[Choice]) -> list[Candidat
 
 
 def _nothing_fits(plan: SearchProblem, candidates: Sequence[Candidate]) -> str:
-    known = [candidate for candidate in candidates if candidate.predicted_bytes is not None]
-    leanest = min(known, key=lambda candidate: candidate.predicted_bytes or 0)
-    peak, budget = (leanest.predicted_bytes or 0) / MIB, plan.budget_bytes / MIB
+    peak_bytes, number = min(_known_peaks(candidates))
+    leanest, peak, budget = candidates[number], peak_bytes / MIB, plan.budget_bytes / MIB
     return (
         f"something must fit the budget, and the smallest predicted peak is {peak:,.1f} MiB, "
         f"{peak - budget:,.1f} MiB more than the {budget:,.1f} MiB ({label(leanest.choice)}); "
@@ -61,8 +60,19 @@ def _what_would_help(plan: SearchProblem, choice: Choice) -> str:
     }
     others = {name: value for name, value in changes.items() if getattr(settings, name) != value}
     candidates = _candidates(plan, [{**choice, name: value} for name, value in others.items()])
-    best = min(zip(others, candidates, strict=True), key=lambda pair: pair[1].predicted_bytes or 0)
-    name, peak = best[0], (best[1].predicted_bytes or 0) / MIB
+    peak_bytes, number = min(_known_peaks(candidates), default=(0, None))
+    if number is None:
+        return "choose a smaller model or a larger budget"
+    name, peak = list(others)[number], peak_bytes / MIB
     return (
         f"{name}={others[name]} would help most, with {peak:,.1f} MiB; else choose a smaller model or a larger budget"
     )
+
+
+def _known_peaks(candidates: Sequence[Candidate]) -> list[tuple[int, int]]:
+    """Return the predicted peak and the index of each candidate that has a prediction."""
+    return [
+        (candidate.predicted_bytes, number)
+        for number, candidate in enumerate(candidates)
+        if candidate.predicted_bytes is not None
+    ]
