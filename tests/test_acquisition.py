@@ -1,4 +1,4 @@
-"""The predictive search: what it believes, what it proposes, when it stops, and what it says of that."""
+"""The predictive search: its posteriors, its proposals, its end and its bound."""
 
 import math
 import re
@@ -18,9 +18,9 @@ from scipy.stats import quantile_test
 from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
 from pipeline.searching import memory_model, time_model
-from pipeline.searching.acquisition import Measured, Outlook, Rules, look_ahead
+from pipeline.searching.acquisition import Acquisition, Measurements, Rules, evaluate
 from pipeline.searching.candidates import Candidate
-from pipeline.searching.gaussian import LEARNING_RATE, Belief, similarity, surprises
+from pipeline.searching.gaussian import LEARNING_RATE, Gaussian, correlation_of, leave_one_out_residuals
 from pipeline.searching.judge import CONSTRAINT, OUTCOME
 from pipeline.searching.sampler import NothingLeftError, PredictiveSampler
 from pipeline.searching.trial_length import TrialLength
@@ -57,8 +57,8 @@ def made_up(size: int, policy: str, precision: str) -> Candidate:
 CANDIDATES = [made_up(size, policy, name) for size in SIZES for policy in POLICIES for name in PRECISIONS]
 
 
-def lawful(fixed: float = 0.3, speedup: float = 0.55, launch: float = 0.0, update: float = 0.4) -> Seconds:
-    """Return a machine that keeps the law of time."""
+def modelled(fixed: float = 0.3, speedup: float = 0.55, launch: float = 0.0, update: float = 0.4) -> Seconds:
+    """Return the seconds of a machine that follows the time model."""
 
     def seconds(one: Candidate) -> float:
         rate = speedup if one.precision == "bf16" else 1.0
@@ -68,10 +68,10 @@ def lawful(fixed: float = 0.3, speedup: float = 0.55, launch: float = 0.0, updat
     return seconds
 
 
-def measured(seconds: Seconds, numbers: list[int], budget_bytes: int, off: float = 1.0) -> Measured:
+def measured(seconds: Seconds, numbers: list[int], budget_bytes: int, off: float = 1.0) -> Measurements:
     """Return what measuring some candidates shows; peaks are `off` times what is predicted."""
     peaks = {number: off * (CANDIDATES[number].predicted_bytes or 0) for number in numbers}
-    return Measured(
+    return Measurements(
         log_seconds={number: math.log(seconds(CANDIDATES[number]) / (BATCH * TOKENS)) for number in numbers},
         peak_bytes=peaks,
         over_budget=frozenset(number for number, peak in peaks.items() if peak > budget_bytes),
@@ -80,15 +80,15 @@ def measured(seconds: Seconds, numbers: list[int], budget_bytes: int, off: float
     )
 
 
-def search(seconds: Seconds, rules: Rules, off: float = 1.0) -> tuple[list[int], Outlook]:
-    """Measure until nothing is worth it; return what was measured and the last outlook."""
+def search(seconds: Seconds, rules: Rules, off: float = 1.0) -> tuple[list[int], Acquisition]:
+    """Measure until nothing is worth it; return what was measured and the last acquisition."""
     numbers: list[int] = []
     while True:
-        outlook = look_ahead(CANDIDATES, measured(seconds, numbers, rules.budget_bytes, off), rules)
-        if outlook.next is None:
-            return numbers, outlook
-        assert outlook.next not in numbers
-        numbers.append(outlook.next)
+        acquisition = evaluate(CANDIDATES, measured(seconds, numbers, rules.budget_bytes, off), rules)
+        if acquisition.next is None:
+            return numbers, acquisition
+        assert acquisition.next not in numbers
+        numbers.append(acquisition.next)
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=40))
@@ -114,26 +114,26 @@ def test_a_trial_ends_when_its_time_is_known_or_hopeless() -> None:
 
 @settings(max_examples=30)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=10, unique=True), st.floats(0.001, 0.5))
-def test_measuring_narrows_what_is_believed(numbers: list[int], noise: float) -> None:
-    covariance = similarity([(number % 2, number % 3) for number in range(10)], 0.5)
-    before = Belief(np.zeros(10), covariance)
-    after = before.given({number: float(number) for number in numbers}, noise)
+def test_conditioning_reduces_every_variance(numbers: list[int], noise: float) -> None:
+    covariance = correlation_of([(number % 2, number % 3) for number in range(10)], 0.5)
+    before = Gaussian(np.zeros(10), covariance)
+    after = before.condition({number: float(number) for number in numbers}, noise)
     assert (after.deviation_N <= before.deviation_N + 1e-9).all()
     assert (np.abs(after.deviation_N[numbers]) <= noise + 1e-9).all()
-    sure = before.given({0: 3.0}, 1e-6)
+    sure = before.condition({0: 3.0}, 1e-6)
     assert sure.mean_N[0] == pytest.approx(3.0) and sure.mean_N[6] == pytest.approx(3.0)  # 0 and 6 are alike
 
 
 @pytest.mark.parametrize("launch", [0.0, 3.0])
-def test_the_law_is_found_from_a_few_probes(launch: float) -> None:
-    seconds = lawful(launch=launch)
+def test_the_time_model_is_fitted_from_a_few_measurements(launch: float) -> None:
+    seconds = modelled(launch=launch)
     probes = [0, 1, 7, 12, 14, 19, 24, 30, 31]
     fit = time_model.fit(CANDIDATES, measured(seconds, probes, 10**12).log_seconds, "cpu")
-    predicted = np.exp(fit.belief.mean_N) * BATCH * TOKENS
+    predicted = np.exp(fit.posterior.mean_N) * BATCH * TOKENS
     truth = np.array([seconds(candidate) for candidate in CANDIDATES])
     assert np.median(np.abs(predicted / truth - 1)) < 0.04
     assert (np.abs(np.log(predicted / truth))[probes] < 0.03).all()
-    assert fit.off < 0.02
+    assert fit.residual_rms < 0.02
 
 
 def test_measured_peaks_correct_the_predictions_of_the_rest() -> None:
@@ -156,28 +156,28 @@ def test_measured_peaks_correct_the_predictions_of_the_rest() -> None:
     update=st.floats(0, 3),
     budget=st.integers(30, 600),
 )
-def test_the_answer_is_within_the_gap_on_any_lawful_machine(
+def test_the_answer_is_within_the_gap_on_any_machine_of_the_time_model(
     fixed: float, speedup: float, launch: float, update: float, budget: int
 ) -> None:
-    seconds, rules = lawful(fixed, speedup, launch, update), Rules(budget_bytes=budget * MIB)
-    numbers, outlook = search(seconds, rules)
+    seconds, rules = modelled(fixed, speedup, launch, update), Rules(budget_bytes=budget * MIB)
+    numbers, acquisition = search(seconds, rules)
     fitting = [n for n, candidate in enumerate(CANDIDATES) if (candidate.predicted_bytes or 0) <= rules.budget_bytes]
     best = min(seconds(CANDIDATES[number]) for number in fitting)
     found = min(seconds(CANDIDATES[number]) for number in numbers)
-    assert outlook.left is not None and outlook.left <= rules.gap
+    assert acquisition.remaining_improvement is not None and acquisition.remaining_improvement <= rules.gap
     assert found <= best * (1 + rules.gap) / (1 - rules.gap)
     assert set(numbers) <= set(fitting)
     assert len(numbers) < len(fitting) or len(fitting) < 8
 
 
 @pytest.mark.parametrize("noise", [0.003, 0.02, 0.04])
-def test_the_bound_is_true_as_often_as_it_says_however_noisy_the_machine_is(noise: float) -> None:
+def test_the_bound_holds_with_its_confidence_at_any_noise(noise: float) -> None:
     num_true, num_searches = 0, 40
     for seed in range(num_searches):
         random = np.random.default_rng(seed)
         quirks = 1 + 0.03 * random.standard_normal(len(CANDIDATES))
         errors = np.exp(noise * random.standard_normal(len(CANDIDATES)))
-        exact = lawful(fixed=random.uniform(0, 4), speedup=random.uniform(0.3, 1.5), update=random.uniform(0, 3))
+        exact = modelled(fixed=random.uniform(0, 4), speedup=random.uniform(0.3, 1.5), update=random.uniform(0, 3))
 
         def true(one: Candidate, exact: Seconds = exact, quirks: Any = quirks) -> float:
             return exact(one) * float(quirks[CANDIDATES.index(one)])
@@ -186,63 +186,63 @@ def test_the_bound_is_true_as_often_as_it_says_however_noisy_the_machine_is(nois
             return true(one) * float(errors[CANDIDATES.index(one)])
 
         rules = Rules(budget_bytes=int(random.integers(40, 600)) * MIB)
-        numbers, outlook = search(noisy, rules)
+        numbers, acquisition = search(noisy, rules)
         answer = min(numbers, key=lambda number: noisy(CANDIDATES[number]))
         best = min(true(one) for one in CANDIDATES if (one.predicted_bytes or 0) <= rules.budget_bytes)
-        assert outlook.bound is not None
-        num_true += 1 - best / true(CANDIDATES[answer]) <= max(outlook.bound, rules.gap)
+        assert acquisition.bound is not None
+        num_true += 1 - best / true(CANDIDATES[answer]) <= max(acquisition.bound, rules.gap)
     assert num_true >= 0.9 * num_searches
 
 
-def test_the_model_says_when_it_does_not_hold() -> None:
+def test_the_time_model_is_inadequate_where_its_residual_is_large() -> None:
     def erratic(one: Candidate) -> float:
-        return lawful()(one) * (2.0 if one.micro_batch_size in (2, 8) else 1.0)
+        return modelled()(one) * (2.0 if one.micro_batch_size in (2, 8) else 1.0)
 
     probes = [0, 6, 12, 18, 24, 30]
-    assert not look_ahead(CANDIDATES, measured(erratic, probes, 10**12), Rules(budget_bytes=10**12)).holds
-    assert look_ahead(CANDIDATES, measured(lawful(), probes, 10**12), Rules(budget_bytes=10**12)).holds
+    assert not evaluate(CANDIDATES, measured(erratic, probes, 10**12), Rules(budget_bytes=10**12)).is_adequate
+    assert evaluate(CANDIDATES, measured(modelled(), probes, 10**12), Rules(budget_bytes=10**12)).is_adequate
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("number", [4, 8, 16, 20])
-def test_a_run_that_another_load_slowed_is_doubted_and_nothing_else_is(number: int, precision: str) -> None:
+def test_a_slowed_run_is_an_outlier_and_nothing_else_is(number: int, precision: str) -> None:
     slowed = number + PRECISIONS.index(precision)
     probes = sorted({0, 1, 7, 12, 14, 19, 25, 30, slowed})
-    quiet = measured(lawful(), probes, 10**12)
+    quiet = measured(modelled(), probes, 10**12)
     noisy = replace(quiet, log_seconds={**quiet.log_seconds, slowed: quiet.log_seconds[slowed] + math.log(1.4)})
     rules = Rules(budget_bytes=10**12)
-    assert look_ahead(CANDIDATES, quiet, rules).doubtful is None
-    assert look_ahead(CANDIDATES, noisy, rules).doubtful == slowed
-    assert look_ahead(CANDIDATES, replace(noisy, again=frozenset({slowed})), rules).doubtful is None
-    assert look_ahead(CANDIDATES, replace(noisy, over_budget=frozenset({slowed})), rules).doubtful is None
+    assert evaluate(CANDIDATES, quiet, rules).outlier is None
+    assert evaluate(CANDIDATES, noisy, rules).outlier == slowed
+    assert evaluate(CANDIDATES, replace(noisy, repeated=frozenset({slowed})), rules).outlier is None
+    assert evaluate(CANDIDATES, replace(noisy, over_budget=frozenset({slowed})), rules).outlier is None
     faster = replace(quiet, log_seconds={**quiet.log_seconds, slowed: quiet.log_seconds[slowed] - math.log(1.4)})
-    assert look_ahead(CANDIDATES, faster, rules).doubtful != slowed
+    assert evaluate(CANDIDATES, faster, rules).outlier != slowed
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(-2, 2), min_size=1, max_size=8), st.floats(0.01, 0.5))
-def test_a_surprise_is_what_leaving_it_out_and_predicting_it_gives(values: list[float], noise: float) -> None:
-    covariance = similarity([(number % 2, number % 3) for number in range(8)], 0.5)
-    priors = [(Belief(np.zeros(8), scale * covariance), noise) for scale in (0.5, 2.0)]
+def test_a_leave_one_out_residual_is_that_of_a_prediction_from_the_others(values: list[float], noise: float) -> None:
+    covariance = correlation_of([(number % 2, number % 3) for number in range(8)], 0.5)
+    priors = [(Gaussian(np.zeros(8), scale * covariance), noise) for scale in (0.5, 2.0)]
     measured = dict(enumerate(values))
-    surprise = surprises(priors, measured)
+    residuals = leave_one_out_residuals(priors, measured)
     for number, value in measured.items():
         others = {other: seen for other, seen in measured.items() if other != number}
-        beliefs = [prior.given(others, noise) for prior, _ in priors]
-        evidence = np.array([prior.log_evidence(others, noise) if others else 0.0 for prior, _ in priors])
-        weights = np.exp(LEARNING_RATE * (evidence - evidence.max()))
-        shares = weights / weights.sum()
-        means = np.array([belief.mean_N[number] for belief in beliefs])
-        variances = np.array([belief.deviation_N[number] ** 2 + noise**2 for belief in beliefs])
-        mean = shares @ means
-        deviation = math.sqrt(shares @ (variances + means**2) - mean**2)
-        assert surprise[number] == pytest.approx((value - mean) / deviation, rel=1e-4, abs=1e-6)
+        posteriors = [prior.condition(others, noise) for prior, _ in priors]
+        evidence = np.array([prior.log_marginal_likelihood(others, noise) if others else 0.0 for prior, _ in priors])
+        unscaled = np.exp(LEARNING_RATE * (evidence - evidence.max()))
+        weights = unscaled / unscaled.sum()
+        means = np.array([posterior.mean_N[number] for posterior in posteriors])
+        variances = np.array([posterior.deviation_N[number] ** 2 + noise**2 for posterior in posteriors])
+        mean = weights @ means
+        deviation = math.sqrt(weights @ (variances + means**2) - mean**2)
+        assert residuals[number] == pytest.approx((value - mean) / deviation, rel=1e-4, abs=1e-6)
 
 
 def test_a_risk_is_taken_only_for_its_gain() -> None:
     edge = made_up(32, "none", "bf16")
     rules = Rules(budget_bytes=int((edge.predicted_bytes or 0) * 1.005), kind="cuda")
-    gains = lawful(fixed=20.0)  # the larger the micro-batch, the faster
+    gains = modelled(fixed=20.0)  # the larger the micro-batch, the faster
     numbers, _ = search(gains, rules)
     tried = [CANDIDATES[number].choice for number in numbers]
     assert edge.choice in tried
@@ -262,7 +262,7 @@ def test_out_of_memory_makes_what_is_as_large_less_probable() -> None:
 
 def test_the_front_is_measured_from_its_lean_end_to_its_fast_one() -> None:
     rules = Rules(budget_bytes=200 * MIB, whole_front=True)
-    seconds = lawful()
+    seconds = modelled()
     numbers, _ = search(seconds, rules)
 
     def front(among: list[int]) -> list[tuple[int, float]]:
@@ -276,7 +276,7 @@ def test_the_front_is_measured_from_its_lean_end_to_its_fast_one() -> None:
         )
 
 
-def objective(budget_bytes: int, seconds: Seconds = lawful()) -> Callable[[optuna.Trial], float]:  # noqa: B008
+def objective(budget_bytes: int, seconds: Seconds = modelled()) -> Callable[[optuna.Trial], float]:  # noqa: B008
     def measure(trial: optuna.Trial) -> float:
         choice = {name: trial.suggest_categorical(name, d.choices) for name, d in DISTRIBUTIONS.items()}
         candidate = next(one for one in CANDIDATES if one.choice == choice)
@@ -299,7 +299,7 @@ def test_any_study_may_use_the_sampler(workers: int, tmp_path: Any) -> None:
     assert len(set(chosen)) == len(chosen) < 20
     assert all(trial.constraints[CONSTRAINT] <= 0 for trial in study.trials if trial.params)
     assert study.best_params["precision"] == "bf16"
-    left = study.sampler.outlook(study).left
+    left = study.sampler.evaluate(study).remaining_improvement
     assert left is not None and left <= rules.gap
 
 
@@ -315,7 +315,7 @@ def test_asking_and_telling_reaches_everything_that_fits_and_no_more() -> None:
             study.tell(trial, state=TrialState.FAIL)
             continue
         trial.set_constraint(CONSTRAINT, (candidate.predicted_bytes or 0) - rules.budget_bytes)
-        study.tell(trial, lawful()(candidate))
+        study.tell(trial, modelled()(candidate))
     chosen = [tuple(trial.params.items()) for trial in study.trials]
     assert len(set(chosen)) == len(fitting) == len(chosen) and running.params in [one.choice for one in fitting]
     with pytest.raises(NothingLeftError):
@@ -327,17 +327,17 @@ def test_of_a_configuration_measured_twice_the_faster_counts() -> None:
     study = optuna.create_study(direction="maximize")
 
     def emit(number: int, slower: float = 1.0) -> None:
-        value = BATCH * TOKENS / (slower * lawful()(CANDIDATES[number]))
+        value = BATCH * TOKENS / (slower * modelled()(CANDIDATES[number]))
         study.add_trial(create_trial(params=CANDIDATES[number].choice, distributions=DISTRIBUTIONS, value=value))
 
     slowed = 12
     for number in (0, 1, 7, 8, 14, 19):
         emit(number)
     emit(slowed, slower=1.4)
-    assert sampler.outlook(study).doubtful == slowed
+    assert sampler.evaluate(study).outlier == slowed
     emit(slowed)
-    outlook = sampler.outlook(study)
-    assert outlook.doubtful is None and outlook.law_is_off < 0.02
+    acquisition = sampler.evaluate(study)
+    assert acquisition.outlier is None and acquisition.residual_rms < 0.02
 
 
 def test_a_second_measurement_that_fails_leaves_the_first_and_one_that_does_not_fit_counts() -> None:
@@ -346,12 +346,12 @@ def test_a_second_measurement_that_fails_leaves_the_first_and_one_that_does_not_
     of = {"params": CANDIDATES[0].choice, "distributions": DISTRIBUTIONS}
     study.add_trial(create_trial(**of, value=1000.0))
     study.add_trial(create_trial(**of, state=TrialState.FAIL, user_attrs={OUTCOME: Outcome.CRASHED}))
-    assert sampler.outlook(study).bound is not None
+    assert sampler.evaluate(study).bound is not None
     study.enqueue_trial(CANDIDATES[0].choice)
     trial = study.ask(DISTRIBUTIONS)
     trial.set_constraint(CONSTRAINT, 1.0)
     study.tell(trial, state=TrialState.PRUNED)
-    assert sampler.outlook(study).bound is None, "nothing that fits is measured"
+    assert sampler.evaluate(study).bound is None, "nothing that fits is measured"
 
 
 def test_what_is_no_dimension_is_refused() -> None:
@@ -381,5 +381,5 @@ def test_predictions_that_are_off_cost_few_trials_that_do_not_fit(off: float, bu
     rules = Rules(budget_bytes=budget * MIB, kind="cuda")
     fitting = [n for n, one in enumerate(CANDIDATES) if off * (one.predicted_bytes or 0) <= rules.budget_bytes]
     assume(fitting)
-    numbers, _ = search(lawful(), rules, off)
+    numbers, _ = search(modelled(), rules, off)
     assert sum(number not in fitting for number in numbers) <= 2

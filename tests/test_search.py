@@ -30,9 +30,9 @@ from pipeline.searching.candidates import Candidate
 from pipeline.searching.judge import Verdict, attempted_bytes, judge
 from pipeline.searching.loop import findings_of, trials_of
 from pipeline.searching.optuna_samplers import SAMPLERS, choose, distributions_of, naive_choices, next_naive
-from pipeline.searching.problem import SearchPlan, plan_search
-from pipeline.searching.proposals import Predictive
-from pipeline.searching.results import Trial, best_trial, each_once, pareto_front
+from pipeline.searching.problem import SearchProblem, make_problem
+from pipeline.searching.proposals import PredictiveProposer
+from pipeline.searching.results import Trial, best_trial, one_per_configuration, pareto_front
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.study import StoredStudy
@@ -228,11 +228,11 @@ def test_divisors_make_the_effective_batch_exact() -> None:
 )
 def test_a_wrong_search_is_refused_before_anything_runs(given_: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        plan_search({**TINY, **given_})
+        make_problem({**TINY, **given_})
 
 
 def test_a_setting_given_on_the_command_line_pins_its_dimension() -> None:
-    plan = plan_search({**TINY, "precision": "bf16", "micro_batch_size": "4"})
+    plan = make_problem({**TINY, "precision": "bf16", "micro_batch_size": "4"})
     assert plan.space.dimensions["precision"] == ("bf16",)
     assert plan.space.dimensions["micro_batch_size"] == (4,)
     assert len(plan.space.choices) == 3
@@ -328,12 +328,12 @@ def test_a_configuration_is_measured_again_where_that_is_asked_for_and_once() ->
     study = new_study()
     choice, *_ = run(study, "tpe", 1)
     assert study.start(choice, SPACE, 20) is None
-    trial = study.start(choice, SPACE, 20, again=True)
+    trial = study.start(choice, SPACE, 20, repeat=True)
     assert trial is not None
-    assert study.start(choice, SPACE, 20, again=True) is None
+    assert study.start(choice, SPACE, 20, repeat=True) is None
     result, metrics = result_of(choice, oom=False)
     study.finish(trial, judge(result, metrics, BUDGET), result, metrics)
-    assert study.start(choice, SPACE, 20, again=True) is None and len(study.trials) == 2
+    assert study.start(choice, SPACE, 20, repeat=True) is None and len(study.trials) == 2
 
 
 def candidate_of(choice: Choice) -> Candidate:
@@ -354,23 +354,23 @@ def test_a_slowed_trial_is_proposed_again_and_counted_once() -> None:
     study, slowed = new_study(), SPACE.choices[8]
     sampler = PredictiveSampler([candidate_of(choice) for choice in SPACE.choices], Rules(budget_bytes=BUDGET))
     plan = SimpleNamespace(settings=SimpleNamespace(gap=0.01), space=SPACE)
-    proposer = Predictive(cast(SearchPlan, plan), study, sampler)
+    proposer = PredictiveProposer(cast(SearchProblem, plan), study, sampler)
 
-    def measure(choice: Choice, slowness: float = 1.0, again: bool = False) -> None:
+    def measure(choice: Choice, slowness: float = 1.0, repeat: bool = False) -> None:
         result, metrics = result_of(choice, oom=False)
         metrics = {**metrics, "tokens_per_second": metrics["tokens_per_second"] / slowness, "seconds_total": 2.0}
-        trial = study.start(choice, SPACE, 20, again=again)
+        trial = study.start(choice, SPACE, 20, repeat=repeat)
         assert trial is not None
         study.finish(trial, judge(result, metrics, BUDGET), result, metrics)
 
     for choice in SPACE.choices[:14]:
         measure(choice, 1.6 if choice == slowed else 1.0)
-    doubted = proposer.next([])
-    assert doubted is not None and doubted.again and doubted.choice == slowed
-    measure(slowed, again=True)
+    outlier = proposer.next([])
+    assert outlier is not None and outlier.is_repeat and outlier.choice == slowed
+    measure(slowed, repeat=True)
     after = proposer.next([])
-    assert after is None or not after.again
-    certificate = proposer.certificate(trials_of(cast(SearchPlan, plan), study))
+    assert after is None or not after.is_repeat
+    certificate = proposer.certificate(trials_of(cast(SearchProblem, plan), study))
     assert certificate.num_measured == 14 and certificate.seconds_measured == 30.0
     assert len(certificate.unmeasured) == 6
 
@@ -389,10 +389,13 @@ def test_of_a_configuration_measured_twice_one_trial_counts() -> None:
         )
 
     slow, fast, other = row(0, 50.0), row(2, 80.0), row(1, 70.0, size=2)
-    assert each_once([slow, other, fast]) == [other, fast] and best_trial([slow, other, fast]) is fast
+    assert one_per_configuration([slow, other, fast]) == [other, fast] and best_trial([slow, other, fast]) is fast
     crashed, too_large = row(3, None, fits=False), replace(row(4, 90.0, fits=False), outcome="over_budget")
-    assert each_once([fast, other, crashed]) == [other, fast] and best_trial([fast, other, crashed]) is fast
-    assert each_once([fast, other, too_large]) == [other, too_large] and best_trial([fast, other, too_large]) is other
+    assert one_per_configuration([fast, other, crashed]) == [other, fast] and best_trial([fast, other, crashed]) is fast
+    assert (
+        one_per_configuration([fast, other, too_large]) == [other, too_large]
+        and best_trial([fast, other, too_large]) is other
+    )
     assert pareto_front([slow, replace(fast, peak_bytes=2)]) == [replace(fast, peak_bytes=2)]
     table = trials_table([slow, other, fast], fast).frame
     assert list(table[""]) == ["best", "", "void"]
@@ -429,7 +432,7 @@ def test_a_locked_storage_is_waited_for_and_then_refused(tmp_path: Any, monkeypa
 
 
 def test_the_answer_compares_with_the_largest_naive_micro_batch_that_fits() -> None:
-    plan = plan_search({**TINY, "budget": "1GiB", "effective_batch_size": 8})
+    plan = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 8})
     measured = [(2, "fp32", 100.0), (8, "fp32", 500.0), (4, "bf16", 1000.0)]
     rows = [
         Trial(
@@ -451,17 +454,17 @@ def test_every_corpus_of_the_space_is_checked_before_anything_runs(tmp_path: Any
     text.write_text("a short text that fills some short sequences " * 40)
     space = {"sequence_length": [8, 200], "micro_batch_size": [2]}
     with pytest.raises(InvalidInputError, match="the text must fill one batch"):
-        plan_search({**TINY, "corpus": "text_files", "text_files": {"path": text}, "space": space, "eval_steps": 0})
+        make_problem({**TINY, "corpus": "text_files", "text_files": {"path": text}, "space": space, "eval_steps": 0})
 
 
 def test_what_a_search_has_once_is_no_dimension() -> None:
     with pytest.raises(InvalidInputError, match=r"all configurations share one budget, .*; take space.budget out"):
-        plan_search({**TINY, "space": {"budget": ["1GiB"]}})
+        make_problem({**TINY, "space": {"budget": ["1GiB"]}})
 
 
 def test_a_default_passed_on_does_not_replace_a_dimensions_values() -> None:
     """MLproject always passes sequence_length=256 on."""
     space = {"sequence_length": [8, 16], "precision": ["fp32", "bf16"]}
-    plan = plan_search({**TINY, "space": space, "sequence_length": "256", "precision": "fp32", "eval_steps": 0})
+    plan = make_problem({**TINY, "space": space, "sequence_length": "256", "precision": "fp32", "eval_steps": 0})
     assert plan.space.dimensions["sequence_length"] == (8, 16)
     assert plan.space.dimensions["precision"] == ("fp32",)

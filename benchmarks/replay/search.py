@@ -10,7 +10,7 @@ from pathlib import Path
 import optuna
 
 from pipeline.config.space import Choice, Space
-from pipeline.searching.acquisition import Measured, Rules, look_ahead
+from pipeline.searching.acquisition import Measurements, Rules, evaluate
 from pipeline.searching.judge import CONSTRAINT
 from pipeline.searching.optuna_samplers import choose, distributions_of
 from pipeline.searching.settings import SearchSettings
@@ -58,7 +58,7 @@ class Search:
     def __init__(self, entries: Sequence[Entry], sampler: str, budget_bytes: int, seed: int) -> None:
         self.entries, self.sampler, self.budget_bytes, self.seed = entries, sampler, budget_bytes, seed
         self.measured: dict[int, float] = {}
-        self.again = set[int]()
+        self.repeated = set[int]()
         self.trials = 0
         self.seconds = 0.0
         self._random = random.Random(f"{sampler} {budget_bytes} {seed}")  # noqa: S311  nothing secret
@@ -90,7 +90,7 @@ class Search:
         steps = run.seconds_of_steps[:length]
         median_seconds = statistics.median(steps[WARMUP_STEPS:])
         if number in self.measured:
-            self.again.add(number)
+            self.repeated.add(number)
         self.measured[number] = min(median_seconds, self.measured.get(number, median_seconds))
         self.trials += 1
         self.seconds += run.seconds_of_start + sum(steps)
@@ -107,16 +107,17 @@ class Search:
             self.seconds += run.seconds_of_start + sum(run.seconds_of_steps)
             confirmed.add(best)
 
-    def known(self) -> Measured:
-        """Return what has been measured as the sampler knows it."""
+    @property
+    def measurements(self) -> Measurements:
+        """Return what has been measured."""
         tokens = self.entries[0].candidate.num_tokens
-        return Measured(
+        return Measurements(
             log_seconds={number: math.log(seconds / tokens) for number, seconds in self.measured.items()},
             peak_bytes={number: self.entries[number].peak_bytes for number in self.measured},
             over_budget=frozenset(self.over_budget),
             failed=frozenset(),
             running=frozenset(),
-            again=frozenset(self.again),
+            repeated=frozenset(self.repeated),
         )
 
     def result(self, bound: float | None = None) -> Replayed:
@@ -143,16 +144,17 @@ def predictive(search: Search) -> Replayed:
     candidates = [entry.candidate for entry in search.entries]
     rules = Rules(budget_bytes=search.budget_bytes)
     while True:
-        outlook = look_ahead(candidates, search.known(), rules)
-        if outlook.doubtful is not None:
-            search.measure(outlook.doubtful)
-        elif outlook.next is None or not outlook.holds:
+        acquisition = evaluate(candidates, search.measurements, rules)
+        if acquisition.outlier is not None:
+            search.measure(acquisition.outlier)
+        elif acquisition.next is None or not acquisition.is_adequate:
             break
         else:
-            search.measure(outlook.next)
+            search.measure(acquisition.next)
     search.confirm()
-    outlook = look_ahead(candidates, search.known(), rules)
-    return search.result(None if outlook.bound is None or not outlook.holds else max(outlook.bound, rules.gap))
+    acquisition = evaluate(candidates, search.measurements, rules)
+    has_bound = acquisition.bound is not None and acquisition.is_adequate
+    return search.result(max(acquisition.bound, rules.gap) if has_bound else None)
 
 
 def of_optuna(search: Search) -> Replayed:

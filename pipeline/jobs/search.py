@@ -17,7 +17,7 @@ from pipeline.runtime.fork_server import loading, start_server
 from pipeline.runtime.signals import stop_in_order
 from pipeline.searching.ahead import make_sampler
 from pipeline.searching.loop import Search, SearchObserver, findings_of, search_and_verify
-from pipeline.searching.problem import SearchPlan, plan_search
+from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import make_proposer
 from pipeline.searching.results import SearchFindings, Trial, Verification
 from pipeline.searching.sampler import PredictiveSampler
@@ -40,7 +40,7 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
 
     """
     start_server()
-    problem = plan_search(given)
+    problem = make_problem(given)
     status = f"predicting the memory of {len(problem.space.choices)} configurations"
     with console.status(status), loading("pipeline.tracking.job"):  # MLflow is imported while workers predict
         sampler = make_sampler(problem)
@@ -51,7 +51,7 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
 class _ProgressLine(SearchObserver):
     """The progress bar of a search, and a line for each trial that has ended."""
 
-    def __init__(self, problem: SearchPlan, progress: Progress) -> None:
+    def __init__(self, problem: SearchProblem, progress: Progress) -> None:
         total = min(problem.settings.num_trials, len(problem.space.choices))
         self._progress, self._task = progress, progress.add_task("", total=total)
 
@@ -63,13 +63,13 @@ class _ProgressLine(SearchObserver):
         self._progress.update(self._task, description="waiting for the trials of another process")
 
     def trial(self, name: str, trial: Trial) -> None:
-        self._progress.print(f"{name}: {trial.in_words}", style="dim", highlight=False)
+        self._progress.print(f"{name}: {trial.summary}", style="dim", highlight=False)
 
     def check(self, name: str, result: Result) -> None:
         self._progress.print(f"{name}: {result.outcome} in {result.seconds_total:.1f} s", style="dim", highlight=False)
 
 
-def _measure(problem: SearchPlan, sampler: PredictiveSampler | None, console: Console) -> SearchFindings | None:
+def _measure(problem: SearchProblem, sampler: PredictiveSampler | None, console: Console) -> SearchFindings | None:
     from pipeline.tracking.job import Job, open_job
 
     directions = DIRECTIONS[problem.settings.objectives]
@@ -109,8 +109,8 @@ def _report(search: Search, verification: Verification | None, job: Any, console
     problem, trials = search.problem, search.trials
     if not trials:
         return None
-    twice = verification.twice if verification else ()
-    findings = findings_of(problem, trials, search.proposer.certificate(trials, twice), verification)
+    extra = verification.measurements if verification else ()
+    findings = findings_of(problem, trials, search.proposer.certificate(trials, extra), verification)
     best = findings.best
     if best is not None:
         experiment = problem.experiment(dict(best.choice))

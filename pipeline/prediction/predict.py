@@ -1,7 +1,7 @@
 """An Experiment on fake tensors -> Prediction: how much memory it needs, before anything runs."""
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -103,19 +103,35 @@ def predict(
 def predict_all(
     experiments: Sequence[Experiment],
     target: Hardware,
-    *,
-    expandable_segments: bool = False,
-    context_bytes: int | None = None,
-    num_processes: int | None = None,
+    **options: Any,
 ) -> Generator[tuple[int, Prediction], None, None]:
     """Yield the number of each experiment and its prediction, those first that tell others.
 
-    Where the server of processes was started, or they are many, they are predicted in processes that end with the
-    iterator, one a core. `num_processes` is how many; with 0 this one does the work.
+    Options are those of predict_each().
 
     Raises:
         InvalidInputError: as predict().
 
+    """
+    with closing(predict_each(experiments, target, **options)) as predictions:
+        for number, prediction in predictions:
+            if isinstance(prediction, InvalidInputError):
+                raise prediction
+            yield number, prediction
+
+
+def predict_each(
+    experiments: Sequence[Experiment],
+    target: Hardware,
+    *,
+    expandable_segments: bool = False,
+    context_bytes: int | None = None,
+    num_processes: int | None = None,
+) -> Generator[tuple[int, Prediction | InvalidInputError], None, None]:
+    """Yield the number of each experiment and its prediction, or why it cannot be predicted.
+
+    Where the server of processes was started, or they are many, they are predicted in processes that end with the
+    iterator, one a core. `num_processes` is how many; with 0 this one does the work.
     """
     if context_bytes is None:
         context_bytes = context_bytes_of(target)  # once, and not in a process of a crew, which may start no other
@@ -134,8 +150,19 @@ def predict_all(
                 yield from zip(tasks[number], predictions, strict=True)
 
 
-def _predict_these(experiments: Sequence[Experiment], target: Hardware, options: Mapping[str, Any]) -> list[Prediction]:
-    return [predict(experiment, target, **options) for experiment in experiments]
+def _predict_these(
+    experiments: Sequence[Experiment], target: Hardware, options: Mapping[str, Any]
+) -> list[Prediction | InvalidInputError]:
+    return [_prediction_or_error(experiment, target, options) for experiment in experiments]
+
+
+def _prediction_or_error(
+    experiment: Experiment, target: Hardware, options: Mapping[str, Any]
+) -> Prediction | InvalidInputError:
+    try:
+        return predict(experiment, target, **options)
+    except InvalidInputError as error:
+        return error
 
 
 def _alike(experiments: Sequence[Experiment], numbers: Sequence[int]) -> list[list[int]]:

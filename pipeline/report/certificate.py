@@ -4,7 +4,8 @@ import pandas as pd
 
 from pipeline.base.units import MIB
 from pipeline.report.table import Table
-from pipeline.searching.results import Certificate, Verification, heading
+from pipeline.searching.certificate import Certificate
+from pipeline.searching.results import Verification, heading
 
 
 def unmeasured_table(certificate: Certificate) -> Table:
@@ -27,7 +28,7 @@ def verification_table(verification: Verification) -> Table:
     """Return the answer beside the plain configuration."""
     pairs = [(verification.choice, verification.outcome, verification.metrics, "answer")]
     if verification.plain is not None:
-        pairs.append((verification.plain, verification.plain_outcome or "", verification.plain_figures, "plain"))
+        pairs.append((verification.plain, verification.plain_outcome or "", verification.plain_metrics, "plain"))
     lines = [
         {
             **{heading(name): value for name, value in choice.items()},

@@ -14,7 +14,7 @@ from pipeline.report.page import Report, Section
 from pipeline.report.planned import fit_plot
 from pipeline.report.plot import Plot
 from pipeline.report.table import Table
-from pipeline.searching.results import heading, in_words
+from pipeline.searching.results import heading, label
 
 
 def plan_report(findings: PlanFindings) -> Report:
@@ -48,7 +48,7 @@ def _answer(card: CardPlan) -> str:
     fitting = sum(row.fits for row in card.rows)
     return (
         f"On {card.card} {fitting} of {len(card.rows)} configurations are predicted to fit {budget:,.0f} MiB. "
-        f"Begin with {in_words(best.choice)} ({best.accumulation_steps} forward passes an update): it is predicted to "
+        f"Begin with {label(best.choice)} ({best.accumulation_steps} forward passes an update): it is predicted to "
         f"peak at {best.peak_bytes / MIB:,.0f} MiB, {budget - best.peak_bytes / MIB:,.0f} MiB of headroom. That it is "
         "the fastest is an estimate from counted operations; a search measures it."
     )

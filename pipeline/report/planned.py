@@ -11,7 +11,7 @@ from matplotlib.colors import TwoSlopeNorm
 from pipeline.base.units import MIB
 from pipeline.prediction.plan import PlannedRow
 from pipeline.report.plot import Plot
-from pipeline.searching.results import in_words
+from pipeline.searching.results import label
 
 
 def fit_plot(name: str, title: str, rows: Sequence[PlannedRow], budget_bytes: int) -> Plot:
@@ -22,7 +22,7 @@ def fit_plot(name: str, title: str, rows: Sequence[PlannedRow], budget_bytes: in
         others = tuple((key, value) for key, value in row.choice.items() if key not in axes)
         groups.setdefault(others, []).append(row)
     panels = tuple(
-        partial(_heat_map, rows=group, budget_bytes=budget_bytes, title=in_words(dict(others)) or "peak memory")
+        partial(_heat_map, rows=group, budget_bytes=budget_bytes, title=label(dict(others)) or "peak memory")
         for others, group in groups.items()
     )
     return Plot(name=name, title=title, panels=panels)

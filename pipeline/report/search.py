@@ -9,7 +9,7 @@ from pipeline.report.certificate import unmeasured_table, verification_table
 from pipeline.report.page import Report, Section
 from pipeline.report.table import Table
 from pipeline.report.trial_plots import over_time_plot, parallel_plot, plane_plot
-from pipeline.searching.results import SearchFindings, Trial, each_once, heading, in_words, pareto_front
+from pipeline.searching.results import SearchFindings, Trial, heading, label, one_per_configuration, pareto_front
 
 
 def question(findings: SearchFindings) -> str:
@@ -24,22 +24,22 @@ def answer(findings: SearchFindings) -> str:
     """Return the fastest configuration that fits, its memory and speed, and how it compares with the naive one."""
     rows, budget, effective = findings.rows, findings.budget_bytes, findings.effective_batch_size
     best = findings.best
-    space = f"{len(each_once(rows))} of {findings.num_configurations} configurations measured"
+    space = f"{len(one_per_configuration(rows))} of {findings.num_configurations} configurations measured"
     if best is None:
         peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None and row.tokens_per_second is not None]
         smallest = f"the smallest peak seen is {min(peaks) / MIB:,.1f} MiB" if peaks else "none ran to its end"
         return f"Nothing fits {budget / MIB:,.1f} MiB at an effective batch of {effective}: {smallest} ({space})."
     peak, speed = best.peak_bytes or 0, best.tokens_per_second or 0
     text = (
-        f"The fastest that fits {budget / MIB:,.1f} MiB at an effective batch of {effective}: {in_words(best.choice)}. "
+        f"The fastest that fits {budget / MIB:,.1f} MiB at an effective batch of {effective}: {label(best.choice)}. "
         f"It peaks at {peak / MIB:,.1f} MiB ({(budget - peak) / MIB:,.1f} MiB of headroom) "
         f"and trains {speed:,.0f} tokens/s{_against_naive(findings, best)}"
     )
     if findings.shows_front:
-        front = "; ".join(f"{in_words(row.choice)}: {row.in_words}" for row in pareto_front(rows))
+        front = "; ".join(f"{label(row.choice)}: {row.summary}" for row in pareto_front(rows))
         text += f". Pareto front: {front}"
     certificate, verification = findings.certificate, findings.verification
-    proof = "" if certificate is None else f" {certificate.in_words}."
+    proof = "" if certificate is None else f" {certificate.summary}."
     check = "" if verification is None else f" {verification.verdict}."
     return f"{text} ({space}).{proof}{check}"
 
@@ -71,14 +71,14 @@ def _verified(findings: SearchFindings) -> tuple[Section, ...]:
     if verification is None:
         return ()
     table = verification_table(verification)
-    return (Section(title="verified", tables=(table,), notes=(f"{verification.in_words}.",)),)
+    return (Section(title="verified", tables=(table,), notes=(f"{verification.summary}.",)),)
 
 
 def _certified(findings: SearchFindings) -> tuple[Section, ...]:
     certificate = findings.certificate
     if certificate is None:
         return ()
-    saved = certificate.saved_in_words
+    saved = certificate.saved_time
     notes = (f"{saved}.",) if saved else ()
     tables = (unmeasured_table(certificate),) if certificate.unmeasured else ()
     return (Section(title="certificate", tables=tables, notes=notes),)
@@ -102,7 +102,7 @@ def trials_frame(rows: Sequence[Trial]) -> pd.DataFrame:
 def trials_table(rows: Sequence[Trial], best: Trial | None) -> Table:
     """Return the trials, those that fit first and the fastest of them on top."""
     ordered = sorted(rows, key=lambda row: (not row.fits, -(row.tokens_per_second or 0)))
-    counting = each_once(rows)
+    counting = one_per_configuration(rows)
     lines = [
         {
             **{heading(name): value for name, value in row.choice.items()},
@@ -135,7 +135,7 @@ def _predicted_mib(row: Trial) -> float | None:
 
 def _against_naive(findings: SearchFindings, best: Trial) -> str:
     """Compare with the first naive configuration that fits, where it has been measured."""
-    fitting = {tuple(row.choice.items()): row for row in each_once(findings.rows) if row.fits}
+    fitting = {tuple(row.choice.items()): row for row in one_per_configuration(findings.rows) if row.fits}
     keys = [tuple(choice.items()) for choice in findings.naive]
     plain = next((fitting[key] for key in keys if key in fitting), None)
     if plain is best:
@@ -143,4 +143,4 @@ def _against_naive(findings: SearchFindings, best: Trial) -> str:
     if plain is None or not plain.tokens_per_second or not best.tokens_per_second:
         return ""
     gain = best.tokens_per_second / plain.tokens_per_second
-    return f", {gain:.2f} x the naive configuration ({in_words(plain.choice)})"
+    return f", {gain:.2f} x the naive configuration ({label(plain.choice)})"

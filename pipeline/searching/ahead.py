@@ -8,12 +8,12 @@ from pipeline.base.units import MIB
 from pipeline.config.space import Choice
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate, make_candidates
-from pipeline.searching.problem import SearchPlan
-from pipeline.searching.results import in_words
+from pipeline.searching.problem import SearchProblem
+from pipeline.searching.results import label
 from pipeline.searching.sampler import PredictiveSampler
 
 
-def make_sampler(plan: SearchPlan) -> PredictiveSampler | None:
+def make_sampler(plan: SearchProblem) -> PredictiveSampler | None:
     """Return the predictive sampler with its predictions, before anything is stored; None where another is asked for.
 
     Raises:
@@ -30,27 +30,26 @@ def make_sampler(plan: SearchPlan) -> PredictiveSampler | None:
         whole_front=plan.settings.objectives == "pareto",
     )
     sampler = PredictiveSampler(_candidates(plan, plan.space.choices), rules)
-    if sampler.best_first is None:
+    if sampler.first is None:
         raise InvalidInputError(_nothing_fits(plan, sampler.candidates))
     return sampler
 
 
-def _candidates(plan: SearchPlan, choices: Sequence[Choice]) -> list[Candidate]:
+def _candidates(plan: SearchProblem, choices: Sequence[Choice]) -> list[Candidate]:
     return make_candidates(choices, [plan.experiment(choice) for choice in choices])
 
 
-def _nothing_fits(plan: SearchPlan, candidates: Sequence[Candidate]) -> str:
-    known = [candidate for candidate in candidates if candidate.predicted_bytes is not None]
-    leanest = min(known, key=lambda candidate: candidate.predicted_bytes or 0)
-    peak, budget = (leanest.predicted_bytes or 0) / MIB, plan.budget_bytes / MIB
+def _nothing_fits(plan: SearchProblem, candidates: Sequence[Candidate]) -> str:
+    peak_bytes, number = min(_known_peaks(candidates))
+    leanest, peak, budget = candidates[number], peak_bytes / MIB, plan.budget_bytes / MIB
     return (
         f"something must fit the budget, and the smallest predicted peak is {peak:,.1f} MiB, "
-        f"{peak - budget:,.1f} MiB more than the {budget:,.1f} MiB ({in_words(leanest.choice)}); "
+        f"{peak - budget:,.1f} MiB more than the {budget:,.1f} MiB ({label(leanest.choice)}); "
         f"{_what_would_help(plan, leanest.choice)}"
     )
 
 
-def _what_would_help(plan: SearchPlan, choice: Choice) -> str:
+def _what_would_help(plan: SearchProblem, choice: Choice) -> str:
     """Return which other setting would bring the peak of the leanest configuration down most, and to what."""
     settings: Any = plan.experiment(choice).settings
     changes = {
@@ -61,8 +60,19 @@ def _what_would_help(plan: SearchPlan, choice: Choice) -> str:
     }
     others = {name: value for name, value in changes.items() if getattr(settings, name) != value}
     candidates = _candidates(plan, [{**choice, name: value} for name, value in others.items()])
-    best = min(zip(others, candidates, strict=True), key=lambda pair: pair[1].predicted_bytes or 0)
-    name, peak = best[0], (best[1].predicted_bytes or 0) / MIB
+    peak_bytes, number = min(_known_peaks(candidates), default=(0, None))
+    if number is None:
+        return "choose a smaller model or a larger budget"
+    name, peak = list(others)[number], peak_bytes / MIB
     return (
         f"{name}={others[name]} would help most, with {peak:,.1f} MiB; else choose a smaller model or a larger budget"
     )
+
+
+def _known_peaks(candidates: Sequence[Candidate]) -> list[tuple[int, int]]:
+    """Return the predicted peak and the index of each candidate that has a prediction."""
+    return [
+        (candidate.predicted_bytes, number)
+        for number, candidate in enumerate(candidates)
+        if candidate.predicted_bytes is not None
+    ]

@@ -1,14 +1,13 @@
-"""The configurations of a space with all that is known of them before one is measured."""
+"""The configurations of a space with their predictions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice, Value
 from pipeline.memory.device import hardware_of
-from pipeline.prediction.predict import Prediction, predict_all
+from pipeline.prediction.predict import Prediction, predict_each
 from pipeline.runtime.environment import uses_expandable_segments
 
 
@@ -32,7 +31,7 @@ class Candidate:
 
     @property
     def group(self) -> tuple[Value, ...]:
-        """What it has in common with others beside the micro-batch: policy, precision and whatever else varies."""
+        """Every value but the micro-batch size: checkpointing policy, precision and further dimensions."""
         return group_of(self.choice)
 
 
@@ -42,31 +41,32 @@ def group_of(choice: Choice) -> tuple[Value, ...]:
 
 
 def make_candidates(choices: Sequence[Choice], experiments: Sequence[Experiment]) -> list[Candidate]:
-    """Return the candidates that these experiments are, in their order.
+    """Return a candidate for each experiment, in their order.
 
-    Where memory cannot be predicted, no candidate has a prediction, and the work of all counts as the same.
+    Each has its own prediction, and those that cannot be predicted have none. The operations of a sequence do not
+    depend on the micro-batch size, so a candidate without prediction takes those of another in its group, else the
+    fewest known.
     """
     target = hardware_of(experiments[0].device)
     shapes = [experiment.with_random_weights("cpu") for experiment in experiments]
-    predictions: dict[int, Prediction] = {}
-    try:
-        predictions.update(predict_all(shapes, target, expandable_segments=uses_expandable_segments()))
-    except InvalidInputError:
-        predictions = {}
+    outcomes = predict_each(shapes, target, expandable_segments=uses_expandable_segments())
+    predictions = {number: outcome for number, outcome in outcomes if isinstance(outcome, Prediction)}
+    flops = {group_of(choices[number]): float(one.sequence_flops) for number, one in predictions.items()}
+    fewest = min(flops.values(), default=1.0)
     return [
-        _candidate(choice, experiment, predictions.get(number))
+        _candidate(choice, experiment, predictions.get(number), flops.get(group_of(choice), fewest))
         for number, (choice, experiment) in enumerate(zip(choices, experiments, strict=True))
     ]
 
 
-def _candidate(choice: Choice, experiment: Experiment, prediction: Prediction | None) -> Candidate:
+def _candidate(choice: Choice, experiment: Experiment, prediction: Prediction | None, flops: float) -> Candidate:
     settings: Any = experiment.settings
     return Candidate(
         choice=choice,
         micro_batch_size=experiment.micro_batch_size,
         num_passes=settings.accumulation_steps,
         num_tokens=experiment.effective_batch_size * settings.sequence_length,
-        flops=float(prediction.sequence_flops) if prediction else 1.0,
+        flops=float(prediction.sequence_flops) if prediction else flops,
         precision=settings.precision,
         predicted_bytes=prediction.peak_bytes if prediction else None,
         fits=prediction.fits if prediction else _may_fit,
@@ -74,5 +74,5 @@ def _candidate(choice: Choice, experiment: Experiment, prediction: Prediction | 
 
 
 def _may_fit(_: int) -> bool:
-    """Return True: nothing is known."""
+    """Return True, where there is no prediction."""
     return True

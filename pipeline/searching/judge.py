@@ -1,4 +1,4 @@
-"""Judging a trial: from what was measured to what Optuna learns."""
+"""From the result of a run to the state, value and constraint of its Optuna trial."""
 
 import re
 from collections.abc import Mapping
@@ -10,22 +10,24 @@ from pipeline.base.results import Outcome, Result
 from pipeline.base.units import MIB
 
 CONSTRAINT = "bytes_over_budget"
-"""Name of the constraint that tells Optuna how far a trial was over its budget; at most zero within it."""
+"""Name of the constraint: bytes by which a trial exceeded its budget, at most zero within it."""
 OUTCOME = "outcome"
 """Attribute of a trial: how its run ended."""
+LOWER_BOUND = "is_lower_bound"
+"""Attribute of a trial: whether its constraint is a lower bound, because it ran out of memory before its peak."""
 UNIT_BYTES = {"bytes": 1, "MiB": 2**20, "GiB": 2**30}
 ATTEMPT = re.compile(rf"[Tt]ried to allocate (?P<number>[\d.]+) (?P<unit>{'|'.join(UNIT_BYTES)})")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What Optuna is told of a trial."""
+    """The state, value and constraint with which a trial is stored."""
 
     state: TrialState
     tokens_per_second: float | None
     peak_bytes: int | None
     violation_bytes: float | None
-    """Bytes over the budget, negative within it; None where memory was not what ended the trial."""
+    """Bytes over the budget, negative within it; None where the run ended for another reason than memory."""
     is_lower_bound: bool
     """Whether the violation may be greater: the trial ran out of memory before its peak."""
 
@@ -36,9 +38,9 @@ class Verdict:
 
 
 def judge(result: Result, metrics: Mapping[str, float], budget_bytes: int) -> Verdict:
-    """Return the verdict; the peak is what the device has to give: reserved bytes on CUDA, allocated ones on a CPU.
+    """Return the verdict on a run; its peak is the reserved bytes on CUDA and the allocated ones on a CPU.
 
-    Out-of-memory is PRUNED with a constraint in bytes, because TPE learns from such trials and never from FAIL.
+    Out-of-memory is PRUNED with a constraint in bytes, because TPE learns from pruned trials and not from failed ones.
     """
     peak = peak_bytes(metrics)
     if result.outcome.completed and peak is not None:

@@ -17,10 +17,19 @@ from pipeline.prediction.summary import summary
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import Stop, Summarize, never_stop, run
+from pipeline.searching.certificate import Certificate
 from pipeline.searching.judge import CONSTRAINT, OUTCOME, judge, peak_bytes
-from pipeline.searching.problem import SearchPlan
+from pipeline.searching.problem import SearchProblem
 from pipeline.searching.proposals import Proposal, Proposer
-from pipeline.searching.results import Certificate, SearchFindings, Trial, Verification, best_trial, each_once, in_words
+from pipeline.searching.results import (
+    Measurement,
+    SearchFindings,
+    Trial,
+    Verification,
+    best_trial,
+    label,
+    one_per_configuration,
+)
 from pipeline.searching.study import DETAIL, FIGURES, StoredStudy
 from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
 from pipeline.searching.verification import Measured, verified_experiment, verify
@@ -50,7 +59,7 @@ class SearchObserver(Observer):
 class Search:
     """A search under way: what is searched, where its trials are stored, and who receives its events."""
 
-    problem: SearchPlan
+    problem: SearchProblem
     study: StoredStudy
     proposer: Proposer
     folder: Path
@@ -79,7 +88,7 @@ class Search:
         return trials_of(self.problem, self.study)
 
 
-def trials_of(problem: SearchPlan, study: StoredStudy) -> list[Trial]:
+def trials_of(problem: SearchProblem, study: StoredStudy) -> list[Trial]:
     """Return the study's measured trials, those of earlier sessions and other processes included."""
     return [
         Trial(
@@ -95,19 +104,20 @@ def trials_of(problem: SearchPlan, study: StoredStudy) -> list[Trial]:
     ]
 
 
-def run_trials(search: Search, deadline: float) -> None:
+def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = ()) -> None:
     """Measure configurations until the proposer has no proposal, there are num_trials, or the deadline has passed.
 
-    The first trial is run whatever the deadline, which is in seconds of time.monotonic().
+    The first trial is run whatever the deadline, which is in seconds of time.monotonic(). `extra` has measurements
+    beside the trials.
     """
     study, total = search.study, search.problem.settings.num_trials
     while len(trials := search.trials) < total and (not trials or time.monotonic() < deadline):
-        search.observer.trials(len(each_once(trials)), best_trial(trials))
+        search.observer.trials(len(one_per_configuration(trials)), best_trial(trials))
         is_last_running = len(trials) + study.num_running_here >= total
-        proposal = None if is_last_running else search.proposer.next(trials)
+        proposal = None if is_last_running else search.proposer.next(trials, extra)
         if proposal is not None:
             space = search.problem.space
-            trial = study.start(proposal.choice, space, total, again=proposal.again)
+            trial = study.start(proposal.choice, space, total, repeat=proposal.is_repeat)
             if trial is not None:
                 _run_trial(search, proposal, trial, best_trial(trials))
         elif study.num_running_here:
@@ -119,30 +129,30 @@ def run_trials(search: Search, deadline: float) -> None:
 
 
 def search_and_verify(search: Search) -> Verification | None:
-    """Run the trials, then verify the answer; go on where a run of the verification contradicts the certificate.
+    """Run the trials, then verify the answer; where a run of the verification contradicts it, the search goes on.
 
-    A plain configuration that the verification measures for the first time becomes a trial of the study. If the search
-    then proposes further trials, the new answer is verified again.
+    What the verification measures of a plain configuration without a trial becomes a trial of the study.
     """
-    deadline, verification, round_number = deadline_of(search.problem), None, 0
+    deadline, settings = deadline_of(search.problem), search.problem.settings
+    verification: Verification | None = None
+    extra: tuple[Measurement, ...] = ()
+    num_verified, num_rounds = -1, 0
     while True:
-        num_trials = len(search.trials)
-        run_trials(search, deadline)
-        is_unchanged = verification is not None and len(search.trials) == num_trials
-        if is_unchanged or not search.problem.settings.verify_steps:
+        run_trials(search, deadline, extra)
+        if not settings.verify_steps or len(search.trials) == num_verified:
             return verification
-        round_number += 1
-        num_trials = len(search.trials)
-        verification = _verify(search, f"verification {round_number}" if round_number > 1 else "verification")
-        if len(search.trials) == num_trials:
+        num_verified, num_rounds = len(search.trials), num_rounds + 1
+        verification = _verify(search, "verification" if num_rounds == 1 else f"verification {num_rounds}")
+        if verification is None or not verification.is_contradicted(settings.gap):
             return verification
+        extra = (*extra, *verification.measurements)
 
 
 def _verify(search: Search, title: str) -> Verification | None:
     def measure(choice: Choice, role: str) -> Measured:
-        name, labels = f"{title}: {role}", {"variant": in_words(choice), "verification": role}
+        name, labels = f"{title}: {role}", {"variant": label(choice), "verification": role}
         done = search.run(name, verified_experiment(search.problem, choice), labels)
-        search.observer.check(f"{name}: {in_words(choice)}", done[0])
+        search.observer.check(f"{name}: {label(choice)}", done[0])
         if role == "plain":
             store_measurement(search, choice, *done)
         return done
@@ -151,7 +161,7 @@ def _verify(search: Search, title: str) -> Verification | None:
     return verify(search.problem, trials, search.proposer.naive(trials), measure)
 
 
-def deadline_of(problem: SearchPlan) -> float:
+def deadline_of(problem: SearchProblem) -> float:
     """Return the second of time.monotonic() after which no further trial begins, for a search that starts now."""
     return time.monotonic() + (problem.settings.search_time_limit or math.inf)
 
@@ -166,9 +176,9 @@ def store_measurement(search: Search, choice: Choice, result: Result, metrics: d
 def _run_trial(search: Search, proposal: Proposal, trial: optuna.Trial, best: Trial | None) -> None:
     """Run and judge one configuration."""
     choice, experiment = proposal.choice, search.problem.experiment(proposal.choice)
-    again = " (measured again)" if proposal.again else ""
-    name = f"trial {trial.number + 1}{again}: {in_words(choice)}"
-    labels = {"variant": in_words(choice), "trial": str(trial.number + 1)}
+    again = " (measured again)" if proposal.is_repeat else ""
+    name = f"trial {trial.number + 1}{again}: {label(choice)}"
+    labels = {"variant": label(choice), "trial": str(trial.number + 1)}
     stop = _trial_length(search.problem, experiment, best)
     try:
         result, metrics = search.run(name, experiment, labels, stop, partial(_summary, experiment, proposal))
@@ -179,7 +189,7 @@ def _run_trial(search: Search, proposal: Proposal, trial: optuna.Trial, best: Tr
     search.observer.trial(name, next(one for one in search.trials if one.number == trial.number))
 
 
-def _trial_length(problem: SearchPlan, experiment: Experiment, best: Trial | None) -> TrialLength:
+def _trial_length(problem: SearchProblem, experiment: Experiment, best: Trial | None) -> TrialLength:
     """Return when a trial may stop; a slow one is given up only where throughput alone is the objective."""
     settings = problem.settings
     tokens = experiment.effective_batch_size * experiment.settings.sequence_length
@@ -204,7 +214,7 @@ def _summary(experiment: Experiment, proposal: Proposal, result: Result) -> Summ
 
 
 def findings_of(
-    problem: SearchPlan,
+    problem: SearchProblem,
     trials: Sequence[Trial],
     certificate: Certificate | None = None,
     verification: Verification | None = None,

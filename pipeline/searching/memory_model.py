@@ -1,4 +1,4 @@
-"""How probable it is that a configuration fits: its predicted peak, corrected by what the measured ones were off."""
+"""The probability that a configuration fits: its predicted peak, corrected by the peaks measured so far."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,51 +7,72 @@ import numpy as np
 from scipy.special import ndtri
 
 from pipeline.searching.candidates import Candidate
-from pipeline.searching.gaussian import Belief, Vector, similarity
+from pipeline.searching.gaussian import Gaussian, Vector, correlation_of
 
 DEVIATION = {"cpu": 0.002, "cuda": 0.02}
-"""How far predictions are thought to be off before anything is measured, as a share: on a CPU far beyond the worst of
-93 measured (benchmarks/prediction_cpu_2026-11-22.md); on CUDA the goal that is set for the median."""
-SHARED, OF_ONE_GROUP = 0.8, 0.2
-"""Parts of the variance that all configurations have in common, and that those of one policy and precision have."""
+"""Prior standard deviation of a prediction's error, as a fraction: on a CPU far beyond the worst of 93 measured
+(benchmarks/prediction_cpu_2026-11-22.md); on CUDA the goal that is set for the median."""
+SHARED_VARIANCE, GROUP_VARIANCE = 0.8, 0.2
+"""Shares of the prior variance that all configurations have in common, and that those of one group have."""
 LEVELS = (0.999, 0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
-"""Probabilities that are told apart."""
+"""Probabilities that are distinguished."""
 NOISE = 0.0005
-"""Standard deviation of a peak that is measured again, as a share."""
+"""Standard deviation of a peak that is measured again, as a fraction."""
 
 
-def believe(candidates: Sequence[Candidate], measured_bytes: Mapping[int, float], kind: str) -> Belief:
-    """Return the belief about log(measured / predicted peak) after the measurements, by number of candidate.
+def posterior(
+    candidates: Sequence[Candidate],
+    peak_bytes: Mapping[int, float],
+    budget_bytes: int,
+    kind: str,
+    lower_bounds_bytes: Mapping[int, float] | None = None,
+) -> Gaussian:
+    """Return the posterior of log(measured / predicted peak) of every candidate, after measuring some, by index.
 
-    A measurement that is a lower bound (out of memory) belongs to them where it exceeds the prediction.
+    `lower_bounds_bytes` has the censored ones: what ran out of memory within the budget has a peak above its bound. If
+    it was predicted to fit, its prediction was too low, even where the predicted peak is above the bound: the
+    allocator gives back cached memory near a cap.
     """
-    alike = similarity([candidate.group for candidate in candidates], 0.5)
-    prior = Belief(np.zeros(len(candidates)), DEVIATION[kind] ** 2 * (SHARED + OF_ONE_GROUP * alike))
-    residuals = {
+    correlation = correlation_of([candidate.group for candidate in candidates], 0.5)
+    covariance = DEVIATION[kind] ** 2 * (SHARED_VARIANCE + GROUP_VARIANCE * correlation)
+    prior, noise = Gaussian(np.zeros(len(candidates)), covariance), NOISE + DEVIATION[kind] / 4
+    bounds = {
+        number: max(ratio, 0.0) if candidates[number].fits(budget_bytes) else ratio
+        for number, ratio in _log_ratios(candidates, lower_bounds_bytes or {}).items()
+    }
+    return prior.condition(_log_ratios(candidates, peak_bytes), noise).condition_above(bounds, noise)
+
+
+def _log_ratios(candidates: Sequence[Candidate], peak_bytes: Mapping[int, float]) -> dict[int, float]:
+    """Return log(peak / predicted peak) of those that have a prediction."""
+    return {
         number: math.log(peak / predicted)
-        for number, peak in measured_bytes.items()
+        for number, peak in peak_bytes.items()
         if (predicted := candidates[number].predicted_bytes)
     }
-    return prior.given(residuals, NOISE + DEVIATION[kind] / 4)
 
 
 def probability_of_fit(
-    candidates: Sequence[Candidate], measured_bytes: Mapping[int, float], budget_bytes: int, kind: str
+    candidates: Sequence[Candidate],
+    peak_bytes: Mapping[int, float],
+    budget_bytes: int,
+    kind: str,
+    lower_bounds_bytes: Mapping[int, float] | None = None,
 ) -> Vector:
-    """Return for each candidate the greatest of LEVELS with which it fits, 0 where it does with none.
+    """Return for each candidate the greatest of LEVELS with which it fits the budget; 0 below all of them.
 
-    The budget is made smaller by what the prediction may be off, so that the allocator's ways of giving back cached
-    memory near a cap count as well. What cannot be predicted is as likely to fit as not.
+    The budget is divided by the prediction's possible error and then replayed in the predicted allocator, so that
+    cached memory that the allocator gives back near a cap counts as well. A candidate without prediction gets 0.5.
     """
-    belief = believe(candidates, measured_bytes, kind)
+    error = posterior(candidates, peak_bytes, budget_bytes, kind, lower_bounds_bytes)
     return np.array(
         [
-            0.5 if candidate.predicted_bytes is None else _probability(candidate, off, deviation, budget_bytes)
-            for candidate, off, deviation in zip(candidates, belief.mean_N, belief.deviation_N, strict=True)
+            0.5 if candidate.predicted_bytes is None else _probability(candidate, mean, deviation, budget_bytes)
+            for candidate, mean, deviation in zip(candidates, error.mean_N, error.deviation_N, strict=True)
         ]
     )
 
 
-def _probability(candidate: Candidate, off: float, deviation: float, budget_bytes: int) -> float:
-    safe_bytes = (int(budget_bytes * math.exp(-off - float(ndtri(level)) * deviation)) for level in LEVELS)
+def _probability(candidate: Candidate, mean: float, deviation: float, budget_bytes: int) -> float:
+    safe_bytes = (int(budget_bytes * math.exp(-mean - float(ndtri(level)) * deviation)) for level in LEVELS)
     return next((level for level, safe in zip(LEVELS, safe_bytes, strict=True) if candidate.fits(safe)), 0.0)

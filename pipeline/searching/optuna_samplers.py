@@ -1,4 +1,4 @@
-"""Choosing the next trial: first what a person would try, then what the sampler proposes, never the same twice."""
+"""Trials by one of Optuna's samplers: the naive configurations first, and none twice."""
 
 import random
 import warnings
@@ -19,11 +19,11 @@ SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
     "nsga2": lambda seed: NSGAIISampler(seed=seed),
 }
 PROPOSALS = 10
-"""Proposals of configurations already taken before one of the others is drawn."""
+"""Proposals that are already taken before one of the others is drawn at random."""
 
 
 def distributions_of(space: Space) -> dict[str, BaseDistribution]:
-    """Return the dimensions as Optuna knows them."""
+    """Return the dimensions as Optuna's distributions."""
     return {name: CategoricalDistribution(values) for name, values in space.dimensions.items()}
 
 
@@ -38,8 +38,8 @@ def choose(
 ) -> Choice | None:
     """Return one of `choices` of `space` that is not among `taken`, or None where all are.
 
-    The sampler proposes within a study in memory that holds the finished trials, so that nothing but what is really
-    measured stands in the stored one.
+    The sampler proposes within a study in memory that has the finished trials, so that the stored study holds measured
+    configurations only.
     """
     left = [choice for choice in choices if choice not in taken]
     if not left:
@@ -57,9 +57,9 @@ def choose(
 
 
 def next_naive(naive: Sequence[Choice], fitting: Collection[Choice], taken: Collection[Choice]) -> Choice | None:
-    """Return what a person would try next for the largest micro-batch that fits: the middle of those still possible.
+    """Return the next naive configuration in a bisection for the largest micro-batch that fits.
 
-    `naive` has the largest micro-batch first. None where the largest that fits is known.
+    `naive` has the largest micro-batch first. None is returned once the largest that fits is known.
     """
     fits = next((index for index, choice in enumerate(naive) if choice in fitting), len(naive))
     too_large = max((i for i, choice in enumerate(naive[:fits]) if choice in taken), default=-1)

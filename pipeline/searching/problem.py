@@ -25,7 +25,7 @@ TECHNIQUE_SETTINGS = {name for technique in TECHNIQUES.values() for name in tech
 
 
 @dataclass(frozen=True)
-class SearchPlan:
+class SearchProblem:
     """A search, fully specified and checked."""
 
     settings: SearchSettings
@@ -43,7 +43,7 @@ class SearchPlan:
     def budget_bytes(self) -> int:
         """Memory to stay within."""
         budget = self.base.budget_bytes
-        assert budget is not None  # plan_search has set one
+        assert budget is not None  # make_problem has set one
         return budget
 
     @property
@@ -68,7 +68,7 @@ class SearchPlan:
         return stored
 
 
-def plan_search(given: Mapping[str, Any]) -> SearchPlan:
+def make_problem(given: Mapping[str, Any]) -> SearchProblem:
     """Return the plan of experiments/search.yaml with the user's overrides, every configuration of its space checked.
 
     Raises:
@@ -80,7 +80,7 @@ def plan_search(given: Mapping[str, Any]) -> SearchPlan:
     device = find_device(str(values.get("device", RunSettings.model_fields["device"].default)))
     values["budget"] = AUTO_BUDGET[device.type] if own.budget == "auto" else own.budget
     _, space = read_space(own, values, given, "search")
-    plan = SearchPlan(own, values, space, make_experiment(merged(values, nested(space.choices[0])), "search"))
+    plan = SearchProblem(own, values, space, make_experiment(merged(values, nested(space.choices[0])), "search"))
     reason = why_untimed("verify_steps", own.verify_steps, plan.base.settings.timing_warmup_steps)
     if own.verify_steps and reason:
         raise InvalidInputError(f"{reason}, or 0 to leave the check out")

@@ -1,4 +1,4 @@
-"""What to measure next: by what is predicted, or as one of Optuna's samplers proposes."""
+"""Which configuration to measure next: by prediction, or as one of Optuna's samplers proposes."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.config.space import Choice
-from pipeline.searching.acquisition import CONFIDENCE, Outlook
+from pipeline.searching.acquisition import CONFIDENCE, Acquisition
+from pipeline.searching.certificate import NOT_REACHED, SLOWER, UNFIT, Certificate, Unmeasured
 from pipeline.searching.optuna_samplers import choose, next_naive
-from pipeline.searching.problem import SearchPlan
-from pipeline.searching.results import NOT_REACHED, SLOWER, UNFIT, Certificate, Trial, Twice, Unmeasured, each_once
+from pipeline.searching.problem import SearchProblem
+from pipeline.searching.results import Measurement, Trial, one_per_configuration
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.study import StoredStudy
 
@@ -20,130 +21,135 @@ class Proposal:
 
     choice: Choice
     predicted_seconds: float | None = None
-    """Of an optimizer step; None where nothing measured tells, or its own first time would."""
-    again: bool = False
-    """Whether it is measured already, and its time doubted."""
+    """Predicted seconds of an optimizer step; None before anything was measured, and for a repeated measurement."""
+    is_repeat: bool = False
+    """Whether it was measured before, and its time was an outlier."""
 
 
 class Proposer(Protocol):
-    """Chooses what is measured, and knows what that proves."""
+    """Proposes what to measure, and certifies the answer where it can.
 
-    def next(self, rows: Sequence[Trial]) -> Proposal | None:
-        """Return what to measure after these trials; None where nothing is worth it, or all is being measured."""
+    `extra` has measurements beside the trials, such as those of a verification.
+    """
+
+    def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
+        """Return what to measure after these trials; None where no measurement is worth its time."""
 
     def naive(self, rows: Sequence[Trial]) -> Choice | None:
-        """Return the largest naive micro-batch that fits, as far as is known."""
+        """Return the naive configuration with the largest micro-batch that fits, as far as is known."""
 
-    def certificate(self, rows: Sequence[Trial], twice: Sequence[Twice] = ()) -> Certificate | None:
-        """Return what the trials prove, and what was trained twice; None where nothing."""
+    def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Certificate | None:
+        """Return the certificate of the answer; None where the sampler proves nothing."""
 
 
-class Blind:
-    """One of Optuna's samplers, after a bisection to what a person would try."""
+class OptunaProposer:
+    """Proposes the naive configurations by bisection, then what one of Optuna's samplers proposes."""
 
-    def __init__(self, plan: SearchPlan, study: StoredStudy) -> None:
-        self._plan, self._study = plan, study
+    def __init__(self, problem: SearchProblem, study: StoredStudy) -> None:
+        self._problem, self._study = problem, study
 
-    def next(self, rows: Sequence[Trial]) -> Proposal | None:
+    def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
         """Return the middle of the naive micro-batches still possible, then what the sampler proposes."""
-        plan, study = self._plan, self._study
-        fitting = [dict(row.choice) for row in each_once(rows) if row.fits]
-        choice = next_naive(plan.naive, fitting, study.taken) or choose(
-            plan.space.choices,
-            plan.space,
+        problem, study = self._problem, self._study
+        choice = next_naive(problem.naive, _fitting(rows), study.taken) or choose(
+            problem.space.choices,
+            problem.space,
             study.trials,
             study.taken,
             study.directions,
-            plan.settings.sampler,
-            plan.base.settings.seed,
+            problem.settings.sampler,
+            problem.base.settings.seed,
         )
         return None if choice is None else Proposal(choice)
 
     def naive(self, rows: Sequence[Trial]) -> Choice | None:
         """Return the first naive configuration that was measured to fit."""
-        fitting = [dict(row.choice) for row in each_once(rows) if row.fits]
-        return next((choice for choice in self._plan.naive if choice in fitting), None)
+        fitting = _fitting(rows)
+        return next((choice for choice in self._problem.naive if choice in fitting), None)
 
-    def certificate(self, rows: Sequence[Trial], twice: Sequence[Twice] = ()) -> None:
-        """Return nothing: what was not measured is not known."""
+    def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:
+        """Return None: nothing is known of configurations that were not measured."""
         return
 
 
-class Predictive:
-    """The search's own sampler: what is predicted to fit and may be faster, until nothing may."""
+class PredictiveProposer:
+    """Proposes what is predicted to fit and may be faster, until the bound is reached."""
 
-    def __init__(self, plan: SearchPlan, study: StoredStudy, sampler: PredictiveSampler) -> None:
-        self._plan, self._study, self._sampler = plan, study, sampler
+    def __init__(self, problem: SearchProblem, study: StoredStudy, sampler: PredictiveSampler) -> None:
+        self._problem, self._study, self._sampler = problem, study, sampler
 
-    def next(self, rows: Sequence[Trial]) -> Proposal | None:
-        """Return what is doubtful, then what promises most; where the law of time does not hold, what TPE proposes."""
-        outlook = self._outlook()
-        if outlook.doubtful is not None:
-            return Proposal(self._sampler.candidates[outlook.doubtful].choice, again=True)
-        if not outlook.holds:
-            return self._by_tpe(outlook)
-        if outlook.next is None:
+    def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
+        """Return an outlier to measure again, else the best candidate; TPE's where the time model is not adequate."""
+        acquisition = self._study.evaluate(self._sampler, extra)
+        if acquisition.outlier is not None:
+            return Proposal(self._sampler.candidates[acquisition.outlier].choice, is_repeat=True)
+        if not acquisition.is_adequate:
+            return self._by_tpe(acquisition)
+        if acquisition.next is None:
             return None
-        seconds = outlook.predicted_seconds
-        choice = self._sampler.candidates[outlook.next].choice
-        return Proposal(choice, None if seconds is None else float(seconds[outlook.next]))
+        seconds = acquisition.predicted_seconds
+        choice = self._sampler.candidates[acquisition.next].choice
+        return Proposal(choice, None if seconds is None else float(seconds[acquisition.next]))
 
     def naive(self, rows: Sequence[Trial]) -> Choice | None:
-        """Return the first naive configuration that is predicted to fit, and was not measured otherwise."""
-        eligible = self._outlook().eligible
-        fitting = [self._sampler.candidates[number].choice for number in eligible]
-        return next((choice for choice in self._plan.naive if choice in fitting), None)
+        """Return the first naive configuration that is feasible."""
+        feasible = self._study.evaluate(self._sampler).feasible
+        fitting = [self._sampler.candidates[number].choice for number in feasible]
+        return next((choice for choice in self._problem.naive if choice in fitting), None)
 
-    def certificate(self, rows: Sequence[Trial], twice: Sequence[Twice] = ()) -> Certificate:
-        """Return the bound that the measurements have reached, and what was left out."""
-        again = {self._sampler.number_of(one.choice): one.tokens_per_second for one in twice}
-        outlook = self._study.outlook(self._sampler, again)
-        counting = each_once(rows)
-        measured = [dict(row.choice) for row in counting]
-        left = [
-            self._unmeasured(number, outlook)
-            for number, candidate in enumerate(self._sampler.candidates)
-            if candidate.choice not in measured
+    def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Certificate:
+        """Return the bound that the measurements have reached, and what was not measured."""
+        acquisition = self._study.evaluate(self._sampler, extra)
+        counting = one_per_configuration(rows)
+        choices = [*(row.choice for row in counting), *(one.choice for one in extra)]
+        measured = {self._sampler.number_of(choice) for choice in choices}
+        unmeasured = [
+            self._unmeasured(number, acquisition)
+            for number in range(len(self._sampler.candidates))
+            if number not in measured
         ]
         return Certificate(
-            gap=self._plan.settings.gap,
-            bound=outlook.bound if outlook.holds else None,
-            left=outlook.left if outlook.holds else None,
+            gap=self._problem.settings.gap,
+            bound=acquisition.bound if acquisition.is_adequate else None,
+            remaining_improvement=acquisition.remaining_improvement if acquisition.is_adequate else None,
             confidence=CONFIDENCE,
-            law_is_off=outlook.law_is_off,
-            holds=outlook.holds,
+            residual_rms=acquisition.residual_rms,
+            is_adequate=acquisition.is_adequate,
             num_configurations=len(self._sampler.candidates),
-            num_measured=len(counting),
-            unmeasured=tuple(left),
+            num_measured=len(measured),
+            unmeasured=tuple(unmeasured),
             seconds_measured=_seconds_of(rows),
-            seconds_of_brute_force=_brute_force(counting, left),
+            seconds_of_brute_force=_brute_force(counting, unmeasured),
         )
 
-    def _outlook(self) -> Outlook:
-        return self._study.outlook(self._sampler)
-
-    def _by_tpe(self, outlook: Outlook) -> Proposal | None:
-        plan, study = self._plan, self._study
-        fitting = [self._sampler.candidates[number].choice for number in sorted(outlook.eligible)]
+    def _by_tpe(self, acquisition: Acquisition) -> Proposal | None:
+        problem, study = self._problem, self._study
+        feasible = [self._sampler.candidates[number].choice for number in sorted(acquisition.feasible)]
         choice = choose(
-            fitting, plan.space, study.trials, study.taken, study.directions, "tpe", plan.base.settings.seed
+            feasible, problem.space, study.trials, study.taken, study.directions, "tpe", problem.base.settings.seed
         )
         return None if choice is None else Proposal(choice)
 
-    def _unmeasured(self, number: int, outlook: Outlook) -> Unmeasured:
-        candidate, seconds = self._sampler.candidates[number], outlook.predicted_seconds
-        proven = outlook.holds and outlook.left is not None and outlook.left <= self._plan.settings.gap
+    def _unmeasured(self, number: int, acquisition: Acquisition) -> Unmeasured:
+        candidate, seconds = self._sampler.candidates[number], acquisition.predicted_seconds
+        remaining = acquisition.remaining_improvement
+        is_proven = acquisition.is_adequate and remaining is not None and remaining <= self._problem.settings.gap
         return Unmeasured(
             choice=candidate.choice,
             predicted_peak_bytes=candidate.predicted_bytes,
             predicted_seconds_per_step=None if seconds is None else float(seconds[number]),
-            reason=UNFIT if number not in outlook.eligible else SLOWER if proven else NOT_REACHED,
+            reason=UNFIT if number not in acquisition.feasible else SLOWER if is_proven else NOT_REACHED,
         )
 
 
-def make_proposer(plan: SearchPlan, study: StoredStudy, sampler: PredictiveSampler | None) -> Proposer:
-    """Return what the settings ask for, with the sampler of ahead.make_sampler."""
-    return Blind(plan, study) if sampler is None else Predictive(plan, study, sampler)
+def make_proposer(problem: SearchProblem, study: StoredStudy, sampler: PredictiveSampler | None) -> Proposer:
+    """Return the predictive proposer with its sampler, or that of one of Optuna's samplers where there is none."""
+    return OptunaProposer(problem, study) if sampler is None else PredictiveProposer(problem, study, sampler)
+
+
+def _fitting(rows: Sequence[Trial]) -> list[Choice]:
+    """Return the configurations that were measured to fit."""
+    return [dict(row.choice) for row in one_per_configuration(rows) if row.fits]
 
 
 def _seconds_of(rows: Sequence[Trial]) -> float:
@@ -151,14 +157,14 @@ def _seconds_of(rows: Sequence[Trial]) -> float:
     return sum(row.metrics.get("seconds_total", 0.0) for row in rows)
 
 
-def _brute_force(rows: Sequence[Trial], left: Sequence[Unmeasured]) -> float | None:
-    """Return the device time of the whole space, what is left taking as many of its steps as the median trial."""
+def _brute_force(rows: Sequence[Trial], unmeasured: Sequence[Unmeasured]) -> float | None:
+    """Return the device time of the whole space, if each unmeasured one takes as many steps as the median trial."""
     ratios = [
         row.metrics["seconds_total"] / row.metrics["seconds_per_step"]
         for row in rows
         if "seconds_per_step" in row.metrics
     ]
-    predicted = [one.predicted_seconds_per_step for one in left]
+    predicted = [one.predicted_seconds_per_step for one in unmeasured]
     if not ratios or None in predicted:
         return None
     return _seconds_of(rows) + statistics.median(ratios) * sum(one for one in predicted if one is not None)

@@ -1,15 +1,15 @@
-"""The trials of a search: what each measured, the best of them, and those that no other beats."""
+"""What a search found: its trials, the check of its answer, and all that its report needs."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
+from pipeline.searching.certificate import Certificate
 
 TOO_LARGE = (Outcome.OUT_OF_MEMORY, Outcome.OVER_BUDGET)
-"""Outcomes of what does not fit."""
+"""Outcomes of a configuration that does not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,31 +29,43 @@ class Trial:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Throughput, where it was measured to the end."""
+        """Throughput; None where the run did not reach its end."""
         return self.metrics.get("tokens_per_second") if self.outcome in ("ok", "over_budget") else None
 
     @property
-    def in_words(self) -> str:
-        """What the trial showed, in a few words."""
+    def summary(self) -> str:
+        """Outcome, peak and throughput as text."""
         if self.tokens_per_second is None or self.peak_bytes is None:
             return self.outcome
         return f"{self.outcome}, {self.peak_bytes / MIB:,.1f} MiB, {self.tokens_per_second:,.0f} tokens/s"
 
 
-def in_words(choice: Mapping[str, Any]) -> str:
-    """Return a configuration as people say it: `micro-batch 4, checkpointing none, precision bf16`."""
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A run of a configuration beside its trials, such as one of the verification."""
+
+    choice: Mapping[str, Any]
+    outcome: str
+    tokens_per_second: float | None
+    """None where the run did not reach its end."""
+    peak_bytes: float | None
+    """The peak that the budget limits."""
+
+
+def label(choice: Mapping[str, Any]) -> str:
+    """Return a configuration as text: `micro-batch 4, checkpointing none, precision bf16`."""
     return ", ".join(f"{heading(name)} {value}" for name, value in choice.items())
 
 
 def heading(dimension: str) -> str:
-    """Return a dimension's name as people say it."""
+    """Return the heading of a dimension's column."""
     return dimension.replace("micro_batch_size", "micro-batch")
 
 
-def each_once(rows: Sequence[Trial]) -> list[Trial]:
-    """Return the trial of each configuration that counts: of two the one that did not fit, or the faster one.
+def one_per_configuration(rows: Sequence[Trial]) -> list[Trial]:
+    """Return the trial that counts of each configuration: of two the one that did not fit, else the faster one.
 
-    A configuration is measured again where its first time is doubted, since another load may have slowed it.
+    A configuration is measured again where its first time is an outlier: another load may have slowed that run.
     """
     counting: dict[tuple[Any, ...], Trial] = {}
     for row in sorted(rows, key=lambda row: (row.outcome not in TOO_LARGE, -(row.tokens_per_second or 0))):
@@ -62,113 +74,29 @@ def each_once(rows: Sequence[Trial]) -> list[Trial]:
 
 
 def best_trial(rows: Sequence[Trial]) -> Trial | None:
-    """Return the fastest configuration that fits."""
-    return max((row for row in each_once(rows) if row.fits), key=lambda row: row.tokens_per_second or 0, default=None)
+    """Return the fastest trial that fits."""
+    fitting = (row for row in one_per_configuration(rows) if row.fits)
+    return max(fitting, key=lambda row: row.tokens_per_second or 0, default=None)
 
 
 def pareto_front(rows: Sequence[Trial]) -> list[Trial]:
-    """Return the measured configurations that no other beats in both memory and throughput, the leanest first."""
+    """Return the measured configurations that no other beats in both memory and throughput, by ascending peak."""
     front: list[Trial] = []
-    for row in sorted(measured(each_once(rows)), key=lambda row: (row.peak_bytes or 0, -(row.tokens_per_second or 0))):
+    ended = measured(one_per_configuration(rows))
+    for row in sorted(ended, key=lambda row: (row.peak_bytes or 0, -(row.tokens_per_second or 0))):
         if not front or (row.tokens_per_second or 0) > (front[-1].tokens_per_second or 0):
             front.append(row)
     return front
 
 
 def measured(rows: Sequence[Trial]) -> list[Trial]:
-    """Return the trials that ran to their end."""
+    """Return the trials that reached their end."""
     return [row for row in rows if row.tokens_per_second is not None and row.peak_bytes is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unmeasured:
-    """A configuration that was never run."""
-
-    choice: Mapping[str, Any]
-    predicted_peak_bytes: int | None
-    predicted_seconds_per_step: float | None
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Certificate:
-    """How far the answer can be from the best configuration of the space, and what that rests on."""
-
-    gap: float
-    """Share of its time that the answer was allowed to be slower."""
-    bound: float | None
-    """The share reached; None where nothing that fits was measured, or the law of time does not hold."""
-    left: float | None
-    """Share by which an unmeasured configuration may beat the measured ones; the rest is noise of measurements."""
-    confidence: float
-    """Probability with which the bound holds, as the model of time has it."""
-    law_is_off: float
-    """Root mean square of what the law of time leaves over, as a share."""
-    holds: bool
-    """Whether that is little enough for the law to be believed."""
-    num_configurations: int
-    num_measured: int
-    unmeasured: tuple[Unmeasured, ...]
-    seconds_measured: float
-    """Device time of all trials, from the start of each process to its end."""
-    seconds_of_brute_force: float | None
-    """Estimate of the same for the whole space, each configuration as long as the median trial."""
-
-    @property
-    def in_words(self) -> str:
-        """The certificate as a sentence."""
-        counts = Counter(one.reason for one in self.unmeasured)
-        summary = f"{self.num_measured} measured, {counts[UNFIT]} {UNFIT}"
-        summary += f", {counts[SLOWER]} {SLOWER}" if counts[SLOWER] else ""
-        summary += f", {counts[NOT_REACHED]} left when the search ended" if counts[NOT_REACHED] else ""
-        if not self.holds:
-            return (
-                f"No certificate: the law of time leaves {100 * self.law_is_off:.0f} % over, so Optuna's TPE went on "
-                f"({summary} of {self.num_configurations} configurations)"
-            )
-        if self.bound is None:
-            return f"No certificate: nothing that fits was measured ({summary} of {self.num_configurations})"
-        within = max(self.bound, self.gap)
-        noisy = self.left is not None and self.left <= self.gap < self.bound
-        return (
-            f"Within {100 * within:.3g} % of the best of {self.num_configurations} configurations, with "
-            f"{100 * self.confidence:.0f} % confidence: {summary}"
-            + ("; nearer than that the noise of measurements does not let it be told" if noisy else "")
-        )
-
-    @property
-    def saved_in_words(self) -> str | None:
-        """What was saved against measuring every configuration."""
-        if self.seconds_of_brute_force is None:
-            return None
-        share = self.seconds_measured / self.seconds_of_brute_force
-        return (
-            f"Device time: {self.seconds_measured:,.0f} s, {100 * share:.0f} % of the "
-            f"{self.seconds_of_brute_force:,.0f} s that all configurations would have taken (estimated)"
-        )
-
-
-UNFIT = "predicted not to fit"
-
-
-SLOWER = "predicted not to be faster"
-
-
-NOT_REACHED = "the search ended before it"
-
-
-@dataclass(frozen=True)
-class Twice:
-    """A configuration that was trained twice."""
-
-    choice: Mapping[str, Any]
-    tokens_per_second: float
-    """Geometric mean of the two."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Verification:
-    """The answer trained again in a fresh process within the budget, beside a plain configuration."""
+    """The answer trained again in a clean process within the budget, and compared with a plain configuration."""
 
     choice: Mapping[str, Any]
     plain: Mapping[str, Any] | None
@@ -177,17 +105,23 @@ class Verification:
     outcome: str
     metrics: Mapping[str, float]
     plain_outcome: str | None
-    plain_figures: Mapping[str, float]
+    plain_metrics: Mapping[str, float]
     max_loss_difference: float | None
     """Greatest difference of the two losses in any optimizer step."""
     tolerance: float
-    """What the number formats of the two may make of the same training."""
+    """Difference that the round-off of the two number formats may cause."""
     seconds_measured: float
-    """Device time of all runs of it, from the start of each process to its end."""
-    twice: tuple[Twice, ...] = ()
-    """All that were trained again to their end, the answer among them."""
+    """Device time of all its runs, from the start of each process to its end."""
+    measurements: tuple[Measurement, ...] = ()
+    """All its runs: the answer, faster configurations that were refuted, and the plain one."""
     refuted: tuple[str, ...] = ()
     """Faster configurations that did not fit, did not end, or were slower, when they were trained again."""
+
+    def is_contradicted(self, gap: float) -> bool:
+        """Return whether the answer took longer than the plain configuration by more than the share `gap`."""
+        speed, plain = (metrics.get("tokens_per_second") for metrics in (self.metrics, self.plain_metrics))
+        is_ok = self.plain_outcome == Outcome.OK and self.outcome == Outcome.OK
+        return is_ok and speed is not None and plain is not None and speed < (1 - gap) * plain
 
     @property
     def same_training(self) -> bool | None:
@@ -196,15 +130,15 @@ class Verification:
 
     @property
     def verdict(self) -> str:
-        """What it says of the answer, in a few words."""
+        """The result in one short sentence."""
         if self.same_training is None:
             return f"Trained again: {self.outcome}"
         verdict = "are" if self.same_training else "are NOT"
         return f"Trained again, its losses {verdict} those of plain training"
 
     @property
-    def in_words(self) -> str:
-        """The verification as a sentence."""
+    def summary(self) -> str:
+        """The result in one sentence, with its numbers."""
         speed, peak = self.metrics.get("tokens_per_second"), self.metrics.get("peak_allocated_mib")
         text = f"Trained again for {self.num_steps} optimizer steps in a fresh process: {self.outcome}"
         text += f", {speed:,.0f} tokens/s" if speed else ""
@@ -212,7 +146,7 @@ class Verification:
         if self.plain is not None and self.max_loss_difference is not None:
             verdict = "the same training" if self.same_training else "NOT the same training"
             text += (
-                f"; against {in_words(self.plain)} its losses differ by at most {self.max_loss_difference:.2g} "
+                f"; against {label(self.plain)} its losses differ by at most {self.max_loss_difference:.2g} "
                 f"(tolerance {self.tolerance:.2g}): {verdict}"
             )
         text += "".join(f"; {refuted}" for refuted in self.refuted)
@@ -230,7 +164,7 @@ class SearchFindings:
     num_configurations: int
     """In the whole space."""
     naive: tuple[Mapping[str, Any], ...]
-    """What a person would try: default precision, no checkpointing, the largest micro-batch first."""
+    """Default precision without checkpointing, the largest micro-batch first."""
     shows_front: bool
     """Whether the answer names the Pareto front."""
     rows: tuple[Trial, ...]
@@ -238,13 +172,15 @@ class SearchFindings:
     """None where the sampler proves nothing."""
     verification: Verification | None = None
     """None where the answer was not trained again."""
+    notes: tuple[str, ...] = ()
+    """The automatic budget, and why values of the space were removed; a sentence each."""
     settings: Mapping[str, Any]
     environment: Mapping[str, str]
 
     @property
     def best(self) -> Trial | None:
-        """Return the fastest trial that fits, and was not refuted when it was trained again; None where none does."""
+        """Return the fastest trial that fits and was not refuted by the verification; None where there is none."""
         if self.verification is None:
             return best_trial(self.rows)
         verified = self.verification.choice if self.verification.outcome == "ok" else None
-        return next((row for row in each_once(self.rows) if row.choice == verified), None)
+        return next((row for row in one_per_configuration(self.rows) if row.choice == verified), None)

@@ -1,10 +1,10 @@
-"""The search's own sampler, for any Optuna study: it enumerates, predicts, and proposes what promises most."""
+"""The predictive sampler for any Optuna study: it enumerates a space, predicts, and proposes the best candidate."""
 
 import contextlib
 import copy
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from optuna import Study
@@ -14,12 +14,13 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from pipeline.base.results import Outcome
-from pipeline.searching.acquisition import Measured, Outlook, Rules, look_ahead
+from pipeline.searching.acquisition import Acquisition, Measurements, Rules, evaluate
 from pipeline.searching.candidates import Candidate
-from pipeline.searching.judge import CONSTRAINT, OUTCOME
+from pipeline.searching.judge import CONSTRAINT, LOWER_BOUND, OUTCOME
+from pipeline.searching.results import TOO_LARGE, Measurement
 
 CANDIDATE = "candidate"
-"""Attribute of a trial: the number of what was proposed, before its parameters are suggested."""
+"""Attribute of a trial: the index of the proposed candidate, stored before its parameters are suggested."""
 
 
 class NothingLeftError(RuntimeError):
@@ -27,15 +28,16 @@ class NothingLeftError(RuntimeError):
 
 
 class PredictiveSampler(BaseSampler):  # type: ignore[misc]
-    """Proposes configurations of a finite space that are predicted to fit, the most promising first, none twice.
+    """Proposes the best configuration of a finite space that is predicted to fit, and none twice.
 
-    The study's first objective is tokens per second (to maximize) or seconds per optimizer step (to minimize). A trial
-    tells its peak by the constraint `bytes_over_budget` (`trial.set_constraint`); one that ran out of memory is pruned
-    with that constraint above zero. In `study.optimize` the study stops as soon as nothing left is worth measuring.
+    The study's first objective is tokens per second (to maximize) or seconds per optimizer step (to minimize). The
+    objective function reports the peak with `trial.set_constraint("bytes_over_budget", peak_bytes - budget_bytes)`. A
+    trial that ran out of memory is pruned, with that constraint above zero as a lower bound. `study.optimize` stops
+    as soon as no measurement is worth its time.
     """
 
     def __init__(self, candidates: Sequence[Candidate], rules: Rules) -> None:
-        """Take every configuration of the space, with what is known of it, and what the search wants.
+        """Take all configurations of the space with their predictions, and the goal of the search.
 
         Raises:
             ValueError: there is no candidate.
@@ -51,30 +53,27 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         }
 
     @property
-    def best_first(self) -> int | None:
-        """Return the number of the first candidate to measure, in an empty study; None where none may fit."""
-        return look_ahead(self.candidates, self._measured([], maximize=True), self.rules).next
+    def first(self) -> int | None:
+        """Return the index of the candidate to measure first in an empty study; None where nothing can fit."""
+        return evaluate(self.candidates, self._measurements([], maximize=True), self.rules).next
 
-    def outlook(
-        self, study: Study, instead: FrozenTrial | None = None, again: Mapping[int, float] | None = None
-    ) -> Outlook:
-        """Return what the candidates promise after the trials of `study`, those of other workers included.
+    def evaluate(
+        self, study: Study, instead: FrozenTrial | None = None, extra: Sequence[Measurement] = ()
+    ) -> Acquisition:
+        """Return the candidates evaluated on all trials of `study`, those of other workers included.
 
-        `instead` replaces the trial of its number; `again` has the tokens per second, by number, of those candidates
-        that were measured once more, from both measurements.
+        `instead` replaces the stored trial of its number. `extra` has further measurements of any configurations, such
+        as those of a verification: the time of a configuration is the geometric mean of its trial's and theirs, and one
+        that did not fit or did not end is not a rival to beat.
         """
         trials = list(study.get_trials(deepcopy=False))
         if instead is not None:
             trials[instead.number] = instead
         maximize = study.directions[0] == StudyDirection.MAXIMIZE
-        measured = self._measured(trials, maximize)
-        seconds = {number: -math.log(value) for number, value in (again or {}).items()}
-        return look_ahead(
-            self.candidates, replace(measured, log_seconds={**measured.log_seconds, **seconds}), self.rules
-        )
+        return evaluate(self.candidates, self._with_extra(self._measurements(trials, maximize), extra), self.rules)
 
     def number_of(self, choice: Mapping[str, Any]) -> int:
-        """Return the number of a configuration."""
+        """Return the index of a configuration."""
         return self._numbers[_key(choice)]
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -84,28 +83,25 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return the configuration that promises most, though what is left may not be worth measuring.
+        """Return the best configuration that is left, even where no measurement is worth its time.
 
         Raises:
             NothingLeftError: no configuration is left that is predicted to fit.
 
         """
         while True:
-            outlook = self.outlook(study)
-            number = outlook.best_left
+            number = self.evaluate(study).best_remaining
             if number is None:
-                raise NothingLeftError(
-                    "every configuration that is predicted to fit is measured already, or is running"
-                )
+                raise NothingLeftError("every configuration that is predicted to fit is measured, or being measured")
             study._storage.set_trial_system_attr(trial._trial_id, CANDIDATE, number)
-            if not self._is_elsewhere(study, trial, number):
+            if not self._is_taken(study, trial, number):
                 return dict(self.candidates[number].choice)
             study._storage.set_trial_system_attr(trial._trial_id, CANDIDATE, None)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Refuse: every dimension is known from the start.
+        """Refuse a parameter that is not a dimension of the candidates.
 
         Raises:
             ValueError: always.
@@ -118,32 +114,34 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         )
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """Stop `study.optimize` where nothing left is worth measuring."""
-        ended = copy.copy(trial)  # the storage does not know yet how it ended
+        """Stop `study.optimize` where no further measurement is worth its time."""
+        ended = copy.copy(trial)  # the storage does not have its state and values yet
         ended.state, ended.values = state, list(values) if values is not None else None
-        if self.outlook(study, instead=ended).next is None:
+        if self.evaluate(study, instead=ended).next is None:
             with contextlib.suppress(RuntimeError):  # ask-and-tell has no loop to stop
                 study.stop()
 
-    def _is_elsewhere(self, study: Study, trial: FrozenTrial, number: int) -> bool:
-        """Whether another worker has chosen the same in the meantime, and may have finished it."""
+    def _is_taken(self, study: Study, trial: FrozenTrial, number: int) -> bool:
+        """Whether another worker has started or finished the same configuration in the meantime."""
         others = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
         return any(self._number(other) == number and not _is_interrupted(other) for other in others)
 
-    def _measured(self, trials: Sequence[FrozenTrial], maximize: bool) -> Measured:
+    def _measurements(self, trials: Sequence[FrozenTrial], maximize: bool) -> Measurements:
+        """Return what the trials measured: of two of a configuration the faster time, and the larger peak."""
         seconds: dict[int, float] = {}
         peaks: dict[int, float] = {}
-        over, failed, running, again = set[int](), set[int](), set[int](), set[int]()
+        bounds: dict[int, float] = {}
+        over, failed, running, repeated = set[int](), set[int](), set[int](), set[int]()
         for trial in trials:
             number = self._number(trial)
             if number is None or _is_interrupted(trial):
                 continue
             if number in seconds:
-                again.add(number)
+                repeated.add(number)
             excess = trial.constraints.get(CONSTRAINT)
             if excess is not None:
-                peak = self.rules.budget_bytes + excess
-                peaks[number] = max(peak, peaks.get(number, peak))
+                known = bounds if _is_lower_bound(trial, excess) else peaks
+                known[number] = max(self.rules.budget_bytes + excess, known.get(number, 0.0))
             if excess is not None and excess > 0:
                 over.add(number)
             if trial.state is TrialState.COMPLETE:
@@ -153,25 +151,56 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
                 running.add(number)
             elif excess is None and number not in seconds:
                 failed.add(number)
-        return Measured(
+        return Measurements(
             log_seconds=seconds,
             peak_bytes=peaks,
+            peak_lower_bounds=bounds,
             over_budget=frozenset(over),
             failed=frozenset(failed),
             running=frozenset(running),
-            again=frozenset(again),
+            repeated=frozenset(repeated),
+        )
+
+    def _with_extra(self, measured: Measurements, extra: Sequence[Measurement]) -> Measurements:
+        """Return the measurements with further ones of configurations, measured or not."""
+        times = {number: [value] for number, value in measured.log_seconds.items()}
+        peaks = dict(measured.peak_bytes)
+        over, refuted = set(measured.over_budget), set[int]()
+        for one in extra:
+            number = self.number_of(one.choice)
+            if one.peak_bytes is not None and one.outcome != Outcome.OUT_OF_MEMORY:
+                peaks[number] = max(one.peak_bytes, peaks.get(number, 0.0))
+            if one.outcome in TOO_LARGE:
+                over.add(number)
+            if one.tokens_per_second is not None:
+                times.setdefault(number, []).append(-math.log(one.tokens_per_second))
+            elif one.outcome not in TOO_LARGE:
+                refuted.add(number)
+        return Measurements(
+            log_seconds={number: statistics.fmean(logs) for number, logs in times.items() if number not in refuted},
+            peak_bytes=peaks,
+            peak_lower_bounds=measured.peak_lower_bounds,
+            over_budget=frozenset(over),
+            failed=measured.failed | refuted,
+            running=measured.running,
+            repeated=measured.repeated | {number for number, logs in times.items() if len(logs) > 1},
         )
 
     def _number(self, trial: FrozenTrial) -> int | None:
-        """Return which candidate a trial is of."""
+        """Return the index of a trial's configuration; None where it is not known."""
         known = self._numbers.get(_key(trial.params))
         stored = trial.system_attrs.get(CANDIDATE)
         return known if known is not None or stored is None else int(stored)
 
 
 def _is_interrupted(trial: FrozenTrial) -> bool:
-    """Whether a trial was given up, so that its configuration is free again."""
+    """Whether a trial was interrupted, so that its configuration may be proposed again."""
     return bool(trial.user_attrs.get(OUTCOME) == Outcome.INTERRUPTED)
+
+
+def _is_lower_bound(trial: FrozenTrial, excess: float) -> bool:
+    """Whether a trial ended before its peak: as stored with it, else where it was pruned over the budget."""
+    return bool(trial.user_attrs.get(LOWER_BOUND, trial.state is TrialState.PRUNED and excess > 0))
 
 
 def _key(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

@@ -1,4 +1,4 @@
-"""The study in Optuna's own storage: what has been measured, by whom, and under which conditions."""
+"""The study in Optuna's storage: its trials, their owners and the conditions of its measurements."""
 
 import time
 import uuid
@@ -16,27 +16,28 @@ from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import Outcome, Result
 from pipeline.config.space import Choice, Space
 from pipeline.runtime.ownership import is_gone, is_here, this_process
-from pipeline.searching.acquisition import Outlook
-from pipeline.searching.judge import CONSTRAINT, OUTCOME, Verdict
+from pipeline.searching.acquisition import Acquisition
+from pipeline.searching.judge import CONSTRAINT, LOWER_BOUND, OUTCOME, Verdict
 from pipeline.searching.optuna_samplers import distributions_of
+from pipeline.searching.results import Measurement
 from pipeline.searching.sampler import PredictiveSampler
 
-IDENTITY, OWNER, DETAIL, FIGURES, LOWER_BOUND = "identity", "owner", "detail", "figures", "is_lower_bound"
+IDENTITY, OWNER, DETAIL, FIGURES = "identity", "owner", "detail", "figures"
 KEY = "key"
-"""What tells a trial that is being started from those of other processes."""
+"""Attribute that identifies a trial that is being started among those of other processes."""
 SECONDS_FOR_A_LOCK = 20.0
-"""How long to wait for a storage's file that another process has locked, or is making."""
+"""How long to wait for a storage's file while another process locks or creates it."""
 SECONDS_BETWEEN_ATTEMPTS = 0.5
 
 
 class StoredStudy:
-    """One study; other processes may add to it at the same time."""
+    """One study, to which other processes may add trials at the same time."""
 
     def __init__(self, storage: str, name: str, directions: Sequence[str], identity: Mapping[str, Any]) -> None:
-        """Open the study, or make it.
+        """Open the study, or create it.
 
         Raises:
-            InvalidInputError: the storage cannot be reached, or its study measured under other conditions.
+            InvalidInputError: the storage cannot be reached, or the study was measured under other conditions.
 
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -49,33 +50,30 @@ class StoredStudy:
 
     @property
     def trials(self) -> list[FrozenTrial]:
-        """Trials whose outcome is known, whatever it is."""
+        """Trials that ended, whatever their outcome."""
         return [trial for trial in self._study.trials if _is_known(trial)]
 
     @property
     def taken(self) -> list[Choice]:
-        """Configurations measured already, or being measured now."""
+        """Configurations that are measured, or being measured."""
         running = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         return [dict(trial.params) for trial in (*self.trials, *running)]
 
     @property
     def num_running_here(self) -> int:
-        """How many trials the processes of this machine are measuring."""
+        """Number of trials that processes of this machine are measuring."""
         return sum(_runs_here(trial) for trial in self._study.get_trials(deepcopy=False))
 
-    def outlook(self, sampler: PredictiveSampler, again: Mapping[int, float] | None = None) -> Outlook:
-        """Return what the sampler's candidates promise after all trials, those of other processes included.
+    def evaluate(self, sampler: PredictiveSampler, extra: Sequence[Measurement] = ()) -> Acquisition:
+        """Return the sampler's candidates evaluated on all trials, and on measurements beside them."""
+        return sampler.evaluate(self._study, extra=extra)
 
-        `again` is as for PredictiveSampler.outlook().
-        """
-        return sampler.outlook(self._study, again=again)
+    def start(self, choice: Choice, space: Space, total: int, *, repeat: bool = False) -> optuna.Trial | None:
+        """Return a running trial of this configuration; None where another process has it, or `total` is reached.
 
-    def start(self, choice: Choice, space: Space, total: int, *, again: bool = False) -> optuna.Trial | None:
-        """Return a running trial of this configuration, unless another process has it, or the last of `total`.
-
-        One that is measured already gets a trial only to be measured `again`, and once. A trial appears in the storage
-        at once with its number, configuration and owner: of two processes that choose the same at the same moment, the
-        one with the lower number has it.
+        A measured configuration gets a second trial only as a `repeat`, and no third. A trial is stored at once with
+        its number, configuration and owner: of two processes that choose the same at the same moment, the one with the
+        lower number has it.
         """
         key = uuid.uuid4().hex
         trial = create_trial(
@@ -88,14 +86,14 @@ class StoredStudy:
         trials = self._study.get_trials(deepcopy=False)
         mine = next(trial for trial in trials if trial.user_attrs.get(KEY) == key)
         earlier = [trial for trial in trials[: mine.number] if _is_known(trial) or trial.state is TrialState.RUNNING]
-        is_taken = [trial.params for trial in earlier].count(mine.params) > again
+        is_taken = [trial.params for trial in earlier].count(mine.params) > repeat
         if is_taken or sum(_is_known(trial) or _runs_here(trial) for trial in earlier) >= total:
             self.abandon(mine.number)
             return None
         return optuna.Trial(self._study, mine._trial_id)
 
     def finish(self, trial: optuna.Trial, verdict: Verdict, result: Result, metrics: Mapping[str, float]) -> None:
-        """Store what was measured; a trial that is killed before the end of this counts as abandoned."""
+        """Store the result of a trial; a process that is killed before the last line leaves it abandoned."""
         trial.set_user_attr(FIGURES, dict(metrics))
         trial.set_user_attr(DETAIL, result.detail)
         trial.set_user_attr(LOWER_BOUND, verdict.is_lower_bound)
@@ -109,13 +107,13 @@ class StoredStudy:
             self._study.tell(trial, state=verdict.state)
 
     def abandon(self, number: int) -> None:
-        """Close a trial that was not measured to its end, so that its configuration may be tried again."""
+        """Close an interrupted trial, so that its configuration may be proposed again."""
         trial = optuna.Trial(self._study, self._study.trials[number]._trial_id)
         trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
         self._study.tell(number, state=TrialState.FAIL)
 
     def _refuse_other(self, identity: Mapping[str, Any]) -> None:
-        """Keep what this study measures with it, and refuse to mix it with anything else."""
+        """Store the identity with a new study, and refuse a study of another one."""
         stored = self._study.user_attrs.get(IDENTITY)
         if stored is None:
             self._study.set_user_attr(IDENTITY, dict(identity))
@@ -129,34 +127,34 @@ class StoredStudy:
             )
 
     def free_abandoned(self) -> None:
-        """Close the trials that a killed process of this machine has left running."""
+        """Close the running trials of processes that ended."""
         for trial in self._study.get_trials(states=(TrialState.RUNNING,)):
             owner = trial.user_attrs.get(OWNER)
             if owner is None or is_gone(owner):
                 self.abandon(trial.number)
 
     def must_answer(self) -> AbstractContextManager[None]:
-        """Give a context in which a storage that does not answer is an InvalidInputError."""
+        """Return a context that raises InvalidInputError where the storage cannot be reached."""
         return _reachable(self._storage, StorageInternalError)
 
 
 def _open(storage: str, name: str, directions: Sequence[str]) -> optuna.Study:
-    """Return the study, made where it is not there, though another process may be making it at the same moment."""
+    """Return the study, created where it is missing; another process may create it at the same moment."""
     deadline = time.monotonic() + SECONDS_FOR_A_LOCK
     while True:
         try:
             return optuna.create_study(
-                storage=_patient(storage), study_name=name, directions=list(directions), load_if_exists=True
+                storage=_waiting(storage), study_name=name, directions=list(directions), load_if_exists=True
             )
         except SQLAlchemyError as error:
-            is_being_made = "already exists" in str(error) or isinstance(error, IntegrityError)
-            if not is_being_made or time.monotonic() > deadline:
+            is_being_created = "already exists" in str(error) or isinstance(error, IntegrityError)
+            if not is_being_created or time.monotonic() > deadline:
                 raise
             time.sleep(SECONDS_BETWEEN_ATTEMPTS)
 
 
-def _patient(storage: str) -> str | RDBStorage:
-    """Return a storage that waits for a file which another process has locked, for longer than Python's 5 seconds."""
+def _waiting(storage: str) -> str | RDBStorage:
+    """Return a storage that waits for a locked file, longer than the 5 seconds of Python's sqlite3."""
     if isinstance(storage, str) and storage.startswith("sqlite"):
         return RDBStorage(storage, engine_kwargs={"connect_args": {"timeout": SECONDS_FOR_A_LOCK}})
     return storage
@@ -177,7 +175,7 @@ def _reachable(storage: str, kind: type[Exception]) -> Iterator[None]:
 
 
 def _is_known(trial: FrozenTrial) -> bool:
-    """Whether what a trial was to measure is known: not where it was interrupted."""
+    """Whether a trial ended without being interrupted."""
     interrupted = Outcome.INTERRUPTED
     return bool(trial.state.is_finished() and trial.user_attrs.get(OUTCOME, interrupted) != interrupted)
 

@@ -8,8 +8,9 @@ from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import merged, nested
 from pipeline.config.space import Choice
-from pipeline.searching.problem import SearchPlan
-from pipeline.searching.results import Trial, Twice, Verification, each_once, in_words
+from pipeline.searching.judge import peak_bytes
+from pipeline.searching.problem import SearchProblem
+from pipeline.searching.results import Measurement, Trial, Verification, label, one_per_configuration
 from pipeline.training.metrics import against_baseline
 
 ROUNDOFF = {"fp32": 2.0**-17, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
@@ -20,7 +21,9 @@ Measure = Callable[[Choice, str], Measured]
 """(configuration, its role: `answer` or `plain`) -> what training it measured."""
 
 
-def verify(problem: SearchPlan, trials: Sequence[Trial], naive: Choice | None, measure: Measure) -> Verification | None:
+def verify(
+    problem: SearchProblem, trials: Sequence[Trial], naive: Choice | None, measure: Measure
+) -> Verification | None:
     """Train the fastest configurations that fit again, and a naive one; None where nothing fits.
 
     The fastest of many noisy measurements is likely to have been measured too fast. So the answer is the fastest by the
@@ -28,7 +31,7 @@ def verify(problem: SearchPlan, trials: Sequence[Trial], naive: Choice | None, m
     than that. One that does not fit or does not end is refuted.
     """
     tried: list[_Again] = []
-    for trial in sorted((trial for trial in each_once(trials) if trial.fits), key=_speed, reverse=True):
+    for trial in sorted((trial for trial in one_per_configuration(trials) if trial.fits), key=_speed, reverse=True):
         if any(one.speed >= _speed(trial) for one in tried if one.is_ok):
             break
         choice = dict(trial.choice)
@@ -46,7 +49,7 @@ def verify(problem: SearchPlan, trials: Sequence[Trial], naive: Choice | None, m
     return _verification(problem, answer, tried, plain, against, sum(result.seconds_total for result, _ in runs))
 
 
-def verified_experiment(problem: SearchPlan, choice: Choice) -> Experiment:
+def verified_experiment(problem: SearchProblem, choice: Choice) -> Experiment:
     """Return the experiment of a configuration with as many optimizer steps as the verification takes."""
     length = {"num_steps": problem.settings.verify_steps}
     return make_experiment(merged(merged(problem.run_values, nested(choice)), length), "search")
@@ -71,14 +74,14 @@ class _Again:
         return math.sqrt(self.speed_in_trial * self.measured[1]["tokens_per_second"])
 
 
-def _plain(problem: SearchPlan, choice: Choice, naive: Choice | None) -> Choice | None:
+def _plain(problem: SearchProblem, choice: Choice, naive: Choice | None) -> Choice | None:
     """Return the naive configuration or, where that is the answer, the one with the next smaller micro-batch."""
     smaller = (other for other in problem.naive if _size(other) < _size(choice))
     return naive if naive != choice else next(smaller, None)
 
 
 def _verification(
-    problem: SearchPlan,
+    problem: SearchProblem,
     answer: _Again,
     tried: Sequence[_Again],
     plain: Choice | None,
@@ -90,12 +93,12 @@ def _verification(
     losses = [record.loss for record in result.steps]
     formats = [problem.experiment(one).settings.precision for one in (answer.choice, plain or answer.choice)]  # type: ignore[attr-defined]
     failed = [
-        f"{in_words(one.choice)} was faster and ended {one.measured[0].outcome} when it was trained again"
+        f"{label(one.choice)} was faster and ended {one.measured[0].outcome} when it was trained again"
         for one in tried
         if not one.is_ok
     ]
     slower = [
-        f"{in_words(one.choice)} was faster in its trial, and slower by the two together"
+        f"{label(one.choice)} was faster in its trial, and slower by the two together"
         for one in tried[: tried.index(answer)]
         if one.is_ok
     ]
@@ -106,12 +109,26 @@ def _verification(
         outcome=result.outcome.value,
         metrics=metrics,
         plain_outcome=None if against is None else against[0].outcome.value,
-        plain_figures={} if against is None else against[1],
+        plain_metrics={} if against is None else against[1],
         max_loss_difference=compared.get("max_loss_difference"),
         tolerance=max(ROUNDOFF[name] for name in formats) * max(losses, default=0.0),
         seconds_measured=seconds_measured,
-        twice=tuple(Twice(one.choice, one.speed) for one in tried if one.is_ok),
+        measurements=tuple(
+            _measurement(choice, measured)
+            for choice, measured in (*((one.choice, one.measured) for one in tried), (plain, against))
+            if choice is not None and measured is not None
+        ),
         refuted=(*failed, *slower),
+    )
+
+
+def _measurement(choice: Choice, measured: Measured) -> Measurement:
+    result, metrics = measured
+    return Measurement(
+        choice=choice,
+        outcome=result.outcome.value,
+        tokens_per_second=metrics.get("tokens_per_second") if result.outcome.completed else None,
+        peak_bytes=peak_bytes(metrics),
     )
 
 

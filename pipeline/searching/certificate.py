@@ -1,0 +1,79 @@
+"""The certificate of a search: how far its answer can be from the best configuration of the space."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+UNFIT = "predicted not to fit"
+SLOWER = "predicted not to be faster"
+NOT_REACHED = "the search ended before it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unmeasured:
+    """A configuration that was not measured."""
+
+    choice: Mapping[str, Any]
+    predicted_peak_bytes: int | None
+    predicted_seconds_per_step: float | None
+    reason: str
+    """One of UNFIT, SLOWER and NOT_REACHED."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """A bound on how much slower the answer is than the best configuration, and what the bound rests on."""
+
+    gap: float
+    """Fraction of its time by which the answer was allowed to be slower."""
+    bound: float | None
+    """The fraction reached; None where nothing that fits was measured, or the time model is not adequate."""
+    remaining_improvement: float | None
+    """Fraction by which an unmeasured configuration may beat the measured ones; the rest is measurement noise."""
+    confidence: float
+    """Probability with which the bound holds, according to the time model."""
+    residual_rms: float
+    """Root mean square residual of the time model, as a fraction."""
+    is_adequate: bool
+    """Whether that is small enough for a bound."""
+    num_configurations: int
+    num_measured: int
+    unmeasured: tuple[Unmeasured, ...]
+    seconds_measured: float
+    """Device time of all trials, from the start of each process to its end."""
+    seconds_of_brute_force: float | None
+    """Estimated device time of measuring the whole space, each configuration as long as the median trial."""
+
+    @property
+    def summary(self) -> str:
+        """The bound and the counts in one sentence."""
+        counts = Counter(one.reason for one in self.unmeasured)
+        summary = f"{self.num_measured} measured, {counts[UNFIT]} {UNFIT}"
+        summary += f", {counts[SLOWER]} {SLOWER}" if counts[SLOWER] else ""
+        summary += f", {counts[NOT_REACHED]} left when the search ended" if counts[NOT_REACHED] else ""
+        if not self.is_adequate:
+            return (
+                f"No certificate: the residual of the time model is {100 * self.residual_rms:.0f} %, so Optuna's TPE "
+                f"continued the search ({summary} of {self.num_configurations} configurations)"
+            )
+        if self.bound is None:
+            return f"No certificate: nothing that fits was measured ({summary} of {self.num_configurations})"
+        within = max(self.bound, self.gap)
+        is_noise = self.remaining_improvement is not None and self.remaining_improvement <= self.gap < self.bound
+        return (
+            f"Within {100 * within:.3g} % of the best of {self.num_configurations} configurations, with "
+            f"{100 * self.confidence:.0f} % confidence: {summary}"
+            + ("; the noise of the measurements allows no tighter bound" if is_noise else "")
+        )
+
+    @property
+    def saved_time(self) -> str | None:
+        """The device time of the trials and that of measuring every configuration, as a sentence."""
+        if self.seconds_of_brute_force is None:
+            return None
+        share = self.seconds_measured / self.seconds_of_brute_force
+        return (
+            f"Device time: {self.seconds_measured:,.0f} s, {100 * share:.0f} % of the "
+            f"{self.seconds_of_brute_force:,.0f} s that all configurations would have taken (estimated)"
+        )

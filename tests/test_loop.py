@@ -1,0 +1,95 @@
+"""The loop of a search: trials, verification, and what follows when the two disagree."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TINY
+
+from pipeline.base.results import Outcome, Result
+from pipeline.config.experiment import Experiment
+from pipeline.config.space import Choice
+from pipeline.runtime.observer import Observer
+from pipeline.searching.loop import Search, SearchObserver, search_and_verify
+from pipeline.searching.problem import SearchProblem, make_problem
+from pipeline.searching.proposals import Proposal
+from pipeline.searching.results import Measurement, Trial
+from pipeline.searching.study import StoredStudy
+
+SIZES = (1, 2, 4)
+
+
+def choice_of(size: int) -> dict[str, Any]:
+    return {"micro_batch_size": size, "checkpointing": "none", "precision": "fp32"}
+
+
+@dataclass
+class ListedProposer:
+    """Proposes these sizes in their order."""
+
+    sizes: list[int]
+    naive_size: int
+    extra: list[Sequence[Measurement]] = field(default_factory=list)
+
+    def next(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
+        self.extra.append(extra)
+        return Proposal(choice_of(self.sizes.pop(0))) if self.sizes else None
+
+    def naive(self, trials: Sequence[Trial]) -> Choice | None:
+        return choice_of(self.naive_size)
+
+    def certificate(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class MadeUpSearch(Search):
+    """A search whose runs have the speeds of a made-up machine."""
+
+    speeds: dict[int, float] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+
+    def run(self, name: str, experiment: Experiment, *_: Any) -> tuple[Result, dict[str, float]]:
+        self.names.append(name)
+        result = Result(outcome=Outcome.OK, detail=None, steps=(), memory=None, finished=None, seconds_total=1.0)
+        return result, {"tokens_per_second": self.speeds[experiment.micro_batch_size], "peak_allocated_mib": 1.0}
+
+
+@pytest.fixture(scope="module")
+def problem() -> SearchProblem:
+    space = {"micro_batch_size": list(SIZES), "checkpointing": ["none"], "precision": ["fp32"]}
+    return make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
+
+
+def search(problem: SearchProblem, folder: Path, proposer: ListedProposer, speeds: dict[int, float]) -> MadeUpSearch:
+    study = StoredStudy(f"sqlite:///{folder}/optuna.db", "made-up", ("maximize",), {})
+    return MadeUpSearch(problem, study, proposer, folder, Observer(), SearchObserver(), speeds)
+
+
+def test_a_check_that_contradicts_the_answer_becomes_a_trial_and_is_verified(
+    problem: SearchProblem, tmp_path: Path
+) -> None:
+    one = search(problem, tmp_path, ListedProposer([2], naive_size=4), {1: 50.0, 2: 100.0, 4: 120.0})
+    verification = search_and_verify(one)
+    assert [dict(trial.choice) for trial in one.trials] == [choice_of(2), choice_of(4)]
+    assert verification is not None and verification.choice == choice_of(4)
+    assert one.names[1:4] == ["verification: answer", "verification: plain", "verification 2: answer"]
+
+
+def test_a_check_that_agrees_ends_the_search_and_is_a_trial_all_the_same(
+    problem: SearchProblem, tmp_path: Path
+) -> None:
+    one = search(problem, tmp_path, ListedProposer([2], naive_size=1), {1: 50.0, 2: 100.0, 4: 120.0})
+    verification = search_and_verify(one)
+    assert verification is not None and verification.choice == choice_of(2)
+    assert [dict(trial.choice) for trial in one.trials] == [choice_of(2), choice_of(1)]
+    assert one.names[1:] == ["verification: answer", "verification: plain"]
+
+
+def test_what_a_verification_measured_is_passed_to_the_next_proposals(problem: SearchProblem, tmp_path: Path) -> None:
+    proposer = ListedProposer([2], naive_size=4)
+    search_and_verify(search(problem, tmp_path, proposer, {1: 50.0, 2: 100.0, 4: 120.0}))
+    assert not proposer.extra[0]
+    assert [one.tokens_per_second for one in proposer.extra[-1]] == [100.0, 120.0]
