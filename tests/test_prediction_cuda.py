@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, tiny
-from pipeline.simulation import autocast
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import make_experiment
 from pipeline.memory.timeline import Timeline
+from pipeline.prediction import autocast
 from pipeline.prediction.attention import choose_kernel
 from pipeline.prediction.cards import CARDS, CONTEXT_BYTES, find_card
 from pipeline.prediction.cuda_operators import cuda_operators

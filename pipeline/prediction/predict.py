@@ -16,7 +16,7 @@ from pipeline.memory.timeline import Timeline
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.trace import trace, turn
 from pipeline.runtime.fork_server import has_server, num_cores
-from pipeline.runtime.worker_pool import WorkerPool
+from pipeline.runtime.worker_pool import run_all, worker_pool
 
 NUM_WORTH_A_SERVER = 32
 """Experiments from which on it pays to start processes that have to load what predicting needs."""
@@ -118,7 +118,7 @@ def predict_all(
 
     """
     if context_bytes is None:
-        context_bytes = context_bytes_of(target)  # once, and not in a process of a crew, which may start no other
+        context_bytes = context_bytes_of(target)  # once, and not in each worker process
     options = {"expandable_segments": expandable_segments, "context_bytes": context_bytes}
     work = partial(_predict_these, target=target, options=options)
     if num_processes is None:
@@ -126,10 +126,10 @@ def predict_all(
         num_processes = min(num_cores(), len(experiments)) if pays else 0
     first, second, others = ([n for n, one in enumerate(experiments) if turn(one) == at] for at in range(3))
     rounds = [[[number] for number in first], [[number] for number in second], _alike(experiments, others)]
-    with WorkerPool(work, num_processes) if num_processes else nullcontext() as pool:
+    with worker_pool(num_processes) if num_processes else nullcontext() as pool:
         for tasks in rounds:
             sent = [[experiments[number] for number in numbers] for numbers in tasks]
-            done = pool.do(sent) if pool else ((number, work(task)) for number, task in enumerate(sent))
+            done = run_all(pool, work, sent) if pool else enumerate(map(work, sent))
             for number, predictions in done:
                 yield from zip(tasks[number], predictions, strict=True)
 
