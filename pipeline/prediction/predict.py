@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.results import limited_peak
 from pipeline.config.experiment import Experiment
 from pipeline.memory.allocator import OutOfMemoryError
 from pipeline.memory.breakdown import Breakdown, at_peak
@@ -45,8 +46,8 @@ class Prediction:
 
     @property
     def peak_bytes(self) -> int:
-        """The peak that a budget limits: reserved bytes on CUDA, allocated ones on a CPU."""
-        return self.peak_allocated_bytes if self.peak_reserved_bytes is None else self.peak_reserved_bytes
+        """The peak that a budget limits."""
+        return limited_peak(self.peak_allocated_bytes, self.peak_reserved_bytes)
 
     def fits(self, budget_bytes: int) -> bool:
         """Whether the run ends within a budget: on CUDA a cap on what is reserved, which gives back what is cached."""
