@@ -183,10 +183,7 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
             timeline = record_lifetimes(here, example, build=build, workspaces=workspaces, run=mode.run)
         return in_order(timeline)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise InvalidInputError(
-            f"memory is predicted without numbers, and {_who_asked(error)} asks for one ({error.func}); "
-            "measure this configuration instead: python -m pipeline main"
-        ) from error
+        raise InvalidInputError(_value_was_read(error)) from error
     except Exception as error:
         if names_function(experiment.settings.model):
             raise raised(experiment.settings.model, error) from error
@@ -200,11 +197,18 @@ def _from_host(experiment: Experiment, prepared: Prepared) -> Trainable:
     return trainable
 
 
-def _who_asked(error: BaseException) -> str:
-    """Return the function outside of torch, and of what stands in for it, that asked for a tensor's value."""
+def _value_was_read(error: DataDependentOutputException | DynamicOutputShapeException) -> str:
+    """Return the message that names the function, outside of torch and of this folder, that read a tensor's value."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if "/torch/" not in frame.filename and frame.name[:2] != "__" and Path(frame.filename).parent != SIMULATION
     ]
-    return f"{frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})"
+    place = f"{frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})"
+    remedy = "measure this configuration instead: python -m pipeline main"
+    if "/transformers/models/" in frames[-1].filename:
+        remedy += (
+            "; if it is a mixture of experts, set experts_implementation to grouped_mm in its config.json, for eager "
+            "routing allocates what the values decide"
+        )
+    return f"memory is predicted on fake tensors, which have no values, and {place} reads one ({error.func}); {remedy}"
