@@ -23,6 +23,7 @@ from pipeline.prediction.cards import CARDS, CONTEXT_BYTES, find_card
 from pipeline.prediction.cuda_operators import cuda_operators
 from pipeline.prediction.predict import Prediction, predict
 from pipeline.prediction.trace import trace
+from pipeline.techniques.precision import Precision
 
 A100, H200, T4 = find_card("a100"), find_card("h200"), find_card("t4")
 MIB = 2**20
@@ -199,6 +200,19 @@ def test_a_budget_fits_down_to_what_the_allocator_can_do_with_it(prediction: Pre
     assert prediction.fits(reserved)
     assert not prediction.fits(allocated - 1)
     assert prediction.fits(reserved - 2 * MIB) >= prediction.fits(allocated)
+
+
+def test_expandable_segments_follow_the_environment_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = tiny(micro_batch_size=8, precision="bf16", **WIDE)
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    assert not predict(experiment, A100).expandable_segments
+    explicit = predict(experiment, A100, expandable_segments=True)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert predict(experiment, A100) == explicit
+    monkeypatch.setattr(Precision, "environment", lambda self: {"PYTORCH_ALLOC_CONF": "expandable_segments:False"})
+    assert not predict(experiment, A100).expandable_segments
+    assert predict(experiment, A100, expandable_segments=True) == explicit
 
 
 def test_the_memory_of_gpt2_is_what_the_prototypes_found() -> None:

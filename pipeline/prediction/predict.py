@@ -16,6 +16,7 @@ from pipeline.memory.replay import Requests
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.trace import trace, turn
+from pipeline.runtime.environment import uses_expandable_segments
 from pipeline.runtime.fork_server import has_server, num_cores
 from pipeline.runtime.worker_pool import run_all, worker_pool
 
@@ -67,13 +68,14 @@ def predict(
     target: Hardware,
     prepared: Prepared | None = None,
     *,
-    expandable_segments: bool = False,
+    expandable_segments: bool | None = None,
     context_bytes: int | None = None,
 ) -> Prediction:
     """Take two optimizer steps of `experiment` without numbers, as if on `target`, and return what they would need.
 
-    The corpus is read unless it is given; one example of it suffices, however large the batch. `context_bytes` is the
-    CUDA context, which counts beside what torch reserves; unless it is given, what context_bytes_of() knows.
+    The corpus is read unless it is given; one example of it suffices, however large the batch. `expandable_segments`
+    overrides what the environment variables of the run's process say. `context_bytes` is the CUDA context, which counts
+    beside what torch reserves; unless it is given, what context_bytes_of() returns.
 
     Raises:
         InvalidInputError: the target cannot run it, or its work depends on the values of tensors.
@@ -84,6 +86,8 @@ def predict(
         raise InvalidInputError(f"{reason}; choose another value")
     if context_bytes is None:
         context_bytes = context_bytes_of(target)
+    if expandable_segments is None:
+        expandable_segments = uses_expandable_segments(experiment)
     timeline = trace(experiment, target, prepared or experiment.read_corpus())
     on_card = target.kind == "cuda"
     requests = Requests.of(timeline)
@@ -105,7 +109,7 @@ def predict_all(
     experiments: Sequence[Experiment],
     target: Hardware,
     *,
-    expandable_segments: bool = False,
+    expandable_segments: bool | None = None,
     context_bytes: int | None = None,
     num_processes: int | None = None,
 ) -> Generator[tuple[int, Prediction], None, None]:

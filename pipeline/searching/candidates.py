@@ -9,7 +9,6 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice, Value
 from pipeline.memory.device import hardware_of
 from pipeline.prediction.predict import Prediction, predict_all
-from pipeline.runtime.environment import uses_expandable_segments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ def make_candidates(choices: Sequence[Choice], experiments: Sequence[Experiment]
     shapes = [experiment.with_random_weights("cpu") for experiment in experiments]
     predictions: dict[int, Prediction] = {}
     try:
-        predictions.update(predict_all(shapes, target, expandable_segments=uses_expandable_segments()))
+        predictions.update(predict_all(shapes, target))
     except InvalidInputError:
         predictions = {}
     return [
