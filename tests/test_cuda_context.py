@@ -1,15 +1,14 @@
 """The CUDA context: measured once where the card is in this machine, else a stated default."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from conftest import tiny
 
-from pipeline import context
 from pipeline.jobs.plan import _budget_bytes
 from pipeline.memory.device import hardware_of
+from pipeline.prediction import cuda_context as context
 from pipeline.prediction.cards import CONTEXT_BYTES, find_card
 from pipeline.prediction.cuda_context import context_bytes_of, measure_context
 from pipeline.prediction.predict import predict, predict_all
@@ -23,25 +22,16 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[torch.devi
     """Give this machine a T4 whose context takes 321 MiB, and the list of the devices that were asked for it."""
     asked: list[torch.device] = []
 
-    class FakeCrew:
-        def __init__(self, work: Any, num_processes: int) -> None:
-            assert (work, num_processes) == (measure_context, 1)
-
-        def __enter__(self) -> "FakeCrew":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def do(self, devices: list[torch.device]) -> list[tuple[int, int]]:
-            asked.extend(devices)
-            return [(0, 321 * MIB)]
+    def measure(pool: object, function: object, devices: list[torch.device]) -> list[tuple[int, int]]:
+        assert function is measure_context
+        asked.extend(devices)
+        return [(0, 321 * MIB)]
 
     monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(context, "device_name", lambda device: ["NVIDIA L4", T4.name][device.index])
     monkeypatch.setattr(context, "environment", lambda device: {"device_name": T4.name, "torch": "2", "driver": "1"})
-    monkeypatch.setattr(context, "Crew", FakeCrew)
+    monkeypatch.setattr(context, "run_all", measure)
     return asked
 
 

@@ -1,6 +1,7 @@
 """Predicted memory: what the allocator then really counts, without a number computed or a trace left in the process."""
 
 import gc
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,9 @@ import torch
 from conftest import TINY, tiny, with_corpus_of
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
-from transformers import masking_utils
+from transformers import AutoConfig, masking_utils
 
-from pipeline.base.contracts import Hardware
+from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import MemoryUse, StepRecord
 from pipeline.config.experiment import Experiment
@@ -50,11 +51,11 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def measured(experiment: Experiment) -> int:
+def measured(experiment: Experiment, prepared: Prepared | None = None) -> int:
     """Return the allocator's peak over a real training."""
     messages: list[Message] = []
     gc.collect()  # what the test before has left must not die while the meter counts
-    train(experiment, experiment.prepare(), messages.append)
+    train(experiment, prepared or experiment.prepare(), messages.append)
     peak = [message for message in messages if isinstance(message, MemoryUse)][-1].peak_allocated_bytes
     assert peak is not None
     return peak
@@ -65,6 +66,74 @@ def test_a_prediction_is_what_the_allocator_counts(settings: dict[str, Any]) -> 
     experiment = tiny(**settings, eval_steps=0)
     prediction = predict(experiment, CPU)
     assert prediction.peak_allocated_bytes == pytest.approx(measured(experiment), rel=0.015)
+
+
+EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"intermediate_size": 96, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {"moe_intermediate_size": 48, "shared_expert_intermediate_size": 96, "num_experts": 6},
+    "qwen3_moe": {"moe_intermediate_size": 48, "num_experts": 6, "num_experts_per_tok": 3, "head_dim": 16},
+}
+
+
+def mixture_of_experts(kind: str, folder: Path, implementation: str = "grouped_mm", **changes: Any) -> Experiment:
+    """Return an experiment on a tiny mixture of experts, whose configuration is written to a folder."""
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=512,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        **EXPERTS[kind],
+    )
+    written = {**config.to_dict(), "experts_implementation": implementation}
+    (folder / "config.json").write_text(json.dumps(written))
+    shape = dict.fromkeys(("num_layers", "width", "num_heads"))
+    batch = {"micro_batch_size": 8, "accumulation_steps": 1, "effective_batch_size": 8, "eval_steps": 0}
+    settings = merged(TINY, {"model": str(folder), "causal_lm": shape, **batch, **changes})
+    return Experiment(validate(AllSettings, settings, ""))
+
+
+@pytest.mark.parametrize("settings", [{}, {"precision": "bf16", "checkpointing": "every_layer"}], ids=str)
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_a_mixture_of_experts_is_predicted_within_the_same_error(
+    kind: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    experiment, prepared = mixture_of_experts(kind, tmp_path, **settings), tiny().read_corpus()
+    prediction = predict(experiment, CPU, prepared)
+    assert prediction.peak_allocated_bytes == pytest.approx(measured(experiment, prepared), rel=0.002)
+    on_card = predict(experiment, find_card("h100"), prepared)
+    assert on_card.peak_allocated_bytes > prediction.peak_allocated_bytes  # its workspaces
+    assert on_card.sequence_flops == pytest.approx(prediction.sequence_flops, rel=0.02)
+
+
+def test_experts_add_the_operations_of_those_chosen(tmp_path: Path) -> None:
+    prepared = tiny().read_corpus()
+    grouped, batched = (
+        predict(mixture_of_experts("mixtral", tmp_path, name), CPU, prepared) for name in ("grouped_mm", "batched_mm")
+    )
+    assert grouped.sequence_flops == batched.sequence_flops
+
+
+def test_eager_routing_of_experts_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    experiment, prepared = mixture_of_experts("mixtral", tmp_path, "eager"), tiny().read_corpus()
+    with pytest.raises(InvalidInputError, match="modeling_mixtral.py.*set experts_implementation to grouped_mm"):
+        predict(experiment, CPU, prepared)
+
+
+@pytest.mark.parametrize("columns", [6, 8])
+def test_grouped_products_have_the_form_of_real_ones(columns: int) -> None:
+    def strides() -> list[tuple[int, ...]]:
+        left, right = torch.empty(8, 16, requires_grad=True), torch.empty(3, columns, 16, requires_grad=True)
+        offsets = torch.tensor([2, 5, 8], dtype=torch.int32)
+        product = torch._grouped_mm(left, right.transpose(1, 2), offs=offsets)
+        product.backward(torch.empty_strided(product.shape, product.stride()))  # type: ignore[no-untyped-call]
+        assert left.grad is not None and right.grad is not None
+        return [product.stride(), left.grad.stride(), right.grad.stride()]
+
+    real = strides()
+    with simulated(CPU):
+        assert strides() == real
 
 
 def test_a_prediction_says_what_the_peak_is_made_of() -> None:

@@ -11,18 +11,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, tiny
-from pipeline.simulation import autocast
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import make_experiment
 from pipeline.memory.timeline import Timeline
+from pipeline.prediction import autocast
 from pipeline.prediction.attention import choose_kernel
 from pipeline.prediction.cards import CARDS, CONTEXT_BYTES, find_card
 from pipeline.prediction.cuda_operators import cuda_operators
 from pipeline.prediction.predict import Prediction, predict
 from pipeline.prediction.trace import trace
+from pipeline.techniques.precision import Precision
 
 A100, H200, T4 = find_card("a100"), find_card("h200"), find_card("t4")
 MIB = 2**20
@@ -199,6 +200,19 @@ def test_a_budget_fits_down_to_what_the_allocator_can_do_with_it(prediction: Pre
     assert prediction.fits(reserved)
     assert not prediction.fits(allocated - 1)
     assert prediction.fits(reserved - 2 * MIB) >= prediction.fits(allocated)
+
+
+def test_expandable_segments_follow_the_environment_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = tiny(micro_batch_size=8, precision="bf16", **WIDE)
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    assert not predict(experiment, A100).expandable_segments
+    explicit = predict(experiment, A100, expandable_segments=True)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert predict(experiment, A100) == explicit
+    monkeypatch.setattr(Precision, "environment", lambda self: {"PYTORCH_ALLOC_CONF": "expandable_segments:False"})
+    assert not predict(experiment, A100).expandable_segments
+    assert predict(experiment, A100, expandable_segments=True) == explicit
 
 
 def test_the_memory_of_gpt2_is_what_the_prototypes_found() -> None:

@@ -14,7 +14,6 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
 from pipeline.prediction.predict import predict
-from pipeline.runtime.environment import uses_expandable_segments
 
 EFFECTIVE_BATCH = 32
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
@@ -43,11 +42,7 @@ def fitting(scale: Scale, settings: Mapping[str, Any]) -> list[int]:
 
 def _fits(experiment: Experiment) -> bool:
     """Return whether a run is predicted to end within its budget, which it must have."""
-    prediction = predict(
-        experiment.with_random_weights("cpu"),
-        hardware_of(experiment.device),
-        expandable_segments=uses_expandable_segments(),
-    )
+    prediction = predict(experiment.with_random_weights("cpu"), hardware_of(experiment.device))
     assert experiment.budget_bytes is not None
     return prediction.fits(experiment.budget_bytes)
 

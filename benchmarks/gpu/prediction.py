@@ -18,12 +18,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.results import Result
+from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import merged, nested
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.predict import Prediction, predict
-from pipeline.runtime.environment import environment, uses_expandable_segments
+from pipeline.runtime.environment import environment
 from pipeline.runtime.run import execute
 
 SHORT = {"num_steps": 3, "timing_warmup_steps": 2, "eval_steps": 0}
@@ -71,11 +71,7 @@ def described(settings: dict[str, Any]) -> str:
 def predicted(experiment: Experiment) -> dict[str, Any]:
     """Return a prediction in bytes, and how long it took."""
     start = time.perf_counter()
-    made: Prediction = predict(
-        experiment,
-        hardware_of(experiment.device),
-        expandable_segments=uses_expandable_segments(),
-    )
+    made: Prediction = predict(experiment, hardware_of(experiment.device))
     values = {name: getattr(made, name) for name in QUANTITIES.values()}
     phases = dict(made.phase_bytes)
     return {**values, "phases": phases, "peak_phase": made.anatomy.phase, "seconds": time.perf_counter() - start}
@@ -91,7 +87,9 @@ def measured(experiment: Experiment) -> dict[str, Any]:
 
 
 def error_percent(row: dict[str, Any], quantity: str) -> float | None:
-    """Return how much more was predicted than measured."""
+    """Return how much more was predicted than measured; None where the run did not complete, before its peak maybe."""
+    if not Outcome(row["measured"]["outcome"]).completed:
+        return None
     guess, truth = (row[side].get(QUANTITIES[quantity]) for side in ("predicted", "measured"))
     return None if not guess or not truth else 100 * (guess / truth - 1)
 

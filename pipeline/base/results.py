@@ -2,6 +2,14 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
+
+Size = TypeVar("Size")
+
+
+def limited_peak(allocated: Size, reserved: Size | None) -> Size:
+    """Return the peak that a budget limits: the reserved memory on CUDA, the allocated memory on a CPU."""
+    return allocated if reserved is None else reserved
 
 
 class Outcome(StrEnum):
@@ -65,8 +73,8 @@ class MemoryUse:
 
     @property
     def peak_bytes(self) -> int | None:
-        """The peak that a budget limits: reserved bytes on CUDA, allocated ones on a CPU."""
-        return self.peak_allocated_bytes if self.peak_reserved_bytes is None else self.peak_reserved_bytes
+        """The peak that a budget limits."""
+        return limited_peak(self.peak_allocated_bytes, self.peak_reserved_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

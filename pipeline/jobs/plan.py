@@ -128,7 +128,7 @@ def _card_plan(
     experiments, choices, skipped = _experiments(target, values, space)
     rows: dict[int, PlannedRow] = {}
     anatomies: dict[int, Breakdown] = {}
-    predictions = predict_all(experiments, target, expandable_segments=own.expandable_segments)
+    predictions = predict_all(experiments, target, expandable_segments=own.expandable_segments or None)
     with closing(predictions):
         for number, prediction in track(predictions, target.name, len(experiments), console=console, transient=True):
             experiment = experiments[number]

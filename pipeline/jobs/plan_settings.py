@@ -9,4 +9,4 @@ class PlanSettings(SpaceSettings):
     gpu: str = "auto"
     """Cards to plan for, separated by commas (h100, rtx4090, t4, ...); cpu; auto: what this machine trains on."""
     expandable_segments: bool = False
-    """Whether the caching allocator of the GPU will run with expandable_segments:True."""
+    """Predict for expandable_segments:True, even where the environment of a run does not set it."""

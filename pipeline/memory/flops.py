@@ -15,8 +15,9 @@ FORMULAS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
         lambda out, q, k, v, *_, **__: sdpa_backward_flop_count(out.shape, q.shape, k.shape, v.shape)  # type: ignore[no-untyped-call]
     ),
+    torch.ops.aten._grouped_mm: lambda a, b, *_, **__: 2 * a.shape.numel() * b.shape[-1],
 }
-"""Torch's own, and the two that it leaves out, counted as it counts their CUDA counterparts."""
+"""Torch's own, and three that it leaves out: attention on a CPU, counted as on CUDA, and the products of experts."""
 
 
 _counted: dict[tuple[Any, ...], int] = {}

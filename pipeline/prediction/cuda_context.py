@@ -9,7 +9,7 @@ from pipeline.base.files import cache_folder, write_atomically
 from pipeline.memory.device import device_name, used_bytes
 from pipeline.prediction.cards import CONTEXT_BYTES
 from pipeline.runtime.environment import environment
-from pipeline.runtime.worker_pool import WorkerPool
+from pipeline.runtime.worker_pool import run_all, worker_pool
 
 WIDTH = 256
 """Of the matrices whose product loads what every training loads."""
@@ -34,8 +34,8 @@ def context_bytes_of(target: Hardware) -> int:
     file = cache_folder() / f"context-{hashlib.sha256(repr(facts).encode()).hexdigest()[:20]}.txt"
     if file.exists():
         return int(file.read_text())
-    with WorkerPool(measure_context, 1) as pool:  # a fresh process, which has no context yet
-        [(_, measured)] = pool.do([device])
+    with worker_pool(1) as pool:  # a new process, which has no context yet
+        [(_, measured)] = run_all(pool, measure_context, [device])
     if measured is None:
         return CONTEXT_BYTES
     write_atomically(file, str(measured).encode())

@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 from pipeline.base.contracts import Hardware
 from pipeline.prediction.cached_operators import CachedFakeTensorMode
 from pipeline.prediction.cuda_operators import cuda_operators
+from pipeline.prediction.grouped_products import grouped_products
 from pipeline.prediction.patches import without_numbers
 
 
@@ -16,6 +17,7 @@ def simulated(target: Hardware) -> Iterator[CachedFakeTensorMode]:
     with (
         without_numbers(counts_host_memory=target.kind == "cpu"),
         operators,
+        grouped_products(),
         CachedFakeTensorMode() as mode,
     ):
         yield mode

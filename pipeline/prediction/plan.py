@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.base.results import limited_peak
 from pipeline.memory.breakdown import Breakdown
 
 
@@ -28,8 +29,8 @@ class PlannedRow:
 
     @property
     def peak_bytes(self) -> int:
-        """The peak that a budget limits: reserved bytes on CUDA, allocated ones on a CPU."""
-        return self.peak_allocated_bytes if self.peak_reserved_bytes is None else self.peak_reserved_bytes
+        """The peak that a budget limits."""
+        return limited_peak(self.peak_allocated_bytes, self.peak_reserved_bytes)
 
 
 def expected_order(row: PlannedRow) -> tuple[bool, float, int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.results import limited_peak
 from pipeline.config.experiment import Experiment
 from pipeline.memory.allocator import OutOfMemoryError
 from pipeline.memory.breakdown import Breakdown, at_peak
@@ -15,8 +16,9 @@ from pipeline.memory.replay import Requests
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.trace import trace, turn
+from pipeline.runtime.environment import uses_expandable_segments
 from pipeline.runtime.fork_server import has_server, num_cores
-from pipeline.runtime.worker_pool import WorkerPool
+from pipeline.runtime.worker_pool import run_all, worker_pool
 
 NUM_WORTH_A_SERVER = 32
 """Experiments from which on it pays to start processes that have to load what predicting needs."""
@@ -45,8 +47,8 @@ class Prediction:
 
     @property
     def peak_bytes(self) -> int:
-        """The peak that a budget limits: reserved bytes on CUDA, allocated ones on a CPU."""
-        return self.peak_allocated_bytes if self.peak_reserved_bytes is None else self.peak_reserved_bytes
+        """The peak that a budget limits."""
+        return limited_peak(self.peak_allocated_bytes, self.peak_reserved_bytes)
 
     def fits(self, budget_bytes: int) -> bool:
         """Whether the run ends within a budget: on CUDA a cap on what is reserved, which gives back what is cached."""
@@ -66,13 +68,14 @@ def predict(
     target: Hardware,
     prepared: Prepared | None = None,
     *,
-    expandable_segments: bool = False,
+    expandable_segments: bool | None = None,
     context_bytes: int | None = None,
 ) -> Prediction:
     """Take two optimizer steps of `experiment` without numbers, as if on `target`, and return what they would need.
 
-    The corpus is read unless it is given; one example of it suffices, however large the batch. `context_bytes` is the
-    CUDA context, which counts beside what torch reserves; unless it is given, what context_bytes_of() knows.
+    The corpus is read unless it is given; one example of it suffices, however large the batch. `expandable_segments`
+    overrides what the environment variables of the run's process say. `context_bytes` is the CUDA context, which counts
+    beside what torch reserves; unless it is given, what context_bytes_of() returns.
 
     Raises:
         InvalidInputError: the target cannot run it, or its work depends on the values of tensors.
@@ -83,6 +86,8 @@ def predict(
         raise InvalidInputError(f"{reason}; choose another value")
     if context_bytes is None:
         context_bytes = context_bytes_of(target)
+    if expandable_segments is None:
+        expandable_segments = uses_expandable_segments(experiment)
     timeline = trace(experiment, target, prepared or experiment.read_corpus())
     on_card = target.kind == "cuda"
     requests = Requests.of(timeline)
@@ -124,7 +129,7 @@ def predict_each(
     experiments: Sequence[Experiment],
     target: Hardware,
     *,
-    expandable_segments: bool = False,
+    expandable_segments: bool | None = None,
     context_bytes: int | None = None,
     num_processes: int | None = None,
 ) -> Generator[tuple[int, Prediction | InvalidInputError], None, None]:
@@ -134,7 +139,7 @@ def predict_each(
     iterator, one a core. `num_processes` is how many; with 0 this one does the work.
     """
     if context_bytes is None:
-        context_bytes = context_bytes_of(target)  # once, and not in a process of a crew, which may start no other
+        context_bytes = context_bytes_of(target)  # once, and not in each worker process
     options = {"expandable_segments": expandable_segments, "context_bytes": context_bytes}
     work = partial(_predict_these, target=target, options=options)
     if num_processes is None:
@@ -142,10 +147,10 @@ def predict_each(
         num_processes = min(num_cores(), len(experiments)) if pays else 0
     first, second, others = ([n for n, one in enumerate(experiments) if turn(one) == at] for at in range(3))
     rounds = [[[number] for number in first], [[number] for number in second], _alike(experiments, others)]
-    with WorkerPool(work, num_processes) if num_processes else nullcontext() as pool:
+    with worker_pool(num_processes) if num_processes else nullcontext() as pool:
         for tasks in rounds:
             sent = [[experiments[number] for number in numbers] for numbers in tasks]
-            done = pool.do(sent) if pool else ((number, work(task)) for number, task in enumerate(sent))
+            done = run_all(pool, work, sent) if pool else enumerate(map(work, sent))
             for number, predictions in done:
                 yield from zip(tasks[number], predictions, strict=True)
 

@@ -8,7 +8,6 @@ from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
 from pipeline.prediction.predict import Prediction, predict_all
-from pipeline.runtime.environment import uses_expandable_segments
 from pipeline.training.metrics import Summary, summarize
 
 
@@ -30,7 +29,7 @@ def summary(experiment: Experiment, result: Result) -> Summary:
 def _prediction_of(experiment: Experiment) -> Prediction:
     """Return the prediction of a run on this machine."""
     alike, target = [experiment.with_random_weights("cpu")], hardware_of(experiment.device)
-    [(_, prediction)] = predict_all(alike, target, expandable_segments=uses_expandable_segments())
+    [(_, prediction)] = predict_all(alike, target)
     return prediction
 
 

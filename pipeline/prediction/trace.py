@@ -1,13 +1,10 @@
 """An Experiment on fake tensors -> what would live when, on a device that need not be here; kept on disk."""
 
-import hashlib
 import math
-import platform
 import traceback
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +13,6 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from pipeline.base.contracts import Hardware, Prepared, Trainable
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.files import cache_folder, write_atomically
 from pipeline.base.user_functions import names_function, raised
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Lifetime, Timeline
@@ -25,7 +21,7 @@ from pipeline.prediction.extrapolate_depth import extrapolate_depth
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.fake_card import CARD, HOST, move_to_card
 from pipeline.prediction.fake_device import simulated
-from pipeline.prediction.timeline_file import dump, load
+from pipeline.prediction.trace_cache import read_trace, trace_file, write_trace
 from pipeline.prediction.workspaces import WorkspaceTable
 from pipeline.training.profiler import record_lifetimes
 from pipeline.training.step import on_device
@@ -40,12 +36,6 @@ LARGEST_SHARE = 0.8
 """Of a model's layers: what the shallower models may have together, if they are to be run in its place."""
 SIMULATION = Path(__file__).parent
 """The folder of what stands in for torch: no function there asks for a value of its own accord."""
-NO_MATTER = """
-    device seed num_steps timing_warmup_steps learning_rate learning_rate_scaling base_batch_size
-    learning_rate_warmup_steps learning_rate_schedule weight_decay eval_steps gradient_underflow dataset_size budget
-    time_limit output corpus vocabulary_size sequence_length sequences
-"""
-"""Settings, separated by blanks, that no storage depends on, or that the example and the vocabulary say better."""
 
 
 def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timeline:
@@ -93,16 +83,16 @@ def _kept(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows
     """Return the timeline of an optimizer step whose batch has `num_rows` rows, from the cache after the first time."""
     if experiment.settings.model not in experiment.model.names:
         return record(experiment, target, prepared, num_rows)  # its configuration is in files that may change
-    file = _file(experiment, target, prepared, num_rows)
+    file = trace_file(experiment, target, prepared, num_rows)
     if file.exists():
-        return _read(file)
+        return read_trace(file)
     extrapolated = _extrapolated(experiment, target, prepared, num_rows)
     if extrapolated is not None:
         return extrapolated
     timeline = _from_few_layers(experiment, target, prepared, num_rows) or record(
         experiment, target, prepared, num_rows
     )
-    write_atomically(file, dump(timeline))
+    write_trace(file, timeline)
     return timeline
 
 
@@ -121,14 +111,9 @@ def _extrapolated(experiment: Experiment, target: Hardware, prepared: Prepared, 
 @lru_cache(maxsize=4)
 def _proven(files: tuple[Path, ...]) -> Growth | None:
     """Return how what the first two files hold grows, if that tells what the third holds."""
-    first, second, (size, timeline) = zip(KNOWN_SIZES, map(_read, files), strict=True)
+    first, second, (size, timeline) = zip(KNOWN_SIZES, map(read_trace, files), strict=True)
     growth = growth_of(first, second)
     return growth if growth is not None and same_memory(growth.extrapolated(size), timeline) else None
-
-
-@lru_cache(maxsize=len(KNOWN_SIZES))
-def _read(file: Path) -> Timeline:
-    return load(file.read_bytes())
 
 
 def _from_few_layers(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
@@ -157,7 +142,7 @@ def _known(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
     """Return the least of the known micro-batch sizes, where it is in the cache and `experiment` has a greater one."""
     least = KNOWN_SIZES[0]
     file = _file_of_size(least, experiment, target, prepared, num_rows)
-    return (least, _read(file)) if experiment.micro_batch_size > least and file.exists() else None
+    return (least, read_trace(file)) if experiment.micro_batch_size > least and file.exists() else None
 
 
 def _shallow_depths(experiment: Experiment, num_layers: int) -> tuple[tuple[int, int, int], int]:
@@ -179,11 +164,7 @@ def _file_of_size(size: int, experiment: Experiment, target: Hardware, prepared:
     changes = {"micro_batch_size": size, "effective_batch_size": passes * size}
     other = Experiment(experiment.settings.model_copy(update=changes))
     keeps_batch = target.kind == "cpu" and passes > 1
-    return _file(other, target, prepared, num_rows if keeps_batch else passes * size)
-
-
-def _file(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Path:
-    return cache_folder() / f"trace-{_key(experiment, target, prepared, num_rows)}.json.gz"
+    return trace_file(other, target, prepared, num_rows if keeps_batch else passes * size)
 
 
 def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline:
@@ -202,10 +183,7 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
             timeline = record_lifetimes(here, example, build=build, workspaces=workspaces, run=mode.run)
         return in_order(timeline)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise InvalidInputError(
-            f"memory is predicted without numbers, and {_who_asked(error)} asks for one ({error.func}); "
-            "measure this configuration instead: python -m pipeline main"
-        ) from error
+        raise InvalidInputError(_value_was_read(error)) from error
     except Exception as error:
         if names_function(experiment.settings.model):
             raise raised(experiment.settings.model, error) from error
@@ -219,40 +197,18 @@ def _from_host(experiment: Experiment, prepared: Prepared) -> Trainable:
     return trainable
 
 
-def _who_asked(error: BaseException) -> str:
-    """Return the function outside of torch, and of what stands in for it, that asked for a tensor's value."""
+def _value_was_read(error: DataDependentOutputException | DynamicOutputShapeException) -> str:
+    """Return the message that names the function, outside of torch and of this folder, that read a tensor's value."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if "/torch/" not in frame.filename and frame.name[:2] != "__" and Path(frame.filename).parent != SIMULATION
     ]
-    return f"{frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})"
-
-
-def _key(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> str:
-    """Return what changes whenever the timeline might."""
-    corpus = f"{experiment.settings.corpus}."
-    settings = {
-        k: str(v) for k, v in experiment.params().items() if k not in NO_MATTER.split() and not k.startswith(corpus)
-    }
-    example = {name: (tuple(part.shape), str(part.dtype), id(part)) for name, part in prepared.train.batch([0]).items()}
-    tensors = [number for *_, number in example.values()]
-    parts = (
-        sorted(settings.items()),
-        num_rows,
-        [(name, shape, dtype, tensors.index(number)) for name, (shape, dtype, number) in example.items()],
-        prepared.vocabulary_size,
-        (target.kind, target.capability),
-        _code_digest(),
-    )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
-
-
-@lru_cache
-def _code_digest() -> str:
-    """Return a digest of this project's code and of the versions that it runs on."""
-    versions = [platform.python_version(), *(version(name) for name in ("torch", "transformers"))]
-    digest = hashlib.sha256(repr(versions).encode())
-    for file in sorted(Path(__file__).parent.parent.rglob("*.py")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
+    place = f"{frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})"
+    remedy = "measure this configuration instead: python -m pipeline main"
+    if "/transformers/models/" in frames[-1].filename:
+        remedy += (
+            "; if it is a mixture of experts, set experts_implementation to grouped_mm in its config.json, for eager "
+            "routing allocates what the values decide"
+        )
+    return f"memory is predicted on fake tensors, which have no values, and {place} reads one ({error.func}); {remedy}"

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pynvml
 import torch
 
+from pipeline.config.experiment import Experiment
 from pipeline.memory.device import device_name, total_bytes
 
 
@@ -34,14 +36,14 @@ def environment(device: torch.device) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
-def allocator_configuration() -> str:
-    """Return what torch's caching allocator was told through its environment variable."""
-    return os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "default"))
+def allocator_configuration(variables: Mapping[str, str] = os.environ) -> str:
+    """Return the configuration of torch's caching allocator in these environment variables."""
+    return variables.get("PYTORCH_ALLOC_CONF", variables.get("PYTORCH_CUDA_ALLOC_CONF", "default"))
 
 
-def uses_expandable_segments() -> bool:
-    """Whether torch's caching allocator will grow its segments in place of making new ones."""
-    return "expandable_segments:True" in allocator_configuration()
+def uses_expandable_segments(experiment: Experiment) -> bool:
+    """Whether the caching allocator of the run's process grows its segments instead of adding new ones."""
+    return "expandable_segments:True" in allocator_configuration({**os.environ, **experiment.environment})
 
 
 def _driver() -> str | None:

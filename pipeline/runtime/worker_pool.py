@@ -1,150 +1,95 @@
-"""Processes that work on many things side by side: each takes the next task as soon as it is done with one."""
+"""A pool of worker processes: `concurrent.futures.ProcessPoolExecutor` on processes forked from the fork server."""
 
-import contextlib
-import pickle
+import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from traceback import format_exception
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import TypeVar
 
-from pipeline.base.errors import first_line
+from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.runtime.fork_server import CONTEXT, has_server, loaded, without_main
+
+Argument = TypeVar("Argument")
+Returned = TypeVar("Returned")
 
 
 class WorkerError(RuntimeError):
-    """A process of a crew ended in the middle of its work, or with an error that cannot be sent."""
+    """A worker process raised an error, which the message names, or ended before its task was done."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """An error on its way from one process to another."""
-
-    pickled: bytes | None
-    """None where it cannot be."""
-    words: str
-    traceback: str
-
-    @classmethod
-    def of(cls, error: Exception) -> Self:
-        """Return how an error is sent."""
-        try:
-            pickled = pickle.dumps(error)
-        except Exception:  # whatever it holds raises
-            pickled = None
-        return cls(pickled, f"{type(error).__name__}: {first_line(error)}", "".join(format_exception(error)))
-
-    @property
-    def error(self) -> Exception:
-        """The error with its traceback as a note; one that does not survive the way, by its name and words."""
-        try:
-            error = pickle.loads(self.pickled or b"")  # noqa: S301  our own
-            survived = isinstance(error, Exception) and f"{type(error).__name__}: {first_line(error)}" == self.words
-        except Exception:  # whatever its constructor, or its module, raises
-            survived = False
-        error = error if survived else WorkerError(self.words)
-        error.add_note(self.traceback)
-        return error
-
-
-Task = TypeVar("Task")
-Done = TypeVar("Done")
-
-
-class WorkerPool(Generic[Task, Done]):
-    """Processes that do one kind of work until they are dismissed, which ends them at once."""
-
-    def __init__(self, work: Callable[[Task], Done], num_processes: int) -> None:
-        self._members: dict[Connection, BaseProcess] = {}
-        for _ in range(num_processes):
-            ours, theirs = CONTEXT.Pipe()
-            process = CONTEXT.Process(target=_serve, args=(work, theirs), daemon=True)
-            with without_main():
-                process.start()
-            theirs.close()
-            self._members[ours] = process
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for process in self._members.values():
+@contextmanager
+def worker_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
+    """Give a pool of worker processes; an exception inside, as of Ctrl-C, ends them at once."""
+    pool = ProcessPoolExecutor(num_processes, CONTEXT, initializer=_start_worker)
+    try:
+        yield pool
+    except BaseException:
+        for process in list(pool._processes.values()):  # pool.kill_workers() from Python 3.14 on
             process.kill()
-        for connection, process in self._members.items():
-            process.join()
-            connection.close()
-
-    def do(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Done]]:
-        """Yield the number of each task and its result, as they are done; the tasks are begun in their order.
-
-        Raises:
-            Exception: as the work does.
-            CrewError: a process has ended, or its error cannot be sent.
-
-        """
-        waiting = iter(enumerate(tasks))
-        busy: dict[Connection, int] = {}
-        for connection, (number, task) in zip(self._members, waiting, strict=False):
-            self._ask(connection, task)
-            busy[connection] = number
-        while busy:
-            for connection in cast(list[Connection], wait(list(busy))):
-                done = self._hear(connection)
-                number = busy.pop(connection)
-                following = next(waiting, None)
-                if following is not None:
-                    busy[connection], task = following
-                    self._ask(connection, task)
-                yield number, done
-
-    def _ask(self, connection: Connection, task: Task) -> None:
-        try:
-            connection.send(task)
-        except OSError as error:
-            raise self._end_of(connection) from error
-
-    def _hear(self, connection: Connection) -> Done:
-        try:
-            done = connection.recv()
-        except (EOFError, OSError) as error:
-            raise self._end_of(connection) from error
-        if isinstance(done, Failure):
-            raise done.error
-        return cast(Done, done)
-
-    def _end_of(self, connection: Connection) -> WorkerError:
-        process = self._members[connection]
-        process.join()
-        return WorkerError(f"a process ended before its work did, exit code {process.exitcode}")
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def run_in_worker(work: Callable[[Task], Done], task: Task) -> Done:
-    """Return what `work` makes of a task: in a process forked from the server, where it was started, else here.
+def run_all(
+    pool: ProcessPoolExecutor, function: Callable[[Argument], Returned], arguments: Sequence[Argument]
+) -> Iterator[tuple[int, Returned]]:
+    """Call the function with each argument in a worker process; yield (argument's number, result) as completed.
 
     Raises:
-        Exception: as the work does.
-        CrewError: the process has ended, or its error cannot be sent.
+        InvalidInputError: the function raised it.
+        WorkerError: the function raised another error, or a process ended.
+
+    """
+    try:
+        with without_main():  # submit() starts the processes
+            futures = {pool.submit(_call, function, argument): number for number, argument in enumerate(arguments)}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    except BrokenProcessPool as error:
+        raise WorkerError(
+            "a worker process ended before its task was done, as when the machine's memory is used up"
+        ) from error
+
+
+def run_in_worker(function: Callable[[Argument], Returned], argument: Argument) -> Returned:
+    """Call the function in a worker process if the fork server is running, else in this process.
+
+    Raises:
+        InvalidInputError: the function raised it.
+        WorkerError: the worker process raised another error, or ended.
 
     """
     if not has_server():
-        return work(task)
-    with WorkerPool(work, 1) as pool:
-        [(_, done)] = pool.do([task])
-    return done
+        return function(argument)
+    with worker_pool(1) as pool:
+        [(_, result)] = run_all(pool, function, [argument])
+    return result
 
 
-def _serve(work: Callable[[Any], Any], connection: Connection) -> None:
-    """Be a process of the crew, until nobody has a task any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _start_worker() -> None:
+    """Leave Ctrl-C, which reaches all processes of a terminal, to the parent, and end when the parent does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     loaded()
-    with contextlib.suppress(EOFError, ConnectionError):  # when the process that had tasks is gone
-        while True:
-            task = connection.recv()
-            try:
-                connection.send(work(task))
-            except Exception as error:  # whatever the work raises, or its result when it is pickled
-                connection.send(Failure.of(error))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # this process is a worker
+    parent.join()
+    os._exit(1)
+
+
+def _call(function: Callable[[Argument], Returned], argument: Argument) -> Returned:
+    """Call the function; not every error of a library can be pickled, so others than ours are sent as text."""
+    try:
+        return function(argument)
+    except InvalidInputError:
+        raise
+    except Exception as error:
+        raise WorkerError(f"{type(error).__name__}: {first_line(error)}") from error

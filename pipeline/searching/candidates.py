@@ -8,7 +8,6 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice, Value
 from pipeline.memory.device import hardware_of
 from pipeline.prediction.predict import Prediction, predict_each
-from pipeline.runtime.environment import uses_expandable_segments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ def make_candidates(choices: Sequence[Choice], experiments: Sequence[Experiment]
     """
     target = hardware_of(experiments[0].device)
     shapes = [experiment.with_random_weights("cpu") for experiment in experiments]
-    outcomes = predict_each(shapes, target, expandable_segments=uses_expandable_segments())
+    outcomes = predict_each(shapes, target)
     predictions = {number: outcome for number, outcome in outcomes if isinstance(outcome, Prediction)}
     flops = {group_of(choices[number]): float(one.sequence_flops) for number, one in predictions.items()}
     fewest = min(flops.values(), default=1.0)

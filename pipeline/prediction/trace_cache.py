@@ -1,0 +1,124 @@
+"""Recorded timelines in the cache folder: found by a key, and the least recently used removed above a limit."""
+
+import hashlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+
+from pipeline.base.contracts import Hardware, Prepared
+from pipeline.base.files import cache_folder, write_atomically
+from pipeline.base.units import MIB
+from pipeline.config.experiment import Experiment
+from pipeline.memory.timeline import Timeline
+from pipeline.prediction.timeline_file import dump, load
+
+LIMIT_BYTES = 1024 * MIB
+"""Size above which the least recently used files are removed."""
+IN_USE_SECONDS = 3600
+"""Files used since then are kept: another process may be about to read them."""
+PATTERN = "trace-*"
+IRRELEVANT = """
+    device seed num_steps timing_warmup_steps learning_rate learning_rate_scaling base_batch_size
+    learning_rate_warmup_steps learning_rate_schedule weight_decay eval_steps gradient_underflow dataset_size budget
+    time_limit output corpus vocabulary_size sequence_length sequences
+"""
+"""Settings, separated by blanks, that change no storage, or only through the example and the vocabulary."""
+CODE = ("base", "config", "memory", "models", "prediction", "techniques", "training")
+"""Folders of the package that a timeline depends on."""
+
+
+def trace_file(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Path:
+    """Return the file of a timeline; `num_rows` is the number of sequences in an optimizer step."""
+    return cache_folder() / f"trace-{_key(experiment, target, prepared, num_rows)}.json.gz"
+
+
+@lru_cache(maxsize=4)
+def read_trace(file: Path) -> Timeline:
+    """Return the timeline in a file, and mark the file as used."""
+    timeline = load(file.read_bytes())
+    os.utime(file)
+    return timeline
+
+
+def write_trace(file: Path, timeline: Timeline) -> None:
+    """Write a timeline, then remove the least recently used files above the limit.
+
+    Raises:
+        OSError: it cannot be written.
+
+    """
+    write_atomically(file, dump(timeline))
+    used = sorted(_files(file.parent))
+    total = sum(num_bytes for _, num_bytes, _ in used)
+    for last_used, num_bytes, old in used:
+        if total <= LIMIT_BYTES or last_used > time.time() - IN_USE_SECONDS:
+            return
+        old.unlink(missing_ok=True)
+        total -= num_bytes
+
+
+def cache_size() -> str:
+    """Return the size of the cache in words.
+
+    Raises:
+        InvalidInputError: the cache folder cannot be written.
+
+    """
+    folder = cache_folder()
+    sizes = [num_bytes for _, num_bytes, _ in _files(folder)]
+    return (
+        f"{len(sizes)} predictions in {folder}: {sum(sizes) / MIB:,.1f} MiB of at most {LIMIT_BYTES / MIB:,.0f} MiB, "
+        "the least recently used are removed first"
+    )
+
+
+def _files(folder: Path) -> Iterator[tuple[float, int, Path]]:
+    """Yield when each file was last used, its bytes and its path."""
+    for file in folder.glob(PATTERN):
+        try:
+            state = file.stat()
+        except FileNotFoundError:  # another process has removed it
+            continue
+        yield state.st_mtime, state.st_size, file
+
+
+def _key(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> str:
+    """Return a digest of everything that the timeline depends on."""
+    corpus = f"{experiment.settings.corpus}."
+    settings = {
+        k: str(v) for k, v in experiment.params().items() if k not in IRRELEVANT.split() and not k.startswith(corpus)
+    }
+    example = {name: (tuple(part.shape), str(part.dtype), id(part)) for name, part in prepared.train.batch([0]).items()}
+    tensors = [number for *_, number in example.values()]
+    parts = (
+        sorted(settings.items()),
+        num_rows,
+        [(name, shape, dtype, tensors.index(number)) for name, (shape, dtype, number) in example.items()],
+        prepared.vocabulary_size,
+        (target.kind, target.capability),
+        code_digest(Path(__file__).parent.parent),
+        [_file_digest(sys.modules[type(technique).__module__].__file__) for technique in experiment.techniques],
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
+
+
+@lru_cache
+def code_digest(package: Path) -> str:
+    """Return a digest of the code that timelines depend on, and of the versions of Python, torch and transformers."""
+    versions = [platform.python_version(), *(version(name) for name in ("torch", "transformers"))]
+    digest = hashlib.sha256(repr(versions).encode())
+    for folder in CODE:
+        for file in sorted((package / folder).rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+@lru_cache
+def _file_digest(file: str | None) -> str:
+    """Return a digest of the file that defines a technique, which may lie outside the package."""
+    return hashlib.sha256(Path(str(file)).read_bytes()).hexdigest()

@@ -1,0 +1,67 @@
+"""The cache of recorded timelines: what invalidates it, its bound, and its size."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, tiny
+
+from pipeline.base.contracts import Hardware
+from pipeline.memory.timeline import Timeline
+from pipeline.prediction import trace_cache
+from pipeline.prediction.trace_cache import CODE, cache_size, code_digest, read_trace, trace_file, write_trace
+
+CPU = Hardware(kind="cpu", name="a processor", memory_bytes=2**34, capability=None)
+EMPTY = Timeline(lives=(), events=(), seconds=(), spans=(), flops=0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give an empty cache folder."""
+    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_only_code_that_a_timeline_depends_on_changes_its_key(tmp_path: Path) -> None:
+    package = tmp_path / "pipeline"
+    shutil.copytree(ROOT / "pipeline", package, ignore=shutil.ignore_patterns("__pycache__"))
+    before = code_digest(package)
+    for folder in sorted(path.name for path in package.iterdir() if path.is_dir()):
+        with next((package / folder).glob("*.py")).open("a") as file:
+            file.write("# edited\n")
+        code_digest.cache_clear()
+        after = code_digest(package)
+        assert (after != before) == (folder in CODE), folder
+        before = after
+    for name in ("cli.py", "__main__.py", "__init__.py"):
+        (package / name).write_text("")
+    code_digest.cache_clear()
+    assert code_digest(package) == before
+
+
+def test_the_least_recently_used_files_are_removed_above_the_limit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = tiny()
+    prepared = experiment.read_corpus()
+    files = [trace_file(experiment, CPU, prepared, num_rows) for num_rows in range(5)]
+    for number, file in enumerate(files[:4]):
+        write_trace(file, EMPTY)
+        os.utime(file, times=(0, time.time() - 10 * trace_cache.IN_USE_SECONDS + number))
+    (folder / "another-file").write_bytes(bytes(10**6))
+    read_trace(files[0])
+    monkeypatch.setattr(trace_cache, "LIMIT_BYTES", 2 * files[0].stat().st_size)
+    write_trace(files[4], EMPTY)
+    assert [file.exists() for file in files] == [True, False, False, False, True]
+    monkeypatch.setattr(trace_cache, "LIMIT_BYTES", 0)
+    write_trace(files[3], EMPTY)
+    assert [file.exists() for file in files] == [True, False, False, True, True]  # all used a moment ago
+    assert (folder / "another-file").exists()
+
+
+def test_the_size_of_the_cache_is_given_in_words(folder: Path) -> None:
+    assert cache_size().startswith(f"0 predictions in {folder}: 0.0 MiB of at most 1,024 MiB")
+    (folder / "trace-of-something").write_bytes(bytes(3 * 2**20))
+    assert cache_size().startswith(f"1 predictions in {folder}: 3.0 MiB")
