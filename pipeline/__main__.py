@@ -5,7 +5,7 @@ import sys
 
 from pipeline.config.entry_points import entry_points
 from pipeline.runtime.fork_server import start_server, stop_server
-from pipeline.runtime.signals import stop_at_once, stop_no_more
+from pipeline.runtime.signals import exit_on_signal, ignore_signals
 
 OBJECTS_BEFORE_A_LOOK = 100_000
 """How many objects may be made before the garbage collector looks for cycles among them."""
@@ -14,7 +14,7 @@ OBJECTS_BEFORE_A_LOOK = 100_000
 def run() -> int:
     """Run the command line; return its exit code."""
     gc.set_threshold(OBJECTS_BEFORE_A_LOOK)  # what is loaded stays: looking through it again and again takes a second
-    stop_at_once()
+    exit_on_signal()
     if sys.argv[1:2] and sys.argv[1] in entry_points() and not {"-h", "--help"} & set(sys.argv):
         start_server()  # it loads torch and transformers beside this process, which loads them now
     from pipeline.cli import main
@@ -22,7 +22,7 @@ def run() -> int:
     try:
         return main()
     finally:
-        stop_no_more()
+        ignore_signals()
         stop_server()
         gc.freeze()  # nor does the process's end look through what was loaded
 

@@ -16,7 +16,7 @@ from pipeline.config.settings import AllSettings, unknown_setting
 from pipeline.config.variants import load_plan, load_single
 from pipeline.jobs.plan_settings import PlanSettings
 from pipeline.jobs.tools import TOOLS, use
-from pipeline.runtime.signals import INTERRUPTED, stop_in_order
+from pipeline.runtime.signals import INTERRUPTED, interrupt_on_signal
 from pipeline.searching.settings import SearchSettings
 
 WIDTH_OF_FILES = 120
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         entry, *rest = words
         if entry in TOOLS:
-            stop_in_order()
+            interrupt_on_signal()
             return use(entry, parse(entry, rest), _console())
         if entry not in entry_points():
             names = ", ".join([*entry_points(), *TOOLS])

@@ -167,7 +167,7 @@ def test_a_command_that_is_stopped_while_it_loads_ends_at_once(kind: signal.Sign
         family = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, kind) if kind is signal.SIGINT else process.send_signal(kind)
         _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and err.splitlines() == ["interrupted: nothing was begun"], err
+    assert process.returncode == 130 and err.splitlines() == ["interrupted: nothing was started"], err
     wait_for(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), "the end of its processes")
     assert not (project.folder / "runs").exists()
 
@@ -179,7 +179,7 @@ def test_a_search_that_is_stopped_while_it_looks_ahead_ends_at_once(project: Pro
         family = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and err.splitlines() == ["interrupted: nothing was begun"], err
+    assert process.returncode == 130 and err.splitlines() == ["interrupted: nothing was started"], err
     wait_for(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), "the end of its processes")
     assert not (project.folder / "runs").exists() and not (project.folder / "optuna.db").exists()
 

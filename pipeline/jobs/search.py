@@ -14,7 +14,7 @@ from pipeline.base.results import Result
 from pipeline.base.units import MIB
 from pipeline.runtime.environment import environment
 from pipeline.runtime.fork_server import loading, start_server
-from pipeline.runtime.signals import stop_in_order
+from pipeline.runtime.signals import interrupt_on_signal
 from pipeline.searching.ahead import make_sampler
 from pipeline.searching.loop import Search, SearchObserver, findings_of, search_and_verify
 from pipeline.searching.problem import SearchProblem, make_problem
@@ -44,7 +44,7 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
     status = f"predicting the memory of {len(problem.space.choices)} configurations"
     with console.status(status), loading("pipeline.tracking.job"):  # MLflow is imported while workers predict
         sampler = make_sampler(problem)
-    stop_in_order()
+    interrupt_on_signal()
     return _measure(problem, sampler, console)
 
 

@@ -1,4 +1,4 @@
-"""What a figure depends on beside the settings: hardware, versions, the allocator's configuration."""
+"""What measurements depend on beside the settings: hardware, versions and the allocator's configuration."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ from pipeline.memory.device import device_name, total_bytes
 
 @lru_cache
 def environment(device: torch.device) -> dict[str, str]:
-    """Return it by name, without what this machine lacks."""
+    """Return the versions and hardware, by name; what is not available is left out."""
     facts = {
         "device_name": device_name(device),
         "device_memory_mib": f"{total_bytes(device) / 2**20:.0f}",
@@ -56,7 +56,7 @@ def _driver() -> str | None:
 
 
 def _git(*words: str) -> str | None:
-    """Return what git says of this project; None without git, or outside a checkout."""
+    """Return the output of a git command in this project; None without git or outside of a checkout."""
     folder = Path(__file__).parent
     try:
         answer = subprocess.run(

@@ -1,4 +1,4 @@
-"""Fresh processes: forked from a server that has loaded what they need, and nothing of who asks for them."""
+"""The fork server: clean child processes that have torch and transformers imported already."""
 
 import contextlib
 import gc
@@ -13,8 +13,8 @@ from multiprocessing import forkserver, resource_tracker
 from types import ModuleType
 
 CONTEXT = multiprocessing.get_context("forkserver")
-"""Its processes inherit nothing of this one: no connection to a database, no thread."""
-LOADED = [
+"""Start method of all child processes; they inherit no database connection and no thread of this process."""
+PRELOADED = [
     "pipeline.runtime.preload",
     "pipeline.training.loop",
     "pipeline.prediction.predict",
@@ -23,16 +23,16 @@ LOADED = [
     "transformers.modeling_layers",
     "transformers.masking_utils",
 ]
-"""What training and prediction need, by the names of modules, in the order in which they are loaded."""
-CONTEXT.set_forkserver_preload(LOADED)
+"""Modules that training and prediction need, in the order in which the server imports them."""
+CONTEXT.set_forkserver_preload(PRELOADED)
 
 
 def start_server() -> None:
-    """Begin to load torch and transformers in the process that the runs are forked from, without waiting for it.
+    """Start the fork server, which imports torch and transformers in the background.
 
-    Ctrl-C, which reaches the whole group, is this process's to answer: the server inherits a mask that blocks it.
+    Ctrl-C reaches the whole process group and is handled by this process: the server inherits a mask that blocks it.
     """
-    resource_tracker.ensure_running()  # where the server did it, it would take the mask away
+    resource_tracker.ensure_running()  # if the server started it, it would remove the mask
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
@@ -41,33 +41,33 @@ def start_server() -> None:
 
 
 def has_server() -> bool:
-    """Whether that process has been started, and not ended by stop_server()."""
-    return _server_number() is not None
+    """Return whether the fork server is running."""
+    return _server_pid() is not None
 
 
 def stop_server() -> None:
-    """End the server, if there is one; it would go on loading after this process's end."""
-    number = _server_number()
-    if number is not None:
-        os.kill(number, signal.SIGKILL)
+    """End the fork server if there is one; it would go on importing after the end of this process."""
+    pid = _server_pid()
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
-def _server_number() -> int | None:
-    """Return the number of the process, which multiprocessing keeps to itself."""
-    number: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
-    return number
+def _server_pid() -> int | None:
+    """Return the server's process id, which multiprocessing keeps in a private attribute."""
+    pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    return pid
 
 
 def loaded() -> None:
-    """Look for garbage from here on, in a process that was forked, but never in what has been loaded."""
+    """Enable the garbage collector in a forked process, but exclude what the server has imported."""
     gc.freeze()
     gc.enable()
 
 
 @contextlib.contextmanager
 def loading(module: str) -> Iterator[None]:
-    """Load a module while what is done inside waits for other processes; whoever imports it then learns how it went."""
+    """Import a module in a thread while the body waits for other processes; errors show when it is imported again."""
 
     def load() -> None:
         with contextlib.suppress(Exception):
@@ -83,7 +83,7 @@ def loading(module: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_main() -> Iterator[None]:
-    """Keep multiprocessing from running the script of whoever calls us once more in a fresh process."""
+    """Keep multiprocessing from running the user's script again in a child process."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -93,5 +93,5 @@ def without_main() -> Iterator[None]:
 
 
 def num_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Whose a trial or a run is: a process of this or another machine, and whether it is gone."""
+"""The process that owns a trial or a run: on this or another machine, and whether it still exists."""
 
 import os
 import socket
@@ -8,21 +8,21 @@ from typing import Any
 import psutil
 
 SECONDS_OF_DRIFT = 2.0
-"""How far two readings of a process's start may lie apart: Linux counts it from a boot time that the clock moves."""
+"""Tolerance for the start time of a process: Linux derives it from a boot time that clock adjustments move."""
 
 
 def this_process() -> dict[str, Any]:
-    """Return what tells this process from every other: host, pid and start."""
+    """Return what identifies this process: host, process id and start time."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "started": psutil.Process().create_time()}
 
 
 def is_here(owner: Mapping[str, Any]) -> bool:
-    """Whether it is a process of this machine."""
+    """Return whether the owner is a process of this machine."""
     return bool(owner["host"] == socket.gethostname())
 
 
 def is_gone(owner: Mapping[str, Any]) -> bool:
-    """Whether the process is known to be gone: of other machines nothing is known."""
+    """Return whether the process has ended; False for processes of other machines, about which nothing is known."""
     if not is_here(owner):
         return False
     try:

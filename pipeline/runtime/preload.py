@@ -1,7 +1,6 @@
-"""What the process that others are forked from does before it loads anything; nobody else imports this.
+"""Disables the garbage collector of the fork server before it imports anything; only the server imports this module.
 
-What is loaded stays, and looking through it for garbage again and again takes a second: so the collector is off until
-`processes.loaded` is called in what was forked (the recipe of gc.freeze's documentation).
+`fork_server.loaded` enables the collector in each forked process, as the documentation of gc.freeze recommends.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""What Ctrl-C does to a command: before anything is begun it ends at once, from then on in order."""
+"""Ctrl-C and SIGTERM: before a job has started the command exits at once, afterwards in an orderly way."""
 
 import atexit
 import os
@@ -7,46 +7,46 @@ import signal
 import psutil
 
 INTERRUPTED = 130
-"""Exit code of a shell's Ctrl-C: 128 + SIGINT."""
+"""Exit code after Ctrl-C, as shells define it: 128 + SIGINT."""
 STOPS = (signal.SIGINT, signal.SIGTERM)
-"""Ctrl-C, and what `mlflow run` answers it with."""
+"""Ctrl-C, and the signal that `mlflow run` sends when it receives Ctrl-C."""
 SHOW_CURSOR = b"\x1b[?25h\n"
-"""What a terminal is told after a progress line that hid its cursor."""
+"""Escape sequence that shows the cursor again after a progress line."""
 
 
-def stop_at_once() -> None:
-    """End the command on a signal without further ado; an exception could be lost in whatever is being loaded."""
+def exit_on_signal() -> None:
+    """Exit at once on a signal; an exception could be swallowed by a module that is being imported."""
     for kind in STOPS:
         signal.signal(kind, _leave)
 
 
-def stop_in_order() -> None:
-    """Let a signal become KeyboardInterrupt from here on, since something is begun; in a command, and nowhere else."""
+def interrupt_on_signal() -> None:
+    """Turn a signal into KeyboardInterrupt from here on, since a job has started; only in a command."""
     if signal.getsignal(signal.SIGINT) is _leave:
         for kind in STOPS:
             signal.signal(kind, _interrupt)
 
 
-def stop_no_more() -> None:
-    """Let no signal disturb the end."""
+def ignore_signals() -> None:
+    """Ignore signals while the command ends."""
     for kind in STOPS:
         signal.signal(kind, signal.SIG_IGN)
 
 
 def _leave(*_: object) -> None:
-    stop_no_more()
+    ignore_signals()
     for process in psutil.Process().children(recursive=True):
         process.kill()
-    stdout, stderr = 1, 2  # the files themselves: their Python objects may be in the middle of a line
+    stdout, stderr = 1, 2  # file descriptors: the Python objects may be in the middle of a write
     if os.isatty(stdout):
         os.write(stdout, SHOW_CURSOR)
-    os.write(stderr, b"interrupted: nothing was begun\n")
+    os.write(stderr, b"interrupted: nothing was started\n")
     atexit._run_exitfuncs()
     os._exit(INTERRUPTED)
 
 
 def _interrupt(*_: object) -> None:
-    """Become KeyboardInterrupt; `mlflow run` answers Ctrl-C with a SIGTERM of its own, which must not hurt the end."""
+    """Raise KeyboardInterrupt; ignore the SIGTERM that `mlflow run` sends after Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     raise KeyboardInterrupt

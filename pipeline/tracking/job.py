@@ -22,7 +22,7 @@ from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.ownership import this_process
 from pipeline.runtime.run_folder import CONFIG, LOG, RESULT, milliseconds_now, write_result_file
-from pipeline.runtime.signals import stop_in_order
+from pipeline.runtime.signals import interrupt_on_signal
 from pipeline.tracking.sender import Sender
 from pipeline.tracking.store import STATUS, check_database, portable_uri, unreachable
 from pipeline.tracking.sync import send_abandoned
@@ -172,7 +172,7 @@ def open_job(entry: str, subject: str, output: Path) -> Iterator[Job]:
         InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
 
     """
-    stop_in_order()
+    interrupt_on_signal()
     folder = _make_folder(output, entry)
     try:
         client, run = _adopt_or_create(entry, f"{entry} {subject}")
