@@ -18,7 +18,7 @@ from mlflow.tracking.context.registry import resolve_tags
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result, StepRecord
-from pipeline.runtime.environment import environment
+from pipeline.runtime.environment import allocator_configuration, environment
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.ownership import this_process
 from pipeline.runtime.run_folder import CONFIG, LOG, RESULT, milliseconds_now, write_result_file
@@ -35,7 +35,7 @@ TAG_CHARACTERS = 5000
 """The longest tag that every MLflow store takes."""
 RANDOM_NAME = re.compile(r"[a-z]+-[a-z]+-\d+")
 """The form of the names that MLflow generates, such as merciful-smelt-439."""
-ENVIRONMENT_TAGS = ("device_name", "git_commit", "torch", "transformers", "cuda", "allocator")
+ENVIRONMENT_TAGS = ("device_name", "git_commit", "torch", "transformers", "cuda")
 """Facts about the environment that are tags of each run."""
 
 
@@ -129,6 +129,8 @@ class Job(TrackedRun, Observer):
             "technique": self._entry,
             "device": str(experiment.device),
             **{name: value for name, value in about.items() if name in ENVIRONMENT_TAGS},
+            "allocator": allocator_configuration({**os.environ, **experiment.environment}),
+            **_environment_tag(experiment.environment),
             **run.labels,
         }
         self._child = TrackedRun(
@@ -204,6 +206,11 @@ def open_job(entry: str, subject: str, output: Path) -> Iterator[Job]:
             job.end(status)
         finally:
             sender.close()
+
+
+def _environment_tag(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that techniques set for the run's process, as a tag."""
+    return {"environment": " ".join(f"{name}={value}" for name, value in variables.items())} if variables else {}
 
 
 def _manifest(parent: Manifest, name: str, tags: Mapping[str, str]) -> Manifest:
