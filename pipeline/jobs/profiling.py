@@ -18,7 +18,7 @@ from pipeline.runtime.run import execute
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.tracking.parent import ParentRun, open_parent
 from pipeline.training.metrics import Row, Summary
-from pipeline.training.profiler import MemoryProfile, ProfileMessage, TimeProfile, look
+from pipeline.training.profiler import MemoryProfile, ProfileMessage, TimeProfile, profile_run
 
 QUESTION = "Where are the memory and the time of {name}?"
 
@@ -108,7 +108,7 @@ def measure_and_look(
         return result
     traces = log_file.parent / "traces"
     traces.mkdir()
-    looked = execute(experiment, traces / "log.txt", work=partial(look, folder=traces), on_other=received.append)
+    looked = execute(experiment, traces / "log.txt", work=partial(profile_run, folder=traces), on_other=received.append)
     if looked.outcome is Outcome.OK or not result.outcome.completed:
         return result
     return replace(result, outcome=looked.outcome, detail=f"while being looked at: {looked.detail}")

@@ -77,7 +77,7 @@ def _run_trial(
 ) -> Trial:
     """Run and judge one configuration."""
     choice, experiment = proposal.choice, plan.experiment(proposal.choice)
-    length = partial(train, enough=_length(plan, experiment, best))
+    length = partial(train, stop=_length(plan, experiment, best))
     try:
         result, metrics = parent.run(
             _name(trial.number, proposal),
