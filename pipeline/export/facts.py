@@ -99,7 +99,7 @@ class Facts:
         """The configuration in one line."""
         policies = {None: "no checkpointing", 1: "every layer checkpointed"}
         policy = policies.get(self.every_n_layers, f"one of every {self.every_n_layers} layers checkpointed")
-        cut = f"{self.micro_batch_size} sequences x {self.accumulation_steps} forward passes an update"
+        cut = f"micro-batches of {self.micro_batch_size} sequences x {self.accumulation_steps} accumulation steps"
         return ", ".join([self.model, cut, self.precision, policy, *self.others])
 
     @property

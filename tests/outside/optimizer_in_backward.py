@@ -38,7 +38,9 @@ class OptimizerInBackward(Technique):
         """Return the function that changes the optimizer, for plain PyTorch."""
         if target != "pytorch":
             return None
-        return Exported(code=inspect.getsource(update_in_backward), optimizer="update_in_backward({optimizer})")
+        imports = "from torch import Tensor\nfrom torch.optim import Optimizer\n\n\n"
+        code = imports + inspect.getsource(update_in_backward)
+        return Exported(code=code, optimizer="update_in_backward({optimizer})")
 
     def apply(self, step: Step) -> Step:
         """Change whichever optimizer the step makes."""
