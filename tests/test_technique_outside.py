@@ -26,7 +26,8 @@ SEARCH = {
     "verify_steps": "4",
     "timing_warmup_steps": "2",
     "budget": "64MiB",
-    "space": '{"micro_batch_size": [2], "optimizer_in_backward": [false, true]}',
+    "space": '{"micro_batch_size": [2], "precision": ["fp32"], "checkpointing": ["none"], '
+    '"optimizer_in_backward": [false, true]}',
 }
 IN_PROCESS = """
 import json, sys
