@@ -55,7 +55,7 @@ def run(experiment: Experiment, metered: bool) -> dict[str, Any]:
         seconds = [end - start for start, end in pairwise(moments)]
     measured: dict[str, Any] = {"losses": [torch.stack(shares).sum().item() for shares in losses], "seconds": seconds}
     if meter is not None:
-        meter.settle()
+        meter.stop()
         measured["peak_allocated_bytes"] = meter.read().peak_allocated_bytes
     return measured
 

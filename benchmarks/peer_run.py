@@ -125,14 +125,14 @@ def _with_other(
         nonlocal num_taken
         num_taken += 1
         if num_taken == WATCHED_STEPS:
-            meter.settle()
+            meter.stop()
 
     hook = register_optimizer_step_post_hook(settle)
     try:
         parts = torch.stack(OTHERS[peer](module, experiment, prepared)).view(settings.num_steps, -1).cpu()
     finally:
         hook.remove()
-        meter.settle()
+        meter.stop()
     emit(meter.read())
     return parts.sum(1).tolist(), _mean_of_means(parts[0], experiment, prepared) if peer == BARE else None
 

@@ -3,6 +3,7 @@
 import gc
 import sys
 
+from pipeline.base.errors import InvalidInputError
 from pipeline.config.entry_points import entry_points
 from pipeline.runtime.fork_server import start_server, stop_server
 from pipeline.runtime.signals import exit_on_signal, ignore_signals
@@ -17,10 +18,13 @@ def run() -> int:
     exit_on_signal()
     if sys.argv[1:2] and sys.argv[1] in entry_points() and not {"-h", "--help"} & set(sys.argv):
         start_server()  # it loads torch and transformers beside this process, which loads them now
-    from pipeline.cli import main
-
     try:
+        from pipeline.cli import main
+
         return main()
+    except InvalidInputError as error:  # of a module that HEADROOM_TECHNIQUES names
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
     finally:
         ignore_signals()
         stop_server()

@@ -34,8 +34,8 @@ def accelerate(script: Any) -> None:
 
     accelerator = setup.make_accelerator()
     model = build(script)
-    if hasattr(setup, "checkpoint_layers"):
-        setup.checkpoint_layers(model)
+    if hasattr(setup, "prepare_model"):
+        setup.prepare_model(model)
     model, optimizer = accelerator.prepare(model, setup.make_optimizer(model))
     schedule = setup.make_schedule(optimizer)
     for window in windows(script):
@@ -75,8 +75,8 @@ def lightning(script: Any) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.model, self.losses = build(script), []
-            if hasattr(setup, "checkpoint_layers"):
-                setup.checkpoint_layers(self.model)
+            if hasattr(setup, "prepare_model"):
+                setup.prepare_model(self.model)
 
         def training_step(self, batch: Any, number: int) -> Any:
             loss = self.model(**batch).loss

@@ -38,6 +38,6 @@ def test_a_sum_of_gradients_needs_what_the_allocator_says(loss: Callable[[Tensor
         loss(torch.ones(ROWS, COLUMNS, requires_grad=True)).backward()
     meter = make_meter(cpu)
     loss(torch.ones(ROWS, COLUMNS, requires_grad=True)).backward()
-    meter.settle()
+    meter.stop()
     measured = meter.read().peak_allocated_bytes
     assert max(recorder.timeline().allocated_bytes) == pytest.approx(measured, abs=BYTES // 8)

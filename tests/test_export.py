@@ -282,9 +282,9 @@ def test_the_script_builds_the_same_shape(name: str) -> None:
 def test_a_model_that_is_not_of_transformers_has_no_script_but_the_rest() -> None:
     files = export_files(tiny(**with_corpus_of("encoder_stack"), checkpointing="every_layer"))
     assert "train.py" not in files
-    assert "There is no script without Headroom: encoder_stack is not a model" in files["README.md"]
+    assert "There is no script for plain PyTorch: transformers does not build encoder_stack" in files["README.md"]
     module = tiny(**with_corpus_of("encoder_stack")).model.build("encoder_stack", 0).module
-    executed(files["accelerate_setup.py"])["checkpoint_layers"](module)
+    executed(files["accelerate_setup.py"])["prepare_model"](module)
     assert all("partial" in str(layer.forward) for layer in module)
 
 
@@ -316,7 +316,7 @@ def test_the_tool_writes_the_files(tmp_path: Path, capsys: pytest.CaptureFixture
     ("words", "message"),
     [
         (["--config", "absent.yaml"], "absent.yaml must be a readable file"),
-        (["--output", "/proc/handover"], "the handover's folder must be writable, and /proc/handover is not"),
+        (["--output", "/proc/handover"], "the folder of exported files must be writable, and /proc/handover is not"),
     ],
 )
 def test_a_wrong_word_is_answered(

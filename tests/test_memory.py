@@ -63,7 +63,7 @@ def test_the_cpu_meter_counts_live_bytes_and_their_peak() -> None:
     del passing
     also_kept = torch.empty(300, dtype=torch.float64)
     meter.mark(0, "forward")
-    meter.settle()
+    meter.stop()
     after = torch.empty(10**6)
     memory = meter.read()
     assert [(p.step, p.phase, p.allocated_bytes) for p in memory.phases] == [(0, "load", 4000), (0, "forward", 6400)]
@@ -75,9 +75,9 @@ def test_the_cpu_meter_counts_live_bytes_and_their_peak() -> None:
 
 def test_settling_twice_is_harmless() -> None:
     meter = make_meter(torch.device("cpu"))
-    meter.settle()
+    meter.stop()
     first = meter.read()
-    meter.settle()
+    meter.stop()
     assert meter.read().peak_allocated_bytes == first.peak_allocated_bytes == 0
 
 

@@ -26,7 +26,7 @@ from pipeline.report.profile import ProfilingFindings
 from pipeline.runtime.observer import Run
 from pipeline.runtime.run import execute, run
 from pipeline.training.metrics import Row
-from pipeline.training.profiler import MemoryProfile, OperatorCost, ProfileMessage, TimeProfile, look
+from pipeline.training.profiler import MemoryProfile, OperatorCost, ProfileMessage, TimeProfile, profile_run
 from pipeline.training.step import build_step
 
 LONGER: dict[str, Any] = {"num_steps": 4, "sequence_length": 64}
@@ -183,7 +183,7 @@ def _look_within_little(experiment: Experiment, prepared: Prepared, emit: Callab
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + 128 * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    look(experiment, prepared, emit)
+    profile_run(experiment, prepared, emit)
 
 
 def _look_and_die(experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:
@@ -196,13 +196,13 @@ def _look_and_die(experiment: Experiment, prepared: Prepared, emit: Callable[[An
         if len(sent) == 3:  # after load, data and the first forward pass
             os.kill(os.getpid(), signal.SIGKILL)
 
-    look(experiment, prepared, emit_and_die)
+    profile_run(experiment, prepared, emit_and_die)
 
 
 def test_operators_and_categories_are_those_of_the_model() -> None:
     received: list[ProfileMessage] = []
     experiment = tiny(**LONGER, precision="bf16", checkpointing="every_layer")
-    look(experiment, experiment.prepare(), received.append)
+    profile_run(experiment, experiment.prepare(), received.append)
     memory = [part for part in received if isinstance(part, MemoryProfile)][-1]
     names = {name for name, _ in build_step(experiment, experiment.prepare()).trainable.module.named_modules()}
     assert set(memory.peak.module_bytes) <= names | {"loss", "optimizer"}

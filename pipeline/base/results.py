@@ -37,7 +37,7 @@ class StepRecord:
     """Counted from 0."""
     loss: float
     grad_norm: float
-    """Before clipping; infinite or NaN where the gradient scaler skipped the step."""
+    """Before clipping; infinite or NaN in a step that the gradient scaler skipped, NaN where no gradients were left."""
     seconds: float
     tokens: int
     """Real tokens, padding left out."""

@@ -1,4 +1,4 @@
-"""Functions in the user's own code, named as path.to.module:function: found, called, and their errors told."""
+"""The user's own functions and modules: imported by name, called, and their errors shortened."""
 
 import hashlib
 import inspect
@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pipeline.base.errors import InvalidInputError
@@ -16,49 +17,37 @@ from pipeline.base.errors import InvalidInputError
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """path.to.module:function"""
 NUM_FRAMES = 3
-"""Calls that are left of a traceback."""
+"""Frames that are kept of a traceback."""
 
 
-def names_function(name: str) -> bool:
+def is_function_name(name: str) -> bool:
     """Whether `name` has the form path.to.module:function."""
     return NAME.fullmatch(name) is not None
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """Return what a function of the user's returns.
+    """Return the result of the user's function `name`.
 
     Raises:
-        InvalidInputError: it cannot be found, or it raises; the message ends with its traceback, shortened.
+        InvalidInputError: it cannot be found, or it raises; the message ends with its shortened traceback.
 
     """
     function = find(name)
     try:
         return function(*arguments)
-    except Exception as error:  # whatever the user's code raises
-        raise raised(name, error) from error
+    except Exception as error:  # the user's code may raise anything
+        raise user_code_error(name, error) from error
 
 
 def find(name: str) -> Callable[..., Any]:
-    """Return the function `name`; modules are also looked for in the current folder.
+    """Return the function `name`.
 
     Raises:
         InvalidInputError: the module cannot be imported, or has no such function.
 
     """
     module_name, _, attribute = name.partition(":")
-    if not {"", str(Path.cwd())} & set(sys.path):
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise raised(name, error) from error
-        raise InvalidInputError(
-            f"{name} must name a function that can be imported from {Path.cwd()}, and there is no module {error.name}; "
-            "write path.to.module:function, or start in another folder"
-        ) from error
-    except Exception as error:  # whatever the user's module raises
-        raise raised(name, error) from error
+    module = import_user_module(module_name, name, "a function", "path.to.module:function")
     function = getattr(module, attribute, None)
     if not (inspect.isfunction(function) or inspect.isclass(function)):
         own = [
@@ -72,21 +61,47 @@ def find(name: str) -> Callable[..., Any]:
     return found
 
 
+def import_user_module(module_name: str, name: str, kind: str, form: str) -> ModuleType:
+    """Return the module, which may be in the current folder; `name`, `kind` and `form` are for the error's message.
+
+    Raises:
+        InvalidInputError: it cannot be imported.
+
+    """
+    if not {"", str(Path.cwd())} & set(sys.path):
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise user_code_error(name, error) from error
+        raise InvalidInputError(
+            f"{name} must name {kind} that can be imported from {Path.cwd()}, and there is no module {error.name}; "
+            f"write {form}, or start in another folder"
+        ) from error
+    except Exception as error:  # the user's code may raise anything
+        raise user_code_error(name, error) from error
+
+
 def digest(name: str) -> str:
-    """Return what changes whenever the file that defines a function does."""
-    module = sys.modules[find(name).__module__]
-    return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()[:16]
+    """Return a digest of the file that defines the function `name`."""
+    return module_digest(find(name).__module__)
 
 
-def raised(name: str, error: Exception) -> InvalidInputError:
-    """Return the error of a function that raises: a line, and the traceback without this project and its packages."""
-    return InvalidInputError(f"{name} must work, and raises {type(error).__name__}; mend it\n{_shortened(error)}")
+def module_digest(module_name: str) -> str:
+    """Return a digest of the file of an imported module."""
+    return hashlib.sha256(Path(str(sys.modules[module_name].__file__)).read_bytes()).hexdigest()[:16]
+
+
+def user_code_error(name: str, error: Exception) -> InvalidInputError:
+    """Return the error for user code that raises: one line, and the last frames of the user's own code."""
+    return InvalidInputError(f"{name} must work, and raises {type(error).__name__}; fix it\n{_shortened(error)}")
 
 
 def _shortened(error: Exception) -> str:
-    """Return the last calls in the user's own code, and what was raised."""
+    """Return the last frames of a traceback in the user's own code, and the exception."""
     libraries = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")}
-    apart = (str(Path(__file__).parent.parent), "<frozen", *libraries)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(apart)]
+    others = (str(Path(__file__).parent.parent), "<frozen", *libraries)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     lines = [*traceback.format_list(frames[-NUM_FRAMES:]), *traceback.format_exception_only(error)]
     return "".join(lines).rstrip()

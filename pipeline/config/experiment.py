@@ -1,4 +1,4 @@
-"""Settings -> Experiment: one run, resolved and checked before anything runs."""
+"""Experiment: the settings of one run, completed and checked before anything runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,10 +8,11 @@ from typing import Any
 import torch
 import yaml
 
-from pipeline.base.contracts import Corpus, CorpusRequest, Description, Hardware, Model, Prepared, Technique
+from pipeline.base.contracts import Corpus, CorpusRequest, Description, Hardware, Model, Prepared
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.technique import Technique
 from pipeline.base.units import parse_budget
-from pipeline.base.user_functions import digest, names_function
+from pipeline.base.user_functions import digest, is_function_name, module_digest
 from pipeline.config.settings import (
     CORPORA,
     MODELS,
@@ -24,32 +25,33 @@ from pipeline.config.settings import (
     unknown_setting,
     validate,
 )
+from pipeline.config.user_techniques import is_user_technique
 from pipeline.memory.device import find_device, hardware_of, total_bytes
 
 AUTO_MODEL = {"cuda": "gpt2", "cpu": "gpt2-nano"}
-"""What `model: auto` stands for on each kind of device."""
+"""The model for `model: auto` on each kind of device."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One run, fully specified: no setting is left to be derived."""
+    """One run; every derived setting has its value."""
 
     settings: RunSettings
     """An instance of AllSettings."""
 
     @cached_property
     def device(self) -> torch.device:
-        """The device to train on."""
+        """The device that it trains on."""
         return torch.device(self.settings.device)
 
     @cached_property
     def techniques(self) -> tuple[Technique, ...]:
-        """Every technique, each with its own settings; most do nothing by default."""
+        """Every technique with its settings, in the order in which they are applied; not all are active."""
         return _techniques(self.settings)
 
     @property
     def model(self) -> Model:
-        """The family that `settings.model` belongs to, with its settings."""
+        """The model family of `settings.model`, with its settings."""
         member: Model = getattr(self.settings, _family(self.settings.model))
         return member
 
@@ -61,7 +63,7 @@ class Experiment:
 
     @cached_property
     def description(self) -> Description:
-        """What is known of the model before it is built."""
+        """The description of the model, which is not built for it."""
         return self.model.describe(self.settings.model)
 
     @property
@@ -76,26 +78,29 @@ class Experiment:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables that its process needs before its first CUDA call."""
+        """The environment variables that its techniques need in the process before the first CUDA call."""
         return {name: value for technique in self.techniques for name, value in technique.environment().items()}
 
     @property
     def budget_bytes(self) -> int | None:
-        """Memory the run may use, if it is limited."""
+        """The memory budget in bytes, if there is one."""
         budget = self.settings.budget
         return None if budget is None else parse_budget(budget, total_bytes(self.device))
 
     def unsupported(self, hardware: Hardware | None = None) -> str | None:
-        """Return why `hardware` (by default its device of this machine) cannot run it, or None where it can."""
+        """Return why it cannot run on `hardware` (by default its own device), or None where it can.
+
+        Either the hardware does not support a technique, or a technique cannot be combined with other settings.
+        """
         hardware = hardware or hardware_of(self.device)
-        reasons = (technique.unsupported(hardware) for technique in self.techniques)
+        reasons = (each.conflict(self.settings) or each.unsupported(hardware) for each in self.techniques)
         return next((reason for reason in reasons if reason), None)
 
     def prepare(self) -> Prepared:
-        """Return the corpus, tokenized (from the cache after the first time) and checked against model and batch.
+        """Return the corpus, cached on disk after the first time, and checked against the model and the batch size.
 
         Raises:
-            InvalidInputError: the corpus cannot be read, or is too short, or does not suit the model.
+            InvalidInputError: the corpus cannot be read, is too short, or has a larger vocabulary than the model.
 
         """
         prepared = self.read_corpus()
@@ -103,7 +108,7 @@ class Experiment:
         return prepared
 
     def read_corpus(self) -> Prepared:
-        """Return the corpus as prepare() does, but however short it is."""
+        """Return the corpus without the checks of prepare()."""
         settings = self.settings
         return self.corpus.prepare(
             CorpusRequest(
@@ -117,39 +122,40 @@ class Experiment:
         )
 
     def with_random_weights(self, device: str) -> "Experiment":
-        """Return the same run on another device, with weights of the same shapes that are not loaded."""
+        """Return the same run on another device, with random weights in place of pretrained ones."""
         changes: dict[str, Any] = {"device": device}
         if getattr(self.model, "pretrained", False):
             changes[_family(self.settings.model)] = self.model.model_copy(update={"pretrained": False})
         return Experiment(self.settings.model_copy(update=changes))
 
     def with_layers(self, num_layers: int) -> "Experiment":
-        """Return the same run of a model with another number of layers."""
+        """Return the same run with another number of layers."""
         other = self.model.model_copy(update={"num_layers": num_layers})
         return Experiment(self.settings.model_copy(update={_family(self.settings.model): other}))
 
     def params(self) -> dict[str, Any]:
-        """Return every setting that this run uses by its dotted name, and a digest of the user's code that it uses."""
-        names = [name for name in (self.settings.model, self.settings.corpus) if names_function(name)]
-        code = {"user_code": " ".join(digest(name) for name in names)} if names else {}
-        return {**self._own_settings(), **code}
+        """Return every setting that the run uses by its dotted name, and digests of the user's code that it uses."""
+        digests = [digest(name) for name in (self.settings.model, self.settings.corpus) if is_function_name(name)]
+        used = [type(each) for each in self.techniques if each.active and is_user_technique(each)]
+        digests += [module_digest(technique.__module__) for technique in used]
+        return {**self._own_settings(), **({"user_code": " ".join(digests)} if digests else {})}
 
     def to_yaml(self) -> str:
-        """Return a file that `config` takes to run this again."""
+        """Return the settings as YAML, for the setting `config`."""
         return yaml.safe_dump(nested(self._own_settings()), sort_keys=False)
 
     def _own_settings(self) -> dict[str, Any]:
-        """Return every setting by its dotted name but those of other models and corpora."""
+        """Return every setting by its dotted name, without those of other model families and corpora."""
         used = {_family(self.settings.model), _corpus(self.settings.corpus)}
         groups = ({*MODELS} | {*CORPORA}) - used
         return {k: v for k, v in dotted(self.settings.model_dump(mode="json", exclude=groups)) if v != {}}
 
 
 def make_experiment(values: Mapping[str, Any], entry: str) -> Experiment:
-    """Return the Experiment that these settings describe, resolved and checked; its corpus is not read yet.
+    """Return the Experiment with these settings, completed and checked; its corpus is not read yet.
 
     Raises:
-        InvalidInputError: a setting is unknown, out of range, or at odds with another or with this machine.
+        InvalidInputError: a setting is unknown or out of range, contradicts another, or names an absent device.
 
     """
     settings = validate(AllSettings, values, entry)
@@ -164,11 +170,13 @@ def make_experiment(values: Mapping[str, Any], entry: str) -> Experiment:
 
 
 def _techniques(settings: RunSettings) -> tuple[Technique, ...]:
-    return tuple(kind(**{name: getattr(settings, name) for name in kind.model_fields}) for kind in TECHNIQUES.values())
+    """Return every technique with its settings, sorted by stage and name."""
+    ordered = sorted(TECHNIQUES.items(), key=lambda item: (item[1].stage, item[0]))
+    return tuple(kind(**{name: getattr(settings, name) for name in kind.model_fields}) for _, kind in ordered)
 
 
 def _family(name: str) -> str:
-    """Return the family that opens model `name`; exact names come before folders and hub names."""
+    """Return the name of the family of model `name`; the families' own names come before folders and hub names."""
     for key, family in MODELS.items():
         if name in family.names:
             return key
@@ -183,7 +191,7 @@ def _family(name: str) -> str:
 
 
 def _corpus(name: str) -> str:
-    """Return the corpus that `name` stands for: its own name, or that of the kind which opens it."""
+    """Return the name of the corpus class for `name`."""
     if name in CORPORA:
         return name
     for key, corpus in CORPORA.items():
@@ -206,7 +214,7 @@ def _check_settings(experiment: Experiment) -> None:
     if experiment.description.kind != experiment.corpus.kind:
         suited = [name for name, corpus in CORPORA.items() if corpus.kind == experiment.description.kind]
         raise InvalidInputError(
-            f"{settings.model} is fed with {experiment.description.kind}, and the corpus {settings.corpus} gives "
+            f"{settings.model} takes {experiment.description.kind}, and the corpus {settings.corpus} has "
             f"{experiment.corpus.kind}; set corpus={' or '.join(suited)}"
         )
     if reason := why_untimed("num_steps", settings.num_steps, settings.timing_warmup_steps):
@@ -215,7 +223,7 @@ def _check_settings(experiment: Experiment) -> None:
 
 
 def why_untimed(name: str, num_steps: int, timing_warmup_steps: int) -> str | None:
-    """Return why so many optimizer steps, the setting `name`, leave none to be timed; None where one is left."""
+    """Return why no step is timed with `num_steps` optimizer steps, the value of setting `name`, or None."""
     if num_steps > timing_warmup_steps:
         return None
     return (
@@ -228,7 +236,7 @@ def _check_corpus(prepared: Prepared, experiment: Experiment) -> None:
     settings, needed = experiment.settings, experiment.effective_batch_size
     if len(prepared.train) < needed:
         raise InvalidInputError(
-            f"the text must fill one batch: {prepared.source} gives {len(prepared.train)} sequences of "
+            f"the text must fill one batch: {prepared.source} has {len(prepared.train)} sequences of "
             f"{settings.sequence_length} tokens, and effective_batch_size is {needed}; add text, or lower "
             "sequence_length or effective_batch_size"
         )
@@ -240,12 +248,12 @@ def _check_corpus(prepared: Prepared, experiment: Experiment) -> None:
     own = experiment.description.vocabulary_size
     if own is not None and prepared.vocabulary_size > own:
         raise InvalidInputError(
-            f"the model must tell the corpus's tokens apart: it knows {own}, and the corpus has "
+            f"the corpus must not have more tokens than the model: the model has {own}, and the corpus "
             f"{prepared.vocabulary_size}; set vocabulary_size={own} or less"
         )
 
 
 def check_setting_name(name: str) -> None:
-    """Raise InvalidInputError, with the valid names, where no setting has this dotted name."""
+    """Raise InvalidInputError, with the valid names, if no setting has this dotted name."""
     if name not in set(setting_names(AllSettings)):
         raise InvalidInputError(unknown_setting(AllSettings, name))

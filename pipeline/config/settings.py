@@ -10,8 +10,10 @@ from typing import Any, Literal, TypeVar, cast
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, create_model
 
-from pipeline.base.contracts import Corpus, Model, Settings, Technique
+from pipeline.base.contracts import Corpus, Model, Settings
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.technique import Technique
+from pipeline.config.user_techniques import UserTechniqueError, user_techniques
 
 Family = TypeVar("Family")
 SettingsClass = TypeVar("SettingsClass", bound=Settings)
@@ -31,7 +33,7 @@ def discover(package: str, family: type[Family]) -> dict[str, type[Family]]:
     return found
 
 
-TECHNIQUES = discover("techniques", Technique)  # type: ignore[type-abstract]
+TECHNIQUES = {**discover("techniques", Technique), **user_techniques()}  # type: ignore[type-abstract]
 MODELS = discover("models", Model)  # type: ignore[type-abstract]
 CORPORA = discover("data", Corpus)  # type: ignore[type-abstract]
 
@@ -91,7 +93,9 @@ def _all_settings() -> type[RunSettings]:
     for technique in TECHNIQUES.values():
         for name, field in technique.model_fields.items():
             if name in fields or name in RunSettings.model_fields:
-                raise TypeError(f"two settings are called {name}; rename the one of {technique.__name__}")
+                raise UserTechniqueError(
+                    f"every setting needs a name of its own, and {name} of {technique.__name__} exists already; rename it"
+                )
             fields[name] = (field.annotation, field)
     for name, member in {**MODELS, **CORPORA}.items():
         fields[name] = (member, Field(default=member(), description=(member.__doc__ or "").splitlines()[0]))

@@ -12,7 +12,7 @@ from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.sequences import PackedSequences, TokenStore
 from pipeline.base.tokenizing import HELD_OUT_EVERY, digest_of, prepare_text
-from pipeline.base.user_functions import call, digest, names_function, raised
+from pipeline.base.user_functions import call, digest, is_function_name, user_code_error
 
 
 class UserCorpus(Corpus):
@@ -21,7 +21,7 @@ class UserCorpus(Corpus):
     @classmethod
     def opens(cls, name: str) -> bool:
         """Whether `name` has the form path.to.module:function."""
-        return names_function(name)
+        return is_function_name(name)
 
     def prepare(self, request: CorpusRequest) -> Prepared:
         """Return the sequences; the function is called once in a process, and again where its file has changed."""
@@ -47,7 +47,7 @@ def _documents(given: Any, name: str) -> list[str]:
         try:
             documents = list(given)
         except Exception as error:  # whatever the user's generator raises
-            raise raised(name, error) from error
+            raise user_code_error(name, error) from error
         strange = [document for document in documents if not isinstance(document, str)]
         if not strange:
             return documents

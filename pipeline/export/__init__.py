@@ -1,1 +1,1 @@
-"""Handing over: the same training as files that other frameworks take, and as a script that needs none."""
+"""A configuration as files for other frameworks, and as a script in plain PyTorch."""

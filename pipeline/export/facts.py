@@ -1,28 +1,39 @@
-"""What every framework has to be told of an Experiment, each derived value worked out."""
+"""The values that the files for every framework are written from."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.technique import Exported, Mathematics, Stage, Technique
 from pipeline.base.tokenizing import token_folder
 from pipeline.config.experiment import Experiment
 from pipeline.models.causal_lm import CausalLm
+from pipeline.techniques.accumulation import Accumulation
 from pipeline.techniques.checkpointing import Checkpointing
+from pipeline.techniques.precision import Precision
 from pipeline.training.loop import highest_learning_rate
 
 DEFAULT_LOSS_SCALE = 65536.0
-"""The first scale of torch.amp.GradScaler, which not every framework lets one change."""
+"""The first scale of torch.amp.GradScaler, which some frameworks do not let one change."""
 LINE_LENGTH = 110
+IN_FACTS: tuple[type[Technique], ...] = (Accumulation, Checkpointing, Precision)
+"""Techniques that have fields of their own in Facts; others add what their export() returns."""
+CONSEQUENCES = {
+    Mathematics.EXACT: "its losses are the measured ones but for the order of sums, its memory and time are not",
+    Mathematics.ROUNDING: "its losses differ by rounding, its memory and time are not those measured",
+    Mathematics.DIFFERENT: "its losses, memory and time are not those measured",
+}
+"""What is true of a training without a technique, by the technique's mathematics."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """An Experiment in the terms that all frameworks share."""
+    """An Experiment in terms that all frameworks share."""
 
     micro_batch_size: int
     accumulation_steps: int
@@ -31,11 +42,11 @@ class Facts:
     """fp32, tf32, fp16 or bf16."""
     initial_loss_scale: float
     every_n_layers: int | None
-    """Of every so many layers the first is checkpointed; None where none is."""
+    """The n of the checkpointed layers 0, n, 2n, ...; None without checkpointing."""
     checkpointed: str | None
     """The names of those layers, as a Python expression."""
     learning_rate: float
-    """The highest one, scaling included."""
+    """After warm-up, with learning_rate_scaling applied."""
     warmup_steps: int
     schedule: str
     """constant or linear, after warm-up."""
@@ -48,10 +59,20 @@ class Facts:
     padded: bool
     model: str
     configuration: Mapping[str, Any] | None
-    """What transformers builds the model from; None where it is not one of transformers'."""
+    """The model's configuration for transformers' AutoConfig; None for models of other kinds."""
     pretrained: bool
     tokens: Path | None
-    """The file of token ids on which Headroom trained; None where the corpus has none."""
+    """The file of token ids on which Headroom trained; None for a corpus of vectors."""
+    environment: Mapping[str, str]
+    """Environment variables of the process."""
+    others: tuple[str, ...]
+    """Active techniques without fields of their own here, as `setting=value`."""
+    replaces_optimizer: bool
+    """Whether one of them changes the optimizer, which is AdamW otherwise."""
+    exported: tuple[Exported, ...] = ()
+    """What those techniques add to the files of one framework."""
+    missing: tuple[str, ...] = ()
+    """A sentence for each technique that the files of one framework cannot express."""
 
     @property
     def device_type(self) -> str:
@@ -60,30 +81,51 @@ class Facts:
 
     @property
     def autocast_dtype(self) -> str | None:
-        """The name in torch of the format that autocast computes in; None without autocast."""
+        """The name of autocast's dtype in torch; None without autocast."""
         return {"fp16": "float16", "bf16": "bfloat16"}.get(self.precision)
 
     @property
     def scales_loss(self) -> bool:
-        """Whether the loss is scaled, as fp16 needs it."""
+        """Whether the loss is scaled, as in fp16."""
         return self.precision == "fp16"
 
     @property
     def has_warmup(self) -> bool:
-        """Whether the first learning rate is lower than the highest one."""
+        """Whether the first learning rate is lower than `learning_rate`."""
         return self.warmup_steps > 1
 
     @property
     def in_words(self) -> str:
-        """The configuration in a line."""
+        """The configuration in one line."""
         policies = {None: "no checkpointing", 1: "every layer checkpointed"}
         policy = policies.get(self.every_n_layers, f"one of every {self.every_n_layers} layers checkpointed")
-        cut = f"{self.micro_batch_size} sequences x {self.accumulation_steps} forward passes an update"
-        return f"{self.model}, {cut}, {self.precision}, {policy}"
+        cut = f"micro-batches of {self.micro_batch_size} sequences x {self.accumulation_steps} accumulation steps"
+        return ", ".join([self.model, cut, self.precision, policy, *self.others])
+
+    @property
+    def has_prepare(self) -> bool:
+        """Whether the model has to be changed before its optimizer is made."""
+        return self.checkpointed is not None or any(each.prepare for each in self.exported)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the framework that techniques add."""
+        return {name: value for each in self.exported for name, value in each.arguments.items()}
+
+    def optimizer(self, fused: bool) -> str:
+        """Return a Python expression for the optimizer of `model`."""
+        numbers = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
+        expression = (
+            f"torch.optim.AdamW(model.parameters(), lr={self.learning_rate}, weight_decay={self.weight_decay}, "
+            f"fused={fused})"
+        )
+        for each in self.exported:
+            expression = each.optimizer.format(optimizer=expression, **numbers)
+        return expression
 
 
 def facts_of(experiment: Experiment) -> Facts:
-    """Return the facts; the corpus is prepared where it was not before.
+    """Return the facts that are the same for every framework; the corpus is read for them.
 
     Raises:
         InvalidInputError: the corpus or the model cannot be read.
@@ -93,6 +135,7 @@ def facts_of(experiment: Experiment) -> Facts:
     prepared = experiment.read_corpus()
     every = next(each.every_n_layers for each in experiment.techniques if isinstance(each, Checkpointing))
     tokens = token_folder(prepared.digest) / "train.tokens.npy"
+    others = _others(experiment, IN_FACTS)
     return Facts(
         micro_batch_size=settings.micro_batch_size,
         accumulation_steps=settings.accumulation_steps,
@@ -115,11 +158,38 @@ def facts_of(experiment: Experiment) -> Facts:
         configuration=_configuration(experiment, prepared.vocabulary_size),
         pretrained=getattr(experiment.model, "pretrained", False),
         tokens=tokens if tokens.exists() else None,
+        environment=experiment.environment,
+        others=tuple(_in_words(technique) for technique in others),
+        replaces_optimizer=any(technique.stage is Stage.OPTIMIZER for technique in others),
     )
 
 
+def facts_for(facts: Facts, experiment: Experiment, target: str, known: tuple[type[Technique], ...]) -> Facts:
+    """Return the facts with what techniques add for one target, whose own files express the techniques `known`."""
+    exports = {technique: technique.export(target) for technique in _others(experiment, known)}
+    missing = [
+        f"This is not the training that was measured: it is without {_in_words(technique)}, which these files cannot "
+        f"express; {CONSEQUENCES[technique.mathematics]}."
+        for technique, exported in exports.items()
+        if exported is None
+    ]
+    exported = tuple(exported for exported in exports.values() if exported is not None)
+    return replace(facts, exported=exported, missing=tuple(missing))
+
+
+def _others(experiment: Experiment, known: tuple[type[Technique], ...]) -> list[Technique]:
+    return [each for each in experiment.techniques if each.active and not isinstance(each, known)]
+
+
+def _in_words(technique: Technique) -> str:
+    """Return the settings of a technique that differ from their defaults."""
+    default = type(technique)().model_dump()
+    changed = [f"{name}={value}" for name, value in technique.model_dump().items() if value != default[name]]
+    return ", ".join(changed) or type(technique).__name__
+
+
 def literal(value: object) -> str:
-    """Return a value as Python code, a dictionary over several lines where it is long."""
+    """Return a value as Python code; a long dictionary spans several lines."""
     if isinstance(value, str):
         return json.dumps(value)
     if isinstance(value, Mapping):
@@ -132,7 +202,7 @@ def literal(value: object) -> str:
 
 
 def _configuration(experiment: Experiment, vocabulary_size: int) -> dict[str, Any] | None:
-    """Return what differs from the defaults of the model's kind in transformers."""
+    """Return the values of transformers' configuration that differ from the defaults of the model type."""
     if not isinstance(experiment.model, CausalLm):
         return None
     from transformers import AutoConfig
@@ -140,7 +210,7 @@ def _configuration(experiment: Experiment, vocabulary_size: int) -> dict[str, An
     config = experiment.model.configuration(experiment.settings.model, vocabulary_size)
     wanted: dict[str, Any] = config.to_dict()
     values = {"model_type": config.model_type}
-    for _ in range(2):  # some defaults follow from values that differ
+    for _ in range(2):  # some defaults depend on other values
         built = AutoConfig.for_model(**values).to_dict()
         values |= {name: value for name, value in wanted.items() if name not in built or built[name] != value}
     return values
@@ -152,7 +222,7 @@ def _names(experiment: Experiment, vocabulary_size: int, every: int) -> str:
     try:
         with torch.device("meta"):
             trainable = plain.model.build(plain.settings.model, vocabulary_size)
-    except InvalidInputError:  # a model whose code needs numbers
+    except InvalidInputError:  # a model that cannot be built without real tensors
         trainable = plain.model.build(plain.settings.model, vocabulary_size)
     names = {module: name for name, module in trainable.module.named_modules()}
     layers = [names[layer] for layer in trainable.layers]

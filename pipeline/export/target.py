@@ -1,4 +1,4 @@
-"""One framework, and the files that make it train the same."""
+"""The interface of an export target: one framework and its files."""
 
 from abc import ABC, abstractmethod
 from functools import cache
@@ -6,34 +6,41 @@ from typing import Any, ClassVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from pipeline.export.facts import Facts, literal
+from pipeline.base.technique import Technique
+from pipeline.export.facts import IN_FACTS, Facts, literal
 
 
 class Target(ABC):
-    """One framework; its files and what is to be known about them."""
+    """One framework: its files, and notes about them."""
 
     purpose: ClassVar[str]
-    """What its files are for, in a sentence."""
+    """How its files are used, in a sentence."""
+    techniques: ClassVar[tuple[type[Technique], ...]] = IN_FACTS
+    """Techniques that its files express; any other needs an export() for this target."""
 
     @abstractmethod
     def files(self, facts: Facts) -> dict[str, str]:
-        """Return the texts by file name; none where the framework cannot train this."""
+        """Return the texts by file name; none where the framework cannot train this model."""
 
     @abstractmethod
+    def differences(self, facts: Facts) -> list[str]:
+        """Return what the framework does differently, or needs to be set elsewhere, a sentence each."""
+
     def notes(self, facts: Facts) -> list[str]:
-        """Return what the framework does otherwise, or is to be told elsewhere, a sentence each."""
+        """Return what a user of the files needs to know, a sentence each; what is missing from them comes first."""
+        return [*facts.missing, *self.differences(facts), *(note for each in facts.exported for note in each.notes)]
 
 
 def render(template: str, facts: Facts, **more: Any) -> str:
-    """Return a template of this package, filled in."""
+    """Return a rendered template of pipeline/export/templates/."""
     return _environment().get_template(template).render(facts=facts, **more)
 
 
 def uneven_note(facts: Facts, remedy: str) -> list[str]:
-    """Return what to know where micro-batches differ in their number of targets, as those with padding do."""
+    """Return a note for padded micro-batches, which differ in their number of targets."""
     if not facts.padded or facts.accumulation_steps == 1:
         return []
-    return [f"It averages micro-batches, which with padding hold different numbers of targets: {remedy}."]
+    return [f"It averages micro-batches, which with padding have different numbers of targets: {remedy}."]
 
 
 @cache

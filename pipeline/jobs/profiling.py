@@ -17,7 +17,7 @@ from pipeline.runtime.run import Summarize, run
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.tracking.job import Job, open_job
 from pipeline.training.metrics import Row, Summary
-from pipeline.training.profiler import MemoryProfile, TimeProfile, look
+from pipeline.training.profiler import MemoryProfile, TimeProfile, profile_run
 
 if TYPE_CHECKING:
     from pipeline.jobs.advice import Profiled
@@ -66,7 +66,7 @@ def measure_and_profile(
     """Train as every run does, then take a few steps under the recorder and the profiler in a process of its own."""
     profile = Profile()
     this = Run(name=name, experiment=experiment, folder=folder, labels={"variant": name})
-    work = partial(look, folder=folder / "traces")
+    work = partial(profile_run, folder=folder / "traces")
     result, summary = run(this, [*observers, profile], then=work, summarize=summarize)
     row = Row(
         comparison="cost",

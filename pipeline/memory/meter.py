@@ -31,7 +31,7 @@ class Meter(ABC):
         """Note the end of a phase of optimizer step `step`, counted from 0; the last of a name counts."""
 
     @abstractmethod
-    def settle(self) -> None:
+    def stop(self) -> None:
         """Stop whatever slows the steps down; the watched steps are over."""
 
     @abstractmethod
@@ -59,7 +59,7 @@ class CpuMeter(Meter):
             with record_function(f"{_MARK}{step}:{phase}"):
                 pass
 
-    def settle(self) -> None:
+    def stop(self) -> None:
         """Stop the profiler and add its events up."""
         if self._profile is None:
             return
@@ -68,7 +68,7 @@ class CpuMeter(Meter):
         self._profile = None
 
     def read(self) -> MemoryUse:
-        """Return the peaks; before settle() the allocator's is not known yet."""
+        """Return the peaks; before stop() the allocator's is not known yet."""
         return MemoryUse(
             peak_allocated_bytes=self._peak_bytes,
             peak_reserved_bytes=None,
@@ -93,7 +93,7 @@ class AcceleratorMeter(Meter):
         if phase in PHASES:
             self._allocated_bytes[step, phase] = torch.accelerator.memory_allocated(self._device)
 
-    def settle(self) -> None:
+    def stop(self) -> None:
         """Nothing slows the steps down here."""
 
     def read(self) -> MemoryUse:

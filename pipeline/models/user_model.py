@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pipeline.base.contracts import Batch, Description, Model, Trainable
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.sequences import IGNORED_LABEL
-from pipeline.base.user_functions import call, digest, names_function
+from pipeline.base.user_functions import call, digest, is_function_name
 
 SMALLEST_VOCABULARY = 300
 """The least that the setting vocabulary_size allows; a model is built with it where only its shape matters."""
@@ -28,7 +28,7 @@ class UserModel(Model):
     @classmethod
     def opens(cls, name: str) -> bool:
         """Whether `name` has the form path.to.module:function."""
-        return names_function(name)
+        return is_function_name(name)
 
     def describe(self, name: str) -> Description:
         """Return what the module's configuration says, where it has one as those of transformers do."""

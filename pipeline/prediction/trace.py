@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from pipeline.base.contracts import Hardware, Prepared, Trainable
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.user_functions import names_function, raised
+from pipeline.base.user_functions import is_function_name, user_code_error
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Lifetime, Timeline
 from pipeline.prediction.extrapolate_batch import Growth, Known, growth_of, in_order, same_memory
@@ -185,8 +185,8 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise InvalidInputError(_value_was_read(error)) from error
     except Exception as error:
-        if names_function(experiment.settings.model):
-            raise raised(experiment.settings.model, error) from error
+        if is_function_name(experiment.settings.model):
+            raise user_code_error(experiment.settings.model, error) from error
         raise
 
 

@@ -6,7 +6,7 @@ import torch
 
 from pipeline.base.contracts import Model
 from pipeline.base.errors import InvalidInputError, first_line
-from pipeline.base.user_functions import names_function
+from pipeline.base.user_functions import is_function_name
 from pipeline.config.experiment import Experiment
 from pipeline.runtime.worker_pool import run_in_worker
 
@@ -20,7 +20,7 @@ def check_shapes(experiments: Iterable[Experiment]) -> None:
     """
     for name, model in {(one.settings.model, one.model): None for one in experiments}:
         is_default_shape = name in model.names and model == type(model)()
-        has_shape_of_its_own = getattr(model, "pretrained", False) or names_function(name)
+        has_shape_of_its_own = getattr(model, "pretrained", False) or is_function_name(name)
         if not is_default_shape and not has_shape_of_its_own:
             run_in_worker(_build, (model, name))
 

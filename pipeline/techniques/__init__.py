@@ -1,4 +1,4 @@
-"""One technique a file: precision.py holds class Precision. There is no list to edit.
+"""One technique per file: precision.py holds class Precision. There is no list to edit.
 
-Techniques replace different parts of a Step, so the order in which they are applied does not matter.
+Techniques are applied in the order of their stages, and within a stage in the order of their names.
 """

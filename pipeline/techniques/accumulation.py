@@ -1,16 +1,16 @@
-"""How the sequences of one optimizer step are cut into forward passes."""
+"""Gradient accumulation: the sequences of one optimizer step in several forward and backward passes."""
 
 from dataclasses import replace
 from typing import Self
 
 from pydantic import PositiveInt
 
-from pipeline.base.contracts import Step, Technique
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.technique import Mathematics, Step, Technique
 
 
 class Accumulation(Technique):
-    """effective batch = micro-batch x accumulation steps, exactly."""
+    """effective_batch_size = micro_batch_size x accumulation_steps, exactly."""
 
     micro_batch_size: PositiveInt = 8
     """Sequences in one forward pass."""
@@ -19,8 +19,18 @@ class Accumulation(Technique):
     effective_batch_size: PositiveInt | None = None
     """Sequences in one optimizer step; by default micro_batch_size x accumulation_steps."""
 
+    @property
+    def mathematics(self) -> Mathematics:
+        """The same loss and gradients for any micro-batch size, but for the order of sums."""
+        return Mathematics.EXACT
+
+    @property
+    def active(self) -> bool:
+        """Whether an optimizer step has more than one forward pass."""
+        return (self.resolved().accumulation_steps or 1) > 1
+
     def resolved(self) -> Self:
-        """Derive whichever of the three numbers is missing; a micro-batch that does not divide is refused."""
+        """Return a copy with all three numbers; two of them must give the third exactly."""
         micro, steps, effective = self.micro_batch_size, self.accumulation_steps, self.effective_batch_size
         if effective is None:
             steps = steps or 1
@@ -40,7 +50,7 @@ class Accumulation(Technique):
         return self.model_copy(update={"accumulation_steps": steps, "effective_batch_size": micro * steps})
 
     def apply(self, step: Step) -> Step:
-        """Cut every optimizer step into this many forward passes of this size."""
-        cut = self.resolved()
-        assert cut.accumulation_steps is not None  # resolved() has filled it in
-        return replace(step, micro_batch_size=cut.micro_batch_size, accumulation_steps=cut.accumulation_steps)
+        """Split every optimizer step into `accumulation_steps` passes of `micro_batch_size` sequences."""
+        split = self.resolved()
+        assert split.accumulation_steps is not None  # resolved() has set it
+        return replace(step, micro_batch_size=split.micro_batch_size, accumulation_steps=split.accumulation_steps)

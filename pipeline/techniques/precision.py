@@ -1,7 +1,7 @@
-"""Number formats of the forward and backward pass; weights and optimizer state stay float32."""
+"""Number formats of the forward and backward pass; weights and optimizer state stay in float32."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from pipeline.base.contracts import Hardware, Step, Technique
+from pipeline.base.contracts import Hardware
+from pipeline.base.technique import Mathematics, Step, Technique
 
 AUTOCAST_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -22,8 +23,18 @@ class Precision(Technique):
     initial_loss_scale: float = Field(default=65536.0, gt=0)
     """First scale of fp16's dynamic loss scaling."""
 
+    @property
+    def mathematics(self) -> Mathematics:
+        """Exact in fp32; every other format rounds differently."""
+        return Mathematics.EXACT if self.precision == "fp32" else Mathematics.ROUNDING
+
+    @property
+    def active(self) -> bool:
+        """Whether it is another format than fp32."""
+        return self.precision != "fp32"
+
     def unsupported(self, hardware: Hardware) -> str | None:
-        """Return why `hardware` cannot compute in this format."""
+        """Return why `hardware` cannot compute in this format, or None where it can."""
         if self.precision == "tf32" and hardware.kind != "cuda":
             return (
                 f"tf32 needs a CUDA GPU of compute capability 8.0 (Ampere) or newer, and the device is {hardware.kind}"
@@ -34,22 +45,20 @@ class Precision(Technique):
 
     def apply(self, step: Step) -> Step:
         """Autocast the forward pass, scale fp16's loss, and set the format of float32 matrix products."""
-        kind = step.device.type
-        step = replace(step, run_context=partial(_float32_products, "high" if self.precision == "tf32" else "highest"))
+        device_type = step.device.type
+        step = step.with_run_context(partial(_float32_products, "high" if self.precision == "tf32" else "highest"))
         if self.precision == "fp16":
-            step = replace(step, scaler=torch.amp.GradScaler(kind, init_scale=self.initial_loss_scale))
-        if self.precision not in AUTOCAST_DTYPES:
-            return step
-
-        def autocast() -> AbstractContextManager[object]:
-            return torch.autocast(kind, dtype=AUTOCAST_DTYPES[self.precision])
-
-        return replace(step, forward_context=autocast)
+            step = replace(step, scaler=torch.amp.GradScaler(device_type, init_scale=self.initial_loss_scale))
+        if self.precision in AUTOCAST_DTYPES:
+            step = step.with_forward_context(
+                partial(torch.autocast, device_type, dtype=AUTOCAST_DTYPES[self.precision])
+            )
+        return step
 
 
 @contextmanager
 def _float32_products(precision: str) -> Iterator[None]:
-    """Multiply float32 matrices in tf32 (`high`) or in full float32 (`highest`), and restore the process's choice."""
+    """Set the precision of float32 matrix products, tf32 (`high`) or full float32 (`highest`), and restore it."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:

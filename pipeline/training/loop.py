@@ -1,4 +1,4 @@
-"""The loop around the training step: the same sequences in the same order, timed, and told as it goes."""
+"""The training loop: optimizer steps on the same sequences in the same order, timed and emitted as events."""
 
 import math
 import time
@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from pipeline.base.contracts import Prepared, Sequences, Step
+from pipeline.base.contracts import Prepared, Sequences
 from pipeline.base.results import Finished, MemoryUse, StepRecord
+from pipeline.base.technique import Step
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import RunSettings
 from pipeline.memory.device import occupy
@@ -24,33 +25,32 @@ from pipeline.training.step import (
     counted_layers,
     evaluate,
     gradient_underflow_percent,
-    make_optimizer,
     optimizer_step,
     unmarked,
 )
 
 Message = StepRecord | MemoryUse | Finished
-"""What a training run tells while it goes on."""
-Enough = Callable[[Sequence[float]], bool]
-"""Seconds of each optimizer step so far -> whether they suffice."""
+"""An event of a training run."""
+Stop = Callable[[Sequence[float]], bool]
+"""Whether to stop early, given the seconds of each optimizer step so far."""
 
 
 class DivergedError(ArithmeticError):
-    """A loss was infinite or not a number."""
+    """A loss was infinite or NaN."""
 
 
-def never(_: Sequence[float]) -> bool:
-    """Return False: all optimizer steps are wanted."""
+def never_stop(_: Sequence[float]) -> bool:
+    """Return False: take all optimizer steps."""
     return False
 
 
-def train(experiment: Experiment, prepared: Prepared, emit: Callable[[Message], None], enough: Enough = never) -> None:
-    """Train, and tell each optimizer step, the memory used and what was measured at the end.
+def train(experiment: Experiment, prepared: Prepared, emit: Callable[[Message], None], stop: Stop = never_stop) -> None:
+    """Train, and emit each optimizer step, the memory used and the final measurements.
 
-    The training ends after num_steps optimizer steps, or as soon as `enough` says so.
+    Training ends after num_steps optimizer steps, or as soon as `stop` returns True, which is called after each step.
 
     Raises:
-        DivergedError: a loss was infinite or not a number; the steps before it have been told.
+        DivergedError: a loss was infinite or NaN; the steps before it have been emitted.
 
     """
     settings = experiment.settings
@@ -60,21 +60,21 @@ def train(experiment: Experiment, prepared: Prepared, emit: Callable[[Message], 
         torch.manual_seed(settings.seed)
         step = build_step(experiment, prepared)
         meter.mark(0, "load")
-        optimizer = make_optimizer(step.trainable.module, settings)
+        optimizer = step.make_optimizer(step.trainable.module)
         with step.run_context():
             loop = Loop(experiment, prepared.train, step, optimizer, emit)
             with counted_layers(step.trainable.layers) as forwards:
                 loop.advance(1, meter.mark)
             loop.advance(WATCHED_STEPS - 1, meter.mark)
-            meter.settle()
+            meter.stop()
             emit(meter.read())
-            loop.advance(settings.num_steps - WATCHED_STEPS, enough=enough)
+            loop.advance(settings.num_steps - WATCHED_STEPS, stop=stop)
     finally:
-        meter.settle()
+        meter.stop()
         emit(meter.read())
     with step.run_context():
         eval_loss = evaluate(step, prepared.held_out, settings.eval_steps) if settings.eval_steps else None
-        last = loop.window(loop.num_taken - 1)
+        last = loop.window(loop.num_launched - 1)
         if eval_loss is not None and not math.isfinite(eval_loss):
             raise DivergedError(f"the loss on held-out documents is {eval_loss}")
         underflow = gradient_underflow_percent(step, optimizer, last) if settings.gradient_underflow else None
@@ -102,15 +102,16 @@ def highest_learning_rate(settings: RunSettings, effective_batch_size: int) -> f
 
 
 def rows_of_step(num_sequences: int, step: int, batch_size: int, seed: int) -> list[int]:
-    """Return the sequences of optimizer step `step`: the same for any micro-batch size, each once an epoch."""
+    """Return the indices of the sequences of optimizer step `step`; each sequence occurs once in an epoch."""
     numbers = range(step * batch_size, (step + 1) * batch_size)
     return [int(_order(num_sequences, seed, n // num_sequences)[n % num_sequences]) for n in numbers]
 
 
 class Loop:
-    """Takes optimizer steps, and tells each one's record once the device has finished it.
+    """Takes optimizer steps and emits the record of each one.
 
-    On an accelerator a step is read after the next one has been launched, so that the device never waits for us.
+    On CUDA the results of a step are read after the next step has been launched, so that the device is never idle: they
+    are copied to pinned host memory before the step's end event, and reading them waits for that event alone.
     """
 
     def __init__(
@@ -122,15 +123,15 @@ class Loop:
         emit: Callable[[Message], None],
     ) -> None:
         self._settings, self._effective_batch_size = experiment.settings, experiment.effective_batch_size
-        self._sequences, self.step, self._optimizer, self._tell = sequences, step, optimizer, emit
+        self._sequences, self.step, self._optimizer, self._emit = sequences, step, optimizer, emit
         self._clock: _CpuClock | _CudaClock = _CudaClock() if step.device.type == "cuda" else _CpuClock()
         self._lag = 1 if step.device.type == "cuda" else 0
-        self.num_taken = 0
+        self.num_launched = 0
         """Optimizer steps launched so far."""
         self._seconds: list[float] = []
 
     def window(self, number: int) -> Window:
-        """Return the micro-batches of optimizer step `number`, on the CPU."""
+        """Return the micro-batches of optimizer step `number`, counted from 0, on the CPU."""
         rows = rows_of_step(len(self._sequences), number, self._effective_batch_size, self._settings.seed)
         whole = self._sequences.batch(rows)
         size = self.step.micro_batch_size
@@ -138,36 +139,40 @@ class Loop:
         batches = tuple({name: tensor[cut : cut + size] for name, tensor in whole.items()} for cut in cuts)
         return Window(batches, *self._sequences.count(whole))
 
-    def advance(self, num_steps: int, mark: Callable[[int, str], None] = unmarked, enough: Enough = never) -> None:
-        """Take the next `num_steps` optimizer steps, or as many as are `enough`, and tell them all.
+    def advance(self, num_steps: int, mark: Callable[[int, str], None] = unmarked, stop: Stop = never_stop) -> None:
+        """Take the next `num_steps` optimizer steps, fewer if `stop` returns True, and emit all of them.
+
+        `mark` is called with the number of the step and the phase at the end of each phase.
 
         Raises:
-            DivergedError: a loss was infinite or not a number.
+            DivergedError: a loss was infinite or NaN.
 
         """
         pending: deque[Callable[[], None]] = deque()
         start = self._clock.now()
-        for number in range(self.num_taken, self.num_taken + num_steps):
-            window, rate, taken = self.launch(mark)
+        for number in range(self.num_launched, self.num_launched + num_steps):
+            window, rate, output = self.launch(mark)
+            if self._lag:
+                output = output.to_host()
             end = self._clock.now()
-            pending.append(partial(self._read, number, window, rate, taken, start, end))
+            pending.append(partial(self._read, number, window, rate, output, start, end))
             start = end
             if len(pending) > self._lag:
                 pending.popleft()()
-            if enough(self._seconds):
+            if stop(self._seconds):
                 break
         while pending:
             pending.popleft()()
 
     def launch(self, mark: Callable[[int, str], None] = unmarked) -> tuple[Window, float, StepOutput]:
-        """Take the next optimizer step without waiting for it; return what it read, its learning rate and its loss."""
-        number = self.num_taken
+        """Take the next optimizer step without waiting for the device; return its data, learning rate and results."""
+        number = self.num_launched
         rate = learning_rate(number, self._settings, self._effective_batch_size)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         window = self.window(number)
         mark(number, "data")
-        taken = optimizer_step(
+        output = optimizer_step(
             self.step,
             self._optimizer,
             window.batches,
@@ -175,13 +180,14 @@ class Loop:
             self._settings.max_grad_norm,
             partial(mark, number),
         )
-        self.num_taken += 1
-        return window, rate, taken
+        self.num_launched += 1
+        return window, rate, output
 
-    def _read(self, number: int, window: Window, rate: float, taken: StepOutput, start: Any, end: Any) -> None:
+    def _read(self, number: int, window: Window, rate: float, output: StepOutput, start: Any, end: Any) -> None:
+        """Wait for the end of an optimizer step and emit its record."""
         seconds = self._clock.between(start, end)
         self._seconds.append(seconds)
-        loss, grad_norm = taken.loss.item(), taken.grad_norm.item()
+        loss, grad_norm = output.loss.item(), output.grad_norm.item()
         scaled = self.step.scaler.is_enabled()
         record = StepRecord(
             step=number,
@@ -190,16 +196,16 @@ class Loop:
             seconds=seconds,
             tokens=window.num_tokens,
             learning_rate=rate,
-            loss_scale=taken.loss_scale.item() if scaled else None,
+            loss_scale=output.loss_scale.item() if scaled else None,
             skipped=scaled and not math.isfinite(grad_norm),
         )
         if not math.isfinite(loss):
             raise DivergedError(f"the loss of optimizer step {number} is {loss}")
-        self._tell(record)
+        self._emit(record)
 
 
 class _CpuClock:
-    """Moments as seconds."""
+    """The host's clock, in seconds."""
 
     def now(self) -> float:
         return time.perf_counter()
@@ -209,7 +215,7 @@ class _CpuClock:
 
 
 class _CudaClock:
-    """Moments as events in the device's own queue: noting one waits for nothing."""
+    """Events on the current CUDA stream; recording one does not wait for the device."""
 
     def now(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

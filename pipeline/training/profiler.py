@@ -1,4 +1,4 @@
-"""Looking closely: where the memory of a run is, tensor by tensor, and where its time goes, operator by operator."""
+"""Profiles of a few optimizer steps: memory by tensor, and time by operator."""
 
 import pickle
 import time
@@ -18,10 +18,10 @@ from pipeline.memory.meter import WATCHED_STEPS
 from pipeline.memory.recorder import LifetimeRecorder, Run, Workspaces, no_workspaces, passed_on
 from pipeline.memory.timeline import Timeline
 from pipeline.training.loop import Loop
-from pipeline.training.step import Build, build_step, make_optimizer, on_device, unmarked
+from pipeline.training.step import Build, build_step, on_device, unmarked
 
 PROFILED_STEPS = 3
-"""Optimizer steps under the operator profiler."""
+"""Optimizer steps under torch.profiler."""
 MATRIX_PRODUCTS = frozenset(
     (
         "mm",
@@ -34,66 +34,66 @@ MATRIX_PRODUCTS = frozenset(
         "_scaled_dot_product_cudnn_attention",
     )
 )
-"""Operators whose number format autocast lowers."""
+"""Operators that autocast runs in a lower precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryProfile:
-    """Where the memory is in the first two optimizer steps."""
+    """The memory of the first two optimizer steps."""
 
     peak: Breakdown
     course: StepMemory | None
-    """Through the second optimizer step; None where the run did not come so far."""
+    """The memory over the second optimizer step; None where the run did not complete it."""
     matrix_products_float32_percent: float | None
-    """Share, by bytes, of the matrix products' results that are float32; None where there was no such operator."""
+    """Percentage of the bytes of matrix products' results that are float32; None without matrix products."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorCost:
-    """What one kind of operator costs in one optimizer step, without the operators that it calls."""
+    """The cost of one operator in an optimizer step, without the operators that it calls."""
 
     name: str
     calls: float
     seconds: float
-    """On the device: a processor's own time, or that of the kernels it launched."""
+    """On the device: CPU time of its own, or the time of the CUDA kernels that it launched."""
     num_bytes: int
-    """Allocated less freed."""
+    """Bytes allocated minus bytes freed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeProfile:
-    """Where the time of an optimizer step goes; the profiler makes it longer than it is."""
+    """The time of an optimizer step by phase and operator; it includes the overhead of the profiler."""
 
     seconds_per_step: float
     phase_seconds: dict[str, float]
-    """`data`, `forward`, `backward` and `optimizer`, each waited for."""
+    """By `data`, `forward`, `backward` and `optimizer`; the device is synchronized after each."""
     operators: tuple[OperatorCost, ...]
     device_idle_percent: float | None
-    """Share of the time in which no kernel ran; None on a processor."""
+    """Percentage of the time in which no kernel ran; None on a CPU."""
 
 
 ProfileMessage = MemoryProfile | TimeProfile
 
 
-def look(
+def profile_run(
     experiment: Experiment, prepared: Prepared, emit: Callable[[ProfileMessage], None], folder: Path | None = None
 ) -> None:
-    """Take a few optimizer steps and tell where memory and time are; traces go into `folder`.
+    """Take a few optimizer steps and emit a MemoryProfile and a TimeProfile; write traces into `folder`.
 
-    Memory is told after every phase, so that a run that dies has told what was alive shortly before.
+    A MemoryProfile is emitted after every phase, so that a run that runs out of memory leaves the latest one.
     """
     occupy(experiment.device, experiment.budget_bytes)
     recorder = LifetimeRecorder(experiment.device)
 
-    def tell_memory(*_: object) -> None:
+    def emit_memory(*_: object) -> None:
         timeline = recorder.timeline()
         if timeline.lives:
             emit(memory_profile(timeline))
 
     try:
-        loop = _begin(experiment, prepared, recorder, tell_memory)
+        loop = _begin(experiment, prepared, recorder, emit_memory)
     finally:
-        tell_memory()
+        emit_memory()
     emit(_profile_time(loop, experiment.device, folder))
     if experiment.device.type == "cuda":
         _record_allocator(loop, folder)
@@ -107,14 +107,14 @@ def record_lifetimes(
     workspaces: Workspaces = no_workspaces,
     run: Run = passed_on,
 ) -> Timeline:
-    """Build the model, take two optimizer steps, and return what lived when; no tensor's value is read."""
+    """Build the model, take two optimizer steps and return the storage lifetimes; no tensor's value is read."""
     recorder = LifetimeRecorder(experiment.device, workspaces, run)
     _begin(experiment, prepared, recorder, mark, build)
     return recorder.timeline()
 
 
 def memory_profile(timeline: Timeline) -> MemoryProfile:
-    """Return what the lifetimes recorded so far say; something must have been recorded."""
+    """Return the memory profile of a timeline, which must not be empty."""
     complete = any(span.step >= WATCHED_STEPS - 1 and span.phase == "optimizer" for span in timeline.spans)
     sizes = Counter[torch.dtype]()
     for life in timeline.lives:
@@ -134,7 +134,7 @@ def _begin(
     mark: Callable[[int, str], None],
     build: Build = on_device,
 ) -> Loop:
-    """Take the first two optimizer steps under the recorder; return the loop, which can go on without it."""
+    """Take the first two optimizer steps under the recorder; return the loop, to be continued without it."""
 
     def mark_both(step: int, phase: str) -> None:
         recorder.mark(step, phase)
@@ -144,7 +144,7 @@ def _begin(
     with recorder:
         step = build_step(experiment, prepared, build)
         mark_both(0, "load")
-        optimizer = make_optimizer(step.trainable.module, experiment.settings)
+        optimizer = step.make_optimizer(step.trainable.module)
         loop = Loop(experiment, prepared.train, step, optimizer, lambda record: None)
         with recorder.watching(step.trainable, optimizer), step.run_context():
             for _ in range(WATCHED_STEPS):
@@ -153,7 +153,7 @@ def _begin(
 
 
 class _PhaseClock:
-    """Adds up the time of each phase, waiting for the device at its end."""
+    """Sums up the time of each phase, with the device synchronized at its end."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -196,9 +196,9 @@ def _profile_time(loop: Loop, device: torch.device, folder: Path | None) -> Time
 
 
 def _idle_percent(profiled: profile, seconds: float) -> float | None:
-    """Return the share of the time in which no kernel ran; None where the profiler saw none.
+    """Return the percentage of the time in which no kernel ran; None where the profiler recorded no kernel.
 
-    There is one stream, so kernels never overlap; torch mirrors its own annotations among them, which are no work.
+    There is one stream, so kernels do not overlap; user annotations are listed among the kernels and are left out.
     """
     kernels = [
         event.time_range.elapsed_us() / 1e6
@@ -209,7 +209,7 @@ def _idle_percent(profiled: profile, seconds: float) -> float | None:
 
 
 def _record_allocator(loop: Loop, folder: Path | None) -> None:
-    """Write the caching allocator's own record of one optimizer step, and torch's page that shows it."""
+    """Write the caching allocator's snapshot of one optimizer step, and torch's HTML page of it."""
     from torch.cuda._memory_viz import trace_plot
 
     torch.cuda.memory._record_memory_history()

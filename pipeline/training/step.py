@@ -1,37 +1,45 @@
-"""The one training step: training runs it on real tensors; techniques change the Step, never this code."""
+"""The optimizer step, shared by training and prediction; techniques change the Step, not this code."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW, Optimizer
 
-from pipeline.base.contracts import Batch, Prepared, Sequences, Step, Trainable
+from pipeline.base.contracts import Batch, Prepared, Sequences, Trainable
+from pipeline.base.technique import Step
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import RunSettings
 
 SMALLEST_FP16 = 2.0**-25
-"""Half of fp16's smallest number: what is not greater rounds to zero (IEEE 754, ties to even)."""
+"""Half of fp16's smallest positive number: this and all smaller values round to zero (IEEE 754, ties to even)."""
 
 Mark = Callable[[str], None]
-"""Notes the end of a phase: `data`, `forward`, `backward` or `optimizer`."""
+"""Called with a phase at its end: `data`, `forward`, `backward` or `optimizer`."""
 
 
 def unmarked(*_: object) -> None:
-    """Note nothing."""
+    """Do nothing at the end of a phase."""
 
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What one optimizer step leaves on the device; reading it waits for the step to end."""
+    """The results of one optimizer step, as tensors of one element; reading them on the device waits for all its work."""
 
     loss: Tensor
     grad_norm: Tensor
+    """Before clipping; NaN where the optimizer has freed the gradients in the backward pass."""
     loss_scale: Tensor
+
+    def to_host(self) -> "StepOutput":
+        """Return a copy in pinned host memory; the copy is queued on the device and holds the values once it is done."""
+        tensors = (self.loss, self.grad_norm, self.loss_scale)
+        return StepOutput(*(tensor.to("cpu", non_blocking=True) for tensor in tensors))
 
 
 @dataclass(frozen=True)
@@ -44,11 +52,11 @@ class Window:
 
 
 Build = Callable[[Experiment, Prepared], Trainable]
-"""Makes the model on its device."""
+"""Builds the model on its device."""
 
 
 def on_device(experiment: Experiment, prepared: Prepared) -> Trainable:
-    """Return the model, built on the CPU and moved to its device."""
+    """Build the model on the CPU and move it to its device."""
     trainable = experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
     if experiment.device.type != "cpu":
         trainable.module.to(experiment.device)
@@ -56,7 +64,7 @@ def on_device(experiment: Experiment, prepared: Prepared) -> Trainable:
 
 
 def build_step(experiment: Experiment, prepared: Prepared, build: Build = on_device) -> Step:
-    """Return the Step of the model on its device, with every technique in place."""
+    """Build the model and return its Step, with every technique applied."""
     trainable = build(experiment, prepared)
     step = Step(
         trainable=trainable,
@@ -64,6 +72,7 @@ def build_step(experiment: Experiment, prepared: Prepared, build: Build = on_dev
         micro_batch_size=1,
         accumulation_steps=experiment.effective_batch_size,
         scaler=torch.amp.GradScaler(experiment.device.type, enabled=False),
+        make_optimizer=partial(make_optimizer, settings=experiment.settings),
     )
     for technique in experiment.techniques:
         step = technique.apply(step)
@@ -71,7 +80,7 @@ def build_step(experiment: Experiment, prepared: Prepared, build: Build = on_dev
 
 
 def make_optimizer(module: nn.Module, settings: RunSettings) -> Optimizer:
-    """Return AdamW, fused: one kernel for all parameters on CUDA, one pass over each on a CPU."""
+    """Return fused AdamW over all parameters, the optimizer unless a technique replaces it."""
     return AdamW(module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
 
 
@@ -85,14 +94,14 @@ def optimizer_step(
 ) -> StepOutput:
     """Take one optimizer step over a window of micro-batches, without waiting for the device.
 
-    The loss is the window's summed loss over `num_targets`, the window's targets: the same for any cut into
-    micro-batches, and never a mean of means. `mark` is called at the end of each forward pass (`forward`), of each
-    backward pass (`backward`) and of the step (`optimizer`).
+    The loss is the window's summed loss divided by `num_targets`, the targets of the whole window, so it does not
+    depend on the micro-batch size. `mark` is called at the end of each forward pass (`forward`), of each backward pass
+    (`backward`) and of the step (`optimizer`).
     """
     loss_scale = step.scaler.scale(torch.ones((), device=step.device))
     losses = backpropagate(step, window, num_targets, mark)
     step.scaler.unscale_(optimizer)
-    grad_norm = clip_grad_norm_(step.trainable.module.parameters(), max_grad_norm or math.inf)
+    grad_norm = _clip_gradients(step, max_grad_norm)
     step.scaler.step(optimizer)
     step.scaler.update()
     optimizer.zero_grad(set_to_none=True)
@@ -101,7 +110,7 @@ def optimizer_step(
 
 
 def backpropagate(step: Step, window: Sequence[Batch], num_targets: int, mark: Mark = unmarked) -> list[Tensor]:
-    """Run forward and backward over each micro-batch of a window; return each one's share of the window's loss."""
+    """Run forward and backward passes over a window's micro-batches; return each one's share of the window's loss."""
     losses = []
     for batch in window:
         batch = {name: tensor.to(step.device, non_blocking=True) for name, tensor in batch.items()}
@@ -114,8 +123,17 @@ def backpropagate(step: Step, window: Sequence[Batch], num_targets: int, mark: M
     return losses
 
 
+@torch.no_grad()
+def _clip_gradients(step: Step, max_grad_norm: float | None) -> Tensor:
+    """Clip the gradients to a norm of `max_grad_norm`; return their norm before, or NaN where none are left to clip."""
+    parameters = [parameter for parameter in step.trainable.module.parameters() if parameter.grad is not None]
+    if not parameters:
+        return torch.full((), math.nan, device=step.device)
+    return clip_grad_norm_(parameters, max_grad_norm or math.inf)
+
+
 def evaluate(step: Step, held_out: Sequences, eval_steps: int) -> float:
-    """Return the mean loss over the targets of the first held-out sequences, `eval_steps` effective batches at most."""
+    """Return the mean loss per target over the first held-out sequences, at most `eval_steps` effective batches."""
     module = step.trainable.module
     count = min(len(held_out), eval_steps * step.micro_batch_size * step.accumulation_steps)
     total = torch.zeros((), device=step.device)
@@ -132,7 +150,7 @@ def evaluate(step: Step, held_out: Sequences, eval_steps: int) -> float:
 
 
 def gradient_underflow_percent(step: Step, optimizer: Optimizer, window: Window) -> float:
-    """Return the share in percent of non-zero gradient elements that plain fp16 would round to zero."""
+    """Return the percentage of non-zero gradient elements that fp16 without loss scaling would round to zero."""
     backpropagate(step, window.batches, window.num_targets)
     step.scaler.unscale_(optimizer)
     sizes = [p.grad.abs() for p in step.trainable.module.parameters() if p.grad is not None]
@@ -144,9 +162,9 @@ def gradient_underflow_percent(step: Step, optimizer: Optimizer, window: Window)
 
 @contextmanager
 def counted_layers(layers: tuple[nn.Module, ...]) -> Iterator[list[None]]:
-    """Give a list that grows by one whenever a layer runs forward, recomputation included.
+    """Yield a list that gets one element for each forward pass of a layer, recomputation included.
 
-    A layer's own hooks stay outside of its checkpoint in some versions of transformers; its first child's never do.
+    The hooks are on each layer's first child: in some versions of transformers a checkpoint runs inside the layer's own.
     """
     forwards: list[None] = []
     handles = [next(layer.children()).register_forward_pre_hook(lambda *_: forwards.append(None)) for layer in layers]

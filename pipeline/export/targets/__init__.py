@@ -1,1 +1,1 @@
-"""One framework a file: accelerate.py holds class Accelerate. There is no list to edit."""
+"""One framework per file: accelerate.py holds class Accelerate. There is no list to edit."""

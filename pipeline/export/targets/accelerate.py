@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: the file of `accelerate launch`, and what belongs in the script."""
+"""Hugging Face Accelerate: the configuration file of `accelerate launch`, and functions for the script."""
 
 from typing import ClassVar
 
@@ -15,19 +15,21 @@ class Accelerate(Target):
     )
 
     def files(self, facts: Facts) -> dict[str, str]:
-        """Return the launcher's file, and the functions of a script."""
+        """Return the launcher's file, and the functions for a script."""
         return {
-            "accelerate.yaml": render("accelerate.yaml.jinja", facts, notes=self.notes(facts)),
+            "accelerate.yaml": render("accelerate.yaml.jinja", facts, notes=self.differences(facts)),
             "accelerate_setup.py": render("accelerate_setup.py.jinja", facts),
         }
 
-    def notes(self, facts: Facts) -> list[str]:
-        """Return what the launcher's file has no key for."""
+    def differences(self, facts: Facts) -> list[str]:
+        """Return what the launcher's file has no key for, and what Accelerate refuses."""
         notes = []
         if facts.precision == "tf32":
-            notes.append("The launcher's file has no key for tf32: accelerate_setup.py switches it on.")
+            notes.append("The launcher's file has no key for tf32: accelerate_setup.py enables it.")
         if facts.checkpointed:
-            notes.append("The launcher's file has no key for checkpointing: checkpoint_layers in accelerate_setup.py.")
+            notes.append(
+                "The launcher's file has no key for checkpointing: call prepare_model(model) of accelerate_setup.py."
+            )
         if facts.scales_loss:
-            notes.append("fp16 needs a GPU: Accelerate refuses it on a processor.")
+            notes.append("fp16 needs a GPU: Accelerate refuses it on a CPU.")
         return notes

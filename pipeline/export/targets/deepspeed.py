@@ -1,4 +1,4 @@
-"""DeepSpeed: its JSON, and the call that starts it with the optimizer and schedule that were measured."""
+"""DeepSpeed: its JSON configuration, and the call that makes an engine with the measured optimizer and schedule."""
 
 import json
 from typing import Any, ClassVar
@@ -15,27 +15,27 @@ class DeepSpeed(Target):
     )
 
     def files(self, facts: Facts) -> dict[str, str]:
-        """Return the configuration, with what it cannot say under `notes`, and the call."""
+        """Return the configuration, with what it cannot express under `notes`, and the Python file."""
         content = {"notes": self.notes(facts), **_configuration(facts)}
         return {
             "deepspeed.json": json.dumps(content, indent=2) + "\n",
-            "deepspeed_setup.py": render("deepspeed_setup.py.jinja", facts, notes=self.notes(facts)),
+            "deepspeed_setup.py": render("deepspeed_setup.py.jinja", facts, notes=self.differences(facts)),
         }
 
-    def notes(self, facts: Facts) -> list[str]:
-        """Return what the configuration has no key for."""
+    def differences(self, facts: Facts) -> list[str]:
+        """Return what the configuration has no key for, and what DeepSpeed does differently."""
         notes = []
         if facts.has_warmup or facts.schedule == "linear":
             notes.append(
-                "DeepSpeed's own schedulers move a step later than the measured one: deepspeed_setup.py gives the "
-                "schedule, and without it the rate is constant."
+                "DeepSpeed's own schedulers are one step later than the measured schedule: deepspeed_setup.py sets the "
+                "measured one, and without it the rate is constant."
             )
         if facts.checkpointed:
-            notes.append("deepspeed.json does not choose layers to checkpoint: deepspeed_setup.py does.")
+            notes.append("deepspeed.json has no key for the layers to checkpoint: deepspeed_setup.py checkpoints them.")
         if facts.precision == "tf32":
-            notes.append("deepspeed.json has no key for tf32: deepspeed_setup.py switches it on.")
+            notes.append("deepspeed.json has no key for tf32: deepspeed_setup.py enables it.")
         if facts.autocast_dtype:
-            notes.append("torch_autocast keeps float32 weights, as was measured; DeepSpeed's bf16 and fp16 would not.")
+            notes.append("torch_autocast keeps float32 weights, as measured; DeepSpeed's bf16 and fp16 do not.")
         if facts.scales_loss and facts.initial_loss_scale != DEFAULT_LOSS_SCALE:
             measured = f"{facts.initial_loss_scale:g} was measured"
             notes.append(f"Under torch_autocast the first loss scale is {DEFAULT_LOSS_SCALE:g}, and {measured}.")
@@ -54,4 +54,5 @@ def _configuration(facts: Facts) -> dict[str, Any]:
         "optimizer": {"type": "AdamW", "params": optimizer},
         **autocast,
         "zero_optimization": {"stage": 0},
+        **facts.arguments,
     }

@@ -13,24 +13,26 @@ class Lightning(Target):
 
     def files(self, facts: Facts) -> dict[str, str]:
         """Return the Python file."""
-        text = render("lightning_trainer.py.jinja", facts, notes=self.notes(facts), fused=_fused(facts))
+        text = render("lightning_trainer.py.jinja", facts, notes=self.differences(facts), fused=_fused(facts))
         return {"lightning_trainer.py": text}
 
-    def notes(self, facts: Facts) -> list[str]:
-        """Return what the Trainer has no argument for."""
+    def differences(self, facts: Facts) -> list[str]:
+        """Return what the Trainer has no argument for, and what Lightning does differently."""
         notes = []
         if facts.checkpointed:
-            notes.append("Checkpointing is the model's affair in Lightning: call checkpoint_layers(model).")
+            notes.append("The Trainer has no argument for checkpointing: call prepare_model(model) before fit().")
         if facts.precision == "tf32":
-            notes.append("The Trainer has no argument for tf32: importing this file switches it on.")
+            notes.append("The Trainer has no argument for tf32: importing this file enables it.")
         if facts.scales_loss:
-            notes.append("A plugin sets fp16, since precision='16-mixed' becomes bf16 on a processor.")
+            notes.append("fp16 is set by a plugin, since precision='16-mixed' becomes bf16 on a CPU.")
         if not _fused(facts):
-            notes.append("Lightning does not clip under autocast with a fused optimizer: AdamW is not fused here.")
+            notes.append(
+                "Lightning does not clip gradients under autocast with a fused optimizer: AdamW is not fused here."
+            )
         remedy = "return the summed loss x accumulation steps / targets of the whole window"
         return notes + uneven_note(facts, remedy)
 
 
 def _fused(facts: Facts) -> bool:
-    """Whether AdamW may be fused: MixedPrecision.clip_gradients refuses one that is."""
+    """Whether AdamW may be fused: MixedPrecision.clip_gradients refuses a fused optimizer."""
     return facts.autocast_dtype is None or facts.max_grad_norm is None

@@ -1,4 +1,4 @@
-"""PyTorch alone: a script that trains as was measured."""
+"""Plain PyTorch: a training script."""
 
 from typing import ClassVar
 
@@ -7,19 +7,19 @@ from pipeline.export.target import Target, render
 
 
 class PyTorch(Target):
-    """A script."""
+    """train.py."""
 
-    purpose: ClassVar[str] = (
-        "In plain PyTorch, with the same losses step by step: `python train.py`, or `python train.py your_text.txt`."
-    )
+    purpose: ClassVar[str] = "For plain PyTorch: `python train.py`, or `python train.py your_text.txt`."
 
     def files(self, facts: Facts) -> dict[str, str]:
-        """Return the script, for a model that transformers can build again."""
+        """Return the script, for a model that transformers builds from a configuration."""
         return {} if facts.configuration is None else {"train.py": render("train.py.jinja", facts)}
 
-    def notes(self, facts: Facts) -> list[str]:
-        """Return what to know about its data."""
+    def differences(self, facts: Facts) -> list[str]:
+        """Return what data it reads, and whether its losses are the measured ones."""
+        losses = [] if facts.missing else ["It has the measured losses, step by step."]
         return [
-            "It reads the token ids that Headroom prepared, in the same order. Of a text file it takes the bytes as "
-            "tokens; a .npy file holds the ids of any tokenizer in a row."
+            *losses,
+            "It reads the token ids that Headroom prepared, in the same order. The bytes of a text file are its tokens; a "
+            ".npy file holds the token ids of any tokenizer, one document after the other.",
         ]

@@ -7,7 +7,7 @@ from pipeline.export.facts import DEFAULT_LOSS_SCALE, Facts
 from pipeline.export.target import Target, render
 
 CHECKPOINTING_NAMES = ("activation_checkpointing", "gradient_checkpointing")
-"""The argument that switches checkpointing on, the newest name first; only under the newest it can leave layers out."""
+"""The argument that enables checkpointing, the newest name first; only the newest supports every n-th layer."""
 
 
 class HuggingFace(Target):
@@ -26,30 +26,32 @@ class HuggingFace(Target):
             "training_arguments.py": render("training_arguments.py.jinja", facts, arguments=arguments),
         }
 
-    def notes(self, facts: Facts) -> list[str]:
-        """Return what no argument can say."""
-        notes = ["It draws the sequences in an order of its own; the last window of an epoch may be smaller."]
+    def differences(self, facts: Facts) -> list[str]:
+        """Return what no argument can express, and what Trainer does differently."""
+        notes = ["Trainer shuffles the sequences in its own order; the last optimizer step of an epoch may have fewer."]
         if facts.configuration is not None:
             notes.append(
-                "The JSON alone lets Trainer count a target too many in every sequence of GPT-2, whose loss is lower "
-                f"by 1 part in {facts.sequence_length}; make_trainer sets it right."
+                "With the JSON alone Trainer counts one target too many in every sequence of GPT-2, and its loss is lower "
+                f"by 1 part in {facts.sequence_length}; make_trainer corrects that."
             )
         if facts.weight_decay:
             notes.append(
-                "The JSON alone leaves biases and norms without weight decay, as Trainer does; make_trainer decays "
-                "every parameter, as was measured."
+                "With the JSON alone Trainer does not apply weight decay to biases and norms; make_trainer applies it to "
+                "every parameter, as measured."
             )
         if facts.warmup_steps and facts.schedule == "linear":
-            notes.append("The JSON alone warms up one step later than was measured; make_trainer does it exactly.")
+            notes.append(
+                "With the JSON alone the warm-up is one step later than measured; make_trainer has the measured one."
+            )
         if (facts.every_n_layers or 1) > 1 and _checkpointing_name() != CHECKPOINTING_NAMES[0]:
             notes.append(
                 f"This version of transformers checkpoints every layer or none: every layer here, instead of one of "
                 f"{facts.every_n_layers}; the training is the same, in less memory and more time."
             )
         if facts.precision == "tf32":
-            notes.append("tf32=true needs a GPU of compute capability 8.0 (Ampere) or newer where it is read.")
+            notes.append("tf32=true needs a GPU of compute capability 8.0 (Ampere) or newer.")
         if facts.scales_loss:
-            notes.append("fp16 needs a GPU: Accelerate, which Trainer builds on, refuses it on a processor.")
+            notes.append("fp16 needs a GPU: Accelerate, which Trainer uses, refuses it on a CPU.")
             notes += _scale_note(facts)
         return notes
 
@@ -78,6 +80,7 @@ def _arguments(facts: Facts) -> dict[str, Any]:
         "seed": facts.seed,
         "dataloader_drop_last": True,
         "use_cpu": facts.device_type == "cpu",
+        **facts.arguments,
     }
 
 
@@ -96,9 +99,9 @@ def _checkpointing(facts: Facts) -> dict[str, Any]:
 
 
 def _schedule(facts: Facts) -> dict[str, Any]:
-    """Return the schedule; a constant rate after warm-up is exact as warmup_stable_decay without a decay.
+    """Return the schedule; warmup_stable_decay without decay is exactly a constant rate after warm-up.
 
-    transformers' warm-up begins at its smallest rate and has one step more than Headroom's, which begins at 1 / n.
+    transformers' warm-up begins at its lowest rate and has one step more than Headroom's, which begins at 1 / n.
     """
     if facts.schedule == "linear":
         return {"lr_scheduler_type": "linear", "warmup_steps": facts.warmup_steps}

@@ -1,0 +1,168 @@
+"""What a technique is: settings, and a function from Step to Step."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from enum import IntEnum, StrEnum
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from pipeline.base.contracts import Hardware, Settings, Trainable
+
+Context = Callable[[], AbstractContextManager[object]]
+"""Makes a context manager."""
+MakeOptimizer = Callable[[nn.Module], Optimizer]
+"""Makes the optimizer of a model's parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one optimizer step is made of; a technique returns a copy with some parts replaced."""
+
+    trainable: Trainable
+    device: torch.device
+    micro_batch_size: int
+    """Sequences in one forward pass."""
+    accumulation_steps: int
+    """Forward and backward passes in one optimizer step."""
+    scaler: torch.amp.GradScaler
+    """Scales losses and unscales gradients; a disabled one leaves both as they are."""
+    make_optimizer: MakeOptimizer
+    """Called once, after all techniques have been applied. Its optimizer's learning rate is set before each step.
+
+    An optimizer that updates parameters during the backward pass frees their gradients and has a step() without effect.
+    """
+    forward_context: Context = nullcontext
+    """Entered around every forward pass."""
+    run_context: Context = nullcontext
+    """Entered once, around all optimizer steps."""
+
+    def with_forward_context(self, context: Context) -> Self:
+        """Return a copy that enters `context` around every forward pass, inside the contexts that are there already."""
+        return replace(self, forward_context=_stacked(self.forward_context, context))
+
+    def with_run_context(self, context: Context) -> Self:
+        """Return a copy that enters `context` around the run, inside the contexts that are there already."""
+        return replace(self, run_context=_stacked(self.run_context, context))
+
+
+def _stacked(*contexts: Context) -> Context:
+    """Return a context that enters all of these, the first one outermost."""
+
+    @contextmanager
+    def enter() -> Iterator[None]:
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context())
+            yield
+
+    return enter
+
+
+class Mathematics(StrEnum):
+    """How the training with a technique differs from the training without it."""
+
+    EXACT = "exact"
+    """Equal but for the order of sums."""
+    ROUNDING = "rounding"
+    """The same formulas in another rounding."""
+    DIFFERENT = "different"
+    """Another training: other formulas, or other trained parameters."""
+
+
+class Stage(IntEnum):
+    """The order in which techniques are applied, by what they change."""
+
+    WEIGHTS = 1
+    ADAPTER = 2
+    MODEL = 3
+    LOSS = 4
+    RECOMPUTATION = 5
+    COMPILE = 6
+    OPTIMIZER = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What a technique adds to the files for one framework; the default adds nothing."""
+
+    code: str = ""
+    """Python source for the top level of the file: imports, functions, classes."""
+    prepare: str = ""
+    """Python statements that change `model` in place, before its optimizer is made."""
+    optimizer: str = "{optimizer}"
+    """A Python expression for the optimizer of `model`.
+
+    `{optimizer}` stands for the expression without the technique, `{learning_rate}` and `{weight_decay}` for numbers.
+    """
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the framework's own: of TrainingArguments or Lightning's Trainer, keys of the JSON or YAML file."""
+    notes: tuple[str, ...] = ()
+    """What a user of the files needs to know, a sentence each."""
+
+
+class Technique(Settings, ABC):
+    """One way to train in less memory or time; its fields are settings of every entry point.
+
+    Subclass it in a file of pipeline/techniques/, or in a module of your own that HEADROOM_TECHNIQUES names.
+    """
+
+    stage: ClassVar[Stage] = Stage.MODEL
+    """When it is applied; techniques of one stage are applied in the order of their names."""
+
+    @property
+    @abstractmethod
+    def mathematics(self) -> Mathematics:
+        """How the training with these settings differs from the training without the technique."""
+
+    @property
+    def active(self) -> bool:
+        """Whether the technique has any effect with these settings: by default, where one differs from its default."""
+        return self != type(self)()
+
+    def resolved(self) -> Self:
+        """Return a copy in which every derived setting has its value.
+
+        Raises:
+            InvalidInputError: the settings contradict each other.
+
+        """
+        return self
+
+    @property
+    def layer_period(self) -> int:
+        """Number of layers after which its effect on the layers repeats."""
+        return 1
+
+    def unsupported(self, hardware: Hardware) -> str | None:
+        """Return why `hardware` does not support it with these settings, or None where it does."""
+        del hardware
+        return None
+
+    def conflict(self, settings: Any) -> str | None:
+        """Return why it cannot be combined with the other settings of the run, or None where it can.
+
+        The message states rule, value and remedy; `settings` has all settings of the run by name, as attributes.
+        """
+        del settings
+        return None
+
+    def environment(self) -> Mapping[str, str]:
+        """Return the environment variables that a run's process needs before its first CUDA call."""
+        return {}
+
+    def export(self, target: str) -> Exported | None:
+        """Return what the files for a framework add for it; None where they cannot express it.
+
+        `target` is the name of a file in pipeline/export/targets/, such as `pytorch`.
+        """
+        del target
+        return None
+
+    @abstractmethod
+    def apply(self, step: Step) -> Step:
+        """Return `step` with this technique in place."""

@@ -1,0 +1,59 @@
+"""Techniques outside the package.
+
+The environment variable HEADROOM_TECHNIQUES names their modules, separated by commas, each with one subclass of
+Technique. Modules are found on Python's path and in the current folder:
+
+    HEADROOM_TECHNIQUES=my_techniques.eight_bit,optimizer_in_backward python -m pipeline search ...
+
+The variable is read when Headroom is imported; worker processes inherit it.
+"""
+
+import inspect
+import os
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.technique import Technique
+from pipeline.base.user_functions import import_user_module
+
+VARIABLE = "HEADROOM_TECHNIQUES"
+
+
+class UserTechniqueError(InvalidInputError, ImportError):
+    """A module of HEADROOM_TECHNIQUES cannot be used.
+
+    It is an ImportError, which the fork server skips when it preloads modules: the command itself reports the error.
+    """
+
+
+def user_techniques() -> dict[str, type[Technique]]:
+    """Return the technique of each module that HEADROOM_TECHNIQUES names, by the last part of the module's name.
+
+    Raises:
+        UserTechniqueError: a module cannot be imported, or does not define one technique.
+
+    """
+    names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
+    return {name.rpartition(".")[2]: _technique_of(name) for name in names}
+
+
+def is_user_technique(technique: Technique) -> bool:
+    """Whether a technique is defined outside the package."""
+    return not type(technique).__module__.startswith("pipeline.")
+
+
+def _technique_of(name: str) -> type[Technique]:
+    try:
+        module = import_user_module(name, f"{VARIABLE}={name}", "a module", "path.to.module")
+    except InvalidInputError as error:
+        raise UserTechniqueError(str(error)) from error
+    found = [
+        member
+        for _, member in inspect.getmembers(module, inspect.isclass)
+        if issubclass(member, Technique) and member.__module__ == module.__name__
+    ]
+    if len(found) != 1:
+        raise UserTechniqueError(
+            f"a module of {VARIABLE} must define one subclass of pipeline.base.technique.Technique, and {name} defines "
+            f"{len(found)}; put each technique into a file of its own"
+        )
+    return found[0]
