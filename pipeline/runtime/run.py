@@ -67,11 +67,12 @@ def run(
         observer.started(this)
     result, summary = _aborted(), Summary({})
     try:
-        result = execute(experiment, this.folder / LOG, [_StepWriter(folder), *observers], stop=stop)
-        if then is not None and result.outcome is not Outcome.INTERRUPTED:
-            result = _with(execute(experiment, this.folder / "traces" / LOG, observers, work=then), result)
-        summary = summarize(result) if summarize else measured_summary(experiment, result)
-        folder.write_result(result, summary)
+        measured = execute(experiment, this.folder / LOG, [_StepWriter(folder), *observers], stop=stop)
+        if then is not None and measured.outcome is not Outcome.INTERRUPTED:
+            measured = _with(execute(experiment, this.folder / "traces" / LOG, observers, work=then), measured)
+        measured_metrics = summarize(measured) if summarize else measured_summary(experiment, measured)
+        folder.write_result(measured, measured_metrics)
+        result, summary = measured, measured_metrics
     finally:
         for observer in observers:
             observer.finished(result, summary)
