@@ -45,6 +45,7 @@ ROOT = Path(__file__).parent.parent
 FILE = Path(__file__).with_suffix(".yaml")
 RETRIED = (Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.INTERRUPTED)
 """Outcomes after which a command is run again."""
+NOT_RUN_YET = "not run yet"
 CONDITIONS = ("device_name", "torch", "transformers", "cuda", "allocator")
 """What a measurement depends on beside its command; where one changes, it is measured again."""
 
@@ -76,7 +77,7 @@ class Commands:
             findings = json.loads(file.read_text())
             return findings["rows"] if "rows" in findings else findings["cards"][0]["rows"]
         error = folder / "error.txt"
-        raise NotMeasuredError(error.read_text() if error.exists() else "not run yet")
+        raise NotMeasuredError(error.read_text() if error.exists() else NOT_RUN_YET)
 
     def row(self, run: str, seed: int) -> Row:
         """Return the row that ` @ comparison/variant` names, or the only one."""
@@ -152,7 +153,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--tiny", action="store_const", const="tiny", dest="form", help="small models, for any machine")
     parser.add_argument("--claims", help="those to measure, with commas between them; by default all")
     parser.add_argument("--runs", type=int, default=3, help="runs of each command, each with its own seed")
-    parser.add_argument("--minutes", type=float, help="begin no run after this time")
+    parser.add_argument("--minutes", type=float, help="begin no command after this many minutes")
     parser.add_argument("--folder", type=Path, default=FILE.parent, help="where the page and the table are written")
     parser.add_argument("--work", type=Path, help="where results are kept, by default runs/claims_<device>_<form>")
     given = parser.parse_args(words)
@@ -212,7 +213,7 @@ def _write(
     checks: Sequence[Check], claims: Claims, commands: Commands, given: argparse.Namespace, device: torch.device
 ) -> None:
     used: dict[tuple[str, int], Row] = {}
-    lines = []
+    lines, num_incomplete = [], 0
     for check in checks:
         rounds: list[list[Row] | NotMeasuredError] = []
         for seed in range(given.runs):
@@ -225,13 +226,15 @@ def _write(
             except NotMeasuredError as error:
                 rounds.append(error)
         lines.append(check.evaluate(rounds))
+        num_incomplete += any(str(one) == NOT_RUN_YET for one in rounds)
     table = pd.DataFrame(lines)
     date = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
     about = {**environment(device), "threads": str(torch.get_num_threads()), "date": date}
     form = given.form or "full"
-    text = page(
-        table, claims, form, [(run, row) for (run, _), row in used.items()], about, f"Written by `{given.command}`."
-    )
+    origin = f"Written by `{given.command}`."
+    if num_incomplete:
+        origin += f" {num_incomplete} of {len(lines)} checks lack runs: the same command continues."
+    text = page(table, claims, form, [(run, row) for (run, _), row in used.items()], about, origin)
     for ending, content in {"md": text, "csv": table.to_csv(index=False, float_format="%.6g")}.items():
         file = given.folder / f"claims_{device.type}_{date}.{ending}"
         write_atomically(file, content.encode())

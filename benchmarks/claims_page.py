@@ -11,11 +11,12 @@ OMITTED = ("tokenizers", "optuna")
 """Versions on which no claim depends."""
 HOW_TO_READ = """\
 A variant is compared with its baseline in runs of the same seed, which share the weights and the sequences; the median
-and the spread (least to greatest) are over the seeds. For each seed the commands ran in random order. Memory is the
-peak of live tensors (`peak_allocated_mib`), time is per sample, from the median step after the first two. Under a
-condition a claim holds where the median is within the claimed range; the tolerance (±) is ours. What ran out of memory
-or over its budget is a result like any other. In the first table `measured` is the range of the medians over all
-conditions; the tables below it have each condition."""
+and the spread (least to greatest) are over the seeds. Each run had a process of its own; for each seed the commands ran
+in random order, the variants of one command after its baseline. Memory is the peak of live tensors
+(`peak_allocated_mib`), time is per sample, from the median step after the first two. Under a condition a claim holds
+where the median is within the claimed range; the tolerance (±) is ours. What ran out of memory or over its budget is a
+result like any other. In the first table `measured` is the range of the medians over all conditions; the tables below
+it have each condition."""
 
 
 def page(
@@ -27,8 +28,6 @@ def page(
     origin: str,
 ) -> str:
     """Return the page; `rows` are the runs that the table follows from, each after its command."""
-    missing = int(table.verdict.str.contains("not run yet").sum())
-    note = f" {missing} of {len(table)} checks lack runs: the same command continues." if missing else ""
     summary = summarize(table)
     names = list(dict.fromkeys(table.claim))
     for name in names:
@@ -40,7 +39,7 @@ def page(
     parts = [
         f"# What people say about training memory, measured: {form} form, {about['date']}",
         f"{origin} {claims.forms[form].note}",
-        f"{len(rows)} runs; seeds behind each value: {spread(table.runs)}.{note}",
+        f"{len(rows)} runs; seeds behind each value: {spread(table.runs)}.",
         HOW_TO_READ,
         markdown(pd.DataFrame(facts, columns=["what", "value"])),
         markdown(summary[["says", "what", "conditions", "claimed", "measured", "verdict"]].rename(columns=columns)),

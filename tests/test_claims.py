@@ -326,6 +326,7 @@ def test_entry_points_are_run_once_and_their_results_become_verdicts(
 
     [file] = tmp_path.glob("claims_cpu_*.md")
     page = file.read_text()
+    assert "lack runs" not in page
     assert "| **limit**: About limit | largest | [1](#limit) | at least 32 sequences |" in page
     assert re.search(r"--micro_batch_size \d+ \| over_budget \| 1 \| its peak of [\d.]+ MiB is over the budget", page)
     assert re.search(r"\| torch \| \d", page) and "Source: a test." in page
@@ -361,6 +362,8 @@ def test_without_time_nothing_runs_and_the_table_says_so(tmp_path: Path) -> None
     lines = lines_of(tmp_path).values()
     assert {line["verdict"] for line in lines} == {"not measured: not run yet"}
     assert {line["claim"] for line in lines} == {"encoder", "cards"}
+    [page] = tmp_path.glob("claims_cpu_*.md")
+    assert "10 of 10 checks lack runs: the same command continues." in page.read_text()
 
 
 @pytest.mark.slow
