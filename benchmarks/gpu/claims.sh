@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What people say of training memory, measured on this machine's GPU in under 9 minutes: the short form of
-# benchmarks/claims.py. Run again, it goes on with the runs that are missing; benchmarks/gpu/claims.sh --device cpu --tiny
-# proves it without a GPU.
+# What people say about training memory, measured on this machine's GPU: the short form of benchmarks/claims.py, in under
+# 9 minutes. Run it again and it continues with the commands that are missing; benchmarks/gpu/claims.sh --device cpu --tiny
+# shows without a GPU that it works.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
