@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar, Self, get_args
+from typing import Any, ClassVar, Self, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
@@ -95,6 +95,12 @@ class Technique(Settings, ABC):
         """Return why `hardware` cannot do this, or None where it can."""
         del hardware
         return None
+
+    @classmethod
+    def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
+        """Return the values of `setting` that a space with `auto` tries on `hardware`: by default all of a Literal."""
+        del hardware
+        return get_args(cls.model_fields[setting].annotation)
 
     def environment(self) -> Mapping[str, str]:
         """Return the environment variables that a run's process needs before its first CUDA call."""

@@ -30,6 +30,8 @@ def find(given: Mapping[str, Any], console: Console) -> "SearchFindings | None":
     """
     start_server()
     plan = make_problem(given)
+    for note in plan.notes:
+        console.print(note, highlight=False)
     words = f"looking ahead at {len(plan.space.choices)} configurations"
     with console.status(words), loading("pipeline.searching.conduct"):
         sampler = make_sampler(plan)

@@ -67,6 +67,7 @@ def findings_of(
         rows=tuple(rows),
         certificate=certificate,
         verification=verification,
+        notes=plan.notes,
         settings={name: value for name, value in plan.base.params().items() if name not in plan.space.dimensions},
         environment=environment(plan.base.device),
     )

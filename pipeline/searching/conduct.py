@@ -34,7 +34,7 @@ def conduct(plan: SearchProblem, sampler: PredictiveSampler | None, console: Con
     subject = f"{plan.base.settings.model} in {plan.budget_bytes / MIB:,.0f} MiB"
     with open_parent("search", subject, plan.base.settings.output) as parent, study.must_answer():
         parent.params({**plan.base.params(), **plan.settings.model_dump(mode="json")})
-        parent.tags({"device": str(plan.base.device), "study": plan.settings.study})
+        parent.tags({"device": str(plan.base.device), "study": study.name})
         parent.file("environment.json", json.dumps(environment(plan.base.device), indent=1))
         findings, verification = None, None
         try:
