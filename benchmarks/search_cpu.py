@@ -1,8 +1,8 @@
-"""How long the default search takes on a CPU from its start to its answer, and which part of that is not measuring.
+"""The time of the default search on a CPU, from start to answer, and the part of it that is not measuring.
 
     python benchmarks/search_cpu.py --runs 3      writes benchmarks/search_cpu_<date>.md
 
-Every search begins with an empty study and an empty cache of predictions; the text is prepared before.
+Every search starts with an empty study and an empty cache of predictions; the text is prepared before.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SHOWN = ("device_name", "cores", "host_memory_mib", "system", "python", "torch",
 
 
 def search(cache: Path) -> dict[str, Any]:
-    """Run the default search in a folder of its own; return its seconds, part by part."""
+    """Run the default search in a folder of its own; return its seconds and their parts."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "experiments").symlink_to(ROOT / "experiments")

@@ -1,10 +1,10 @@
-"""Every sampler replayed on a table of a whole space that was really measured: trials, seconds, misses and proofs.
+"""Replays of every sampler on a table of a whole measured space: trials, seconds, misses and bounds.
 
     python benchmarks/search_replay.py benchmarks/search_table_cpu_gpt2-nano_<date>.csv
 
 writes search_replay_<name>.md and .csv beside the table. A replayed trial is one of the configuration's measured runs,
-drawn by the seed; it ends by the same rule for every sampler, and costs what that run cost until then. No sampler is
-given a configuration twice. An interrupted call goes on where it was.
+drawn by the seed; it ends by the same rule for every sampler, and costs the seconds of that run until then. No sampler
+measures a configuration twice, except an outlier. An interrupted call resumes.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from replay.table import budgets, read
 SHARES_THAT_FIT = (0.33, 0.6)
 """Of the space, at the two budgets at which all samplers are replayed."""
 FURTHER_SHARES = (0.2, 0.45, 0.75, 0.9, 1.0)
-"""Of the space, at the budgets at which the project's own sampler is replayed, to see how often its bound is true."""
+"""Of the space, at the budgets at which only the predictive sampler is replayed, to see how often its bound is true."""
 
 
 def replayed(file: Path) -> dict[tuple[str, int, int], Replayed]:
-    """Return what the file has of an earlier, interrupted call, by task."""
+    """Return the results in the file of an interrupted call, by task."""
     if not file.exists():
         return {}
     kinds = {"sampler": str, "certificate_holds": "True".__eq__, "budget_bytes": int, "seed": int, "over_budget": int}
@@ -42,7 +42,7 @@ def replayed(file: Path) -> dict[tuple[str, int, int], Replayed]:
 
 
 def main() -> None:
-    """Replay what is not replayed yet, write the table."""
+    """Replay the missing tasks and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
     parser.add_argument("--seeds", type=int, default=100)

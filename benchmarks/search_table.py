@@ -1,10 +1,10 @@
-"""Every configuration of a space measured, several times in random order: the table on which samplers are replayed.
+"""Measure every configuration of a space several times in random order: the table on which samplers are replayed.
 
     python benchmarks/search_table.py                     writes search_table_cpu_gpt2-nano_<date>.csv and .json
     python benchmarks/search_table.py --device cuda       the space of a GPU, with gpt2
-    python benchmarks/search_table.py --tiny --folder F   a space of four, to see that it works
+    python benchmarks/search_table.py --tiny --folder F   a space of four, to try the script
 
-A run is added to the file as it ends: the same command goes on where it was interrupted.
+A run is added to the file as it ends: the same command resumes an interrupted one.
 """
 
 import argparse
@@ -49,7 +49,7 @@ EVERY_WAY = (1, 2, 3, 4, 6, 8, 12, 16, 24, 48)
 
 @dataclass(frozen=True)
 class Form:
-    """A space and what all of its configurations share."""
+    """A space and the settings that all of its configurations share."""
 
     common: Mapping[str, Any]
     space: Space

@@ -12,6 +12,7 @@ from typing import Any, cast
 import optuna
 import psutil
 import pytest
+import torch
 from conftest import TINY
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import MemoryUse, Outcome, Result
 from pipeline.base.units import MIB
 from pipeline.config.space import Choice, Space, make_space
+from pipeline.memory.device import hardware_of
 from pipeline.report.search import answer, trials_frame, trials_table
 from pipeline.report.trial_plots import over_time_plot, parallel_plot, plane_plot
 from pipeline.runtime.ownership import is_gone, this_process
@@ -203,7 +205,7 @@ def test_naive_means_default_precision_and_no_checkpointing() -> None:
 
 
 def test_divisors_make_the_effective_batch_exact() -> None:
-    space = make_space(SearchSettings(space={"micro_batch_size": "divisors"}), 12, {})
+    space = make_space(SearchSettings(space={"micro_batch_size": "divisors"}), 12, {}, hardware_of(torch.device("cpu")))
     assert space.dimensions == {"micro_batch_size": (1, 2, 3, 4, 6, 12)}
 
 
@@ -215,7 +217,7 @@ def test_divisors_make_the_effective_batch_exact() -> None:
         ({"space": {"precision": []}}, "space.precision has none"),
         ({"space": {"micro_batch_size": [3]}}, "3 does not divide 16"),
         ({"space": {"precision": ["fp17"]}}, "precision must be 'fp32', 'tf32', 'fp16' or 'bf16', and is 'fp17'"),
-        ({"space": {"precision": ["tf32"]}}, "tf32 needs a CUDA GPU .*; take it out of the space"),
+        ({"space": {"precision": ["tf32"]}}, "tf32 needs a CUDA GPU .*; no configuration is left"),
         ({"effective_batch_size": "none"}, "a search needs effective_batch_size"),
         ({"budget": "lots"}, "a budget is a number with a unit"),
         (

@@ -23,6 +23,7 @@ SEARCH = {
     "num_trials": "6",
     "sampler": "tpe",
     "verify_steps": "0",
+    "study": "headroom",
 }
 
 

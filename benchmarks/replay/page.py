@@ -1,4 +1,4 @@
-"""What the replays show, as a page: a line for each budget and sampler."""
+"""The results of the replays as a Markdown page: a line for each budget and sampler."""
 
 import json
 import math
@@ -61,11 +61,11 @@ def page(lines: Sequence[Mapping[str, Any]], file: Path, entries: Sequence[Entry
             "|---|---|",
             *(f"| {name} | {value} |" for name, value in about.items()),
             "",
-            "A search has found what it seeks once its incumbent is within 2 % of the best configuration that fits; "
+            "A search has found the best once its incumbent is within 2 % of the best configuration that fits; "
             "trials that did not fit count. Median, and range in brackets, over the seeds. Optuna's samplers are "
-            "followed until they have found it and are never given a configuration twice; the others stop of their own "
-            "accord, predictive also where its law of time does not hold: then it states no bound. A bound is true "
-            "where the best configuration lies within it; it is stated after the answer was measured a second time.",
+            "followed until they have found it and never measure a configuration twice; the others end by themselves, "
+            "predictive also where its time model is not adequate: then it states no bound. A bound is true where the "
+            "best configuration lies within it; it is stated after the answer was measured a second time.",
             "",
             f"| {' | '.join(names)} |",
             f"|{'---|' * len(names)}",

@@ -1,4 +1,4 @@
-"""One search on such a table: by the project's own sampler, by one of Optuna's, or by habit."""
+"""One search replayed on a table: by the predictive sampler, by one of Optuna's, or by a common habit."""
 
 import math
 import random
@@ -19,9 +19,9 @@ from replay.table import WARMUP_STEPS, Entry, read
 
 PRECISION_PERCENT = float(SearchSettings.model_fields["precision_percent"].default)
 FAR_APART = 100_003
-"""Factor of the seeds that samplers are given, since the next trial of a search takes the next seed."""
+"""Factor between the seeds of two searches, since the next trial of a search takes the next seed."""
 NEAR = 0.02
-"""Share of its time by which an answer may be slower than the best to count as found."""
+"""Fraction of its time by which an incumbent may be slower than the best to count as found."""
 OPTUNAS = ("tpe", "gp", "random", "brute", "nsga2")
 HABITS = {
     f"doubling, {precision}{', checkpointed' if policy != 'none' else ''}": (policy, precision)
@@ -32,7 +32,7 @@ HABITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What one search came to."""
+    """The result of one search."""
 
     sampler: str
     budget_bytes: int
@@ -41,13 +41,13 @@ class Replayed:
     """Trials until the incumbent was near the optimum, all counted; None where it never was."""
     seconds_to_near: float | None
     trials: int
-    """All, where the sampler stops of its own accord."""
+    """All trials, where the sampler ends by itself."""
     seconds: float
     over_budget: int
     distance: float
-    """Share by which the last incumbent is slower than the optimum."""
+    """Fraction by which the last incumbent is slower than the optimum."""
     bound: float | None
-    """Share of its time that the search said the optimum may be faster by; None where it said nothing."""
+    """The bound that the search states; None where it states none."""
     certificate_holds: bool | None
     """Whether the optimum lies within that bound."""
 
@@ -82,7 +82,7 @@ class Search:
         return self._near is not None
 
     def measure(self, number: int) -> None:
-        """Take a trial; of two of a configuration the faster counts."""
+        """Run a trial; of two of a configuration the faster counts."""
         run, best = self._random.choice(self.entries[number].runs), self.incumbent
         enough = TrialLength(WARMUP_STEPS, PRECISION_PERCENT, None if best is None else self.measured[best])
         lengths = range(1, len(run.seconds_of_steps) + 1)
@@ -99,7 +99,7 @@ class Search:
             self._near = (self.trials, self.seconds)
 
     def confirm(self) -> None:
-        """Measure the fastest again, as the search does when it checks its answer, until the fastest is so by both."""
+        """Measure the fastest again, as the verification does, until the fastest by both measurements is confirmed."""
         confirmed = set[int]()
         while (best := self.incumbent) is not None and best not in confirmed:
             run = self._random.choice(self.entries[best].runs)
@@ -121,7 +121,7 @@ class Search:
         )
 
     def result(self, bound: float | None = None) -> Replayed:
-        """Return what it came to; `bound` is what it states at its end."""
+        """Return the result; `bound` is what the search states at its end."""
         best = self.incumbent
         distance = math.inf if best is None else self.entries[best].seconds / self._optimum - 1
         return Replayed(
@@ -140,7 +140,7 @@ class Search:
 
 
 def predictive(search: Search) -> Replayed:
-    """Replay the project's own sampler until it stops."""
+    """Replay the predictive sampler until it ends."""
     candidates = [entry.candidate for entry in search.entries]
     rules = Rules(budget_bytes=search.budget_bytes)
     while True:
@@ -158,7 +158,7 @@ def predictive(search: Search) -> Replayed:
 
 
 def of_optuna(search: Search) -> Replayed:
-    """Replay one of Optuna's samplers, which is told peaks as a constraint in bytes, until it is near the optimum."""
+    """Replay one of Optuna's samplers, with the peak as a constraint in bytes, until it is near the optimum."""
     choices: list[Choice] = [entry.candidate.choice for entry in search.entries]
     space = Space({name: tuple(dict.fromkeys(choice[name] for choice in choices)) for name in choices[0]})
     numbers = {tuple(choice.values()): number for number, choice in enumerate(choices)}
@@ -178,7 +178,7 @@ def of_optuna(search: Search) -> Replayed:
 
 
 def by_habit(search: Search) -> Replayed:
-    """Replay what people do: double the micro-batch until it does not fit, then accumulate with the one before."""
+    """Replay a habit: double the micro-batch until it does not fit, then accumulate with the one before."""
     policy, precision = HABITS[search.sampler]
     size = 1
     for number, entry in enumerate(search.entries):

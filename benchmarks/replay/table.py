@@ -1,4 +1,4 @@
-"""A measured space read back: every run of every configuration, as if the machine had never slowed."""
+"""A table of a measured space: every run of every configuration, corrected for slow phases of the machine."""
 
 import csv
 import json
@@ -16,9 +16,9 @@ from pipeline.config.variants import read_yaml
 from pipeline.searching.candidates import Candidate
 
 WARMUP_STEPS = int(read_yaml(FOLDER / "search.yaml")["timing_warmup_steps"])
-"""First optimizer steps that no figure uses, as in the search."""
+"""First optimizer steps, which are not timed, as in the search."""
 NEARBY = 3
-"""Runs before and after one that tell how slow the machine was."""
+"""Runs before and after one from which the slowness of the machine is estimated."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Entry:
 
 @cache
 def read(file: Path) -> tuple[Entry, ...]:
-    """Return the configurations of a table, in the order of its space, their times as if the machine never slowed."""
+    """Return the configurations of a table in the order of its space, with corrected times."""
     about = json.loads(file.with_suffix(".json").read_text())
     rows = rows_of(file)
     groups: dict[tuple[str, ...], list[tuple[Mapping[str, str], Run]]] = {}
@@ -64,10 +64,10 @@ def read(file: Path) -> tuple[Entry, ...]:
 
 
 def slownesses(rows: Sequence[Mapping[str, str]]) -> list[float]:
-    """Return how slow the machine was around each run: a share of its best, from the runs before and after it.
+    """Return the slowness of the machine around each run, as a ratio to its best.
 
-    A shared machine has slow minutes that have nothing to do with what it runs. Since the order is random, the median
-    of the runs near in time, each over the fastest run of its own configuration, tells them.
+    A shared machine has slow minutes that do not depend on the configuration. Since the order of the runs is random,
+    the median over the runs near in time, each divided by the fastest run of its configuration, estimates them.
     """
     medians = [statistics.median(_steps(row)[WARMUP_STEPS:]) for row in rows]
     fastest: dict[tuple[str, ...], float] = {}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 import torch
 from torch import nn
@@ -150,6 +150,12 @@ class Technique(Settings, ABC):
         """
         del settings
         return None
+
+    @classmethod
+    def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
+        """Return the values of `setting` that a space with `auto` tries on `hardware`: by default all of a Literal."""
+        del hardware
+        return get_args(cls.model_fields[setting].annotation)
 
     def environment(self) -> Mapping[str, str]:
         """Return the environment variables that a run's process needs before its first CUDA call."""

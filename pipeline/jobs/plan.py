@@ -57,14 +57,18 @@ def find(given: Mapping[str, Any], console: Console) -> PlanFindings:
     values |= {"device": "cpu", "model": values.get("model", "auto")}
     if values["model"] == "auto":
         values["model"] = AUTO_MODEL[targets[0].kind]
-    shared, space = read_space(own, values, given, "plan")
+    spaces = [read_space(own, values, given, "plan", target) for target in targets]
+    shared, space = spaces[0]
     effective = shared.effective_batch_size  # type: ignore[attr-defined]
     for name in ("model", "effective_batch_size"):
         if name in space.dimensions:
             raise InvalidInputError(
                 f"a plan compares ways to train one thing, so {name} is no dimension; plan each alone"
             )
-    cards = tuple(_card_plan(target, budget, values, space, own, console) for target in targets)
+    cards = tuple(
+        _card_plan(target, budget, values, space, own, console)
+        for target, (_, space) in zip(targets, spaces, strict=True)
+    )
     if len(cards) == 1:
         _refuse_hopeless(cards[0], values["model"])
     return PlanFindings(

@@ -41,6 +41,8 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
     """
     start_server()
     problem = make_problem(given)
+    for note in problem.notes:
+        console.print(note, highlight=False)
     status = f"predicting the memory of {len(problem.space.choices)} configurations"
     with console.status(status), loading("pipeline.tracking.job"):  # MLflow is imported while workers predict
         sampler = make_sampler(problem)
@@ -92,7 +94,7 @@ def _measure(problem: SearchProblem, sampler: PredictiveSampler | None, console:
 
     with open_job("search", subject, problem.base.settings.output) as job, study.must_answer():
         job.params({**problem.base.params(), **problem.settings.model_dump(mode="json")})
-        job.tags({"device": str(problem.base.device), "study": problem.settings.study})
+        job.tags({"device": str(problem.base.device), "study": study.name})
         job.file("environment.json", json.dumps(environment(problem.base.device), indent=1))
         job.succeeded = False
         findings = measure(job)

@@ -60,6 +60,14 @@ def used_bytes(device: torch.device) -> int | None:
         return None
 
 
+def free_bytes(device: torch.device) -> int:
+    """Return the memory in bytes that no process uses: the card's or, on a CPU, this machine's."""
+    if device.type != "cuda":
+        return int(psutil.virtual_memory().available)
+    used = used_bytes(device)
+    return int(torch.cuda.mem_get_info(device)[0]) if used is None else total_bytes(device) - used
+
+
 def device_name(device: torch.device) -> str:
     """Return the model of the card or of the processor."""
     if device.type == "cuda":

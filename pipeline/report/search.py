@@ -58,7 +58,7 @@ def search_report(findings: SearchFindings) -> Report:
         answer=answer(findings),
         sections=(
             *_verified(findings),
-            Section(title="trials", tables=(trials_table(rows, best),), plots=plots),
+            Section(title="trials", tables=(trials_table(rows, best),), notes=findings.notes, plots=plots),
             *_certified(findings),
         ),
         environment=findings.environment,

@@ -231,6 +231,7 @@ def findings_of(
         rows=tuple(trials),
         certificate=certificate,
         verification=verification,
+        notes=problem.notes,
         settings={name: value for name, value in problem.base.params().items() if name not in problem.space.dimensions},
         environment=environment(problem.base.device),
     )

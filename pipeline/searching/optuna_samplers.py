@@ -78,6 +78,7 @@ def naive_choices(space: Space, defaults: Choice) -> list[Choice]:
     if sizes is None:
         return [fixed]
     ordered = sorted(sizes, key=lambda size: -int(str(size)))
-    return [
+    choices = (
         {name: size if name == "micro_batch_size" else fixed[name] for name in space.dimensions} for size in ordered
-    ]
+    )
+    return [choice for choice in choices if choice not in space.excluded]

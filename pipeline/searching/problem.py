@@ -1,60 +1,67 @@
-"""A search, fully specified: what all trials share, and the space of what they choose from, all checked."""
+"""The search problem: the settings that all trials share and the space of configurations, all checked."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.units import MIB
 from pipeline.config.entry_points import FOLDER
 from pipeline.config.experiment import Experiment, make_experiment, why_untimed
 from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings, dotted, merged, nested, validate
 from pipeline.config.space import Choice, Space, read_space
 from pipeline.config.variants import read_yaml
-from pipeline.memory.device import find_device
+from pipeline.memory.device import device_name, find_device, free_bytes, hardware_of
 from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.optuna_samplers import naive_choices
 from pipeline.searching.settings import SearchSettings
 
-AUTO_BUDGET = {"cuda": "80%", "cpu": "256MiB"}
+CPU_BUDGET = "256MiB"
+SHARE_OF_FREE, BUDGET_STEP_MIB = 0.8, 512
+"""The automatic budget of a GPU: this share of its free memory, rounded down to a multiple of the step."""
 NOT_PART_OF_IDENTITY = ("output", "dataset_size", "time_limit", "accumulation_steps")
-"""Settings that change no measurement, or that follow from another."""
+"""Settings that do not affect a measurement, or follow from others."""
 TECHNIQUE_SETTINGS = {name for technique in TECHNIQUES.values() for name in technique.model_fields}
-"""Settings that no corpus depends on."""
+"""Settings on which no corpus depends."""
 
 
 @dataclass(frozen=True)
 class SearchProblem:
-    """A search, fully specified and checked."""
+    """A search problem, fully specified and checked."""
 
     settings: SearchSettings
     run_values: Mapping[str, Any]
-    """What every trial sets; the choice comes on top."""
+    """Settings that all trials share."""
     space: Space
     base: Experiment
-    """The first configuration of the space, for what all of them share."""
+    """The first configuration of the space."""
+    notes: tuple[str, ...] = ()
+    """The automatic budget, and why values of the space were removed; a sentence each."""
 
     def experiment(self, choice: Choice) -> Experiment:
         """Return the Experiment of one configuration."""
-        return make_experiment(merged(self.run_values, nested(choice)), "search")
+        return _experiment(self.run_values, choice)
 
     @property
     def budget_bytes(self) -> int:
-        """Memory to stay within."""
+        """The budget in bytes."""
         budget = self.base.budget_bytes
         assert budget is not None  # make_problem has set one
         return budget
 
     @property
     def naive(self) -> list[Choice]:
-        """What a person would try: the default precision, no checkpointing, the largest micro-batch first."""
+        """Configurations of the default precision without checkpointing, the largest micro-batch first."""
         defaults = dict(dotted(AllSettings().model_dump()))
         return naive_choices(self.space, {name: defaults[name] for name in self.space.dimensions})
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What must not change while a study goes on, as the storage keeps it."""
+        """Return the conditions of the measurements, which one study must have in common, as JSON values."""
         left_out = {*NOT_PART_OF_IDENTITY, *self.space.dimensions}
         about = environment(self.base.device)
         facts = {
@@ -69,30 +76,61 @@ class SearchProblem:
 
 
 def make_problem(given: Mapping[str, Any]) -> SearchProblem:
-    """Return the plan of experiments/search.yaml with the user's overrides, every configuration of its space checked.
+    """Return the problem of search.yaml with the user's overrides, every configuration of its space checked.
+
+    Configurations that the device does not support leave the space.
 
     Raises:
-        InvalidInputError: a setting, a dimension or one of its values is wrong.
+        InvalidInputError: a setting, a dimension or one of its values is wrong, or the device supports none of them.
 
     """
     values = merged(nested(read_yaml(FOLDER / "search.yaml")), given)
     own = validate(SearchSettings, {k: values.pop(k) for k in SearchSettings.model_fields if k in values}, "search")
     device = find_device(str(values.get("device", RunSettings.model_fields["device"].default)))
-    values["budget"] = AUTO_BUDGET[device.type] if own.budget == "auto" else own.budget
-    _, space = read_space(own, values, given, "search")
-    plan = SearchProblem(own, values, space, make_experiment(merged(values, nested(space.choices[0])), "search"))
-    reason = why_untimed("verify_steps", own.verify_steps, plan.base.settings.timing_warmup_steps)
-    if own.verify_steps and reason:
+    values["budget"], notes = automatic_budget(device) if own.budget == "auto" else (own.budget, ())
+    _, space = read_space(own, values, given, "search", hardware_of(device))
+    space, reasons = space.without(lambda choice: _experiment(values, choice).unsupported())
+    notes += tuple(f"left out of the space: {reason}" for reason in reasons)
+    problem = SearchProblem(own, values, space, _experiment(values, space.choices[0]), notes)
+    _check(problem)
+    return problem
+
+
+def automatic_budget(device: torch.device) -> tuple[str, tuple[str, ...]]:
+    """Return the budget that `auto` stands for on a device, and a sentence that explains it.
+
+    On a GPU it is a share of what is free, rounded down in large steps: free memory varies by a few MiB between two
+    commands, which must not make another budget and so another study.
+    """
+    if device.type == "cpu":
+        return CPU_BUDGET, (f"budget: {CPU_BUDGET}, the default on a CPU, in scale with gpt2-nano",)
+    free = free_bytes(device)
+    budget_mib = int(SHARE_OF_FREE * free / MIB) // BUDGET_STEP_MIB * BUDGET_STEP_MIB
+    where = f"{free / 2**30:.1f} GiB that are free on {device_name(device)}"
+    if not budget_mib:
+        raise InvalidInputError(
+            f"an automatic budget is {100 * SHARE_OF_FREE:.0f} % of the free memory in steps of {BUDGET_STEP_MIB} MiB, "
+            f"which is nothing of the {where}; end what uses the GPU, or set budget"
+        )
+    budget = f"{budget_mib / 1024:g}GiB"
+    return budget, (f"budget: {budget}, {100 * SHARE_OF_FREE:.0f} % of the {where}, rounded down",)
+
+
+def _experiment(values: Mapping[str, Any], choice: Choice) -> Experiment:
+    return make_experiment(merged(values, nested(choice)), "search")
+
+
+def _check(problem: SearchProblem) -> None:
+    """Refuse lengths that time no step, models that cannot be built, and a corpus that is too short."""
+    settings = problem.settings
+    reason = why_untimed("verify_steps", settings.verify_steps, problem.base.settings.timing_warmup_steps)
+    if settings.verify_steps and reason:
         raise InvalidInputError(f"{reason}, or 0 to leave the check out")
-    prepared: set[str] = set()
-    experiments = [plan.experiment(choice) for choice in space.choices]
+    experiments = [problem.experiment(choice) for choice in problem.space.choices]
     check_shapes(experiments)
+    prepared: set[str] = set()
     for experiment in experiments:
-        reason = experiment.unsupported()
-        if reason:
-            raise InvalidInputError(f"{reason}; take it out of the space")
         needs = json.dumps({k: v for k, v in experiment.params().items() if k not in TECHNIQUE_SETTINGS})
         if needs not in prepared:
             experiment.prepare()
             prepared.add(needs)
-    return plan

@@ -1,5 +1,7 @@
 """The study in Optuna's storage: its trials, their owners and the conditions of its measurements."""
 
+import hashlib
+import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +10,7 @@ from typing import Any
 
 import optuna
 from optuna.exceptions import StorageInternalError
-from optuna.storages import RDBStorage
+from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
@@ -21,8 +23,11 @@ from pipeline.searching.judge import CONSTRAINT, LOWER_BOUND, OUTCOME, Verdict
 from pipeline.searching.optuna_samplers import distributions_of
 from pipeline.searching.results import Measurement
 from pipeline.searching.sampler import PredictiveSampler
+from pipeline.searching.settings import AUTO_STUDY
 
 IDENTITY, OWNER, DETAIL, FIGURES = "identity", "owner", "detail", "figures"
+PLAIN_NAME = "headroom"
+"""First part of an automatic name."""
 KEY = "key"
 """Attribute that identifies a trial that is being started among those of other processes."""
 SECONDS_FOR_A_LOCK = 20.0
@@ -34,7 +39,7 @@ class StoredStudy:
     """One study, to which other processes may add trials at the same time."""
 
     def __init__(self, storage: str, name: str, directions: Sequence[str], identity: Mapping[str, Any]) -> None:
-        """Open the study, or create it.
+        """Open the study, or create it; `auto` names it by its identity.
 
         Raises:
             InvalidInputError: the storage cannot be reached, or the study was measured under other conditions.
@@ -42,11 +47,16 @@ class StoredStudy:
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with _reachable(storage, Exception):  # whatever the database and its driver raise
-            self._study = _open(storage, name, directions)
+            self._study = _open(storage, name, directions, identity)
             self._refuse_other(identity)
             self.free_abandoned()
         self.directions = directions
         self._storage = storage
+
+    @property
+    def name(self) -> str:
+        """Name of the study in its storage."""
+        return str(self._study.study_name)
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -123,7 +133,7 @@ class StoredStudy:
             changes = "; ".join(f"{name} is {identity.get(name)}, and was {stored.get(name)}" for name in differing)
             raise InvalidInputError(
                 f"the study {self._study.study_name!r} was measured under other conditions: {changes}; set study=NAME "
-                "to begin another, or go back to what was"
+                "to begin another, or leave study out"
             )
 
     def free_abandoned(self) -> None:
@@ -138,19 +148,29 @@ class StoredStudy:
         return _reachable(self._storage, StorageInternalError)
 
 
-def _open(storage: str, name: str, directions: Sequence[str]) -> optuna.Study:
+def _open(storage: str, name: str, directions: Sequence[str], identity: Mapping[str, Any]) -> optuna.Study:
     """Return the study, created where it is missing; another process may create it at the same moment."""
     deadline = time.monotonic() + SECONDS_FOR_A_LOCK
     while True:
         try:
+            opened = optuna.storages.get_storage(_waiting(storage))
+            full_name = _name_of(identity, opened) if name == AUTO_STUDY else name
             return optuna.create_study(
-                storage=_waiting(storage), study_name=name, directions=list(directions), load_if_exists=True
+                storage=opened, study_name=full_name, directions=list(directions), load_if_exists=True
             )
         except SQLAlchemyError as error:
             is_being_created = "already exists" in str(error) or isinstance(error, IntegrityError)
             if not is_being_created or time.monotonic() > deadline:
                 raise
             time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+
+
+def _name_of(identity: Mapping[str, Any], storage: BaseStorage) -> str:
+    """Return the name of the study with this identity: that of a digest, or PLAIN_NAME where it has the identity."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
+    plain = next((one for one in storage.get_all_studies() if one.study_name == PLAIN_NAME), None)
+    has_identity = plain is not None and plain.user_attrs.get(IDENTITY) == identity
+    return PLAIN_NAME if has_identity else f"{PLAIN_NAME}-{digest}"
 
 
 def _waiting(storage: str) -> str | RDBStorage:

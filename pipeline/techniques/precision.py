@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -12,6 +12,10 @@ from pydantic import Field
 from pipeline.base.contracts import Hardware
 from pipeline.base.technique import Mathematics, Step, Technique
 
+TRIED_ON = {"cpu": ("fp32", "bf16"), "older cuda": ("fp32", "fp16"), "cuda": ("fp32", "bf16")}
+"""Formats that `precision: auto` tries: fp16 is slow on a CPU, and not needed where a GPU has bf16."""
+BF16_CAPABILITY = (8, 0)
+"""CUDA compute capability from which on there are bf16 and tf32: Ampere."""
 AUTOCAST_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -33,13 +37,21 @@ class Precision(Technique):
         """Whether it is another format than fp32."""
         return self.precision != "fp32"
 
+    @classmethod
+    def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
+        """Return the formats worth trying on `hardware`."""
+        if setting != "precision":
+            return super().values_to_try(setting, hardware)
+        is_older = hardware.capability is not None and hardware.capability < BF16_CAPABILITY
+        return TRIED_ON["older cuda" if is_older else hardware.kind]
+
     def unsupported(self, hardware: Hardware) -> str | None:
         """Return why `hardware` cannot compute in this format, or None where it can."""
         if self.precision == "tf32" and hardware.kind != "cuda":
             return (
                 f"tf32 needs a CUDA GPU of compute capability 8.0 (Ampere) or newer, and the device is {hardware.kind}"
             )
-        if self.precision in ("tf32", "bf16") and hardware.capability and hardware.capability < (8, 0):
+        if self.precision in ("tf32", "bf16") and hardware.capability and hardware.capability < BF16_CAPABILITY:
             return f"{self.precision} needs compute capability 8.0 (Ampere) or newer, and {hardware.name} is older"
         return None
 

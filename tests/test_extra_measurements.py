@@ -1,0 +1,96 @@
+"""Measurements beside the trials, such as those of a verification, count like trials."""
+
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import optuna
+import pytest
+from optuna.trial import create_trial
+from test_acquisition import BATCH, CANDIDATES, DISTRIBUTIONS, TOKENS, modelled, search
+
+from pipeline.base.units import MIB
+from pipeline.searching.acquisition import Rules
+from pipeline.searching.problem import SearchProblem
+from pipeline.searching.proposals import PredictiveProposer
+from pipeline.searching.results import Measurement
+from pipeline.searching.sampler import PredictiveSampler
+from pipeline.searching.study import StoredStudy
+
+RULES = Rules(budget_bytes=200 * MIB)
+SECONDS = modelled()
+
+
+def speed(number: int) -> float:
+    return BATCH * TOKENS / SECONDS(CANDIDATES[number])
+
+
+def measurement(number: int, factor: float = 1.0, outcome: str = "ok", peak: float | None = None) -> Measurement:
+    has_ended = outcome in ("ok", "over_budget")
+    return Measurement(
+        choice=CANDIDATES[number].choice,
+        outcome=outcome,
+        tokens_per_second=factor * speed(number) if has_ended else None,
+        peak_bytes=peak,
+    )
+
+
+Finished = tuple[PredictiveSampler, optuna.Study, list[int]]
+
+
+@pytest.fixture(scope="module")
+def finished() -> Finished:
+    """Return a search that has reached its bound."""
+    study, sampler = optuna.create_study(direction="maximize"), PredictiveSampler(CANDIDATES, RULES)
+    numbers, _ = search(SECONDS, RULES)
+    for number in numbers:
+        study.add_trial(
+            create_trial(params=CANDIDATES[number].choice, distributions=DISTRIBUTIONS, value=speed(number))
+        )
+    assert sampler.evaluate(study).next is None
+    return sampler, study, numbers
+
+
+def test_a_second_measurement_enters_as_the_geometric_mean(finished: Finished) -> None:
+    sampler, study, numbers = finished
+    before = sampler._measurements(study.trials, maximize=True)
+    after = sampler._with_extra(before, [measurement(numbers[0], 0.81), measurement(numbers[1], peak=7.0)])
+    assert after.log_seconds[numbers[0]] == pytest.approx(before.log_seconds[numbers[0]] - math.log(0.9))
+    assert after.log_seconds[numbers[1]] == pytest.approx(before.log_seconds[numbers[1]])
+    assert after.peak_bytes[numbers[1]] == 7.0 and after.repeated == {numbers[0], numbers[1]}
+    assert sampler._with_extra(before, ()) == before
+
+
+def test_a_measurement_of_another_configuration_counts_as_a_trial(finished: Finished) -> None:
+    sampler, study, numbers = finished
+    plain = next(n for n in sampler.evaluate(study).feasible if n not in numbers)
+    measured = sampler._with_extra(sampler._measurements(study.trials, maximize=True), [measurement(plain)])
+    assert measured.log_seconds[plain] == pytest.approx(-math.log(speed(plain))) and plain in measured.taken
+
+
+def test_the_search_goes_on_where_a_measurement_contradicts_its_bound(finished: Finished) -> None:
+    sampler, study, numbers = finished
+    answer = max(numbers, key=speed)
+    plain = next(n for n in sorted(sampler.evaluate(study).feasible) if n not in numbers)
+    contradicting = measurement(plain, 1.11 * speed(answer) / speed(plain))
+    after = sampler.evaluate(study, extra=[contradicting])
+    assert after.next is not None and after.next not in (*numbers, plain)
+    assert after.remaining_improvement is not None and after.remaining_improvement > RULES.gap
+
+
+@pytest.mark.parametrize("outcome", ["out_of_memory", "over_budget", "crashed"])
+def test_a_refuted_configuration_is_not_what_others_have_to_beat(finished: Finished, outcome: str) -> None:
+    sampler, study, numbers = finished
+    answer = max(numbers, key=speed)
+    before = sampler._measurements(study.trials, maximize=True)
+    after = sampler._with_extra(before, [measurement(answer, outcome=outcome)])
+    assert answer in after.taken and (answer in after.over_budget or answer not in after.log_seconds)
+    assert sampler.evaluate(study, extra=[measurement(n, outcome=outcome) for n in numbers]).bound is None
+
+
+def test_the_certificate_counts_configurations_that_only_the_verification_measured() -> None:
+    stored = StoredStudy("sqlite:///:memory:", "test", ("maximize",), {})
+    sampler = PredictiveSampler(CANDIDATES, RULES)
+    made: Any = SimpleNamespace(settings=SimpleNamespace(gap=0.01))
+    certificate = PredictiveProposer(cast(SearchProblem, made), stored, sampler).certificate((), [measurement(0)])
+    assert certificate.num_measured == 1 and len(certificate.unmeasured) == len(CANDIDATES) - 1
