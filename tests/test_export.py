@@ -316,7 +316,7 @@ def test_the_tool_writes_the_files(tmp_path: Path, capsys: pytest.CaptureFixture
     ("words", "message"),
     [
         (["--config", "absent.yaml"], "absent.yaml must be a readable file"),
-        (["--output", "/proc/handover"], "the folder of exported files must be writable, and /proc/handover is not"),
+        (["--output", "/proc/handover"], "the folder of the files must be writable, and /proc/handover is not"),
     ],
 )
 def test_a_wrong_word_is_answered(

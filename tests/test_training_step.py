@@ -1,6 +1,9 @@
-"""The training stays the same training: whatever the cut, the technique or the checkpointing."""
+"""The optimizer step and the loop: the same losses for any micro-batch size and technique, and what they record."""
 
 import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -15,11 +18,13 @@ from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.base.results import Finished, MemoryUse, StepRecord
+from pipeline.base.technique import Mathematics
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import MODELS, TECHNIQUES
 from pipeline.techniques.precision import Precision
-from pipeline.training.loop import DivergedError, Message, learning_rate, rows_of_step, train
+from pipeline.training.loop import DivergedError, Loop, Message, learning_rate, rows_of_step, train
 from pipeline.training.step import (
+    StepOutput,
     Window,
     backpropagate,
     build_step,
@@ -40,7 +45,7 @@ VARIANTS: dict[str, list[tuple[dict[str, Any], float]]] = {
         ({"checkpointing": "every_2_layers"}, 1e-6),
     ],
 }
-"""For each technique, settings that switch it on and how far (relatively) its losses may be from the baseline's."""
+"""For each technique, settings that activate it, and the relative tolerance of its losses against the baseline's."""
 
 
 def run(experiment: Experiment) -> list[StepRecord]:
@@ -140,6 +145,45 @@ def step_and_window(experiment: Experiment) -> tuple[Any, Window]:
     cuts = range(0, experiment.effective_batch_size, size)
     batches = tuple({k: v[cut : cut + size] for k, v in batch.items()} for cut in cuts)
     return step, Window(batches, *prepared.train.count(batch))
+
+
+def test_contexts_of_several_techniques_are_all_entered() -> None:
+    entered: list[str] = []
+
+    def context(name: str) -> Any:
+        @contextmanager
+        def enter() -> Iterator[None]:
+            entered.append(name)
+            yield
+            entered.append(f"end of {name}")
+
+        return enter
+
+    step = step_and_window(tiny())[0]
+    step = step.with_run_context(context("first")).with_forward_context(context("outer"))
+    step = Precision(precision="bf16").apply(step)
+    step = step.with_run_context(context("second")).with_forward_context(context("inner"))
+    with step.run_context():
+        assert entered == ["first", "second"]
+        with step.forward_context():
+            assert entered[2:] == ["outer", "inner"]
+            assert torch.is_autocast_enabled("cpu")
+    assert entered[4:] == ["end of inner", "end of outer", "end of second", "end of first"]
+
+
+def test_techniques_are_sorted_by_stage_and_name() -> None:
+    stages = [(technique.stage, type(technique).__name__) for technique in tiny().techniques]
+    assert stages == sorted(stages)
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_a_technique_is_active_with_these_settings_and_declares_its_mathematics(technique: str) -> None:
+    kind = TECHNIQUES[technique]
+    assert not any(each.active for each in tiny().techniques)
+    for settings, tolerance in VARIANTS[technique]:
+        [active] = [each for each in tiny(**settings).techniques if each.active]
+        assert type(active) is kind
+        assert (active.mathematics is Mathematics.EXACT) == (tolerance <= 1e-5)
 
 
 def test_techniques_may_be_applied_in_any_order() -> None:
@@ -328,3 +372,96 @@ def test_the_loss_is_that_of_transformers(model: str) -> None:
     ours = step.trainable.loss(module, batch, window.num_targets)
     theirs = module(**batch, num_items_in_batch=window.num_targets).loss
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
+
+
+class FakeStream:
+    """A stream that runs queued work only when it is waited for."""
+
+    def __init__(self) -> None:
+        self.queued = self.done = 0
+
+    def enqueue(self) -> int:
+        """Queue one piece of work and return its number."""
+        self.queued += 1
+        return self.queued
+
+    def wait(self, number: int) -> None:
+        """Run everything up to this piece of work."""
+        self.done = max(self.done, number)
+
+
+class FakeScalar:
+    """A tensor of one element on a fake device, or a copy of one in host memory."""
+
+    def __init__(self, stream: FakeStream, on_device: bool) -> None:
+        self._stream, self._on_device, self._work = stream, on_device, stream.enqueue()
+
+    def to(self, device: str, non_blocking: bool) -> "FakeScalar":
+        assert device == "cpu" and non_blocking
+        return FakeScalar(self._stream, on_device=False)
+
+    def item(self) -> float:
+        if self._on_device:
+            self._stream.wait(self._stream.queued)  # as torch does: all work that is queued
+        assert self._stream.done >= self._work, "the value was read before its copy was done"
+        return 1.0
+
+
+def test_reading_a_step_waits_for_its_own_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA the next step is queued already, and reading must not drain the device."""
+    stream, ends, waited = FakeStream(), [], []
+
+    class FakeEvent:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.work = stream.enqueue()
+            ends.append(self.work)
+
+        def synchronize(self) -> None:
+            waited.append(ends.index(self.work))
+            stream.wait(self.work)
+
+        def elapsed_time(self, end: "FakeEvent") -> float:
+            return 1000.0
+
+    def launch(*_: object) -> StepOutput:
+        return StepOutput(*(FakeScalar(stream, on_device=True) for _ in range(3)))  # type: ignore[arg-type]
+
+    monkeypatch.setattr("pipeline.training.loop.optimizer_step", launch)
+    monkeypatch.setattr("torch.cuda.Event", FakeEvent)
+    experiment = tiny()
+    prepared = experiment.prepare()
+    step = build_step(experiment, prepared)
+    records: list[StepRecord] = []
+    behind: list[int] = []
+
+    def emit(record: Any) -> None:
+        records.append(record)
+        behind.append(stream.queued - stream.done)
+
+    optimizer = step.make_optimizer(step.trainable.module)
+    Loop(experiment, prepared.train, replace(step, device=torch.device("cuda")), optimizer, emit).advance(4)
+    assert [record.step for record in records] == [0, 1, 2, 3]
+    assert waited == [1, 2, 3, 4]  # the event before the first step is the start of its time
+    assert all(behind[:3]) and not behind[3], "each step but the last is read while the next one is still queued"
+
+
+@pytest.mark.gpu
+def test_the_loop_does_not_synchronize_the_device() -> None:
+    experiment = tiny(**with_corpus_of("encoder_stack"), device="cuda", num_steps=8)
+    prepared = experiment.prepare()
+    step = build_step(experiment, prepared)
+    records: list[Any] = []
+    with step.run_context():
+        loop = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), records.append)
+        loop.advance(2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the mode is a prototype
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            loop.advance(6)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert len(records) == 8 and all(math.isfinite(record.loss) for record in records)

@@ -171,9 +171,9 @@ WRONG: list[tuple[str, str, str]] = [
         "def build(size):\n    return helper(size)\ndef helper(size):\n    return 1 / 0",
         "raises ZeroDivisionError",
     ),
-    ("model", "def build(): pass", "own_code:build must work, and raises TypeError; mend it"),
-    ("model", "import absent", "own_code:build must work, and raises ModuleNotFoundError; mend it"),
-    ("model", "def build(", "own_code:build must work, and raises SyntaxError; mend it"),
+    ("model", "def build(): pass", "own_code:build must work, and raises TypeError; fix it"),
+    ("model", "import absent", "own_code:build must work, and raises ModuleNotFoundError; fix it"),
+    ("model", "def build(", "own_code:build must work, and raises SyntaxError; fix it"),
     (
         "model",
         "from torch import nn\ndef build(size): return nn.Linear(2, 2)",
@@ -229,7 +229,7 @@ def test_a_plan_tells_where_a_models_own_code_raises(code: Path, capsys: pytest.
     words = [word for name, value in SMALL.items() for word in (f"--{name}", value)]
     assert main(["plan", *words, "--gpu", "cpu", "--model", "own_code:build"]) == 2
     first, *rest = capsys.readouterr().err.strip().splitlines()
-    assert first == "error: own_code:build must work, and raises ValueError; mend it"
+    assert first == "error: own_code:build must work, and raises ValueError; fix it"
     assert rest[-1] == "ValueError: wrong side up" and len(rest) <= 4
 
 

@@ -27,7 +27,9 @@ class Accelerate(Target):
         if facts.precision == "tf32":
             notes.append("The launcher's file has no key for tf32: accelerate_setup.py enables it.")
         if facts.checkpointed:
-            notes.append("The launcher's file has no key for checkpointing: call prepare_model(model) of accelerate_setup.py.")
+            notes.append(
+                "The launcher's file has no key for checkpointing: call prepare_model(model) of accelerate_setup.py."
+            )
         if facts.scales_loss:
             notes.append("fp16 needs a GPU: Accelerate refuses it on a CPU.")
         return notes

@@ -26,7 +26,9 @@ class Lightning(Target):
         if facts.scales_loss:
             notes.append("fp16 is set by a plugin, since precision='16-mixed' becomes bf16 on a CPU.")
         if not _fused(facts):
-            notes.append("Lightning does not clip gradients under autocast with a fused optimizer: AdamW is not fused here.")
+            notes.append(
+                "Lightning does not clip gradients under autocast with a fused optimizer: AdamW is not fused here."
+            )
         remedy = "return the summed loss x accumulation steps / targets of the whole window"
         return notes + uneven_note(facts, remedy)
 
