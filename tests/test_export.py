@@ -158,7 +158,7 @@ def check_the_schedule(experiment: Any, factor: Any) -> None:
     highest = facts_of(experiment).learning_rate
     for step in range(values.num_steps):
         assert highest * factor(step) == pytest.approx(learning_rate(step, values, effective))
-    factor(values.num_steps)  # which a scheduler asks for after the last one
+    factor(values.num_steps)  # a scheduler computes it after the last step
 
 
 @given(EVERYTHING)

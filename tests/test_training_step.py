@@ -61,7 +61,9 @@ def losses(experiment: Experiment) -> list[float]:
 
 @pytest.mark.parametrize("sequences", ["packed", "padded"])
 @pytest.mark.parametrize(("model"), ["gpt2-nano", "llama-nano", "encoder_stack"])
-def test_any_cut_of_a_batch_gives_the_same_losses_and_norms(sequences: str, model: str, short_documents: Path) -> None:
+def test_losses_and_norms_do_not_depend_on_the_micro_batch_size(
+    sequences: str, model: str, short_documents: Path
+) -> None:
     text = {"corpus": "text_files", "text_files__path": short_documents}
     settings = {**text, **with_corpus_of(model), "sequences": sequences, "num_steps": 10}
     whole, *others = [run(tiny(**settings, micro_batch_size=micro, accumulation_steps=n)) for micro, n in CUTS]
@@ -73,8 +75,8 @@ def test_any_cut_of_a_batch_gives_the_same_losses_and_norms(sequences: str, mode
             assert same.tokens == one.tokens
 
 
-def test_a_mean_of_means_would_fail_the_padded_cut(short_documents: Path) -> None:
-    """The micro-batches of a padded window hold different numbers of targets, or the test above proves nothing."""
+def test_padded_micro_batches_have_different_numbers_of_targets(short_documents: Path) -> None:
+    """The micro-batches of a padded window have different numbers of targets, or the test above shows nothing."""
     experiment = tiny(corpus="text_files", text_files__path=short_documents, sequences="padded")
     prepared = experiment.prepare()
     batch = prepared.train.batch(rows_of_step(len(prepared.train), 0, 8, 0))
@@ -82,13 +84,13 @@ def test_a_mean_of_means_would_fail_the_padded_cut(short_documents: Path) -> Non
     assert len(counts) > 1
 
 
-def test_every_technique_is_listed_here() -> None:
+def test_every_technique_has_variants_here() -> None:
     assert set(VARIANTS) == set(TECHNIQUES)
 
 
 @pytest.mark.parametrize("model", ["gpt2-nano", "encoder_stack"])
 @pytest.mark.parametrize("technique", TECHNIQUES)
-def test_a_technique_learns_the_same_as_the_baseline(technique: str, model: str) -> None:
+def test_a_technique_has_the_losses_of_the_baseline(technique: str, model: str) -> None:
     baseline = losses(tiny(**with_corpus_of(model)))
     assert baseline[-1] < baseline[0]
     for settings, tolerance in VARIANTS[technique]:
@@ -97,7 +99,7 @@ def test_a_technique_learns_the_same_as_the_baseline(technique: str, model: str)
 
 @pytest.mark.parametrize("model", ["gpt2-nano", "encoder_stack"])
 @pytest.mark.parametrize("policy", ["every_layer", "every_2_layers"])
-def test_checkpointing_with_dropout_changes_nothing(model: str, policy: str) -> None:
+def test_checkpointing_with_dropout_has_the_same_losses(model: str, policy: str) -> None:
     settings = {**with_corpus_of(model), "causal_lm__dropout": 0.2, "encoder_stack__dropout": 0.2}
     plain, checkpointed = run(tiny(**settings)), run(tiny(**settings, checkpointing=policy))
     without = run(tiny(**with_corpus_of(model)))
@@ -110,7 +112,7 @@ def test_checkpointing_with_dropout_changes_nothing(model: str, policy: str) -> 
 @pytest.mark.parametrize(
     ("policy", "recomputed"), [("none", 0), ("every_layer", 4), ("every_2_layers", 2), ("every_3_layers", 2)]
 )
-def test_checkpointing_recomputes_as_many_blocks_as_it_says(model: str, policy: str, recomputed: int) -> None:
+def test_checkpointing_recomputes_the_blocks_of_its_policy(model: str, policy: str, recomputed: int) -> None:
     experiment = tiny(
         **with_corpus_of(model),
         checkpointing=policy,
@@ -203,7 +205,7 @@ def test_techniques_may_be_applied_in_any_order() -> None:
     assert first_loss(experiment.techniques) == first_loss(tuple(reversed(experiment.techniques)))
 
 
-def test_transformers_old_name_for_checkpointing_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_old_name_of_checkpointing_in_transformers_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import PreTrainedModel
 
     if not hasattr(PreTrainedModel, "activation_checkpointing_enable"):
@@ -223,7 +225,7 @@ def test_transformers_old_name_for_checkpointing_does_the_same(monkeypatch: pyte
     assert messages[-1].block_forwards_per_step == 4 + 2
 
 
-def test_gradients_are_clipped_and_their_norm_is_recorded_before_that() -> None:
+def test_gradients_are_clipped_and_their_norm_before_that_is_returned() -> None:
     experiment = tiny()
     step, window = step_and_window(experiment)
     optimizer = torch.optim.SGD(step.trainable.module.parameters(), lr=1.0)
@@ -241,7 +243,7 @@ def test_an_infinite_loss_ends_the_run_with_its_step() -> None:
         run(tiny(learning_rate=1e30))
 
 
-def test_fp16_steps_that_overflow_are_counted_and_survived() -> None:
+def test_fp16_steps_that_overflow_are_skipped_and_recorded() -> None:
     records = run(tiny(precision="fp16", initial_loss_scale=2.0**40, num_steps=30))
     skipped = [record for record in records if record.skipped]
     assert skipped and not records[-1].skipped
@@ -255,8 +257,8 @@ READS = ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy")
 
 
 @pytest.mark.parametrize("settings", [{}, {"precision": "fp16"}, {"checkpointing": "every_layer"}], ids=str)
-def test_a_step_reads_nothing_back_from_the_device(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a model of our own: transformers' mask code asks one question of the device in each forward pass."""
+def test_a_step_reads_no_tensor(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """encoder_stack, since transformers' mask code reads one tensor in each forward pass."""
     step, window = step_and_window(tiny(**with_corpus_of("encoder_stack"), **settings))
     optimizer = make_optimizer(step.trainable.module, tiny().settings)
     optimizer_step(step, optimizer, window.batches, window.num_targets, 1.0)
@@ -270,7 +272,7 @@ def test_a_step_reads_nothing_back_from_the_device(settings: dict[str, Any], mon
 
 
 @pytest.mark.parametrize("family", [name for name, family in MODELS.items() if family.names])
-def test_evaluation_does_not_depend_on_the_cut(family: str) -> None:
+def test_evaluation_does_not_depend_on_the_micro_batch_size(family: str) -> None:
     model = "gpt2-nano" if family == "causal_lm" else family
 
     def eval_loss(**cut: int) -> float:
@@ -284,7 +286,7 @@ def test_evaluation_does_not_depend_on_the_cut(family: str) -> None:
     assert eval_loss(micro_batch_size=8) == pytest.approx(eval_loss(micro_batch_size=2, accumulation_steps=4), rel=1e-5)
 
 
-def test_underflow_counts_what_fp16_rounds_to_zero() -> None:
+def test_underflow_is_the_share_that_fp16_rounds_to_zero() -> None:
     step, window = step_and_window(tiny())
     module = step.trainable.module
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
@@ -302,14 +304,14 @@ def test_underflow_counts_what_fp16_rounds_to_zero() -> None:
     steps=st.integers(1, 12),
     seed=st.integers(0, 2**32),
 )
-def test_each_sequence_comes_once_an_epoch(num_sequences: int, batch_size: int, steps: int, seed: int) -> None:
+def test_each_sequence_occurs_once_in_an_epoch(num_sequences: int, batch_size: int, steps: int, seed: int) -> None:
     seen = [row for step in range(steps) for row in rows_of_step(num_sequences, step, batch_size, seed)]
     assert len(seen) == steps * batch_size
     for start in range(0, len(seen) - num_sequences + 1, num_sequences):
         assert sorted(seen[start : start + num_sequences]) == list(range(num_sequences))
 
 
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+def test_epochs_and_seeds_have_different_orders() -> None:
     first, second = rows_of_step(50, 0, 50, 0), rows_of_step(50, 1, 50, 0)
     assert first != second
     assert first != rows_of_step(50, 0, 50, 1)

@@ -63,7 +63,7 @@ TOKENIZER_FILES = (
 
 
 class CausalLm(Model):
-    """Any causal language model of transformers, with random weights unless pretrained ones are asked for."""
+    """Any causal language model of transformers, with random or pretrained weights."""
 
     names: ClassVar[tuple[str, ...]] = tuple(PRESETS)
 

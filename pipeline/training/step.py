@@ -80,8 +80,9 @@ def build_step(experiment: Experiment, prepared: Prepared, build: Build = on_dev
 
 
 def make_optimizer(module: nn.Module, settings: RunSettings) -> Optimizer:
-    """Return fused AdamW over all parameters, the optimizer unless a technique replaces it."""
-    return AdamW(module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
+    """Return fused AdamW over the parameters that are trained: the optimizer unless a technique replaces it."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return AdamW(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
 
 
 def optimizer_step(
