@@ -1,4 +1,4 @@
-"""What a user's script does with the files of a handover, framework by framework: it trains and prints its losses."""
+"""Scripts that train with the exported files in each framework, and print the loss of each optimizer step."""
 
 import sys
 from pathlib import Path
@@ -29,7 +29,7 @@ def build(script: Any) -> Any:
 
 
 def accelerate(script: Any) -> None:
-    """Train with accelerate_setup.py, told the rest by accelerate.yaml through `accelerate launch`."""
+    """Train with accelerate_setup.py; `accelerate launch` reads accelerate.yaml."""
     import accelerate_setup as setup
 
     accelerator = setup.make_accelerator()
@@ -48,7 +48,7 @@ def hugging_face(script: Any) -> None:
     import training_arguments as setup
     from transformers import TrainerCallback
 
-    class Teller(TrainerCallback):  # type: ignore[misc]
+    class LossPrinter(TrainerCallback):  # type: ignore[misc]
         def on_log(self, arguments: Any, state: Any, control: Any, logs: dict[str, float], **more: Any) -> None:
             if "loss" in logs:
                 emit(logs["loss"])
@@ -61,7 +61,7 @@ def hugging_face(script: Any) -> None:
         for batch in w
         for row in range(len(batch["labels"]))
     ]
-    trainer = setup.make_trainer(build(script), whole, callbacks=[Teller()])
+    trainer = setup.make_trainer(build(script), whole, callbacks=[LossPrinter()])
     trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(whole)
     trainer.train()
 
@@ -90,7 +90,7 @@ def lightning(script: Any) -> None:
     batches = [batch for window in windows(script) for batch in window]
     trainer = setup.make_trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False)
     trainer.fit(module, DataLoader(batches, batch_size=None))
-    tell_means(module.losses, script.ACCUMULATION_STEPS)
+    emit_means(module.losses, script.ACCUMULATION_STEPS)
 
 
 def deepspeed(script: Any) -> None:
@@ -104,16 +104,16 @@ def deepspeed(script: Any) -> None:
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
-    tell_means(losses, script.ACCUMULATION_STEPS)
+    emit_means(losses, script.ACCUMULATION_STEPS)
 
 
 def emit(loss: float) -> None:
-    """Print a loss so that it is found among a framework's own output."""
+    """Print a loss on a line of its own."""
     print(f"\nloss {loss:.7f}", flush=True)
 
 
-def tell_means(losses: list[float], size: int) -> None:
-    """Print the mean loss of each optimizer step: right where its micro-batches have as many targets each."""
+def emit_means(losses: list[float], size: int) -> None:
+    """Print the mean loss of each optimizer step, which is exact if its micro-batches have equal numbers of targets."""
     for start in range(0, len(losses), size):
         emit(sum(losses[start : start + size]) / size)
 

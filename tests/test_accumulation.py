@@ -1,4 +1,4 @@
-"""Gradients that meet: the recorder counts their sum as autograd makes it when nothing records."""
+"""Sums of gradients: the recorder counts the memory that autograd uses for them without a recorder."""
 
 from collections.abc import Callable
 
@@ -13,25 +13,25 @@ ROWS, COLUMNS = 1000, 256
 BYTES = ROWS * COLUMNS * 4
 
 
-def of_their_own(weight: Tensor) -> Tensor:
-    """Make two gradients that nobody else holds: they are added up in place."""
+def unshared(weight: Tensor) -> Tensor:
+    """Make two gradients without other references: they are added in place."""
     return (weight * 2).sum() + (weight * 3).sum()
 
 
 def views(weight: Tensor) -> Tensor:
-    """Make two gradients that are views of what a product made: their sum needs memory of its own."""
+    """Make two gradients that are views of products: their sum is another tensor."""
     few = torch.ones(2, ROWS)
     return (few @ weight.t().t()).sum() + (few @ weight.t().t()).sum()
 
 
 def shared(weight: Tensor) -> Tensor:
-    """Make gradients of which the first is needed elsewhere as well, as in a residual connection."""
+    """Make gradients of which the first has another reference, as in a residual connection."""
     inner = weight * 2
     return (inner + (inner * 3)).mul(5).sum()
 
 
-@pytest.mark.parametrize("loss", [of_their_own, views, shared], ids=lambda loss: loss.__name__)
-def test_a_sum_of_gradients_needs_what_the_allocator_says(loss: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize("loss", [unshared, views, shared], ids=lambda loss: loss.__name__)
+def test_the_recorded_peak_of_a_sum_of_gradients_is_the_allocators(loss: Callable[[Tensor], Tensor]) -> None:
     cpu = torch.device("cpu")
     recorder = LifetimeRecorder(cpu)
     with recorder:

@@ -1,4 +1,4 @@
-"""Corpora: discovered, deterministic, tokenized once, and clear about bad data."""
+"""Corpora: deterministic sequences, the token cache, and errors for bad data."""
 
 import json
 import multiprocessing
@@ -46,7 +46,9 @@ def prepare(name: str, settings: dict[str, Any], **more: Any) -> Prepared:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("sequences", ["packed", "padded"])
 @pytest.mark.parametrize("name", CORPORA)
-def test_a_corpus_keeps_its_contract(name: str, sequences: str, corpus_settings: dict[str, dict[str, Any]]) -> None:
+def test_every_corpus_has_deterministic_sequences_and_counts(
+    name: str, sequences: str, corpus_settings: dict[str, dict[str, Any]]
+) -> None:
     first = prepare(name, corpus_settings[name], sequences=sequences)
     again = prepare(name, corpus_settings[name], sequences=sequences)
     assert len(first.train) >= 8
@@ -71,7 +73,7 @@ def test_a_corpus_keeps_its_contract(name: str, sequences: str, corpus_settings:
         assert targets == int(real[:, 1:].sum())
 
 
-def test_training_never_sees_the_held_out_documents(tmp_path: Path) -> None:
+def test_held_out_documents_are_not_in_the_training_set(tmp_path: Path) -> None:
     file = tmp_path / "numbered.jsonl"
     file.write_text("".join(json.dumps({"text": f"{n:04d} " * 40}) + "\n" for n in range(100)))
     prepared = prepare("text_files", {"text_files__path": file}, sequences="padded")
@@ -87,7 +89,7 @@ def digest_and_rows(queue: Any) -> None:
     queue.put((prepared.digest, prepared.train.batch([0, 7])["input_ids"].tolist()))
 
 
-def test_another_process_prepares_the_same() -> None:
+def test_another_process_prepares_the_same_sequences() -> None:
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     process = context.Process(target=digest_and_rows, args=(queue,))
@@ -111,14 +113,14 @@ def test_text_is_tokenized_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         tiny(vocabulary_size=600).prepare()
 
 
-def test_the_python_docs_are_real_english() -> None:
+def test_the_python_docs_have_80_000_tokens() -> None:
     prepared = tiny(vocabulary_size=4096, causal_lm__vocabulary_size=4096).prepare()
     assert prepared.vocabulary_size == 4096
     assert len(prepared.train) * 32 > 80_000
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".md", ".jsonl", ".parquet", "folder"])
-def test_text_files_reads_every_kind(suffix: str, tmp_path: Path) -> None:
+def test_text_files_reads_every_format(suffix: str, tmp_path: Path) -> None:
     documents = [f"{n} {WORDS * 5}" for n in range(40)]
     if suffix == ".parquet":
         path = tmp_path / "text.parquet"
@@ -139,7 +141,7 @@ def test_text_files_reads_every_kind(suffix: str, tmp_path: Path) -> None:
     assert len(prepared.train) > 8
 
 
-def test_changed_text_is_prepared_anew(tmp_path: Path) -> None:
+def test_changed_text_has_another_digest(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text(WORDS * 300)
     first = prepare("text_files", {"text_files__path": path})
@@ -156,15 +158,15 @@ def bad_file(folder: Path, name: str, content: bytes) -> Path:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"text": "one"}\nnot json\n', "line 2 is not .*; mend or remove it"),
+        ("a.jsonl", b'{"text": "one"}\nnot json\n', "line 2 is not .*; fix or remove it"),
         (
             "a.jsonl",
             b'{"body": "one"}\n',
             "must have the text field 'text', .*its fields: body.*; set text_files.field",
         ),
         ("a.jsonl", b'{"text": 3}\n', "must have the text field 'text'"),
-        ("a.txt", b"", "holds none; name another corpus or file"),
-        ("a.txt", b"  \n ", "holds none"),
+        ("a.txt", b"", "has none; name another corpus or file"),
+        ("a.txt", b"  \n ", "has none"),
         ("a.txt", b"\xff\xfe\x00", "must be UTF-8 text, and byte 0 is not; convert it"),
         ("a.parquet", b"nothing", "must be a Parquet file, and cannot be read"),
         ("a.pdf", b"%PDF", "reads .txt, .md, .jsonl, .parquet, and .* is none of them"),
@@ -186,10 +188,10 @@ def test_a_parquet_file_without_the_column_is_refused_with_its_columns(tmp_path:
         prepare("text_files", {"text_files__path": tmp_path / "a.parquet"})
 
 
-def test_missing_and_empty_places_are_refused(tmp_path: Path) -> None:
+def test_missing_files_and_empty_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="must exist"):
         prepare("text_files", {"text_files__path": tmp_path / "absent.txt"})
-    with pytest.raises(InvalidInputError, match="holds none of them; name another folder"):
+    with pytest.raises(InvalidInputError, match="has none of them; name another folder"):
         prepare("text_files", {"text_files__path": tmp_path})
     with pytest.raises(InvalidInputError, match="set text_files.path"):
         prepare("text_files", {})
@@ -211,7 +213,7 @@ def test_an_unwritable_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
     with pytest.raises(
-        InvalidInputError, match="it knows 300, and the corpus has 512; set vocabulary_size=300 or less"
+        InvalidInputError, match="the model has 300, and the corpus 512; set vocabulary_size=300 or less"
     ):
         tiny(causal_lm__vocabulary_size=300).prepare()
 

@@ -1,20 +1,23 @@
-"""Handing over: what other frameworks make of the files is the training that was measured."""
+"""Exported files: other frameworks train with the measured losses."""
 
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import torch
 from conftest import ROOT, TINY, tiny, with_corpus_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import free_port
 
 from pipeline.base.results import StepRecord
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
 from pipeline.cli import main
 from pipeline.export.facts import facts_of
 from pipeline.export.targets import training_arguments
@@ -69,22 +72,22 @@ def run(*words: str) -> list[float]:
 
 
 def executed(text: str) -> dict[str, Any]:
-    """Return the names that a handed-over Python file defines."""
-    names: dict[str, Any] = {"__name__": "handed_over"}
-    exec(compile(text, "handed_over.py", "exec"), names)
+    """Return the names that an exported Python file defines."""
+    names: dict[str, Any] = {"__name__": "exported"}
+    exec(compile(text, "exported.py", "exec"), names)
     return names
 
 
 @pytest.fixture(scope="module", params=[COMBINED, PLAIN], ids=["combined", "plain"])
-def handed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
-    """Give the folder of a handover, and the losses of the run that it stands for."""
-    folder = tmp_path_factory.mktemp("handover")
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+    """Give a folder of exported files, and the losses of the run that they are made from."""
+    folder = tmp_path_factory.mktemp("export")
     write_files(export_files(tiny(**request.param)), folder)
     return folder, losses_here(**request.param)
 
 
-def test_the_script_trains_the_same_without_headroom(handed: tuple[Path, list[float]]) -> None:
-    folder, expected = handed
+def test_the_script_trains_the_same_without_headroom(exported: tuple[Path, list[float]]) -> None:
+    folder, expected = exported
     assert "pipeline" not in (folder / "train.py").read_text()
     assert run("-I", str(folder / "train.py")) == pytest.approx(expected, abs=1e-4)
 
@@ -97,20 +100,20 @@ def test_a_framework_trains_the_same(framework: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["accelerate", "hugging_face", "lightning", "deepspeed"])
-def test_any_framework_trains_the_same(framework: str, handed: tuple[Path, list[float]]) -> None:
+def test_any_framework_trains_the_same(framework: str, exported: tuple[Path, list[float]]) -> None:
     """DeepSpeed compiles an operator of its own the first time."""
-    folder, expected = handed
+    folder, expected = exported
     assert run_framework(framework, folder) == pytest.approx(expected, abs=1e-4)
 
 
 def run_framework(framework: str, folder: Path) -> list[float]:
-    """Return the losses of a framework that is given a handover, started as its documentation says."""
+    """Return the losses of a framework with the exported files, started as its documentation says."""
     launch = ["-m", "accelerate.commands.launch", "--config_file", str(folder / "accelerate.yaml")]
     words = [*(launch if framework == "accelerate" else []), str(ROOT / "tests" / "frameworks.py"), framework]
     return run(*words, str(folder))
 
 
-def test_the_script_weighs_padded_tokens_as_headroom_does(short_documents: Path, tmp_path: Path) -> None:
+def test_the_script_weights_padded_tokens_as_headroom_does(short_documents: Path, tmp_path: Path) -> None:
     text = {"corpus": "text_files", "text_files__path": str(short_documents), "sequences": "padded"}
     cut = {"effective_batch_size": 4, "micro_batch_size": 2, "causal_lm__num_layers": 3}
     values = {**cut, **text, "precision": "fp16", "checkpointing": "every_2_layers"}
@@ -146,21 +149,21 @@ def test_every_file_has_the_same_numbers(changes: dict[str, Any]) -> None:
         high = changes["precision"] == "tf32"
         if name != "training_arguments.py":
             assert f'set_float32_matmul_precision("{"high" if high else "highest"}")' in files[name]
-    check_the_course(experiment, executed(files["deepspeed_setup.py"])["learning_rate_factor"])
+    check_the_schedule(experiment, executed(files["deepspeed_setup.py"])["learning_rate_factor"])
 
 
-def check_the_course(experiment: Any, factor: Any) -> None:
+def check_the_schedule(experiment: Any, factor: Any) -> None:
     """Check the learning rate of every optimizer step."""
     values, effective = experiment.settings, experiment.effective_batch_size
     highest = facts_of(experiment).learning_rate
     for step in range(values.num_steps):
         assert highest * factor(step) == pytest.approx(learning_rate(step, values, effective))
-    factor(values.num_steps)  # which a scheduler asks for after the last one
+    factor(values.num_steps)  # a scheduler computes it after the last step
 
 
 @given(EVERYTHING)
 @each_configuration
-def test_what_a_file_cannot_say_is_said_beside_it(changes: dict[str, Any]) -> None:
+def test_what_a_file_cannot_express_is_in_the_notes(changes: dict[str, Any]) -> None:
     files = export_files(tiny(**changes))
     notes = json.loads(files["deepspeed.json"])["notes"]
     assert all(note in files["README.md"] for note in notes)
@@ -194,7 +197,7 @@ def test_hugging_face_reads_its_arguments(
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 1, 2, 5])
-def test_the_json_alone_has_the_exact_schedule_where_the_rate_stays(warmup_steps: int) -> None:
+def test_the_json_alone_has_the_exact_constant_schedule(warmup_steps: int) -> None:
     import torch
     from transformers import get_scheduler
 
@@ -279,7 +282,7 @@ def test_the_script_builds_the_same_shape(name: str) -> None:
     assert "for index in range(0, 2, 1)" in text["train.py"]
 
 
-def test_a_model_that_is_not_of_transformers_has_no_script_but_the_rest() -> None:
+def test_a_model_that_is_not_of_transformers_has_all_files_but_the_script() -> None:
     files = export_files(tiny(**with_corpus_of("encoder_stack"), checkpointing="every_layer"))
     assert "train.py" not in files
     assert "There is no script for plain PyTorch: transformers does not build encoder_stack" in files["README.md"]
@@ -288,7 +291,7 @@ def test_a_model_that_is_not_of_transformers_has_no_script_but_the_rest() -> Non
     assert all("partial" in str(layer.forward) for layer in module)
 
 
-def test_a_model_of_the_users_own_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_model_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     own = {"model": "experiments.examples.own:build_model", "corpus": "experiments.examples.own:read_corpus"}
     files = export_files(tiny(**own, checkpointing="every_2_layers"))
@@ -296,7 +299,52 @@ def test_a_model_of_the_users_own_is_handed_over(monkeypatch: pytest.MonkeyPatch
     assert "train.py" not in files
 
 
-def test_every_target_says_what_it_is_for() -> None:
+class Added(Technique):
+    """A technique that every target can express."""
+
+    stage: ClassVar[Stage] = Stage.OPTIMIZER
+    mathematics: ClassVar[Mathematics] = Mathematics.DIFFERENT  # type: ignore[assignment]
+
+    added: bool = False
+
+    def environment(self) -> dict[str, str]:
+        return {"ADDED": "1"}
+
+    def export(self, target: str) -> Exported | None:
+        arguments = {"training_arguments": {"optim": "sgd"}, "lightning": {"profiler": None}}
+        return Exported(
+            code="import math",
+            prepare="model.added = math.pi",
+            optimizer="[{optimizer}, {learning_rate}, {weight_decay}]",
+            arguments=arguments.get(target, {}),
+            notes=(f"added to {target}",),
+        )
+
+    def apply(self, step: Step) -> Step:
+        return step
+
+
+def test_every_target_writes_what_a_technique_exports() -> None:
+    experiment = tiny()
+    experiment.__dict__["techniques"] = (*experiment.techniques, Added(added=True))
+    files = export_files(experiment)
+    module = torch.nn.Linear(2, 2)
+    for name in ("accelerate_setup.py", "deepspeed_setup.py", "lightning_trainer.py"):
+        names = executed(files[name])
+        names["prepare_model"](module)
+        [optimizer, rate, decay] = names["make_optimizer"](module)
+        assert (type(optimizer).__name__, rate, decay) == ("AdamW", 5e-4, 0.01)
+        assert module.added == math.pi
+    assert "    prepare_model(model)\n    optimizer = [torch.optim.AdamW(" in files["train.py"]
+    assert json.loads(files["training_arguments.json"])["optim"] == "sgd"
+    assert "        profiler=None,\n" in files["lightning_trainer.py"]
+    assert "    model.added = math.pi\n" in files["training_arguments.py"]
+    assert all(f"added to {target}" in files["README.md"] for target in TARGETS)
+    assert "AdamW as changed by the techniques" in files["README.md"] and "`ADDED=1`" in files["README.md"]
+    assert "added=True" in files["README.md"] and "not the training that was measured" not in "".join(files.values())
+
+
+def test_the_readme_has_the_purpose_of_every_target() -> None:
     assert {"accelerate", "deepspeed", "lightning", "pytorch", "training_arguments"} == set(TARGETS)
     readme = export_files(tiny())["README.md"]
     assert all(kind.purpose in readme for kind in TARGETS.values())
@@ -316,10 +364,10 @@ def test_the_tool_writes_the_files(tmp_path: Path, capsys: pytest.CaptureFixture
     ("words", "message"),
     [
         (["--config", "absent.yaml"], "absent.yaml must be a readable file"),
-        (["--output", "/proc/handover"], "the folder of exported files must be writable, and /proc/handover is not"),
+        (["--output", "/proc/handover"], "the folder of the files must be writable, and /proc/handover is not"),
     ],
 )
-def test_a_wrong_word_is_answered(
+def test_a_wrong_setting_gives_a_clear_error(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Summary metrics: what is measured is told, what is not is absent."""
+"""Summary metrics of runs, and their comparison with a baseline."""
 
 import math
 from typing import Any
@@ -50,7 +50,7 @@ def result(num_steps: int = 6, **changes: Any) -> Result:
     return Result(**values | changes)
 
 
-def test_a_cpu_run_gives_exactly_these_figures() -> None:
+def test_summary_metrics_of_a_cpu_run() -> None:
     assert summarize(result(), 4, 2) == pytest.approx(
         {
             "seconds_total": 25.0,
@@ -77,16 +77,16 @@ def test_a_cpu_run_gives_exactly_these_figures() -> None:
     )
 
 
-def test_a_run_that_died_at_once_has_no_invented_zeros() -> None:
+def test_metrics_without_a_value_are_left_out() -> None:
     metrics = summarize(result(outcome=Outcome.OUT_OF_MEMORY, steps=(), memory=None, finished=None), 4, 2)
     assert set(metrics) == {"seconds_total", "effective_batch_size"}
 
 
-def test_steps_within_warm_up_give_no_time() -> None:
+def test_warm_up_steps_are_not_timed() -> None:
     assert not {"seconds_per_step", "tokens_per_second"} & set(summarize(result(2), 4, 2))
 
 
-def test_infinite_norms_of_skipped_steps_stay_out_of_the_mean() -> None:
+def test_non_finite_gradient_norms_are_left_out_of_the_mean() -> None:
     steps = (
         record(0, grad_norm=math.inf, skipped=True, loss_scale=4.0),
         record(1),
@@ -99,7 +99,7 @@ def test_infinite_norms_of_skipped_steps_stay_out_of_the_mean() -> None:
     assert step_metrics(steps[0])["loss_scale"] == 4.0
 
 
-def test_the_baselines_figures_compare() -> None:
+def test_memory_time_and_loss_are_compared_with_the_baseline() -> None:
     base = result()
     half = result(
         steps=tuple(record(i, loss=8.25 - i, seconds=1.0) for i in range(6)),
@@ -112,27 +112,27 @@ def test_the_baselines_figures_compare() -> None:
             phases=(),
         ),
     )
-    base_figures, metrics = summarize(base, 4, 2), summarize(half, 4, 2)
-    compared = against_baseline(half, metrics, base, base_figures)
+    base_metrics, metrics = summarize(base, 4, 2), summarize(half, 4, 2)
+    compared = against_baseline(half, metrics, base, base_metrics)
     assert compared == pytest.approx(
         {"memory_saving_percent": 60.0, "time_overhead_percent": 100.0, "speedup": 0.5, "max_loss_difference": 0.25}
     )
 
 
-def test_losses_of_other_effective_batches_do_not_compare_but_time_per_sample_does() -> None:
+def test_runs_of_different_effective_batches_compare_in_time_but_not_in_loss() -> None:
     base, larger = result(), result()
     compared = against_baseline(larger, summarize(larger, 8, 2), base, summarize(base, 4, 2))
     assert "max_loss_difference" not in compared
     assert compared["speedup"] == 2.0
 
 
-def test_a_baseline_without_figures_compares_with_nothing() -> None:
-    dead = result(outcome=Outcome.CRASHED, steps=(), memory=None, finished=None)
-    assert against_baseline(result(), summarize(result(), 4, 2), dead, summarize(dead, 4, 2)) == {}
+def test_a_baseline_without_metrics_gives_no_comparison() -> None:
+    failed = result(outcome=Outcome.CRASHED, steps=(), memory=None, finished=None)
+    assert against_baseline(result(), summarize(result(), 4, 2), failed, summarize(failed, 4, 2)) == {}
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.integers(1, 12))
-def test_the_moving_average_lies_within_its_window(values: list[float], window: int) -> None:
+def test_a_moving_average_is_within_the_range_of_its_window(values: list[float], window: int) -> None:
     smooth = moving_average(values, window)
     assert len(smooth) == len(values)
     for end, value in enumerate(smooth, 1):
@@ -140,8 +140,13 @@ def test_the_moving_average_lies_within_its_window(values: list[float], window: 
         assert min(seen) - 1e-6 <= value <= max(seen) + 1e-6
 
 
-def test_a_run_that_died_saves_nothing() -> None:
-    dead = result(outcome=Outcome.OUT_OF_MEMORY)
-    alive = result()
-    assert against_baseline(dead, summarize(dead, 4, 2), alive, summarize(alive, 4, 2)) == {}
-    assert against_baseline(alive, summarize(alive, 4, 2), dead, summarize(dead, 4, 2)) == {}
+def test_a_run_that_did_not_complete_is_not_compared() -> None:
+    failed, completed = result(outcome=Outcome.OUT_OF_MEMORY), result()
+    assert against_baseline(failed, summarize(failed, 4, 2), completed, summarize(completed, 4, 2)) == {}
+    assert against_baseline(completed, summarize(completed, 4, 2), failed, summarize(failed, 4, 2)) == {}
+
+
+def test_a_mean_loss_of_zero_has_no_coefficient_of_variation() -> None:
+    metrics = summarize(result(steps=(record(0, loss=0.0), record(1, loss=0.0))), 4, 1)
+    assert metrics["mean_loss"] == 0.0
+    assert "loss_cv" not in metrics

@@ -1,14 +1,18 @@
-"""Models: every name builds what it says, and tells the techniques its layers."""
+"""Models: presets, local folders, shapes and losses."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from conftest import tiny, with_corpus_of
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.settings import MODELS
 from pipeline.models.causal_lm import PRESETS, UNPUBLISHED, CausalLm
+from pipeline.training.loop import train
 
 NAMES = [name for family in MODELS.values() for name in family.names]
 SMALL = [*UNPUBLISHED, "encoder_stack"]
@@ -22,12 +26,12 @@ PARAMETERS = {
 """Of the published checkpoints, the tied head counted once."""
 
 
-def test_names_are_unambiguous() -> None:
+def test_names_are_unique() -> None:
     assert len(NAMES) == len(set(NAMES))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_model_keeps_its_contract(name: str) -> None:
+def test_every_model_has_a_description_layers_and_float32_weights(name: str) -> None:
     family = next(family() for family in MODELS.values() if name in family.names)
     description = family.describe(name)
     with torch.device("meta"):
@@ -49,7 +53,7 @@ def test_published_shapes_have_the_published_number_of_parameters(name: str, par
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_loss_is_the_sum_over_the_windows_targets(name: str) -> None:
+def test_the_losses_of_micro_batches_add_up_to_the_loss_of_the_window(name: str) -> None:
     experiment = tiny(**with_corpus_of(name))
     prepared = experiment.prepare()
     trainable = experiment.model.build(name, prepared.vocabulary_size)
@@ -87,6 +91,32 @@ def test_a_local_folder_is_a_model(tmp_path: Path) -> None:
     assert not torch.equal(next(fresh.parameters()), first)
 
 
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "OPTConfig": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "MixtralConfig": {"intermediate_size": 64, "num_key_value_heads": 2, "num_local_experts": 2},
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGURATIONS)
+def test_a_folder_without_a_tokenizer_trains_with_the_corpus_tokenizer(kind: str, tmp_path: Path) -> None:
+    shape = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    getattr(transformers, kind)(**shape, **CONFIGURATIONS[kind], max_position_embeddings=64).save_pretrained(tmp_path)
+    experiment = tiny(model=str(tmp_path))
+    prepared = experiment.prepare()
+    assert prepared.vocabulary_size == 512
+    received: list[Any] = []
+    train(experiment, prepared, received.append)
+    assert received[-1].eval_loss == pytest.approx(math.log(512), rel=0.1)
+
+
+def test_a_folder_with_a_tokenizer_or_pretrained_weights_needs_its_tokenizer(tmp_path: Path) -> None:
+    CausalLm(num_layers=2, width=32, num_heads=2).configuration("gpt2-nano", 512).save_pretrained(tmp_path)
+    assert not CausalLm().describe(str(tmp_path)).needs_tokenizer
+    assert CausalLm(pretrained=True).describe(str(tmp_path)).needs_tokenizer
+    (tmp_path / "tokenizer.json").touch()
+    assert CausalLm().describe(str(tmp_path)).needs_tokenizer
+
+
 def test_pretrained_weights_without_a_network_are_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # it reads its variable when it is loaded
     with pytest.raises(
@@ -114,10 +144,10 @@ def test_heads_must_divide_the_width() -> None:
         tiny(model="encoder_stack", corpus="random_vectors", encoder_stack__num_heads=5)
 
 
-def test_a_model_and_a_corpus_must_suit_each_other() -> None:
-    with pytest.raises(InvalidInputError, match="is fed with vectors, .*; set corpus=random_vectors"):
+def test_model_and_corpus_must_have_the_same_kind() -> None:
+    with pytest.raises(InvalidInputError, match="takes vectors, .*; set corpus=random_vectors"):
         tiny(model="encoder_stack")
-    with pytest.raises(InvalidInputError, match="is fed with tokens, .*; set corpus=.*python_docs"):
+    with pytest.raises(InvalidInputError, match="takes tokens, .*; set corpus=.*python_docs"):
         tiny(corpus="random_vectors")
 
 

@@ -1,4 +1,4 @@
-"""The cost of watching is measured against a bare loop that trains the same; starting loads no more than it needs."""
+"""The overhead against a bare PyTorch loop, and the modules that are imported at the start."""
 
 import re
 import runpy
@@ -26,7 +26,7 @@ def test_the_bare_loop_takes_the_same_steps_in_the_same_memory() -> None:
 
 
 @pytest.mark.slow
-def test_the_cost_of_watching_is_measured_in_pairs_of_runs(tmp_path: Path) -> None:
+def test_the_overhead_is_measured_in_pairs_of_runs(tmp_path: Path) -> None:
     script = ROOT / "benchmarks" / "overhead.py"
     words = ["--device", "cpu", "--tiny", "--pairs", "2", "--num_steps", "6", "--starts", "1"]
     subprocess.run([sys.executable, script, *words, "--folder", tmp_path], check=True)
@@ -52,7 +52,7 @@ def test_the_cost_of_watching_is_measured_in_pairs_of_runs(tmp_path: Path) -> No
         ),
     ],
 )
-def test_nothing_is_loaded_before_it_is_needed(words: str, late: set[str]) -> None:
+def test_modules_are_not_imported_before_they_are_needed(words: str, late: set[str]) -> None:
     code = f"{words}; import sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not late & set(done.stdout.split())

@@ -1,6 +1,9 @@
-"""The training stays the same training: whatever the cut, the technique or the checkpointing."""
+"""The optimizer step and the loop: the same losses for any micro-batch size and technique, and what they record."""
 
 import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -15,11 +18,13 @@ from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.base.results import Finished, MemoryUse, StepRecord
+from pipeline.base.technique import Mathematics
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import MODELS, TECHNIQUES
 from pipeline.techniques.precision import Precision
-from pipeline.training.loop import DivergedError, Message, learning_rate, rows_of_step, train
+from pipeline.training.loop import DivergedError, Loop, Message, learning_rate, rows_of_step, train
 from pipeline.training.step import (
+    StepOutput,
     Window,
     backpropagate,
     build_step,
@@ -40,7 +45,7 @@ VARIANTS: dict[str, list[tuple[dict[str, Any], float]]] = {
         ({"checkpointing": "every_2_layers"}, 1e-6),
     ],
 }
-"""For each technique, settings that switch it on and how far (relatively) its losses may be from the baseline's."""
+"""For each technique, settings that activate it, and the relative tolerance of its losses against the baseline's."""
 
 
 def run(experiment: Experiment) -> list[StepRecord]:
@@ -56,7 +61,9 @@ def losses(experiment: Experiment) -> list[float]:
 
 @pytest.mark.parametrize("sequences", ["packed", "padded"])
 @pytest.mark.parametrize(("model"), ["gpt2-nano", "llama-nano", "encoder_stack"])
-def test_any_cut_of_a_batch_gives_the_same_losses_and_norms(sequences: str, model: str, short_documents: Path) -> None:
+def test_losses_and_norms_do_not_depend_on_the_micro_batch_size(
+    sequences: str, model: str, short_documents: Path
+) -> None:
     text = {"corpus": "text_files", "text_files__path": short_documents}
     settings = {**text, **with_corpus_of(model), "sequences": sequences, "num_steps": 10}
     whole, *others = [run(tiny(**settings, micro_batch_size=micro, accumulation_steps=n)) for micro, n in CUTS]
@@ -68,8 +75,8 @@ def test_any_cut_of_a_batch_gives_the_same_losses_and_norms(sequences: str, mode
             assert same.tokens == one.tokens
 
 
-def test_a_mean_of_means_would_fail_the_padded_cut(short_documents: Path) -> None:
-    """The micro-batches of a padded window hold different numbers of targets, or the test above proves nothing."""
+def test_padded_micro_batches_have_different_numbers_of_targets(short_documents: Path) -> None:
+    """The micro-batches of a padded window have different numbers of targets, or the test above shows nothing."""
     experiment = tiny(corpus="text_files", text_files__path=short_documents, sequences="padded")
     prepared = experiment.prepare()
     batch = prepared.train.batch(rows_of_step(len(prepared.train), 0, 8, 0))
@@ -77,13 +84,13 @@ def test_a_mean_of_means_would_fail_the_padded_cut(short_documents: Path) -> Non
     assert len(counts) > 1
 
 
-def test_every_technique_is_listed_here() -> None:
+def test_every_technique_has_variants_here() -> None:
     assert set(VARIANTS) == set(TECHNIQUES)
 
 
 @pytest.mark.parametrize("model", ["gpt2-nano", "encoder_stack"])
 @pytest.mark.parametrize("technique", TECHNIQUES)
-def test_a_technique_learns_the_same_as_the_baseline(technique: str, model: str) -> None:
+def test_a_technique_has_the_losses_of_the_baseline(technique: str, model: str) -> None:
     baseline = losses(tiny(**with_corpus_of(model)))
     assert baseline[-1] < baseline[0]
     for settings, tolerance in VARIANTS[technique]:
@@ -92,7 +99,7 @@ def test_a_technique_learns_the_same_as_the_baseline(technique: str, model: str)
 
 @pytest.mark.parametrize("model", ["gpt2-nano", "encoder_stack"])
 @pytest.mark.parametrize("policy", ["every_layer", "every_2_layers"])
-def test_checkpointing_with_dropout_changes_nothing(model: str, policy: str) -> None:
+def test_checkpointing_with_dropout_has_the_same_losses(model: str, policy: str) -> None:
     settings = {**with_corpus_of(model), "causal_lm__dropout": 0.2, "encoder_stack__dropout": 0.2}
     plain, checkpointed = run(tiny(**settings)), run(tiny(**settings, checkpointing=policy))
     without = run(tiny(**with_corpus_of(model)))
@@ -105,7 +112,7 @@ def test_checkpointing_with_dropout_changes_nothing(model: str, policy: str) -> 
 @pytest.mark.parametrize(
     ("policy", "recomputed"), [("none", 0), ("every_layer", 4), ("every_2_layers", 2), ("every_3_layers", 2)]
 )
-def test_checkpointing_recomputes_as_many_blocks_as_it_says(model: str, policy: str, recomputed: int) -> None:
+def test_checkpointing_recomputes_the_blocks_of_its_policy(model: str, policy: str, recomputed: int) -> None:
     experiment = tiny(
         **with_corpus_of(model),
         checkpointing=policy,
@@ -142,6 +149,45 @@ def step_and_window(experiment: Experiment) -> tuple[Any, Window]:
     return step, Window(batches, *prepared.train.count(batch))
 
 
+def test_contexts_of_several_techniques_are_all_entered() -> None:
+    entered: list[str] = []
+
+    def context(name: str) -> Any:
+        @contextmanager
+        def enter() -> Iterator[None]:
+            entered.append(name)
+            yield
+            entered.append(f"end of {name}")
+
+        return enter
+
+    step = step_and_window(tiny())[0]
+    step = step.with_run_context(context("first")).with_forward_context(context("outer"))
+    step = Precision(precision="bf16").apply(step)
+    step = step.with_run_context(context("second")).with_forward_context(context("inner"))
+    with step.run_context():
+        assert entered == ["first", "second"]
+        with step.forward_context():
+            assert entered[2:] == ["outer", "inner"]
+            assert torch.is_autocast_enabled("cpu")
+    assert entered[4:] == ["end of inner", "end of outer", "end of second", "end of first"]
+
+
+def test_techniques_are_sorted_by_stage_and_name() -> None:
+    stages = [(technique.stage, type(technique).__name__) for technique in tiny().techniques]
+    assert stages == sorted(stages)
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_a_technique_is_active_with_these_settings_and_declares_its_mathematics(technique: str) -> None:
+    kind = TECHNIQUES[technique]
+    assert not any(each.active for each in tiny().techniques)
+    for settings, tolerance in VARIANTS[technique]:
+        [active] = [each for each in tiny(**settings).techniques if each.active]
+        assert type(active) is kind
+        assert (active.mathematics is Mathematics.EXACT) == (tolerance <= 1e-5)
+
+
 def test_techniques_may_be_applied_in_any_order() -> None:
     experiment = tiny(precision="bf16", checkpointing="every_layer", micro_batch_size=2, accumulation_steps=4)
     prepared = experiment.prepare()
@@ -159,7 +205,7 @@ def test_techniques_may_be_applied_in_any_order() -> None:
     assert first_loss(experiment.techniques) == first_loss(tuple(reversed(experiment.techniques)))
 
 
-def test_transformers_old_name_for_checkpointing_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_old_name_of_checkpointing_in_transformers_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import PreTrainedModel
 
     if not hasattr(PreTrainedModel, "activation_checkpointing_enable"):
@@ -179,7 +225,7 @@ def test_transformers_old_name_for_checkpointing_does_the_same(monkeypatch: pyte
     assert messages[-1].block_forwards_per_step == 4 + 2
 
 
-def test_gradients_are_clipped_and_their_norm_is_recorded_before_that() -> None:
+def test_gradients_are_clipped_and_their_norm_before_that_is_returned() -> None:
     experiment = tiny()
     step, window = step_and_window(experiment)
     optimizer = torch.optim.SGD(step.trainable.module.parameters(), lr=1.0)
@@ -197,7 +243,7 @@ def test_an_infinite_loss_ends_the_run_with_its_step() -> None:
         run(tiny(learning_rate=1e30))
 
 
-def test_fp16_steps_that_overflow_are_counted_and_survived() -> None:
+def test_fp16_steps_that_overflow_are_skipped_and_recorded() -> None:
     records = run(tiny(precision="fp16", initial_loss_scale=2.0**40, num_steps=30))
     skipped = [record for record in records if record.skipped]
     assert skipped and not records[-1].skipped
@@ -211,8 +257,8 @@ READS = ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy")
 
 
 @pytest.mark.parametrize("settings", [{}, {"precision": "fp16"}, {"checkpointing": "every_layer"}], ids=str)
-def test_a_step_reads_nothing_back_from_the_device(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a model of our own: transformers' mask code asks one question of the device in each forward pass."""
+def test_a_step_reads_no_tensor(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """encoder_stack, since transformers' mask code reads one tensor in each forward pass."""
     step, window = step_and_window(tiny(**with_corpus_of("encoder_stack"), **settings))
     optimizer = make_optimizer(step.trainable.module, tiny().settings)
     optimizer_step(step, optimizer, window.batches, window.num_targets, 1.0)
@@ -226,7 +272,7 @@ def test_a_step_reads_nothing_back_from_the_device(settings: dict[str, Any], mon
 
 
 @pytest.mark.parametrize("family", [name for name, family in MODELS.items() if family.names])
-def test_evaluation_does_not_depend_on_the_cut(family: str) -> None:
+def test_evaluation_does_not_depend_on_the_micro_batch_size(family: str) -> None:
     model = "gpt2-nano" if family == "causal_lm" else family
 
     def eval_loss(**cut: int) -> float:
@@ -240,7 +286,7 @@ def test_evaluation_does_not_depend_on_the_cut(family: str) -> None:
     assert eval_loss(micro_batch_size=8) == pytest.approx(eval_loss(micro_batch_size=2, accumulation_steps=4), rel=1e-5)
 
 
-def test_underflow_counts_what_fp16_rounds_to_zero() -> None:
+def test_underflow_is_the_share_that_fp16_rounds_to_zero() -> None:
     step, window = step_and_window(tiny())
     module = step.trainable.module
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
@@ -258,14 +304,14 @@ def test_underflow_counts_what_fp16_rounds_to_zero() -> None:
     steps=st.integers(1, 12),
     seed=st.integers(0, 2**32),
 )
-def test_each_sequence_comes_once_an_epoch(num_sequences: int, batch_size: int, steps: int, seed: int) -> None:
+def test_each_sequence_occurs_once_in_an_epoch(num_sequences: int, batch_size: int, steps: int, seed: int) -> None:
     seen = [row for step in range(steps) for row in rows_of_step(num_sequences, step, batch_size, seed)]
     assert len(seen) == steps * batch_size
     for start in range(0, len(seen) - num_sequences + 1, num_sequences):
         assert sorted(seen[start : start + num_sequences]) == list(range(num_sequences))
 
 
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+def test_epochs_and_seeds_have_different_orders() -> None:
     first, second = rows_of_step(50, 0, 50, 0), rows_of_step(50, 1, 50, 0)
     assert first != second
     assert first != rows_of_step(50, 0, 50, 1)
@@ -328,3 +374,96 @@ def test_the_loss_is_that_of_transformers(model: str) -> None:
     ours = step.trainable.loss(module, batch, window.num_targets)
     theirs = module(**batch, num_items_in_batch=window.num_targets).loss
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
+
+
+class FakeStream:
+    """A stream that runs queued work only when it is waited for."""
+
+    def __init__(self) -> None:
+        self.queued = self.done = 0
+
+    def enqueue(self) -> int:
+        """Queue one piece of work and return its number."""
+        self.queued += 1
+        return self.queued
+
+    def wait(self, number: int) -> None:
+        """Run everything up to this piece of work."""
+        self.done = max(self.done, number)
+
+
+class FakeScalar:
+    """A tensor of one element on a fake device, or a copy of one in host memory."""
+
+    def __init__(self, stream: FakeStream, on_device: bool) -> None:
+        self._stream, self._on_device, self._work = stream, on_device, stream.enqueue()
+
+    def to(self, device: str, non_blocking: bool) -> "FakeScalar":
+        assert device == "cpu" and non_blocking
+        return FakeScalar(self._stream, on_device=False)
+
+    def item(self) -> float:
+        if self._on_device:
+            self._stream.wait(self._stream.queued)  # as torch does: all work that is queued
+        assert self._stream.done >= self._work, "the value was read before its copy was done"
+        return 1.0
+
+
+def test_reading_a_step_waits_for_its_own_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA the next step is queued already, and reading must not drain the device."""
+    stream, ends, waited = FakeStream(), [], []
+
+    class FakeEvent:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.work = stream.enqueue()
+            ends.append(self.work)
+
+        def synchronize(self) -> None:
+            waited.append(ends.index(self.work))
+            stream.wait(self.work)
+
+        def elapsed_time(self, end: "FakeEvent") -> float:
+            return 1000.0
+
+    def launch(*_: object) -> StepOutput:
+        return StepOutput(*(FakeScalar(stream, on_device=True) for _ in range(3)))  # type: ignore[arg-type]
+
+    monkeypatch.setattr("pipeline.training.loop.optimizer_step", launch)
+    monkeypatch.setattr("torch.cuda.Event", FakeEvent)
+    experiment = tiny()
+    prepared = experiment.prepare()
+    step = build_step(experiment, prepared)
+    records: list[StepRecord] = []
+    behind: list[int] = []
+
+    def emit(record: Any) -> None:
+        records.append(record)
+        behind.append(stream.queued - stream.done)
+
+    optimizer = step.make_optimizer(step.trainable.module)
+    Loop(experiment, prepared.train, replace(step, device=torch.device("cuda")), optimizer, emit).advance(4)
+    assert [record.step for record in records] == [0, 1, 2, 3]
+    assert waited == [1, 2, 3, 4]  # the event before the first step is the start of its time
+    assert all(behind[:3]) and not behind[3], "each step but the last is read while the next one is still queued"
+
+
+@pytest.mark.gpu
+def test_the_loop_does_not_synchronize_the_device() -> None:
+    experiment = tiny(**with_corpus_of("encoder_stack"), device="cuda", num_steps=8)
+    prepared = experiment.prepare()
+    step = build_step(experiment, prepared)
+    records: list[Any] = []
+    with step.run_context():
+        loop = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), records.append)
+        loop.advance(2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the mode is a prototype
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            loop.advance(6)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert len(records) == 8 and all(math.isfinite(record.loss) for record in records)

@@ -1,4 +1,4 @@
-"""A model and a corpus of the user's own: in every entry point, in fresh processes, and when they are wrong."""
+"""The user's own model and corpus, in every entry point and in worker processes, and their errors."""
 
 import json
 import sys
@@ -42,7 +42,7 @@ WORKS = MODEL.replace("WIDTH", "16")
 
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the file of a module `own_code` in the current folder, which no test leaves behind."""
+    """Give the path of a module `own_code` in the current folder, which is removed from sys.modules after the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "own_code", raising=False)
@@ -70,9 +70,7 @@ def test_the_example_trains_in_a_fresh_process_and_is_predicted(
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "every_layer", "every_2_layers"])
-def test_a_model_of_ones_own_is_checkpointed(
-    checkpointing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_model_is_checkpointed(checkpointing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     plain = execute(tiny(**EXAMPLE), tmp_path / "plain.txt")
     result = execute(tiny(**EXAMPLE, checkpointing=checkpointing), tmp_path / "log.txt")
@@ -136,7 +134,7 @@ def test_ready_sequences_become_a_corpus(code: Path) -> None:
     assert prepared.train.batch([1])["input_ids"][0].tolist() == [n % 7 for n in range(32, 64)]
 
 
-def test_a_trainable_names_its_layers_and_its_loss_itself(code: Path) -> None:
+def test_a_function_may_return_a_trainable(code: Path) -> None:
     code.write_text(
         WORKS + "\nfrom pipeline.base.contracts import Trainable\ndef build(size):\n    m = Own(size)\n"
         "    return Trainable(module=m, layers=tuple(m.blocks[:2]), loss=lambda m, b, n: m(b['input_ids']).sum() / n)\n"
@@ -149,11 +147,13 @@ def test_a_trainable_names_its_layers_and_its_loss_itself(code: Path) -> None:
 def test_layers_are_the_longest_list_or_the_one_named(code: Path) -> None:
     code.write_text(WORKS)
     assert len(tiny(model="own_code:build").model.build("own_code:build", 512).layers) == 3
-    with pytest.raises(InvalidInputError, match="user_model.layers must name a part.*its lists are: blocks, blocks.0"):
+    with pytest.raises(
+        InvalidInputError, match="user_model.layers must name a module.*its lists are: blocks, blocks.0"
+    ):
         tiny(model="own_code:build", user_model__layers="stages")
 
 
-def test_a_model_whose_code_needs_numbers_is_built_for_real(code: Path) -> None:
+def test_a_model_that_reads_tensors_is_built_on_the_cpu(code: Path) -> None:
     code.write_text(WORKS.replace("super().__init__()", "super().__init__(); int(torch.ones(1).item())"))
     assert isinstance(tiny(model="own_code:build").model.build("own_code:build", 512).module, nn.Module)
 
@@ -171,9 +171,9 @@ WRONG: list[tuple[str, str, str]] = [
         "def build(size):\n    return helper(size)\ndef helper(size):\n    return 1 / 0",
         "raises ZeroDivisionError",
     ),
-    ("model", "def build(): pass", "own_code:build must work, and raises TypeError; mend it"),
-    ("model", "import absent", "own_code:build must work, and raises ModuleNotFoundError; mend it"),
-    ("model", "def build(", "own_code:build must work, and raises SyntaxError; mend it"),
+    ("model", "def build(): pass", "own_code:build must work, and raises TypeError; fix it"),
+    ("model", "import absent", "own_code:build must work, and raises ModuleNotFoundError; fix it"),
+    ("model", "def build(", "own_code:build must work, and raises SyntaxError; fix it"),
     (
         "model",
         "from torch import nn\ndef build(size): return nn.Linear(2, 2)",
@@ -186,13 +186,13 @@ WRONG: list[tuple[str, str, str]] = [
         "def build(request):\n    yield 'a'\n    1 / 0",
         "own_code:build must work, and raises ZeroDivisionError",
     ),
-    ("corpus", "def build(request): return []", "a corpus needs text, and own_code:build holds none"),
+    ("corpus", "def build(request): return []", "a corpus needs text, and own_code:build has none"),
     ("corpus", "import torch\ndef build(request): return torch.ones(3, 4)", "and returns [3, 4] of torch.float32"),
 ]
 
 
 @pytest.mark.parametrize(("setting", "text", "message"), WRONG, ids=[message[:60] for *_, message in WRONG])
-def test_a_wrong_function_is_answered(
+def test_a_wrong_function_gives_a_clear_error(
     setting: str,
     text: str,
     message: str,
@@ -224,12 +224,12 @@ def test_a_traceback_shows_the_users_own_lines(code: Path) -> None:
     assert [line.strip() for line in lines if "return" in line] == ["return helper(size)", "return 1 / 0"]
 
 
-def test_a_plan_tells_where_a_models_own_code_raises(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_shows_where_a_user_model_raises(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code.write_text(WORKS.replace("return self.head(", "raise ValueError('wrong side up')\n        return self.head("))
     words = [word for name, value in SMALL.items() for word in (f"--{name}", value)]
     assert main(["plan", *words, "--gpu", "cpu", "--model", "own_code:build"]) == 2
     first, *rest = capsys.readouterr().err.strip().splitlines()
-    assert first == "error: own_code:build must work, and raises ValueError; mend it"
+    assert first == "error: own_code:build must work, and raises ValueError; fix it"
     assert rest[-1] == "ValueError: wrong side up" and len(rest) <= 4
 
 

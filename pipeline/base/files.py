@@ -1,4 +1,4 @@
-"""Where files are kept, and how they are written: all of one or nothing."""
+"""The cache folder, and atomic writes."""
 
 import os
 import tempfile
@@ -8,10 +8,10 @@ from pipeline.base.errors import InvalidInputError
 
 
 def cache_folder() -> Path:
-    """Return the folder of what is kept between jobs: $HEADROOM_CACHE, or `headroom` in the user's cache folder.
+    """Return the folder of cached files: $HEADROOM_CACHE, or `headroom` in the user's cache folder.
 
     Raises:
-        InvalidInputError: it cannot be made or written.
+        InvalidInputError: it cannot be created or written.
 
     """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -27,7 +27,7 @@ def cache_folder() -> Path:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or another process that writes the same, sees all of it or nothing.
+    """Write a file by renaming a temporary one, so that other processes see all of it or nothing.
 
     Raises:
         OSError: it cannot be written.

@@ -1,4 +1,4 @@
-"""Token sequences of one length: packed without padding, or one document a row."""
+"""Token sequences of one length, packed or padded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ import torch
 from pipeline.base.contracts import Batch, Sequences
 
 IGNORED_LABEL = -100
-"""The label that the loss of transformers' models leaves out."""
+"""The label of padding, which the loss ignores."""
 
 
 @dataclass(frozen=True)
 class TokenStore:
-    """Tokenized documents on disk: all tokens in a row, and where each document starts."""
+    """Tokenized documents on disk: their concatenated tokens, and the index at which each document starts."""
 
     tokens: np.ndarray
     """int32, memory-mapped."""
     offsets: np.ndarray
-    """int64, one more than there are documents."""
+    """int64, the start of each document, and the number of tokens as the last element."""
 
     @classmethod
     def open(cls, folder: Path, name: str) -> "TokenStore":
-        """Map the store `name` of `folder`."""
+        """Memory-map the store `name` in `folder`."""
         return cls(np.load(folder / f"{name}.tokens.npy", mmap_mode="r"), np.load(folder / f"{name}.offsets.npy"))
 
     @staticmethod
@@ -37,7 +37,7 @@ class TokenStore:
 
 
 class PackedSequences(Sequences):
-    """Documents one after the other, cut every `length` tokens: no padding."""
+    """Concatenated documents, split every `length` tokens without padding."""
 
     def __init__(self, store: TokenStore, length: int) -> None:
         self._tokens, self._length = store.tokens, length
@@ -48,27 +48,27 @@ class PackedSequences(Sequences):
     def batch(self, rows: Sequence[int]) -> Batch:
         """Return `input_ids` and equal `labels`, both int64 [B, T]."""
         ids_BT = np.stack([self._tokens[row * self._length : (row + 1) * self._length] for row in rows])
-        ids = torch.from_numpy(ids_BT).to(torch.int64)  # in memory of torch's own, so that it is counted
+        ids = torch.from_numpy(ids_BT).to(torch.int64)  # in memory of torch's allocator, which is measured
         return {"input_ids": ids, "labels": ids}
 
     def count(self, batch: Batch) -> tuple[int, int]:
-        """Return B x T tokens and B x (T - 1) targets: the model shifts the labels by one."""
+        """Return B x T tokens and B x (T - 1) targets, since the labels are shifted by one."""
         rows, length = batch["labels"].shape
         return rows * length, rows * (length - 1)
 
 
 class PaddedSequences(Sequences):
-    """One document a row, cut or filled up to `length` tokens, the filling masked in the labels."""
+    """One document in each sequence, truncated or padded to `length` tokens, with the padding masked in the labels."""
 
     def __init__(self, store: TokenStore, length: int) -> None:
         self._store, self._length = store, length
-        self._documents = np.flatnonzero(np.diff(store.offsets) >= 2)  # one token alone has nothing to predict
+        self._documents = np.flatnonzero(np.diff(store.offsets) >= 2)  # a single token has no target
 
     def __len__(self) -> int:
         return len(self._documents)
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """Return `input_ids` and `labels`, both int64 [B, T]; causal models never look right, at the padding."""
+        """Return `input_ids` and `labels`, both int64 [B, T]; with causal attention the padding needs no mask."""
         ids = torch.zeros(len(rows), self._length, dtype=torch.int64)
         labels = torch.full_like(ids, IGNORED_LABEL)
         for row, number in enumerate(rows):
@@ -79,6 +79,6 @@ class PaddedSequences(Sequences):
         return {"input_ids": ids, "labels": labels}
 
     def count(self, batch: Batch) -> tuple[int, int]:
-        """Return the tokens that are not padding, and those of them that have one before them in their row."""
+        """Return the number of tokens that are not padding, and of those with another token before them."""
         real = batch["labels"] != IGNORED_LABEL
         return int(real.sum()), int(real[:, 1:].sum())

@@ -1,4 +1,4 @@
-"""Documents of text -> token sequences: tokenized once, and cached on disk."""
+"""Token sequences of documents of text, cached on disk."""
 
 import hashlib
 import shutil
@@ -15,13 +15,13 @@ from pipeline.base.files import cache_folder
 from pipeline.base.sequences import PackedSequences, PaddedSequences, TokenStore
 
 SEPARATOR = "<|endoftext|>"
-"""The token between two packed documents."""
+"""The token after each document."""
 HELD_OUT_EVERY = 10
-"""One document of so many is held out for evaluation."""
+"""One document of this many is held out for evaluation."""
 
 
 def prepare_text(read: Callable[[], Iterable[str]], digest: str, source: str, request: CorpusRequest) -> Prepared:
-    """Return the sequences of the documents that `read` yields; `digest` says whether they changed since the last time.
+    """Return the sequences of the documents that `read` yields, from the cache if `digest` is that of an earlier call.
 
     Raises:
         InvalidInputError: no text, an unusable tokenizer, or a cache folder that cannot be written.
@@ -46,12 +46,12 @@ def prepare_text(read: Callable[[], Iterable[str]], digest: str, source: str, re
 
 
 def token_folder(digest: str) -> Path:
-    """Return where the tokens of a prepared corpus with this digest are."""
+    """Return the cache folder of the tokens of a corpus with this digest."""
     return cache_folder() / f"tokens-{digest}"
 
 
 def digest_of(parts: Iterable[bytes | str]) -> str:
-    """Return a digest of these parts, for a cache key."""
+    """Return the SHA-256 digest of these parts."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -60,13 +60,13 @@ def digest_of(parts: Iterable[bytes | str]) -> str:
 
 
 def _tokenize(documents: list[str], own_tokenizer: str | None, vocabulary_size: int, source: str, folder: Path) -> None:
-    """Tokenize into a new folder beside `folder`, then rename it: a reader sees all of it or nothing."""
+    """Write tokens and vocabulary size into a temporary folder and rename it to `folder`, which is atomic."""
     documents = [document for document in documents if document.strip()]
     if not documents:
-        raise InvalidInputError(f"a corpus needs text, and {source} holds none; name another corpus or file")
+        raise InvalidInputError(f"a corpus needs text, and {source} has none; name another corpus or file")
     if len(documents) < HELD_OUT_EVERY:
-        documents = [part for document in documents for part in _cut(document, HELD_OUT_EVERY)]
-    encode, separator, size = _published(own_tokenizer) if own_tokenizer else _trained(documents, vocabulary_size)
+        documents = [part for document in documents for part in _split(document, HELD_OUT_EVERY)]
+    encode, separator, size = _load_tokenizer(own_tokenizer) if own_tokenizer else _train(documents, vocabulary_size)
     tokens = [[*ids, *separator] for ids in encode(documents)]
     work = Path(tempfile.mkdtemp(dir=folder.parent))
     middle = HELD_OUT_EVERY // 2
@@ -75,20 +75,20 @@ def _tokenize(documents: list[str], own_tokenizer: str | None, vocabulary_size: 
     (work / "vocabulary_size").write_text(str(size))
     try:
         work.rename(folder)
-    except OSError:  # another process was faster, with the same content
+    except OSError:  # another process has written the same content
         shutil.rmtree(work)
 
 
-def _cut(document: str, parts: int) -> list[str]:
-    length = -(-len(document) // parts)
+def _split(document: str, num_parts: int) -> list[str]:
+    length = -(-len(document) // num_parts)
     return [document[start : start + length] for start in range(0, len(document), length)]
 
 
 Encode = Callable[[list[str]], list[list[int]]]
 
 
-def _trained(documents: list[str], vocabulary_size: int) -> tuple[Encode, list[int], int]:
-    """Return a byte-level BPE trained on `documents`, its separator and its size."""
+def _train(documents: list[str], vocabulary_size: int) -> tuple[Encode, list[int], int]:
+    """Train a byte-level BPE tokenizer; return its encoding function, separator and vocabulary size."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -99,13 +99,13 @@ def _trained(documents: list[str], vocabulary_size: int) -> tuple[Encode, list[i
     tokenizer.train_from_iterator(documents, trainer)
     return (
         lambda texts: [encoding.ids for encoding in tokenizer.encode_batch(texts)],
-        [0],  # special tokens come first
+        [0],  # the special token has the first id
         vocabulary_size,
     )
 
 
-def _published(name: str) -> tuple[Encode, list[int], int]:
-    """Return the tokenizer that a model was published with, its separator (if it has one) and its size."""
+def _load_tokenizer(name: str) -> tuple[Encode, list[int], int]:
+    """Load a published tokenizer; return its encoding function, separator (if it has one) and vocabulary size."""
     from transformers import AutoTokenizer
 
     try:
@@ -113,7 +113,7 @@ def _published(name: str) -> tuple[Encode, list[int], int]:
     except (OSError, ValueError) as error:
         raise InvalidInputError(
             f"the tokenizer of {name} could not be loaded ({str(error).splitlines()[0]}); check the network and the "
-            "name, or give a local folder that holds the tokenizer's files"
+            "name, or give a local folder with the tokenizer's files"
         ) from error
     separator = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     return lambda texts: tokenizer(texts, add_special_tokens=False)["input_ids"], separator, len(tokenizer)

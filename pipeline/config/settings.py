@@ -94,7 +94,7 @@ def _all_settings() -> type[RunSettings]:
         for name, field in technique.model_fields.items():
             if name in fields or name in RunSettings.model_fields:
                 raise UserTechniqueError(
-                    f"every setting needs a name of its own, and {name} of {technique.__name__} exists already; rename it"
+                    f"every setting needs a name of its own, and {name} of {technique.__name__} is another's; rename it"
                 )
             fields[name] = (field.annotation, field)
     for name, member in {**MODELS, **CORPORA}.items():

@@ -1,1 +1,1 @@
-"""One corpus a file: python_docs.py holds class PythonDocs. There is no list to edit."""
+"""One corpus per file: python_docs.py holds class PythonDocs. There is no list to edit."""

@@ -1,4 +1,4 @@
-"""A Hugging Face dataset by name, read through `datasets` and tokenized with the model's own tokenizer."""
+"""Hugging Face datasets, tokenized with the model's own tokenizer."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -16,12 +16,12 @@ class Hub(Corpus):
     config: str | None = None
     """Its configuration, where it has several."""
     split: str = "train"
-    """The split that is read; a part of it is held out."""
+    """The split to read; part of it is held out."""
     field: str = "text"
-    """The column that holds the text."""
+    """The column with the text."""
 
     def prepare(self, request: CorpusRequest) -> Prepared:
-        """Return the dataset's sequences; a model without a published tokenizer gets one trained on the text."""
+        """Return the dataset's sequences; for a model without a published tokenizer, one is trained on the text."""
         if self.name is None:
             raise InvalidInputError("the corpus hub needs a dataset; set hub.name")
         try:

@@ -1,4 +1,4 @@
-"""The reference text that every CPython carries (`pydoc_data.topics`): 465 kB of real English, no download."""
+"""The reference text of CPython itself (`pydoc_data.topics`): 465 kB of English, without a download."""
 
 from collections.abc import Iterable
 from pydoc_data.topics import topics
@@ -9,10 +9,10 @@ from pipeline.base.tokenizing import digest_of, prepare_text
 
 
 class PythonDocs(Corpus):
-    """The help texts of Python's own language reference, a topic a document."""
+    """The topics of Python's language reference, one document each."""
 
     def prepare(self, request: CorpusRequest) -> Prepared:
-        """Return the topics' sequences; their text differs from one Python version to the next."""
+        """Return the topics' sequences; their text depends on the version of Python."""
 
         def read() -> Iterable[str]:
             return (topics[name] for name in sorted(topics))

@@ -1,4 +1,4 @@
-"""One English sentence repeated: the classic smoke corpus, which a model learns within a few optimizer steps."""
+"""One English sentence, repeated: a corpus for quick tests, which a model learns within a few optimizer steps."""
 
 from pydantic import PositiveInt
 
@@ -9,7 +9,7 @@ SENTENCE = "The quick brown fox jumps over the lazy dog. "
 
 
 class QuickFox(Corpus):
-    """The sentence with every letter of the alphabet, many times over."""
+    """Documents of one repeated sentence."""
 
     num_documents: PositiveInt = 1000
     """Documents in the corpus."""
@@ -17,7 +17,7 @@ class QuickFox(Corpus):
     """Repetitions of the sentence in each document."""
 
     def prepare(self, request: CorpusRequest) -> Prepared:
-        """Return the sentence's sequences."""
+        """Return the sequences of the repeated sentence."""
         document = SENTENCE * self.sentences_per_document
         digest = digest_of([document, str(self.num_documents)])
         return prepare_text(lambda: [document] * self.num_documents, digest, "one sentence, repeated", request)

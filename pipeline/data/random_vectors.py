@@ -1,4 +1,4 @@
-"""Random inputs and targets, for models that take vectors instead of tokens."""
+"""Random inputs and targets for models that take vectors."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -12,17 +12,17 @@ from pipeline.base.tokenizing import digest_of
 
 
 class RandomVectors(Corpus):
-    """Normally distributed sequences, as wide as the model."""
+    """Normally distributed vectors of the model's width."""
 
     kind: ClassVar[str] = "vectors"
 
     num_sequences: PositiveInt = Field(default=64, le=65_536)
-    """Sequences to train on; they are made before the first step, 2 x T x C x 4 bytes each."""
+    """Sequences to train on; each takes 2 x T x C x 4 bytes of host memory."""
 
     def prepare(self, request: CorpusRequest) -> Prepared:
-        """Return sequences that depend on the seed alone."""
+        """Return the sequences, which depend only on the seed and the shape."""
         length, width = request.sequence_length, request.description.width
-        assert width is not None  # models that take vectors know it
+        assert width is not None  # models that take vectors have it
         generator = torch.Generator().manual_seed(request.seed)
 
         def make(count: int) -> "VectorSequences":

@@ -1,4 +1,4 @@
-"""The user's own text: .txt, .md, .jsonl or .parquet files, or a folder of them."""
+"""Text files: .txt, .md, .jsonl or .parquet files, or a folder of them."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -12,15 +12,15 @@ SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 
 
 class TextFiles(Corpus):
-    """A .txt or .md file is one document; a line of .jsonl or a row of .parquet is one."""
+    """One document for each .txt or .md file, line of a .jsonl file and row of a .parquet file."""
 
     path: Path | None = None
-    """A file or a folder, searched through for .txt, .md, .jsonl and .parquet files."""
+    """A file, or a folder that is searched recursively for .txt, .md, .jsonl and .parquet files."""
     field: str = "text"
-    """The field of a .jsonl line, or the column of a .parquet file, that holds the text."""
+    """The field of a .jsonl line, or the column of a .parquet file, with the text."""
 
     def prepare(self, request: CorpusRequest) -> Prepared:
-        """Return the files' sequences; a file that cannot be read is refused by name."""
+        """Return the sequences of the files."""
         files = self._files()
         digest = digest_of(part for file in files for part in (self.field, file.suffix, _bytes(file)))
         return prepare_text(lambda: self._documents(files), digest, str(self.path), request)
@@ -43,7 +43,7 @@ class TextFiles(Corpus):
         )
         if not files:
             raise InvalidInputError(
-                f"text_files reads {', '.join(SUFFIXES)}, and {self.path} holds none of them; name another folder"
+                f"text_files reads {', '.join(SUFFIXES)}, and {self.path} has none of them; name another folder"
             )
         return files
 
@@ -64,12 +64,12 @@ class TextFiles(Corpus):
                 record = json.loads(line)
             except json.JSONDecodeError as error:
                 raise InvalidInputError(
-                    f"every line of {file} must be JSON, and line {number} is not ({error.msg}); mend or remove it"
+                    f"every line of {file} must be JSON, and line {number} is not ({error.msg}); fix or remove it"
                 ) from error
             if not isinstance(record, dict) or not isinstance(record.get(self.field), str):
                 names = ", ".join(record) if isinstance(record, dict) else "none"
                 raise InvalidInputError(
-                    f"every line of {file} must have the text field {self.field!r}, and line {number} has not "
+                    f"every line of {file} must have the text field {self.field!r}, and line {number} does not "
                     f"(its fields: {names}); set text_files.field"
                 )
             yield record[self.field]
@@ -88,7 +88,7 @@ class TextFiles(Corpus):
         except (OSError, pyarrow.ArrowInvalid) as error:
             first = str(error).splitlines()[0]
             raise InvalidInputError(
-                f"{file} must be a Parquet file, and cannot be read as one ({first}); mend or remove it"
+                f"{file} must be a Parquet file, and cannot be read as one ({first}); fix or remove it"
             ) from error
         yield from (str(text) for text in column if text is not None)
 

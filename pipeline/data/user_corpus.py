@@ -1,4 +1,4 @@
-"""A corpus that a function of the user's returns, named as path.to.module:function."""
+"""Corpora returned by the user's own function, named as path.to.module:function."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -16,7 +16,7 @@ from pipeline.base.user_functions import call, digest, is_function_name, user_co
 
 
 class UserCorpus(Corpus):
-    """What build(request) returns: texts, a tensor [N, T] of token ids, or a Prepared."""
+    """The result of build(request): texts, a tensor [N, T] of token ids, or a Prepared."""
 
     @classmethod
     def opens(cls, name: str) -> bool:
@@ -24,34 +24,34 @@ class UserCorpus(Corpus):
         return is_function_name(name)
 
     def prepare(self, request: CorpusRequest) -> Prepared:
-        """Return the sequences; the function is called once in a process, and again where its file has changed."""
+        """Return the sequences; the function is called once in a process, and again after its file has changed."""
         return _prepared(request, digest(request.name))
 
 
 @lru_cache(maxsize=4)
 def _prepared(request: CorpusRequest, code: str) -> Prepared:
     del code
-    given = call(request.name, request)
-    if isinstance(given, Prepared):
-        return given
-    if isinstance(given, Tensor):
-        return _of_tokens(given, request)
-    documents = _documents(given, request.name)
+    result = call(request.name, request)
+    if isinstance(result, Prepared):
+        return result
+    if isinstance(result, Tensor):
+        return _of_tokens(result, request)
+    documents = _documents(result, request.name)
     return prepare_text(lambda: documents, digest_of(documents), request.name, request)
 
 
-def _documents(given: Any, name: str) -> list[str]:
+def _documents(result: Any, name: str) -> list[str]:
     """Return the texts of an iterable, which may be a generator."""
-    wrong = type(given).__name__
-    if isinstance(given, Iterable) and not isinstance(given, str | bytes):
+    wrong = type(result).__name__
+    if isinstance(result, Iterable) and not isinstance(result, str | bytes):
         try:
-            documents = list(given)
-        except Exception as error:  # whatever the user's generator raises
+            documents = list(result)
+        except Exception as error:  # the user's generator may raise anything
             raise user_code_error(name, error) from error
-        strange = [document for document in documents if not isinstance(document, str)]
-        if not strange:
+        others = [document for document in documents if not isinstance(document, str)]
+        if not others:
             return documents
-        wrong = f"a {wrong} with a {type(strange[0]).__name__}"
+        wrong = f"a {wrong} with a {type(others[0]).__name__}"
     raise InvalidInputError(
         f"{name} must return texts, one a document, or a tensor [N, T] of token ids (or a Prepared), and returns "
         f"{wrong}; return a list of str"
@@ -59,7 +59,7 @@ def _documents(given: Any, name: str) -> list[str]:
 
 
 def _of_tokens(ids_NT: Tensor, request: CorpusRequest) -> Prepared:
-    """Return ready sequences, of which one of so many is held out."""
+    """Return the rows as sequences, one of HELD_OUT_EVERY held out."""
     length = request.sequence_length
     if ids_NT.ndim != 2 or ids_NT.shape[1] != length or ids_NT.is_floating_point() or not len(ids_NT):
         raise InvalidInputError(

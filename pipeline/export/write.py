@@ -45,7 +45,7 @@ def write_files(files: Mapping[str, str], folder: Path) -> None:
             (folder / name).write_text(text)
     except OSError as error:
         raise InvalidInputError(
-            f"the folder of exported files must be writable, and {folder} is not ({error.strerror}); set output to another"
+            f"the folder of the files must be writable, and {folder} is not ({error.strerror}); set output to another"
         ) from error
 
 

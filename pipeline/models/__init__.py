@@ -1,1 +1,1 @@
-"""One family of models a file: causal_lm.py holds class CausalLm. There is no list to edit."""
+"""One family of models per file: causal_lm.py holds class CausalLm. There is no list to edit."""

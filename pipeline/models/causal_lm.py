@@ -1,4 +1,4 @@
-"""Causal language models of transformers: from a named preset, a local folder or a hub name."""
+"""Causal language models of transformers, by preset, local folder or hub name."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +24,7 @@ NANO: dict[str, Any] = {
     "max_position_embeddings": 256,
     "vocab_size": None,
 }
-"""A size that trains on a processor in seconds; its vocabulary is the corpus's."""
+"""A size that trains on a CPU in seconds; its vocabulary is the corpus's."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-nano": {"model_type": "gpt2", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, **NANO},
@@ -48,18 +48,27 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 UNPUBLISHED = tuple(name for name, values in PRESETS.items() if values["vocab_size"] is None)
-"""Presets of this project's own: no weights, no tokenizer, no vocabulary."""
+"""Presets without published weights, tokenizer and vocabulary size."""
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout", "dropout")
-"""The names under which transformers' configurations keep dropout."""
+"""The names of dropout in transformers' configurations."""
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+)
+"""Files of which a folder with a tokenizer has at least one."""
 
 
 class CausalLm(Model):
-    """Any causal language model of transformers, with random weights unless pretrained ones are asked for."""
+    """Any causal language model of transformers, with random or pretrained weights."""
 
     names: ClassVar[tuple[str, ...]] = tuple(PRESETS)
 
     pretrained: bool = False
-    """Load the published weights (from the hub, the hub's local cache or a folder) instead of random ones."""
+    """Load the published weights (from the hub, the hub's local cache or a folder) instead of random weights."""
     num_layers: PositiveInt | None = None
     """Layers, instead of the model's own number."""
     width: PositiveInt | None = None
@@ -77,21 +86,25 @@ class CausalLm(Model):
         return name in PRESETS or "/" in name or Path(name).is_dir()
 
     def describe(self, name: str) -> Description:
-        """Return what the configuration says."""
+        """Return the description that the configuration gives.
+
+        A folder without tokenizer files needs no tokenizer for random weights: the corpus's own serves.
+        """
         config = self.configuration(name, 1)
         published = name not in UNPUBLISHED
+        has_tokenizer = published and (not Path(name).is_dir() or _has_tokenizer(Path(name)))
         return Description(
             kind="tokens",
             max_sequence_length=getattr(config, "max_position_embeddings", None),
             vocabulary_size=self.vocabulary_size or (config.vocab_size if published else None),
-            tokenizer=name if published else None,
-            needs_tokenizer=published and (self.pretrained or name not in PRESETS),
+            tokenizer=name if has_tokenizer or self.pretrained else None,
+            needs_tokenizer=self.pretrained or (has_tokenizer and name not in PRESETS),
             width=config.hidden_size,
             num_layers=config.num_hidden_layers,
         )
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
-        """Return the model; its vocabulary is its own or, where it has none, the corpus's."""
+        """Return the model, with its own vocabulary size or, if it has none, the corpus's."""
         from transformers import AutoModelForCausalLM
 
         if self.pretrained:
@@ -103,7 +116,7 @@ class CausalLm(Model):
         return Trainable(module=module.train(), layers=_layers(module), loss=_token_loss)
 
     def configuration(self, name: str, vocabulary_size: int) -> Any:
-        """Return transformers' configuration of model `name`, with this family's settings written over it."""
+        """Return transformers' configuration of model `name`, changed by the settings of this family."""
         from transformers import AutoConfig
 
         changes = self._changes()
@@ -152,17 +165,21 @@ class CausalLm(Model):
         return {name: self.dropout for name in DROPOUTS if name in known}
 
 
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).exists() for name in TOKENIZER_FILES)
+
+
 def _layers(module: nn.Module) -> tuple[nn.Module, ...]:
-    """Return the decoder's blocks: the one list as long as the configuration says."""
+    """Return the decoder's blocks: the list with as many modules as the configuration has layers."""
     count = module.config.num_hidden_layers  # type: ignore[union-attr]
     blocks = next(m for m in module.modules() if isinstance(m, nn.ModuleList) and len(m) == count)
     return tuple(blocks)
 
 
 def _token_loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
-    """Return the summed cross-entropy over the window's number of targets; nothing else of the output stays alive.
+    """Return the summed cross-entropy divided by the window's number of targets, without keeping the model's output.
 
-    It is that of transformers' ForCausalLMLoss with num_items_in_batch, which not every model of transformers heeds.
+    It equals transformers' ForCausalLMLoss with num_items_in_batch, which not all models of transformers support.
     """
     logits_BTV = module(input_ids=batch["input_ids"], use_cache=False).logits.float()
     targets_BT = F.pad(batch["labels"], (0, 1), value=IGNORED_LABEL)[:, 1:]

@@ -1,4 +1,4 @@
-"""A plain stack of transformer encoder layers: every technique works on a model that is not from transformers."""
+"""A stack of torch.nn.TransformerEncoderLayer: an example of a model that is not from transformers."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from pipeline.base.errors import InvalidInputError
 
 
 class EncoderStack(Model):
-    """torch.nn.TransformerEncoderLayer, normalization first, trained by mean squared error on vectors."""
+    """Pre-norm torch.nn.TransformerEncoderLayer modules, trained on vectors with the mean squared error."""
 
     names: ClassVar[tuple[str, ...]] = ("encoder_stack",)
 
@@ -25,7 +25,7 @@ class EncoderStack(Model):
     """Share of activations that dropout sets to zero."""
 
     def describe(self, name: str) -> Description:
-        """Return the description; there is nothing to look up."""
+        """Return the description that the settings give."""
         if self.width % self.num_heads:
             raise InvalidInputError(
                 f"encoder_stack.num_heads must divide encoder_stack.width: {self.num_heads} does not divide "
@@ -42,7 +42,7 @@ class EncoderStack(Model):
         )
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
-        """Return the stack; `vocabulary_size` has no meaning here."""
+        """Return the stack; `vocabulary_size` is not used."""
         layers = [
             nn.TransformerEncoderLayer(
                 self.width, self.num_heads, 4 * self.width, self.dropout, batch_first=True, norm_first=True
@@ -53,6 +53,6 @@ class EncoderStack(Model):
 
 
 def _squared_error(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
-    """Return the summed squared error over the window's number of elements."""
+    """Return the summed squared error divided by the window's number of target elements."""
     outputs_BTC: Tensor = module(batch["inputs"])
     return F.mse_loss(outputs_BTC.float(), batch["targets"], reduction="sum") / num_targets

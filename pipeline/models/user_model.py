@@ -1,4 +1,4 @@
-"""A model that a function of the user's builds, named as path.to.module:function."""
+"""Models built by the user's own function, named as path.to.module:function."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -14,11 +14,11 @@ from pipeline.base.sequences import IGNORED_LABEL
 from pipeline.base.user_functions import call, digest, is_function_name
 
 SMALLEST_VOCABULARY = 300
-"""The least that the setting vocabulary_size allows; a model is built with it where only its shape matters."""
+"""The minimum of the setting vocabulary_size, with which a model is built for its description."""
 
 
 class UserModel(Model):
-    """What build(vocabulary_size) returns: an nn.Module from input ids to logits, or a Trainable."""
+    """The result of build(vocabulary_size): an nn.Module from input ids to logits, or a Trainable."""
 
     names: ClassVar[tuple[str, ...]] = ()
 
@@ -31,8 +31,8 @@ class UserModel(Model):
         return is_function_name(name)
 
     def describe(self, name: str) -> Description:
-        """Return what the module's configuration says, where it has one as those of transformers do."""
-        config = getattr(_shape(self, name, digest(name)).module, "config", None)
+        """Return the description, with the number of positions if the module has a `config` as in transformers."""
+        config = getattr(_built_for_shape(self, name, digest(name)).module, "config", None)
         return Description(
             kind="tokens",
             max_sequence_length=getattr(config, "max_position_embeddings", None),
@@ -43,7 +43,7 @@ class UserModel(Model):
         )
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
-        """Return what the function builds, with its layers and its loss."""
+        """Return the function's model with its layers and its loss."""
         built = call(name, vocabulary_size)
         if isinstance(built, Trainable):
             return built
@@ -55,7 +55,7 @@ class UserModel(Model):
         return Trainable(module=built.train(), layers=self._layers(name, built), loss=_token_loss)
 
     def _layers(self, name: str, module: nn.Module) -> tuple[nn.Module, ...]:
-        """Return the layers by the setting, or else the longest list of modules of one class."""
+        """Return the layers that the setting names, or the longest list of modules of one class."""
         if self.layers is None:
             layers: Sequence[nn.Module] = max(_lists(module), key=len, default=())
         else:
@@ -63,21 +63,21 @@ class UserModel(Model):
             if self.layers not in named:
                 lists = [name for name, part in named.items() if isinstance(part, nn.ModuleList | nn.Sequential)]
                 raise InvalidInputError(
-                    f"user_model.layers must name a part of the model, and {self.layers!r} is none; "
+                    f"user_model.layers must name a module of the model, and {self.layers!r} is none; "
                     f"its lists are: {', '.join(lists) or 'none'}"
                 )
             layers = list(named[self.layers].children())
         if len(layers) < 2 or not all(any(layer.children()) for layer in layers):
             raise InvalidInputError(
-                f"the model of {name} must hold its identical layers, which checkpointing works on, in a ModuleList or "
+                f"the model of {name} must have its identical layers, the units of checkpointing, in a ModuleList or "
                 f"Sequential, and {len(layers)} were found; set user_model.layers, or return a Trainable with them"
             )
         return tuple(layers)
 
 
 @lru_cache
-def _shape(model: UserModel, name: str, code: str) -> Trainable:
-    """Return the model without memory for its weights; where its code needs numbers, with it.
+def _built_for_shape(model: UserModel, name: str, code: str) -> Trainable:
+    """Return the model on the meta device or, if its code needs the values of tensors, on the CPU.
 
     Raises:
         InvalidInputError: it cannot be built.

@@ -1,4 +1,4 @@
-"""Result -> the figures by which runs are compared; a figure that a run cannot give is absent, never zero."""
+"""Summary metrics of runs, named as in MLflow; a metric without a value is left out."""
 
 import math
 import statistics
@@ -12,12 +12,12 @@ from pipeline.base.units import MIB
 MOVING_AVERAGE_STEPS = 10
 MEDIAN_CONFIDENCE = 0.95
 AGAINST_BASELINE = ("memory_saving_percent", "time_overhead_percent", "speedup", "max_loss_difference")
-"""Metrics that compare a run with the baseline of its comparison."""
+"""Metrics that compare a run with the baseline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One variant or trial, as reports show it."""
+    """One variant or trial of a report."""
 
     comparison: str
     name: str
@@ -25,7 +25,7 @@ class Row:
     params: Mapping[str, Any]
     """Every setting by its dotted name."""
     result: Result | None
-    """None where it was skipped."""
+    """None if it was skipped."""
     skipped: str | None
     metrics: Mapping[str, float]
     """Summary metrics, named as in MLflow."""
@@ -33,17 +33,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a finished run is labelled with in MLflow."""
+    """The metrics and tags that a finished run gets in MLflow."""
 
     metrics: Mapping[str, float]
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
 def summarize(result: Result, effective_batch_size: int, timing_warmup_steps: int) -> dict[str, float]:
-    """Return a run's summary metrics, named as in MLflow.
+    """Return the summary metrics of a run.
 
-    Times leave the first `timing_warmup_steps` optimizer steps out: seconds_per_step is the median of the others,
-    seconds_per_step_iqr the distance between their quartiles, and the throughputs follow from the median.
+    seconds_per_step is the median over the optimizer steps after the first `timing_warmup_steps`, and
+    seconds_per_step_iqr their interquartile range; the throughputs are computed from the median.
     """
     metrics = {"seconds_total": result.seconds_total, "effective_batch_size": float(effective_batch_size)}
     if result.memory is not None:
@@ -69,10 +69,9 @@ def summarize(result: Result, effective_batch_size: int, timing_warmup_steps: in
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return an interval that holds the median with a confidence of at least 95 %, whatever the distribution.
+    """Return a confidence interval of the median, of at least 95 % for any distribution; None below six values.
 
-    It lies between two order statistics (David and Nagaraja, Order Statistics, 2003, section 7.1); None below six
-    values, which are too few for it.
+    Its limits are two order statistics (David and Nagaraja, Order Statistics, 2003, section 7.1).
     """
     ordered, num = sorted(values), len(values)
     outside, rank = 2**-num, 0
@@ -83,22 +82,22 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def against_baseline(
-    result: Result, metrics: dict[str, float], baseline: Result, baseline_figures: dict[str, float]
+    result: Result, metrics: dict[str, float], baseline: Result, baseline_metrics: dict[str, float]
 ) -> dict[str, float]:
-    """Return how a run compares with the baseline of its comparison.
+    """Return the metrics that compare a run with its baseline.
 
-    Memory is the peak in live tensors. Time is per sample, so that other effective batch sizes compare too; the
-    difference of the losses, step by step, has a meaning at the same effective batch size alone.
+    Memory is the peak of allocated bytes. Time is per sequence, so runs of different effective batch sizes compare;
+    the largest difference of the losses of a step is left out for them.
     """
     if not (result.outcome.completed and baseline.outcome.completed):
-        return {}  # the peak of a run that died is a lower bound
+        return {}  # the peak of a run that did not complete is a lower bound
     compared = {}
-    if memory := _both("peak_allocated_mib", metrics, baseline_figures):
+    if memory := _both("peak_allocated_mib", metrics, baseline_metrics):
         compared["memory_saving_percent"] = 100 * (1 - memory[0] / memory[1])
-    if rates := _both("samples_per_second", metrics, baseline_figures):
+    if rates := _both("samples_per_second", metrics, baseline_metrics):
         compared["time_overhead_percent"] = 100 * (rates[1] / rates[0] - 1)
         compared["speedup"] = rates[0] / rates[1]
-    sizes = _both("effective_batch_size", metrics, baseline_figures)
+    sizes = _both("effective_batch_size", metrics, baseline_metrics)
     if sizes and sizes[0] == sizes[1] and len(result.steps) == len(baseline.steps) > 0:
         pairs = zip(result.steps, baseline.steps, strict=True)
         compared["max_loss_difference"] = max(abs(one.loss - other.loss) for one, other in pairs)
@@ -106,7 +105,7 @@ def against_baseline(
 
 
 def step_metrics(record: StepRecord) -> dict[str, float]:
-    """Return one optimizer step's metrics, named as in MLflow."""
+    """Return the metrics of one optimizer step."""
     metrics = {
         "loss": record.loss,
         "grad_norm": record.grad_norm,
@@ -120,7 +119,7 @@ def step_metrics(record: StepRecord) -> dict[str, float]:
 
 
 def finite(value: Any) -> Any:
-    """Return the value with infinity and NaN, which JSON does not know, replaced by their names."""
+    """Return the value with infinity and NaN, which JSON does not have, as strings."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -129,12 +128,12 @@ def finite(value: Any) -> Any:
 
 
 def common_settings(params: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the settings that are the same in all runs."""
+    """Return the settings that are equal in all runs."""
     return {name: value for name, value in params[0].items() if all(name in p and p[name] == value for p in params)}
 
 
 def moving_average(values: Sequence[float], window: int = MOVING_AVERAGE_STEPS) -> list[float]:
-    """Return the mean of each value and those up to `window` - 1 before it."""
+    """Return the mean of each value and up to `window` - 1 values before it."""
     return [statistics.fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
 
 
@@ -152,7 +151,7 @@ def _memory(memory: MemoryUse) -> dict[str, float]:
 
 
 def _phases(memory: MemoryUse) -> Iterator[tuple[str, float]]:
-    """Name the phases `allocated_after_load_mib`, `allocated_after_forward_1_mib`, ...; optimizer steps from 1."""
+    """Yield `allocated_after_load_mib`, `allocated_after_forward_1_mib`, ...; optimizer steps are counted from 1."""
     for phase in memory.phases:
         label = phase.phase if phase.phase == "load" else f"{phase.phase}_{phase.step + 1}"
         yield f"allocated_after_{label}_mib", phase.allocated_bytes / MIB
@@ -166,9 +165,10 @@ def _training(steps: Sequence[StepRecord]) -> dict[str, float]:
         "final_loss": losses[-1],
         "mean_loss": statistics.fmean(losses),
         "loss_std": statistics.pstdev(losses),
-        "loss_cv": statistics.pstdev(losses) / statistics.fmean(losses),
         "skipped_steps": float(sum(record.skipped for record in steps)),
     }
+    if metrics["mean_loss"]:
+        metrics["loss_cv"] = metrics["loss_std"] / metrics["mean_loss"]
     if norms:
         metrics["mean_grad_norm"] = statistics.fmean(norms)
         metrics["std_grad_norm"] = statistics.pstdev(norms)

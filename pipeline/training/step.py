@@ -29,7 +29,7 @@ def unmarked(*_: object) -> None:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """The results of one optimizer step, as tensors of one element; reading them on the device waits for all its work."""
+    """The results of one optimizer step, tensors of one element; reading one on the device waits for all its work."""
 
     loss: Tensor
     grad_norm: Tensor
@@ -37,7 +37,7 @@ class StepOutput:
     loss_scale: Tensor
 
     def to_host(self) -> "StepOutput":
-        """Return a copy in pinned host memory; the copy is queued on the device and holds the values once it is done."""
+        """Queue copies to pinned host memory on the device and return them; they hold the values once they are done."""
         tensors = (self.loss, self.grad_norm, self.loss_scale)
         return StepOutput(*(tensor.to("cpu", non_blocking=True) for tensor in tensors))
 
@@ -80,8 +80,9 @@ def build_step(experiment: Experiment, prepared: Prepared, build: Build = on_dev
 
 
 def make_optimizer(module: nn.Module, settings: RunSettings) -> Optimizer:
-    """Return fused AdamW over all parameters, the optimizer unless a technique replaces it."""
-    return AdamW(module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
+    """Return fused AdamW over the parameters that are trained: the optimizer unless a technique replaces it."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return AdamW(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
 
 
 def optimizer_step(
@@ -164,7 +165,7 @@ def gradient_underflow_percent(step: Step, optimizer: Optimizer, window: Window)
 def counted_layers(layers: tuple[nn.Module, ...]) -> Iterator[list[None]]:
     """Yield a list that gets one element for each forward pass of a layer, recomputation included.
 
-    The hooks are on each layer's first child: in some versions of transformers a checkpoint runs inside the layer's own.
+    The hooks are on each layer's first child: in some versions of transformers a checkpoint is inside the layer.
     """
     forwards: list[None] = []
     handles = [next(layer.children()).register_forward_pre_hook(lambda *_: forwards.append(None)) for layer in layers]

@@ -20,6 +20,6 @@ class PyTorch(Target):
         losses = [] if facts.missing else ["It has the measured losses, step by step."]
         return [
             *losses,
-            "It reads the token ids that Headroom prepared, in the same order. The bytes of a text file are its tokens; a "
-            ".npy file holds the token ids of any tokenizer, one document after the other.",
+            "It reads the token ids that Headroom prepared, in the same order. The bytes of a text file are its "
+            "tokens; a .npy file holds the token ids of any tokenizer, one document after the other.",
         ]

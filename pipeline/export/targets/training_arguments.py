@@ -31,13 +31,13 @@ class HuggingFace(Target):
         notes = ["Trainer shuffles the sequences in its own order; the last optimizer step of an epoch may have fewer."]
         if facts.configuration is not None:
             notes.append(
-                "With the JSON alone Trainer counts one target too many in every sequence of GPT-2, and its loss is lower "
-                f"by 1 part in {facts.sequence_length}; make_trainer corrects that."
+                "With the JSON alone Trainer counts one target too many in every sequence of GPT-2, and its loss is "
+                f"lower by 1 part in {facts.sequence_length}; make_trainer corrects that."
             )
         if facts.weight_decay:
             notes.append(
-                "With the JSON alone Trainer does not apply weight decay to biases and norms; make_trainer applies it to "
-                "every parameter, as measured."
+                "With the JSON alone Trainer does not apply weight decay to biases and norms; make_trainer applies it "
+                "to every parameter, as measured."
             )
         if facts.warmup_steps and facts.schedule == "linear":
             notes.append(
