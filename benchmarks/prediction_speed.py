@@ -27,7 +27,7 @@ import torch
 from pipeline.base.files import cache_folder
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import nested
-from pipeline.prediction.cached_operators import forget
+from pipeline.prediction.cached_operators import clear_cache
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict, predict_all
 from pipeline.runtime.environment import environment
@@ -46,7 +46,7 @@ BATCH, TINY_BATCH = 2880, 8
 
 def empty_cache() -> None:
     """Forget all predictions, and what operators make; the prepared text stays."""
-    forget()
+    clear_cache()
     for file in cache_folder().glob("trace-*"):
         file.unlink()
 

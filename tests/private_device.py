@@ -1,4 +1,4 @@
-"""Peaks of runs on a device written in Python (PrivateUse1): the same training step, another way to leave out numbers.
+"""Peaks of runs on a device written in Python (PrivateUse1): the same training step in another simulation.
 
 Independent of pipeline/simulation, which has CPU tensors stand for a GPU's; torch keeps this device's API to itself, so
 it runs in a process of its own:
@@ -95,7 +95,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, *args: Any, dropout_p: flo
 
 
 def peak(settings: dict[str, Any]) -> int:
-    """Return the greatest number of bytes alive on the device over two optimizer steps."""
+    """Return the maximum of the bytes alive on the device over two optimizer steps."""
     asked = tiny(**settings)
     experiment = Experiment(asked.settings.model_copy(update={"device": f"{NAME}:0"}))
     prepared = asked.read_corpus()

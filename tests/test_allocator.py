@@ -1,4 +1,4 @@
-"""The simulated CUDA caching allocator: each rule by hand, and what holds on every trace."""
+"""The simulated CUDA caching allocator: each rule in an example, and invariants on random programs."""
 
 import random
 import re
@@ -144,7 +144,7 @@ def test_the_address_of_a_new_segment_decides_between_equals() -> None:
 
 @BOTH
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
-def test_free_neighbours_become_one_block(expandable: bool, order: tuple[int, ...]) -> None:
+def test_free_neighbours_are_merged(expandable: bool, order: tuple[int, ...]) -> None:
     allocator = CachingAllocator(expandable_segments=expandable)
     blocks = [allocator.allocate(6 * MIB) for _ in range(3)]
     for index in order:
@@ -153,7 +153,7 @@ def test_free_neighbours_become_one_block(expandable: bool, order: tuple[int, ..
     assert allocator.allocate(20 * MIB).size_bytes == allocator.reserved_bytes == 20 * MIB
 
 
-def test_blocks_of_two_segments_do_not_become_one() -> None:
+def test_blocks_of_two_segments_are_not_merged() -> None:
     allocator = CachingAllocator()
     for block in [allocator.allocate(12 * MIB) for _ in range(2)]:
         allocator.free(block)
@@ -165,7 +165,7 @@ def test_a_block_is_freed_once() -> None:
     allocator = CachingAllocator()
     block = allocator.allocate(1)
     allocator.free(block)
-    with pytest.raises(ValueError, match="only a live block can be freed"):
+    with pytest.raises(ValueError, match="only an allocated block can be freed"):
         allocator.free(block)
 
 
@@ -175,7 +175,7 @@ def test_at_the_cap_whole_free_segments_are_released_and_the_request_is_retried(
     allocator.free(allocator.allocate(30 * MIB))
     allocator.free(allocator.allocate(1))
     assert allocator.reserved_bytes == (20 + 30 + 2) * MIB
-    allocator.allocate(40 * MIB)  # 52 + 40 > 64: the 30 and the 2 go, the 20 has a live block in it
+    allocator.allocate(40 * MIB)  # 52 + 40 > 64: the 30 and the 2 go, the 20 has an allocated block in it
     assert allocator.reserved_bytes == (20 + 40) * MIB
     assert allocator.peak_reserved_bytes == (20 + 40) * MIB
     assert allocator.allocated_bytes == (2 + 40) * MIB
@@ -213,7 +213,7 @@ def test_a_cap_one_byte_short_is_a_cap() -> None:
         CachingAllocator(cap_bytes=30 * MIB - 1).allocate(30 * MIB)
 
 
-def test_empty_cache_gives_back_what_has_no_live_block() -> None:
+def test_empty_cache_releases_segments_without_allocated_blocks() -> None:
     allocator = CachingAllocator()
     allocator.allocate(2 * MIB)
     allocator.free(allocator.allocate(30 * MIB))
@@ -221,7 +221,7 @@ def test_empty_cache_gives_back_what_has_no_live_block() -> None:
     assert (allocator.reserved_bytes, allocator.peak_reserved_bytes) == (20 * MIB, 50 * MIB)
 
 
-def test_an_expandable_segment_grows_by_what_its_free_end_lacks() -> None:
+def test_an_expandable_segment_grows_by_what_its_free_end_is_short_of() -> None:
     allocator = CachingAllocator(expandable_segments=True)
     allocator.allocate(10 * MIB)  # one page of 20 MiB, 10 free
     grown = allocator.allocate(25 * MIB)  # 15 more: one page
@@ -314,7 +314,7 @@ SIZES = st.one_of(
 
 
 class AllocatorMachine(RuleBasedStateMachine):
-    """Any program's allocations; the invariants are asked after each."""
+    """Allocations of a random program; the invariants are checked after each."""
 
     live = Bundle("live")
     options: ClassVar[dict[str, Any]] = {}
@@ -436,7 +436,7 @@ def test_a_cap_at_the_peak_changes_nothing_by_default(events: list[Event]) -> No
     assert replay(events, cap_bytes=peaks.peak_reserved_bytes) == peaks
 
 
-def test_a_replay_tells_peaks_and_retries() -> None:
+def test_a_replay_returns_peaks_and_retries() -> None:
     events = [Allocation(0, 30 * MIB), Free(0), EmptyCache(), Allocation(1, 40 * MIB), Free(1), Allocation(2, 50 * MIB)]
     peaks = replay(events, cap_bytes=60 * MIB)
     assert peaks.peak_allocated_bytes == peaks.peak_reserved_bytes == 50 * MIB
@@ -445,7 +445,7 @@ def test_a_replay_tells_peaks_and_retries() -> None:
 
 
 def program(seed: int, *, num_events: int = 3000, most_bytes: int = 400 * MIB) -> Iterator[tuple[int, int, int]]:
-    """Yield (identifier, size, stream) of a random program; a size of 0 frees; some sizes come again and again."""
+    """Yield (identifier, size, stream) of a random program; a size of 0 frees; some sizes repeat."""
     chance = random.Random(seed)
     usual = [int(2 ** chance.uniform(8, 25)) for _ in range(12)]
     live: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""What is remembered of operators: the same tensors, in the same storages, as running them makes."""
+"""The cache of operators on fake tensors: its results are those of the operators, in the same storages."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.base.contracts import Hardware
 from pipeline.memory.recorder import LifetimeRecorder, passed_on
-from pipeline.prediction.cached_operators import CachedFakeTensorMode, forget
+from pipeline.prediction.cached_operators import CachedFakeTensorMode, clear_cache
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.extrapolate_batch import same_memory
 from pipeline.prediction.trace import record
 
-CPU = Hardware(kind="cpu", name="a processor", memory_bytes=2**34, capability=None)
+CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None)
 RUNS: list[dict[str, Any]] = [
     {"precision": "fp32"},
     {"precision": "bf16", "checkpointing": "every_layer", "accumulation_steps": 2},
@@ -30,7 +30,7 @@ RUNS: list[dict[str, Any]] = [
 
 
 class UncachedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Torch's own, to be used in the place of the one that remembers."""
+    """torch's own fake tensors, with the interface of CachedFakeTensorMode."""
 
     run = staticmethod(passed_on)
 
@@ -40,18 +40,18 @@ class UncachedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 @pytest.mark.parametrize("target", [CPU, find_card("t4"), find_card("h200")], ids=["cpu", "t4", "h200"])
 @pytest.mark.parametrize("settings", RUNS, ids=lambda case: "-".join(map(str, case.values()))[:60])
-def test_a_run_is_the_same_with_and_without_memory(
+def test_a_timeline_is_the_same_with_and_without_the_cache(
     settings: dict[str, Any], target: Hardware, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = tiny(micro_batch_size=2, **settings)
     if experiment.unsupported(target):
-        pytest.skip("the card cannot run it")
+        pytest.skip("not supported on this card")
     run = partial(record, experiment, target, experiment.read_corpus(), experiment.effective_batch_size)
-    forget()
-    remembering, again = run(), run()
+    clear_cache()
+    first, again = run(), run()
     monkeypatch.setattr("pipeline.prediction.fake_device.CachedFakeTensorMode", UncachedFakeTensorMode)
     plain = run()
-    assert same_memory(remembering, plain)
+    assert same_memory(first, plain)
     assert same_memory(again, plain)
 
 
@@ -86,33 +86,33 @@ CALLS: list[Callable[[Tensor], Any]] = [
 ]
 
 
-def looks(made: Any, argument: Tensor) -> list[object]:
-    """Return what there is to see of what an operator made; storages are numbered as they appear."""
+def forms(made: Any, argument: Tensor) -> list[object]:
+    """Return the form of each tensor of a result; storages are numbered as they appear."""
     storages = {argument.untyped_storage()._cdata: 0}
 
-    def look(part: Tensor) -> tuple[object, ...]:
+    def form_of(part: Tensor) -> tuple[object, ...]:
         storage = part.untyped_storage()
         number = storages.setdefault(storage._cdata, len(storages))
         form = part.shape, part.stride(), part.dtype, part.device, part.storage_offset(), part.requires_grad
         return *form, part is argument, number, storage.nbytes()
 
-    return [look(part) if isinstance(part, Tensor) else part for part in tree_leaves(made)]
+    return [form_of(part) if isinstance(part, Tensor) else part for part in tree_leaves(made)]
 
 
 @pytest.mark.parametrize("call", CALLS, ids=[str(number) for number in range(len(CALLS))])
-def test_what_is_remembered_is_what_running_makes(call: Callable[[Tensor], Any]) -> None:
-    forget()
+def test_a_cached_result_equals_that_of_the_operator(call: Callable[[Tensor], Any]) -> None:
+    clear_cache()
     seen = []
     for mode in (UncachedFakeTensorMode(), CachedFakeTensorMode(), CachedFakeTensorMode()):
         with mode:
             argument = tensor(2, 3)
-            seen.append(looks(call(argument), argument))
+            seen.append(forms(call(argument), argument))
     assert seen[0] == seen[1] == seen[2]
 
 
 @pytest.mark.parametrize("call", CALLS, ids=[str(number) for number in range(len(CALLS))])
-def test_a_recorder_notes_the_same_births(call: Callable[[Tensor], Any]) -> None:
-    forget()
+def test_a_recorder_sees_the_same_lifetimes(call: Callable[[Tensor], Any]) -> None:
+    clear_cache()
     seen = []
     for mode in (UncachedFakeTensorMode(), CachedFakeTensorMode(), CachedFakeTensorMode()):
         with mode, LifetimeRecorder(torch.device("cpu"), run=mode.run) as recorder:
@@ -123,7 +123,7 @@ def test_a_recorder_notes_the_same_births(call: Callable[[Tensor], Any]) -> None
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_equal_numbers_of_other_types_are_other_arguments() -> None:
+def test_equal_numbers_of_different_types_are_cached_apart() -> None:
     with CachedFakeTensorMode():
         numbers = tensor(2, dtype=torch.int64)
         assert [(numbers + one).dtype for one in (1, 1.0, True)] == [torch.int64, torch.float32, torch.int64]
@@ -132,7 +132,7 @@ def test_equal_numbers_of_other_types_are_other_arguments() -> None:
         ]  # fmt: skip
 
 
-def test_the_default_dtype_is_no_part_of_a_call_but_decides() -> None:
+def test_the_default_dtype_is_part_of_the_key() -> None:
     with CachedFakeTensorMode():
         before = torch.zeros(2).dtype
         torch.set_default_dtype(torch.float64)
@@ -143,7 +143,7 @@ def test_the_default_dtype_is_no_part_of_a_call_but_decides() -> None:
         assert torch.zeros(2).dtype is before
 
 
-def test_a_tensor_that_has_changed_its_form_is_another_argument() -> None:
+def test_a_tensor_that_changed_its_shape_in_place_is_looked_up_by_its_new_shape() -> None:
     with CachedFakeTensorMode():
         for _ in range(2):
             matrix = tensor(2, 3)
@@ -154,14 +154,14 @@ def test_a_tensor_that_has_changed_its_form_is_another_argument() -> None:
             assert (matrix + 1).shape == (6,)
 
 
-def test_what_depends_on_values_is_refused_every_time() -> None:
+def test_an_operator_that_depends_on_values_is_refused_every_time() -> None:
     with CachedFakeTensorMode():
         for _ in range(2):
             with pytest.raises(DynamicOutputShapeException):
                 tensor(3).nonzero()
 
 
-def test_gradients_pass_through_what_is_remembered() -> None:
+def test_gradients_flow_through_cached_results() -> None:
     for _ in range(2):
         with CachedFakeTensorMode():
             weight = torch.nn.Parameter(tensor(3, 3))

@@ -1,4 +1,4 @@
-"""The CUDA context: measured once where the card is in this machine, else a stated default."""
+"""The CUDA context: measured once if the card is in this machine, else an assumed value."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[torch.devi
     return asked
 
 
-def test_it_is_measured_once(measured: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_context_is_measured_once(measured: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
     assert context_bytes_of(T4) == context_bytes_of(T4) == 321 * MIB
     assert measured == [torch.device("cuda", 1)]
     monkeypatch.setattr(context, "environment", lambda device: {"device_name": T4.name, "torch": "2", "driver": "2"})
@@ -43,7 +43,7 @@ def test_it_is_measured_once(measured: list[torch.device], monkeypatch: pytest.M
     assert context_bytes_of(find_card("a100")) == CONTEXT_BYTES and len(measured) == 2
 
 
-def test_predictions_and_plans_use_it(measured: list[torch.device]) -> None:
+def test_predictions_and_plans_use_the_measured_context(measured: list[torch.device]) -> None:
     alone, [(_, one_of_many)] = predict(tiny(), T4), predict_all([tiny()], T4)
     for prediction in (alone, one_of_many):
         assert prediction.peak_reserved_bytes is not None
@@ -52,7 +52,7 @@ def test_predictions_and_plans_use_it(measured: list[torch.device]) -> None:
     assert len(measured) == 1
 
 
-def test_elsewhere_it_is_as_stated() -> None:
+def test_the_context_of_another_card_has_the_assumed_size() -> None:
     cpu = hardware_of(torch.device("cpu"))
     if not torch.cuda.is_available():
         assert context_bytes_of(T4) == CONTEXT_BYTES
@@ -62,7 +62,7 @@ def test_elsewhere_it_is_as_stated() -> None:
 @pytest.mark.parametrize(
     ("used", "expected"), [((900, 1300), 380), ((None, None), None), ((900, 910), None)], ids=["known", "no", "odd"]
 )
-def test_what_torch_reserves_is_not_the_context(
+def test_reserved_bytes_are_not_part_of_the_context(
     used: tuple[int | None, int | None], expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readings = iter(used)

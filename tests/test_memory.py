@@ -1,4 +1,4 @@
-"""Budgets are parsed strictly, and the meter counts every byte."""
+"""Budgets, devices and memory meters."""
 
 import psutil
 import pytest
@@ -26,20 +26,20 @@ TOTAL = 16 * 2**30
         ("100%", TOTAL),
     ],
 )
-def test_a_budget_is_read_as_written(text: str, size: int) -> None:
+def test_a_budget_is_parsed(text: str, size: int) -> None:
     assert parse_budget(text, TOTAL) == size
 
 
 @pytest.mark.parametrize(
     "text", ["", "8", "8G", "8gib", "-8GiB", "GiB", "8GiB8", "1e3MiB", "nan%", "8 KiB", "80 percent"]
 )
-def test_what_is_no_budget_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_budget_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InvalidInputError, match="write for example 8GiB"):
         parse_budget(text, TOTAL)
 
 
 @pytest.mark.parametrize("text", ["0GiB", "0%", "0.0MiB"])
-def test_a_budget_of_nothing_is_refused(text: str) -> None:
+def test_a_budget_of_zero_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError, match="more than zero"):
         parse_budget(text, TOTAL)
 
@@ -82,17 +82,17 @@ def test_settling_twice_is_harmless() -> None:
 
 
 @pytest.mark.parametrize("text", ["gpu", "cuda:x", "cpu:0", "tpu", "", "cuda:-1"])
-def test_what_is_no_device_is_refused_with_the_names(text: str) -> None:
+def test_an_invalid_device_is_refused_with_the_valid_names(text: str) -> None:
     with pytest.raises(InvalidInputError, match="auto, cpu, cuda or cuda:N"):
         find_device(text)
 
 
-def test_a_device_that_is_missing_is_refused() -> None:
+def test_a_device_that_this_machine_lacks_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"needs a CUDA GPU, and this machine has \d+; use device=cpu or auto"):
         find_device("cuda:99")
 
 
-def test_the_cpu_is_described() -> None:
+def test_the_cpu_has_a_name_and_a_size() -> None:
     device = find_device("cpu")
     assert total_bytes(device) == psutil.virtual_memory().total
     assert device_name(device)

@@ -1,4 +1,4 @@
-"""Predicted memory: what the allocator then really counts, without a number computed or a trace left in the process."""
+"""Predicted memory against the allocator's peaks in real runs, and the process unchanged after a prediction."""
 
 import gc
 import json
@@ -26,11 +26,11 @@ from pipeline.prediction.extrapolate_batch import growth_of, same_memory
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.fake_device import simulated
 from pipeline.prediction.predict import predict, predict_all
-from pipeline.prediction.trace import KNOWN_SIZES, LARGEST_GROWTH_BYTES, record, trace
+from pipeline.prediction.trace import LARGEST_GROWTH_BYTES, RECORDED_SIZES, record, trace
 from pipeline.training.loop import Loop, Message, train
 from pipeline.training.step import build_step, make_optimizer
 
-CPU = Hardware(kind="cpu", name="a processor", memory_bytes=2**34, capability=None)
+CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None)
 WIDE: Mapping[str, Any] = {"causal_lm__width": 64, "causal_lm__num_heads": 4, "sequence_length": 64}
 DEEP: Mapping[str, Any] = {**WIDE, "causal_lm__num_layers": 4, "vocabulary_size": 2048}
 CASES: list[dict[str, Any]] = [
@@ -54,7 +54,7 @@ CASES: list[dict[str, Any]] = [
 def measured(experiment: Experiment, prepared: Prepared | None = None) -> int:
     """Return the allocator's peak over a real training."""
     messages: list[Message] = []
-    gc.collect()  # what the test before has left must not die while the meter counts
+    gc.collect()  # what an earlier test left must not be freed while the meter counts
     train(experiment, prepared or experiment.prepare(), messages.append)
     peak = [message for message in messages if isinstance(message, MemoryUse)][-1].peak_allocated_bytes
     assert peak is not None
@@ -62,7 +62,7 @@ def measured(experiment: Experiment, prepared: Prepared | None = None) -> int:
 
 
 @pytest.mark.parametrize("settings", CASES, ids=lambda case: "-".join(map(str, case.values())))
-def test_a_prediction_is_what_the_allocator_counts(settings: dict[str, Any]) -> None:
+def test_a_prediction_equals_the_peak_of_the_allocator(settings: dict[str, Any]) -> None:
     experiment = tiny(**settings, eval_steps=0)
     prediction = predict(experiment, CPU)
     assert prediction.peak_allocated_bytes == pytest.approx(measured(experiment), rel=0.015)
@@ -136,14 +136,14 @@ def test_grouped_products_have_the_form_of_real_ones(columns: int) -> None:
         assert strides() == real
 
 
-def test_a_prediction_says_what_the_peak_is_made_of() -> None:
+def test_a_prediction_has_a_breakdown_of_the_peak() -> None:
     prediction = predict(tiny(micro_batch_size=8), CPU)
     anatomy = prediction.anatomy
     assert sum(anatomy.category_bytes.values()) == anatomy.peak_bytes == prediction.peak_allocated_bytes
     assert anatomy.peak_bytes == max(prediction.phase_bytes.values()) == prediction.phase_bytes[anatomy.phase]
     assert set(prediction.phase_bytes) == {"load", "forward", "backward", "optimizer"}
     assert anatomy.largest[0].num_bytes == 8 * 32 * 512 * 4 and anatomy.largest[0].shape[-1] == 512  # logits
-    assert prediction.peak_reserved_bytes is None  # a processor reserves nothing
+    assert prediction.peak_reserved_bytes is None  # a CPU reserves nothing
 
 
 def test_a_prediction_needs_no_corpus_of_full_length() -> None:
@@ -152,25 +152,25 @@ def test_a_prediction_needs_no_corpus_of_full_length() -> None:
     assert predict(tiny(micro_batch_size=10**5), CPU).peak_allocated_bytes > 2**34
 
 
-def test_work_that_depends_on_numbers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def picky_loss(module: Any, batch: Any, num_targets: int) -> torch.Tensor:
+def test_the_function_that_reads_a_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def value_reading_loss(module: Any, batch: Any, num_targets: int) -> torch.Tensor:
         return module(batch["input_ids"]).logits[batch["labels"] > 0].sum()  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(causal_lm, "_token_loss", picky_loss)
+    monkeypatch.setattr(causal_lm, "_token_loss", value_reading_loss)
     before = torch.get_rng_state, torch.manual_seed, masking_utils.find_packed_sequence_indices
-    with pytest.raises(InvalidInputError, match="picky_loss.*measure this configuration instead"):
-        predict(tiny(vocabulary_size=301), CPU)  # which no other test has left in the cache
+    with pytest.raises(InvalidInputError, match="value_reading_loss.*measure this configuration instead"):
+        predict(tiny(vocabulary_size=301), CPU)  # not in the cache of another test
     assert before == (torch.get_rng_state, torch.manual_seed, masking_utils.find_packed_sequence_indices)
     assert type(torch.ones(1)) is torch.Tensor
 
 
-def test_a_format_that_the_target_lacks_is_refused() -> None:
+def test_an_unsupported_precision_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="tf32 needs a CUDA GPU"):
         predict(tiny(precision="tf32"), CPU)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_predicting_while_training_changes_nothing_in_the_training(dropout: float) -> None:
+def test_predicting_during_a_training_does_not_change_its_losses(dropout: float) -> None:
     experiment = tiny(checkpointing="every_layer", causal_lm__dropout=dropout)
 
     def losses(predict_meanwhile: bool) -> list[float]:
@@ -189,7 +189,7 @@ def test_predicting_while_training_changes_nothing_in_the_training(dropout: floa
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "every_layer"])
-def test_torchs_own_tracker_agrees(checkpointing: str) -> None:
+def test_predictions_agree_with_torchs_mem_tracker(checkpointing: str) -> None:
     experiment = tiny(micro_batch_size=8, checkpointing=checkpointing, **WIDE)
     prepared = experiment.read_corpus()
     tracker = MemTracker()
@@ -209,29 +209,29 @@ def test_torchs_own_tracker_agrees(checkpointing: str) -> None:
 
 @pytest.mark.parametrize("target", [CPU, find_card("a100")], ids=["cpu", "cuda"])
 @pytest.mark.parametrize("settings", [{}, {"precision": "fp16"}, {"checkpointing": "every_layer"}])
-def test_many_micro_batches_need_what_a_few_do(settings: dict[str, Any], target: Hardware) -> None:
+def test_many_micro_batches_are_predicted_from_two(settings: dict[str, Any], target: Hardware) -> None:
     experiment = tiny(micro_batch_size=2, accumulation_steps=7, sequences="padded", **settings)
     prepared = experiment.read_corpus()
     short, whole = trace(experiment, target, prepared), record(experiment, target, prepared, 14)
     assert len(short.events) < len(whole.events)
     difference = max(whole.allocated_bytes) - max(short.allocated_bytes)
-    assert 0 <= difference <= 4 * LARGEST_GROWTH_BYTES  # the losses of the four that were not run
+    assert 0 <= difference <= 4 * LARGEST_GROWTH_BYTES  # the losses of the four that were not recorded
 
 
-def test_a_step_that_goes_on_growing_is_run_in_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_whose_memory_keeps_growing_is_recorded_in_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[torch.Tensor] = []
     loss = causal_lm._token_loss
 
-    def hoarding_loss(module: Any, batch: Any, num_targets: int) -> torch.Tensor:
+    def growing_loss(module: Any, batch: Any, num_targets: int) -> torch.Tensor:
         kept.append(torch.empty(2**20))
         return loss(module, batch, num_targets)
 
-    monkeypatch.setattr(causal_lm, "_token_loss", hoarding_loss)
+    monkeypatch.setattr(causal_lm, "_token_loss", growing_loss)
     experiment = tiny(micro_batch_size=2, accumulation_steps=6, vocabulary_size=302)
     assert predict(experiment, CPU).peak_allocated_bytes > 12 * 2**22
 
 
-def test_weights_that_training_would_load_are_not_needed(tmp_path: Path) -> None:
+def test_pretrained_weights_are_not_needed(tmp_path: Path) -> None:
     built = build_step(tiny(), tiny().read_corpus()).trainable.module
     built.config.save_pretrained(tmp_path)  # type: ignore[union-attr, operator]
     settings = merged(TINY, {"model": str(tmp_path), "causal_lm": dict.fromkeys(("num_layers", "width", "num_heads"))})
@@ -241,11 +241,11 @@ def test_weights_that_training_would_load_are_not_needed(tmp_path: Path) -> None
     assert prediction.anatomy.peak_bytes == predict(tiny(), CPU).anatomy.peak_bytes
 
 
-def test_a_prediction_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_prediction_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
     experiment = tiny(micro_batch_size=4)
     first = predict(experiment, CPU)
-    monkeypatch.setattr("pipeline.prediction.trace.record_lifetimes", None)  # which nothing may call any more
+    monkeypatch.setattr("pipeline.prediction.trace.record_lifetimes", None)  # must not be called
     again = predict(tiny(micro_batch_size=4, seed=1, num_steps=9, output="elsewhere"), CPU)
     assert again == first
     for changed in ({"micro_batch_size": 2}, {"precision": "bf16"}, {"sequences": "padded"}, {"sequence_length": 16}):
@@ -260,7 +260,7 @@ def test_a_prediction_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     "settings",
     [{"accumulation_steps": 1}, {"effective_batch_size": 184, "precision": "bf16"}, with_corpus_of("encoder_stack")],
 )
-def test_large_micro_batches_are_told_by_small_ones(
+def test_large_micro_batches_are_extrapolated_from_small_ones(
     settings: dict[str, Any], target: Hardware, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
@@ -268,19 +268,19 @@ def test_large_micro_batches_are_told_by_small_ones(
     truth = predict(wanted, target), trace(wanted, target, wanted.read_corpus())
     for file in tmp_path.glob("trace-*"):
         file.unlink()
-    for size in KNOWN_SIZES:
+    for size in RECORDED_SIZES:
         predict(tiny(micro_batch_size=size, checkpointing="every_layer", **settings), target)
-    monkeypatch.setattr("pipeline.prediction.trace.record_lifetimes", None)  # which nothing may call any more
+    monkeypatch.setattr("pipeline.prediction.trace.record_lifetimes", None)  # must not be called
     extrapolated = predict(wanted, target), trace(wanted, target, wanted.read_corpus())
     assert extrapolated[0] == truth[0] and same_memory(extrapolated[1], truth[1])
 
 
-def test_many_predictions_come_in_the_order_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_many_predictions_are_numbered_as_their_experiments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
     experiments = [tiny(micro_batch_size=size) for size in (12, 1, 3, 8, 2, 4)]
-    made = dict(predict_all(experiments, CPU, num_processes=0))  # others might have begun with another cache
+    made = dict(predict_all(experiments, CPU, num_processes=0))  # workers may have another cache
     peaks = [made[number].peak_allocated_bytes for number in range(len(experiments))]
-    assert len(list(tmp_path.glob("trace-*"))) == 4  # of 1, 2, 4 and 8, which tell 3 and 12
+    assert len(list(tmp_path.glob("trace-*"))) == 4  # of 1, 2, 4 and 8; 3 and 12 are extrapolated
     assert peaks == [predict(experiment, CPU).peak_allocated_bytes for experiment in experiments]
     assert peaks[0] == max(peaks) and peaks[1] == min(peaks)
 
@@ -297,7 +297,7 @@ DEEP_CASES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("target", [CPU, find_card("a100")], ids=["cpu", "cuda"])
 @pytest.mark.parametrize("settings", DEEP_CASES, ids=lambda case: "-".join(map(str, case.values())))
-def test_deep_models_are_told_by_shallow_ones(
+def test_deep_models_are_extrapolated_from_shallow_ones(
     settings: dict[str, Any], target: Hardware, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
@@ -321,15 +321,17 @@ def test_deep_models_are_told_by_shallow_ones(
     assert len(depths) == (3 if on_another_batch else 2)
 
 
-def test_layers_that_differ_are_not_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_models_that_do_not_grow_linearly_with_depth_are_not_extrapolated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
     loss = causal_lm._token_loss
 
-    def hungry_loss(module: Any, batch: Any, num_targets: int) -> torch.Tensor:
+    def exponential_loss(module: Any, batch: Any, num_targets: int) -> torch.Tensor:
         held = torch.empty(2 ** (10 + len(module.transformer.h)))
         return loss(module, batch, num_targets) + 0 * held.sum()
 
-    monkeypatch.setattr(causal_lm, "_token_loss", hungry_loss)
+    monkeypatch.setattr(causal_lm, "_token_loss", exponential_loss)
     experiment = tiny(micro_batch_size=2, causal_lm__num_layers=14)
     prepared = experiment.read_corpus()
     assert same_memory(trace(experiment, CPU, prepared), record(experiment, CPU, prepared, 2))
@@ -345,7 +347,7 @@ ATTENTION = {
 
 
 @pytest.mark.parametrize("settings", [{}, {"checkpointing": "every_layer"}, {"accumulation_steps": 4}], ids=str)
-def test_operations_are_those_that_torch_counts(settings: dict[str, Any]) -> None:
+def test_operations_equal_those_that_torch_counts(settings: dict[str, Any]) -> None:
     experiment = tiny(micro_batch_size=2, **settings)
     prepared = experiment.prepare()
     step = build_step(experiment, prepared)
@@ -357,7 +359,7 @@ def test_operations_are_those_that_torch_counts(settings: dict[str, Any]) -> Non
     assert predict(experiment, CPU).sequence_flops * experiment.effective_batch_size == counter.get_total_flops()
 
 
-def test_sizes_that_do_not_grow_in_proportion_are_not_told() -> None:
+def test_sizes_that_do_not_grow_linearly_are_not_extrapolated() -> None:
     experiment = tiny(micro_batch_size=2)
     prepared = experiment.read_corpus()
     small, large = (trace(tiny(micro_batch_size=size), CPU, prepared) for size in (2, 4))

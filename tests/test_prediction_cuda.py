@@ -1,4 +1,4 @@
-"""Predictions for CUDA cards, wherever they are made: two ways to simulate agree, and the rules are those of torch."""
+"""Predictions for CUDA cards: two independent simulations agree, and the rules are those of torch."""
 
 import json
 import os
@@ -44,7 +44,7 @@ ROUTES: list[dict[str, Any]] = [
 
 
 def visible_bytes(timeline: Timeline) -> int:
-    """Return the peak of what the dispatcher sees, without what operators allocate inside themselves."""
+    """Return the peak without workspaces: what the dispatcher sees."""
     alive = peak = 0
     for event in timeline.events:
         life = timeline.lives[event if event >= 0 else -1 - event]
@@ -54,7 +54,7 @@ def visible_bytes(timeline: Timeline) -> int:
     return peak
 
 
-def test_two_ways_to_simulate_a_gpu_agree() -> None:
+def test_two_simulations_of_a_gpu_agree() -> None:
     cases = [{**WIDE, **case} for case in ROUTES]
     words = [sys.executable, str(ROOT / "tests" / "private_device.py"), json.dumps(cases)]
     done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
@@ -68,7 +68,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def test_the_autocast_lists_leave_out_nothing_of_this_torch() -> None:
+def test_the_autocast_lists_are_complete_for_this_torch() -> None:
     ours = {
         name
         for names in (
@@ -109,7 +109,7 @@ def test_dtypes_under_simulated_autocast_are_cudas() -> None:
         "softmax": single,
         "sum": single,
         "norm": single,
-        "cumsum": half,  # a type that is asked for is given
+        "cumsum": half,  # an explicit dtype is kept
         "gelu": half,
         "cat": half,
         "addcmul": single,
@@ -117,13 +117,13 @@ def test_dtypes_under_simulated_autocast_are_cudas() -> None:
 
 
 def kernels() -> list[str]:
-    """Return what attention and dropout are made by here and now."""
+    """Return the backward kernels of attention, dropout and layer norm."""
     heads = torch.ones(2, 4, 16, 8, requires_grad=True)
     attended = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
     return [str(result.grad_fn).split()[0] for result in (attended, F.dropout(heads, 0.5), F.layer_norm(heads, (8,)))]
 
 
-def test_operators_are_restored_whatever_happens() -> None:
+def test_operators_are_restored_after_an_error() -> None:
     before, dtypes = kernels(), dict(results_under_autocast())
     with pytest.raises(ZeroDivisionError), cuda_operators((8, 0)), FakeTensorMode():
         during = kernels()
@@ -152,7 +152,7 @@ def test_the_attention_kernel_follows_the_card(
     assert choose_kernel(capability, heads, heads, heads, None) == kernel
 
 
-def test_a_mask_and_shared_heads_rule_kernels_out() -> None:
+def test_a_mask_and_shared_heads_exclude_kernels() -> None:
     heads, fewer = (torch.empty(1, n, 4, 64, dtype=torch.bfloat16, device="meta") for n in (4, 2))
     assert choose_kernel((8, 0), heads, heads, heads, torch.empty(4, 4, device="meta")) == "efficient"
     assert choose_kernel((8, 0), heads, fewer, fewer, None) == "flash"
@@ -177,7 +177,7 @@ def prediction() -> Prediction:
     return predict(tiny(micro_batch_size=8, precision="bf16", **WIDE), A100)
 
 
-def test_what_is_reserved_and_used_of_the_card_is_more_than_what_is_allocated(prediction: Prediction) -> None:
+def test_device_bytes_exceed_reserved_bytes_which_exceed_allocated_bytes(prediction: Prediction) -> None:
     reserved = prediction.peak_reserved_bytes
     assert reserved is not None and reserved >= prediction.peak_allocated_bytes > prediction.anatomy.peak_bytes
     assert reserved % (2 * MIB) == 0
@@ -194,7 +194,7 @@ def test_the_workspaces_of_both_threads_are_counted_once() -> None:
     assert [life.num_bytes for life in backward] == [8 * 4 * 128 * (1 + 32) * 4] * 4  # 2 layers, 2 optimizer steps
 
 
-def test_a_budget_fits_down_to_what_the_allocator_can_do_with_it(prediction: Prediction) -> None:
+def test_a_budget_between_allocated_and_reserved_bytes_is_replayed(prediction: Prediction) -> None:
     reserved, allocated = prediction.peak_reserved_bytes, prediction.peak_allocated_bytes
     assert reserved is not None
     assert prediction.fits(reserved)
@@ -215,8 +215,8 @@ def test_expandable_segments_follow_the_environment_of_the_run(monkeypatch: pyte
     assert predict(experiment, A100, expandable_segments=True) == explicit
 
 
-def test_the_memory_of_gpt2_is_what_the_prototypes_found() -> None:
-    """FACTS of the project, simulated too: MiB allocated of micro-batch 8 x 1024 in bf16, with dropout."""
+def test_the_memory_of_gpt2_is_that_of_an_earlier_simulation() -> None:
+    """Simulated MiB allocated at micro-batch 8 x 1024 in bf16, with dropout."""
     expected = {("gpt2", "none"): 12_703, ("gpt2", "every_layer"): 6_614, ("gpt2-medium", "every_layer"): 9_759}
     for (model, checkpointing), mib in expected.items():
         settings = {"device": "cpu", "model": model, "sequence_length": 1024, "precision": "bf16"}
@@ -228,14 +228,14 @@ def test_the_memory_of_gpt2_is_what_the_prototypes_found() -> None:
         assert prediction.anatomy.largest[0].shape[-1] == 50257 and prediction.anatomy.phase == "backward"
 
 
-def test_formats_that_a_card_lacks_are_refused() -> None:
+def test_precisions_that_a_card_lacks_are_refused() -> None:
     for precision in ("bf16", "tf32"):
         with pytest.raises(InvalidInputError, match=f"{precision} needs compute capability 8.0.*Tesla T4 is older"):
             predict(tiny(precision=precision), T4)
     assert predict(tiny(precision="fp16"), T4).peak_allocated_bytes > 0
 
 
-def test_an_unknown_card_is_answered_with_the_list() -> None:
+def test_the_error_for_an_unknown_card_lists_the_cards() -> None:
     with pytest.raises(InvalidInputError, match=f"no card is called 'h300'; the cards are {', '.join(CARDS)}"):
         find_card("h300")
 

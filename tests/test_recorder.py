@@ -1,4 +1,4 @@
-"""What lived when: the recorder agrees with the allocator, and knows what each tensor is for and whose it is."""
+"""The recorder of storage lifetimes: its peak is the allocator's, and each storage has a category and a module."""
 
 import gc
 from collections import Counter
@@ -31,7 +31,7 @@ CASES: list[dict[str, Any]] = [
 
 
 def recorded(**settings: Any) -> tuple[Timeline, MemoryUse]:
-    """Return what the recorder says of two optimizer steps, and what the profiler says of the same without it."""
+    """Return the recorded timeline of two optimizer steps, and the profiler's peak of the same steps."""
     experiment = tiny(**settings)
     prepared = experiment.prepare()
     timeline = record_lifetimes(experiment, prepared)
@@ -42,7 +42,7 @@ def recorded(**settings: Any) -> tuple[Timeline, MemoryUse]:
 
 
 @pytest.mark.parametrize("settings", CASES, ids=lambda case: "-".join(map(str, case.values())))
-def test_its_peak_is_the_allocators(settings: dict[str, Any]) -> None:
+def test_the_recorded_peak_is_the_allocators(settings: dict[str, Any]) -> None:
     timeline, memory = recorded(**settings)
     assert memory.peak_allocated_bytes is not None
     assert max(timeline.allocated_bytes) == pytest.approx(
@@ -50,7 +50,7 @@ def test_its_peak_is_the_allocators(settings: dict[str, Any]) -> None:
     )  # the states of the random number generator that checkpoints keep, and what numbers in Python become
 
 
-def test_parameters_gradients_and_state_are_counted_to_the_byte() -> None:
+def test_parameters_gradients_and_optimizer_state_are_exact() -> None:
     experiment = tiny(micro_batch_size=2, accumulation_steps=2)
     parameters = list(build_step(experiment, experiment.prepare()).trainable.module.parameters())
     sizes = sum(parameter.nbytes for parameter in parameters)
@@ -65,7 +65,7 @@ def test_parameters_gradients_and_state_are_counted_to_the_byte() -> None:
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "every_layer"])
-def test_every_tensor_has_an_owner(checkpointing: str) -> None:
+def test_every_storage_has_a_module(checkpointing: str) -> None:
     timeline, _ = recorded(micro_batch_size=4, checkpointing=checkpointing)
     names = {name for name, _ in build_step(tiny(), tiny().prepare()).trainable.module.named_modules()}
     of_steps = [life for life in timeline.lives if life.born >= timeline.spans[1].begin]
@@ -76,7 +76,7 @@ def test_every_tensor_has_an_owner(checkpointing: str) -> None:
     assert {life.module for life in backward} == {f"transformer.h.{layer}.mlp.act" for layer in (0, 1)}
 
 
-def test_checkpointing_leaves_fewer_activations_but_the_same_rest() -> None:
+def test_checkpointing_reduces_activations_only() -> None:
     plain, lean = (
         at_peak(recorded(micro_batch_size=8, checkpointing=policy, vocabulary_size=300)[0])
         for policy in ("none", "every_layer")
@@ -85,7 +85,7 @@ def test_checkpointing_leaves_fewer_activations_but_the_same_rest() -> None:
     assert lean.category_bytes["optimizer state"] == plain.category_bytes["optimizer state"]
 
 
-def test_the_peak_taken_apart_adds_up() -> None:
+def test_the_breakdown_of_the_peak_adds_up() -> None:
     timeline, _ = recorded(micro_batch_size=4, precision="bf16")
     anatomy = at_peak(timeline)
     assert anatomy.peak_bytes == max(timeline.allocated_bytes)
@@ -100,7 +100,7 @@ def test_the_peak_taken_apart_adds_up() -> None:
     assert len(course.seconds) == len(totals) and list(course.seconds) == sorted(course.seconds)
 
 
-def test_recording_leaves_nothing_behind() -> None:
+def test_recording_leaves_no_hooks_behind() -> None:
     recorder = LifetimeRecorder(torch.device("cpu"))
     module = torch.nn.Linear(4, 4)
     trainable = Trainable(module=module, layers=(), loss=lambda *_: torch.zeros(()))

@@ -1,4 +1,4 @@
-"""Recordings of real memory: read from a snapshot by hand, and replayed to a GPU's own figures."""
+"""Recordings of real memory: converted to events, and replayed to the statistics of a GPU."""
 
 import json
 import pickle
@@ -136,7 +136,7 @@ with open(file, "wb") as out:
 @BOTH
 @pytest.mark.parametrize("cap_bytes", [None, CAP_BYTES], ids=["free", "capped"])
 @pytest.mark.parametrize("seed", [2, 8])
-def test_a_recording_of_a_gpu_replays_to_its_own_figures(
+def test_a_recording_of_a_gpu_replays_to_its_statistics(
     seed: int, cap_bytes: int | None, expandable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", f"expandable_segments:{expandable}")

@@ -22,7 +22,7 @@ from pipeline.prediction.predict import predict_all
 from pipeline.runtime.fork_server import has_server, loading, num_cores, start_server, stop_server
 from pipeline.runtime.worker_pool import WorkerError, run_all, run_in_worker, worker_pool
 
-CPU = Hardware(kind="cpu", name="a processor", memory_bytes=2**34, capability=None)
+CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None)
 
 
 def square(number: int) -> tuple[int, int]:
@@ -186,9 +186,9 @@ def test_predictions_of_several_processes_equal_those_of_one(tmp_path: Path, mon
         for policy in ("none", "every_layer")
     ]
     together = dict(predict_all(experiments, CPU, num_processes=2))
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))  # which has nothing of what the others left
+    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))  # an empty cache
     assert together == dict(predict_all(experiments, CPU, num_processes=0))
-    assert len(list(tmp_path.glob("trace-*"))) == 8  # of 1, 2, 4 and 8, which tell 3 and 12
+    assert len(list(tmp_path.glob("trace-*"))) == 8  # of 1, 2, 4 and 8; 3 and 12 are extrapolated
 
 
 def test_a_few_predictions_use_workers_only_if_the_fork_server_is_running(monkeypatch: pytest.MonkeyPatch) -> None:

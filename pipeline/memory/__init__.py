@@ -1,1 +1,1 @@
-"""Budgets, devices, the meters that read them, and the allocator that predicts what they will read."""
+"""Devices, memory meters, recorded storage lifetimes, and a simulation of the CUDA caching allocator."""

@@ -1,6 +1,6 @@
-"""The CUDA caching allocator, simulated: what a sequence of allocations reserves on a device, without the device.
+"""A simulation of the CUDA caching allocator: the memory that a sequence of allocations reserves, without a GPU.
 
-Faithful to c10/cuda/CUDACachingAllocator.cpp at torch's default settings, and to `expandable_segments:True`. Left out:
+It follows c10/cuda/CUDACachingAllocator.cpp at torch's default settings, and to `expandable_segments:True`. Left out:
 CUDA graphs' private pools, max_split_size, roundup_power2_divisions, garbage_collection_threshold, and a device that
 is full below the cap.
 """
@@ -10,7 +10,7 @@ from pipeline.memory.segments import ExpandablePool, SegmentPool, segment_bytes_
 
 
 class OutOfMemoryError(Exception):
-    """The cap does not allow a request, not even after everything cached has gone back to the device."""
+    """A request exceeds the cap, even after all cached segments were released."""
 
     def __init__(self, *, requested_bytes: int, allocated_bytes: int, reserved_bytes: int, cap_bytes: int) -> None:
         super().__init__(
@@ -24,9 +24,9 @@ class OutOfMemoryError(Exception):
 
 
 class CachingAllocator:
-    """The allocator of one device; its figures are those of torch.cuda.memory_stats.
+    """The allocator of one device; its attributes are those of torch.cuda.memory_stats.
 
-    `cap_bytes` is what set_per_process_memory_fraction allows: the fraction of the device's memory, rounded down.
+    `cap_bytes` is the limit that set_per_process_memory_fraction sets, in bytes.
     """
 
     def __init__(self, *, cap_bytes: int | None = None, expandable_segments: bool = False) -> None:
@@ -34,22 +34,22 @@ class CachingAllocator:
         self._pool_type = ExpandablePool if expandable_segments else SegmentPool
         self._pools: dict[tuple[int, bool], Pool] = {}
         self.allocated_bytes = 0
-        """In live blocks, as rounded: torch.cuda.memory_allocated."""
+        """Rounded sizes of the allocated blocks: torch.cuda.memory_allocated."""
         self.reserved_bytes = 0
         """Taken from the device: torch.cuda.memory_reserved."""
         self.peak_allocated_bytes = 0
         self.peak_reserved_bytes = 0
         self.num_alloc_retries = 0
-        """How often the cap was met, and everything cached given back (counted too where that did not suffice)."""
+        """Number of times that the cap was reached and the cached segments were released."""
 
     def allocate(self, size_bytes: int, *, stream: int = 0, segment_address: int | None = None) -> Block:
-        """Return a live block of at least `size_bytes`; a request of 0 bytes takes no memory.
+        """Return an allocated block of at least `size_bytes`; a request of 0 bytes takes no memory.
 
-        Blocks are reused within a stream only. `segment_address` says where the device would put a new segment; it
-        decides between free blocks of one size.
+        Blocks are reused within a stream only. `segment_address` is the address of a new segment, if one is needed; it
+        decides between free blocks of equal size.
 
         Raises:
-            OutOfMemoryError: the cap does not allow it.
+            OutOfMemoryError: the request exceeds the cap.
 
         """
         rounded_bytes = round_up(size_bytes, MIN_BLOCK_BYTES)  # round_size
@@ -58,32 +58,32 @@ class CachingAllocator:
             return Block(pool, pool.base_address, 0, allocated=True)
         block = pool.best_fit(rounded_bytes)
         if block is None:
-            self._make_room(rounded_bytes)
+            self._ensure_below_cap(rounded_bytes)
             block, segment_bytes = pool.grow(rounded_bytes, segment_address)
             self.reserved_bytes += segment_bytes
             self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        pool.hand_out(block, rounded_bytes)
+        pool.allocate_block(block, rounded_bytes)
         self.allocated_bytes += block.size_bytes
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         return block
 
     def free(self, block: Block) -> None:
-        """Make a live block's memory available to its stream again; it stays reserved.
+        """Free a block; its memory stays reserved, for its stream.
 
         Raises:
-            ValueError: the block is not live.
+            ValueError: the block is not allocated.
 
         """
         if not block.allocated:
-            raise ValueError(f"only a live block can be freed, and this one is not: {block}")
+            raise ValueError(f"only an allocated block can be freed, and this one is not: {block}")
         self.allocated_bytes -= block.size_bytes
         if block.size_bytes == 0:
             block.allocated = False
         else:
-            block.pool.put_back(block)
+            block.pool.free_block(block)
 
     def empty_cache(self) -> None:
-        """Give everything back to the device that can go: torch.cuda.empty_cache (release_cached_blocks)."""
+        """Release all unused segments to the device: torch.cuda.empty_cache (release_cached_blocks)."""
         self.reserved_bytes -= sum(pool.release() for pool in self._pools.values())
 
     def _pool(self, stream: int, *, small: bool) -> Pool:
@@ -93,11 +93,11 @@ class CachingAllocator:
             pool = self._pools[stream, small] = self._pool_type(small=small, base_address=base_address)
         return pool
 
-    def _make_room(self, rounded_bytes: int) -> None:
-        """Release and retry at the cap: malloc, alloc_block.
+    def _ensure_below_cap(self, rounded_bytes: int) -> None:
+        """Release the cached segments where the request would exceed the cap (malloc, alloc_block).
 
-        torch compares with the size of a whole segment even where an expandable one would need less, and then maps
-        pages without looking again: up to a page less 2 MiB beyond the cap.
+        torch compares with the size of a whole segment even where an expandable one needs less, and then maps pages
+        without another check: up to a page minus 2 MiB beyond the cap.
         """
         if self._cap_bytes is None or self.reserved_bytes + segment_bytes_for(rounded_bytes) <= self._cap_bytes:
             return

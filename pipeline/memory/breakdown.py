@@ -1,4 +1,4 @@
-"""What the memory of a run is made of: its peak taken apart, and its course through one optimizer step."""
+"""Memory breakdowns of a timeline: the peak by category, module and tensor, and one optimizer step over time."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -7,52 +7,52 @@ from dataclasses import dataclass
 from pipeline.memory.timeline import CATEGORIES, Lifetime, Timeline
 
 NUM_LARGEST = 15
-"""Tensors that are named one by one."""
+"""Number of the largest tensors that a breakdown lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveTensor:
-    """A storage that lives at the peak."""
+    """A storage that is alive at the peak."""
 
     num_bytes: int
     shape: tuple[int, ...]
     dtype: str
     category: str
     module: str
-    """Dotted name of the innermost module that it belongs to or that made it."""
+    """Dotted name of the innermost module that owns it or allocated it."""
     operator: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """The moment at which most bytes were alive."""
+    """The memory at the peak of a timeline."""
 
     peak_bytes: int
     step: int
     """Optimizer step, counted from 0."""
     phase: str
     operator: str
-    """The operator whose result made it the peak."""
+    """The operator whose allocation reached the peak."""
     module: str
     category_bytes: Mapping[str, int]
     module_bytes: Mapping[str, int]
-    """By dotted name, the greatest first."""
+    """By dotted name, the largest first."""
     largest: tuple[LiveTensor, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepMemory:
-    """Bytes alive through one optimizer step, event by event."""
+    """Bytes alive after each event of one optimizer step."""
 
     seconds: tuple[float, ...]
     """From the first event."""
     category_bytes: Mapping[str, tuple[int, ...]]
     phases: tuple[tuple[str, float], ...]
-    """Each phase and the second in which it began."""
+    """Each phase and the time of its first event."""
 
 
 def at_peak(timeline: Timeline) -> Breakdown:
-    """Take the peak of everything recorded apart; something must have been recorded."""
+    """Return the breakdown of the peak of a timeline, which must not be empty."""
     allocated = timeline.allocated_bytes
     event = max(range(len(allocated)), key=allocated.__getitem__)
     span, alive = timeline.span_of(event), timeline.alive(event)
@@ -70,7 +70,7 @@ def at_peak(timeline: Timeline) -> Breakdown:
 
 
 def course_of(timeline: Timeline, step: int) -> StepMemory:
-    """Follow the memory through optimizer step `step`, counted from 0, which must have been recorded."""
+    """Return the memory over optimizer step `step`, counted from 0, which must have been recorded."""
     begins = [span.begin for span in timeline.spans] + [len(timeline.events)]
     of_step = [number for number, span in enumerate(timeline.spans) if span.step == step and span.phase != "load"]
     begin, end = begins[of_step[0]], begins[of_step[-1] + 1]
@@ -91,7 +91,7 @@ def course_of(timeline: Timeline, step: int) -> StepMemory:
 
 
 def _summed(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Add up by name, the greatest first."""
+    """Return the sum for each name, the largest first."""
     totals: Counter[str] = Counter()
     for name, num_bytes in parts:
         totals[name] += num_bytes

@@ -1,4 +1,4 @@
-"""The device a run uses: found by name, described in words and bytes."""
+"""The device of a run: found by its name, with its model, memory and compute capability."""
 
 import platform
 from pathlib import Path
@@ -15,7 +15,7 @@ def find_device(text: str) -> torch.device:
     """Return the device that `auto`, `cpu`, `cuda` or `cuda:1` names on this machine.
 
     Raises:
-        InvalidInputError: it is not a device's name, or this machine lacks it.
+        InvalidInputError: it is not the name of a device, or this machine does not have it.
 
     """
     if text == "auto":
@@ -32,16 +32,16 @@ def find_device(text: str) -> torch.device:
 
 
 def total_bytes(device: torch.device) -> int:
-    """Return the device's whole memory in bytes: the card's, or this machine's."""
+    """Return the total memory of a GPU, or of this machine, in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return int(psutil.virtual_memory().total)
 
 
 def occupy(device: torch.device, budget_bytes: int | None) -> None:
-    """Make a GPU this process's current one, and let its caching allocator reserve no more than the budget.
+    """Make a GPU the current device of this process, and limit its caching allocator to the budget.
 
-    The CUDA context, which this creates, comes on top of the budget.
+    The CUDA context, which this creates, is not part of the budget.
     """
     if device.type != "cuda":
         return
@@ -51,7 +51,7 @@ def occupy(device: torch.device, budget_bytes: int | None) -> None:
 
 
 def used_bytes(device: torch.device) -> int | None:
-    """Return what all processes use of a GPU, as NVML sees it; None where there is no NVML that knows the device."""
+    """Return the bytes that all processes use on a GPU, as reported by NVML; None without NVML."""
     if device.type != "cuda":
         return None
     try:
@@ -69,7 +69,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the model of the card or of the processor."""
+    """Return the model name of the GPU or of the CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")
@@ -81,7 +81,7 @@ def device_name(device: torch.device) -> str:
 
 
 def hardware_of(device: torch.device) -> Hardware:
-    """Return what this machine's `device` is."""
+    """Return the hardware of a device of this machine."""
     return Hardware(
         kind=device.type,
         name=device_name(device),

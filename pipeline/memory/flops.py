@@ -1,4 +1,4 @@
-"""Floating-point operations of what passes torch's dispatcher, as torch counts them: matrix products and attention."""
+"""Floating-point operations of an operator call, by torch's own formulas: matrix products and attention."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,15 +17,15 @@ FORMULAS = {
     ),
     torch.ops.aten._grouped_mm: lambda a, b, *_, **__: 2 * a.shape.numel() * b.shape[-1],
 }
-"""Torch's own, and three that it leaves out: attention on a CPU, counted as on CUDA, and the products of experts."""
+"""The formulas of torch.utils.flop_counter, and those it lacks: attention on a CPU, and grouped matrix products."""
 
 
 _counted: dict[tuple[Any, ...], int] = {}
-"""By operator and what its formula looks at: formulas take longer than what they are told of takes without numbers."""
+"""Cached results by operator and shapes: on fake tensors the formula takes longer than the operator."""
 
 
 def operations_of(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
-    """Return the floating-point operations of one call; 0 for what torch counts none of."""
+    """Return the floating-point operations of one call; 0 for an operator without a formula."""
     formula = FORMULAS.get(operator.overloadpacket)
     if formula is None:
         return 0

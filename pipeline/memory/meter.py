@@ -1,8 +1,8 @@
-"""Meters: exact bytes in live tensors, from before the model is built.
+"""Memory meters: the exact bytes in live tensors, measured from before the model is built.
 
-On an accelerator the caching allocator keeps the figures for the whole run. On a CPU the profiler reports each
-allocation; it slows a step down, so it watches the first two optimizer steps: the first brings the optimizer state
-to life, the second is like every later one.
+On an accelerator the caching allocator counts over the whole run. On a CPU the profiler reports each allocation; it
+slows a step down, so it runs for the first two optimizer steps: the first allocates the optimizer state, the second is
+like every later one.
 """
 
 import resource
@@ -19,12 +19,12 @@ from pipeline.memory.device import used_bytes
 WATCHED_STEPS = 2
 """Optimizer steps whose phases are recorded."""
 PHASES = ("load", "forward", "backward", "optimizer")
-"""The phases at whose end memory says something."""
+"""The phases at whose end the allocated bytes are recorded."""
 _MARK = "headroom::"
 
 
 class Meter(ABC):
-    """Reads the memory of this process on one device; make it before the first tensor."""
+    """Measures the memory of this process on one device; create it before the first tensor."""
 
     @abstractmethod
     def mark(self, step: int, phase: str) -> None:
@@ -45,7 +45,7 @@ def make_meter(device: torch.device) -> Meter:
 
 
 class CpuMeter(Meter):
-    """The allocator's events, as the profiler records them."""
+    """Sums the allocator's events, as the profiler records them."""
 
     def __init__(self) -> None:
         self._profile: profile | None = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
@@ -54,7 +54,7 @@ class CpuMeter(Meter):
         self._phases: tuple[PhaseMemory, ...] = ()
 
     def mark(self, step: int, phase: str) -> None:
-        """Leave a mark among the profiler's events."""
+        """Add a mark to the profiler's events."""
         if phase in PHASES:
             with record_function(f"{_MARK}{step}:{phase}"):
                 pass
@@ -80,7 +80,7 @@ class CpuMeter(Meter):
 
 
 class AcceleratorMeter(Meter):
-    """The caching allocator's own statistics, and on CUDA the device's as NVML sees them."""
+    """Reads the caching allocator's statistics, and on CUDA those of NVML."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -89,7 +89,7 @@ class AcceleratorMeter(Meter):
         self._allocated_bytes: dict[tuple[int, str], int] = {}
 
     def mark(self, step: int, phase: str) -> None:
-        """Read the live bytes; the allocator knows them without synchronization."""
+        """Read the allocated bytes, which needs no synchronization."""
         if phase in PHASES:
             self._allocated_bytes[step, phase] = torch.accelerator.memory_allocated(self._device)
 
@@ -97,7 +97,7 @@ class AcceleratorMeter(Meter):
         """Nothing slows the steps down here."""
 
     def read(self) -> MemoryUse:
-        """Return the peaks; device bytes are the peak of reserved ones, and what this process uses beside them."""
+        """Return the peaks; device bytes are the reserved peak and what the process uses besides, as its context."""
         before, now = self._used_bytes_before, used_bytes(self._device)
         peak_reserved = torch.accelerator.max_memory_reserved(self._device)
         beside = (
@@ -114,7 +114,7 @@ class AcceleratorMeter(Meter):
 
 
 def _add_up(profiled: profile) -> tuple[int, tuple[PhaseMemory, ...]]:
-    """Return the greatest running sum of the allocator's events, and the running sum at each mark."""
+    """Return the maximum of the running sum of the allocator's events, and its value at each mark."""
     assert profiled.profiler is not None and profiled.profiler.kineto_results is not None  # it has been stopped
     events = [
         (event.start_ns(), event.name(), event.nbytes())  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""Which tensor lived when, how large it was, and what made it: a record of every storage of a training run.
+"""A recorder of storage lifetimes: a dispatch mode that notes every storage of a training run.
 
-The recorder sees what passes torch's dispatcher, on real tensors of any device and on fake ones alike. What an operator
-allocates inside itself is not seen; it can be told of it.
+It sees the operators that pass torch's dispatcher, on real tensors of any device and on fake ones. Workspaces, which an
+operator allocates inside its kernel, are not seen; a function that predicts them can be given.
 """
 
 import time
@@ -20,40 +20,40 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.base.contracts import Trainable
 from pipeline.memory.flops import operations_of
-from pipeline.memory.gradient_sums import calibrate, in_backward, is_written_over
+from pipeline.memory.gradient_sums import calibrate, in_backward, is_in_place_sum
 from pipeline.memory.timeline import Lifetime, Span, Timeline
 
 OUTSIDE = {"load": "", "forward": "loss", "backward": "loss", "optimizer": "optimizer"}
-"""Whose work it is when no module is running."""
-ASKS_DEVICE = torch.ops.prim.device.default
-"""What fake tensors are asked several times an operator; it makes nothing."""
+"""The name that a storage gets where no module is running, by phase."""
+GET_DEVICE = torch.ops.prim.device.default
+"""Called several times for each operator on fake tensors; it allocates nothing."""
 
 
 Workspaces = Callable[[Any, tuple[Any, ...]], Iterable[tuple[int, bool]]]
-"""(operator, its arguments) -> the bytes of each thing it allocates inside itself, and whether it keeps it for ever."""
+"""(operator, its arguments) -> the bytes of each workspace, and whether it is kept after the call."""
 
 
 def no_workspaces(*_: object) -> Iterable[tuple[int, bool]]:
-    """Know of nothing that operators allocate inside themselves."""
+    """Return no workspaces."""
     return ()
 
 
 Run = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
-"""(operator, its arguments) -> what it makes of them."""
+"""(operator, its arguments) -> its result."""
 
 
 def passed_on(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Let torch's dispatcher run an operator."""
+    """Run an operator by torch's dispatcher."""
     return func(*args, **kwargs)
 
 
 class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records births and deaths on one kind of device while it is active; enter it before the model is built."""
+    """Records storage lifetimes on one kind of device while it is active; enter it before the model is built."""
 
     def __init__(self, device: torch.device, workspaces: Workspaces = no_workspaces, run: Run = passed_on) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         calibrate()
-        self._device_type, self._hidden, self._run = device.type, workspaces, run
+        self._device_type, self._workspaces, self._run = device.type, workspaces, run
         self._lives: list[Lifetime] = []
         self._by_storage: dict[int, int] = {}
         self._guards: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -70,12 +70,12 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Tell torch that nothing is compiled here, which would cost as much as the recording."""
+        """Return False: nothing is compiled here, and skipping dynamo costs as much as recording."""
         return False
 
     @contextmanager
     def watching(self, trainable: Trainable, optimizer: Optimizer) -> Iterator[Self]:
-        """Know, from here on, whose work each operator is, and which tensors are parameters, gradients and state."""
+        """Attribute storages to modules, and to parameters, gradients and optimizer state, inside this context."""
         self._module, self._optimizer = trainable.module, optimizer
         names = {part: name for name, part in trainable.module.named_modules()}
         self._layers = tuple(f"{names[layer]}." for layer in trainable.layers)
@@ -88,19 +88,19 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             for handle in handles:
                 handle.remove()
-            self._label()
+            self._categorize()
 
     def mark(self, step: int, phase: str) -> None:
-        """Note the end of a phase of optimizer step `step`, as a Meter does."""
+        """Note the end of a phase of optimizer step `step`."""
         if phase in ("backward", "optimizer"):
-            self._label()
+            self._categorize()
         self._loading = False
         if phase == "optimizer":
             self._step = step + 1
 
     def timeline(self) -> Timeline:
-        """Return what has been recorded up to now."""
-        self._label()
+        """Return the timeline recorded so far."""
+        self._categorize()
         first = self._seconds[0] if self._seconds else 0.0
         return Timeline(
             lives=tuple(self._lives),
@@ -113,28 +113,28 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operator, and note the storages that it made."""
-        if func is ASKS_DEVICE and isinstance(args[0], FakeTensor):
+        """Run the operator, and record the storages that it allocated."""
+        if func is GET_DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         kwargs = kwargs or {}
-        for_now = []
-        for num_bytes, kept in self._hidden(func, args):
+        temporary = []
+        for num_bytes, kept in self._workspaces(func, args):
             number = self._begin(num_bytes, (num_bytes,), torch.uint8, f"inside {_name(func)}", "temporary")
-            for_now += [] if kept else [number]
-        written_over = is_written_over(func, args)
+            temporary += [] if kept else [number]
+        in_place = is_in_place_sum(func, args)
         result = self._run(func, args, kwargs)
         self._flops += operations_of(func, args, kwargs, result)
-        if written_over:
-            self._hand_over(args[0])
+        if in_place:
+            self._end_lifetime(args[0])
         for tensor in (result,) if isinstance(result, Tensor) else tree_leaves(result):
             if isinstance(tensor, Tensor) and tensor.device.type == self._device_type:
                 self._note(tensor, func)
-        for number in for_now:
+        for number in temporary:
             self._end(number)
         return result
 
-    def _hand_over(self, tensor: Tensor) -> None:
-        """End the life of a tensor whose storage another takes over."""
+    def _end_lifetime(self, tensor: Tensor) -> None:
+        """End the lifetime of a storage that the result of the operator reuses."""
         key = tensor.untyped_storage()._cdata
         number = self._by_storage.pop(key, None)
         if number is not None:
@@ -147,7 +147,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key not in self._by_storage:
             number = self._begin(storage.nbytes(), tuple(tensor.shape), tensor.dtype, _name(func))
             self._by_storage[key] = number
-            self._guards[key] = weakref.ref(storage, self._death_of(key, number))
+            self._guards[key] = weakref.ref(storage, self._on_release(key, number))
 
     def _begin(
         self, num_bytes: int, shape: tuple[int, ...], dtype: torch.dtype, operator: str, category: str | None = None
@@ -182,22 +182,22 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._events.append(event)
         self._seconds.append(time.perf_counter())
 
-    def _death_of(self, key: int, number: int) -> Callable[[object], None]:
-        def die(_: object) -> None:
+    def _on_release(self, key: int, number: int) -> Callable[[object], None]:
+        def release(_: object) -> None:
             del self._by_storage[key], self._guards[key]
             self._end(number)
 
-        return die
+        return release
 
     def _end(self, number: int) -> None:
         life = self._lives[number]
         life.died = len(self._events)
         if life.category == "activations" and torch.is_grad_enabled():
-            life.category = "temporary"  # gone before the backward pass could ask for it
+            life.category = "temporary"  # freed before the backward pass
         self._record(-1 - number)
 
     def _current_module(self) -> str:
-        """Return whose work it is: in a backward pass, that of the module whose forward pass made the graph's node."""
+        """Return the module of the current operator: in a backward pass, the one whose forward pass made the node."""
         node = torch._C._current_autograd_node()
         if self._modules:
             name = self._modules[-1]
@@ -205,30 +205,30 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name = self._module_of_node.get(node._sequence_nr() if node else None, OUTSIDE[self._phase])
         if not torch.is_grad_enabled():
             return name
-        if node and not self._modules:  # a layer's own work in its recomputation, which passes its hooks by
+        if node and not self._modules:  # a layer that is recomputed, whose hooks do not run
             name = next((layer[:-1] for layer in self._layers if f"{name}.".startswith(layer)), name)
         self._module_of_node[torch._C._autograd._get_sequence_nr() - 1] = name  # the node made last is this operator's
         return name
 
     def _leave(self, name: str) -> None:
-        """Forget a module that has ended, and those inside it that an exception has ended."""
+        """Pop a module that has ended, and those inside it that an exception has ended."""
         while self._modules and self._modules.pop() != name:
             pass
 
-    def _label(self) -> None:
-        """Say of what lives now which are parameters, gradients and optimizer state, and whose."""
+    def _categorize(self) -> None:
+        """Set the category and module of parameters, gradients and optimizer state that are alive."""
         if self._module is None or self._optimizer is None:
             return
         owners = {parameter: name.rpartition(".")[0] for name, parameter in self._module.named_parameters()}
         for name, buffer in self._module.named_buffers():
-            self._name(buffer, "parameters", name.rpartition(".")[0])
+            self._assign(buffer, "parameters", name.rpartition(".")[0])
         for parameter, owner in owners.items():
-            self._name(parameter, "parameters", owner)
-            self._name(parameter.grad, "gradients", owner)
+            self._assign(parameter, "parameters", owner)
+            self._assign(parameter.grad, "gradients", owner)
             for value in self._optimizer.state.get(parameter, {}).values():
-                self._name(value, "optimizer state", owner)
+                self._assign(value, "optimizer state", owner)
 
-    def _name(self, value: object, category: str, owner: str) -> None:
+    def _assign(self, value: object, category: str, owner: str) -> None:
         if isinstance(value, Tensor):
             number = self._by_storage.get(value.untyped_storage()._cdata)
             if number is not None:

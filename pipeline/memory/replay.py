@@ -1,4 +1,4 @@
-"""Events of memory, and what the simulated allocator comes to on a sequence of them."""
+"""Replay of memory events on the simulated caching allocator."""
 
 from array import array
 from collections.abc import Iterable
@@ -14,15 +14,15 @@ class Allocation(NamedTuple):
     """A request for memory."""
 
     identifier: int
-    """By which the block is freed later."""
+    """Names the block when it is freed."""
     size_bytes: int
     stream: int = 0
     segment_address: int | None = None
-    """Where the device put the new segment, if one was needed and this is known."""
+    """Address of the new segment, if one was needed and the address is known."""
 
 
 class Free(NamedTuple):
-    """The end of an allocation."""
+    """A block is freed."""
 
     identifier: int
 
@@ -36,7 +36,7 @@ Event = Allocation | Free | EmptyCache
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorPeaks:
-    """What a sequence of events came to."""
+    """The peaks that the allocator reached."""
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -46,10 +46,10 @@ class AllocatorPeaks:
 def replay(
     events: Iterable[Event], *, cap_bytes: int | None = None, expandable_segments: bool = False
 ) -> AllocatorPeaks:
-    """Return the peaks that an empty allocator reaches on these events.
+    """Replay the events on an empty allocator, and return its peaks.
 
     Raises:
-        OutOfMemoryError: the cap does not allow one of them.
+        OutOfMemoryError: a request exceeds the cap.
 
     """
     allocator = CachingAllocator(cap_bytes=cap_bytes, expandable_segments=expandable_segments)
@@ -68,20 +68,20 @@ def replay(
 
 @dataclass(frozen=True)
 class Requests:
-    """Allocations and frees alone, in little space and replayed in little time."""
+    """The allocations and frees of a timeline, in a compact form that is replayed fast."""
 
     sizes: "array[int]"
     """Bytes of each storage."""
     events: "array[int]"
-    """n for the birth of storage n, -1 - n for its death."""
+    """n for the allocation of storage n, -1 - n for its release."""
 
     @classmethod
     def of(cls, timeline: Timeline) -> Self:
-        """Return what a timeline asks for."""
+        """Return the requests of a timeline."""
         return cls(array("q", [life.num_bytes for life in timeline.lives]), array("q", timeline.events))
 
     def replay(self, *, cap_bytes: int | None = None, expandable_segments: bool = False) -> AllocatorPeaks:
-        """Return the peaks that an empty allocator reaches on them, or raise as the function of this name does."""
+        """Return the peaks of an empty allocator that serves the requests; raise OutOfMemoryError above the cap."""
         allocator = CachingAllocator(cap_bytes=cap_bytes, expandable_segments=expandable_segments)
         live: dict[int, Block] = {}
         for event in self.events:

@@ -1,4 +1,4 @@
-"""How a pool gets memory from the device: segment by segment (cudaMalloc), or one segment that grows by pages."""
+"""The two kinds of pools: separate segments (cudaMalloc), or one expandable segment that grows by pages."""
 
 from bisect import bisect_left
 
@@ -14,20 +14,20 @@ from pipeline.memory.blocks import (
 )
 
 MIN_LARGE_BYTES = 10 * MIB
-"""Requests from here on get a segment of their own size (kMinLargeAlloc in c10/core/AllocatorConfig.h)."""
+"""Requests of at least this size get a segment of their own (kMinLargeAlloc in c10/core/AllocatorConfig.h)."""
 ROUND_LARGE_BYTES = 2 * MIB
-"""Such a segment is a multiple of it (kRoundLarge, same file)."""
+"""The size of such a segment is a multiple of it (kRoundLarge, same file)."""
 
 
 def segment_bytes_for(size_bytes: int) -> int:
-    """Return the size of the segment that a rounded request asks the device for (get_allocation_size)."""
+    """Return the size of a new segment for a rounded request (get_allocation_size)."""
     if size_bytes >= MIN_LARGE_BYTES:
         return round_up(size_bytes, ROUND_LARGE_BYTES)
     return SMALL_SEGMENT_BYTES if size_bytes <= SMALL_BYTES else LARGE_SEGMENT_BYTES
 
 
 class SegmentPool(Pool):
-    """Segments from cudaMalloc, the default; one goes back to the device when all of it is free."""
+    """Segments from cudaMalloc, the default; a segment can be released when all of it is free."""
 
     def __init__(self, *, small: bool, base_address: int) -> None:
         super().__init__(small=small, base_address=base_address)
@@ -36,19 +36,19 @@ class SegmentPool(Pool):
             self.unsplit_bytes = SMALL_BYTES  # max_split_size is unlimited by default: no block is too large to split
 
     def best_fit(self, size_bytes: int) -> Block | None:
-        """Take the smallest free block, among equals the one at the lowest address (get_free_block)."""
+        """Remove and return the smallest free block, of equal ones that at the lowest address (get_free_block)."""
         index = bisect_left(self.free, (size_bytes,))
         return self.free.pop(index)[2] if index < len(self.free) else None
 
     def grow(self, size_bytes: int, segment_address: int | None) -> tuple[Block, int]:
-        """Return a new segment as one block; its address decides between blocks of one size (alloc_block)."""
+        """Return a new segment as one block (alloc_block)."""
         segment_bytes = segment_bytes_for(size_bytes)
         address = self._next_address if segment_address is None else segment_address
         self._next_address += segment_bytes
         return Block(self, address, segment_bytes), segment_bytes
 
     def release(self) -> int:
-        """Give back the segments without a live block: those whose free block has no neighbour."""
+        """Release the segments without an allocated block: those whose free block has no neighbour."""
         kept = [entry for entry in self.free if entry[2].previous or entry[2].next]
         released_bytes = sum(entry[0] for entry in self.free) - sum(entry[0] for entry in kept)
         self.free = kept
@@ -56,16 +56,16 @@ class SegmentPool(Pool):
 
 
 class ExpandablePool(Pool):
-    """One segment of addresses that gets memory in pages where it is needed (expandable_segments:True)."""
+    """One segment of addresses, whose pages are mapped where they are needed (expandable_segments:True)."""
 
     def __init__(self, *, small: bool, base_address: int) -> None:
         super().__init__(small=small, base_address=base_address)
         self.unmapped.append(Block(self, base_address, ADDRESS_SPACE_BYTES, mapped=False))
 
     def best_fit(self, size_bytes: int) -> Block | None:
-        """Take the smallest free block, but prefer one that cannot grow: one that can counts with what it can grow to.
+        """Remove and return the smallest free block, where a block counts with the unmapped block behind it.
 
-        torch goes on to the next larger block only as long as that is an improvement (get_free_block).
+        The next larger block is considered only as long as that is an improvement (get_free_block).
         """
         index = bisect_left(self.free, (size_bytes,))
         if index == len(self.free):
@@ -75,42 +75,42 @@ class ExpandablePool(Pool):
         return self.free.pop(index)[2]
 
     def grow(self, size_bytes: int, segment_address: int | None) -> tuple[Block, int]:
-        """Map pages where the lowest room is, if possible behind a free block (try_allocate_expandable_block)."""
-        block = self._lowest_room(size_bytes)
+        """Map pages at the lowest sufficient address range (try_allocate_expandable_block)."""
+        block = self._lowest_range(size_bytes)
         mapped_bytes = 0 if block.mapped else self._map(block, min(block.size_bytes, size_bytes))
         while block.size_bytes < size_bytes:
             gap = block.next
-            assert gap is not None  # there is room
+            assert gap is not None  # _lowest_range() has found enough
             mapped_bytes += self._map(gap, min(gap.size_bytes, size_bytes - block.size_bytes))
-            block = gap  # it has swallowed the block before it
-        self.drop(block)
+            block = gap  # merged with the block before it
+        self.remove(block)
         return block, mapped_bytes
 
     def release(self) -> int:
-        """Unmap the whole pages of every free block; what is left of it at its ends stays free (unmap_block)."""
+        """Unmap the whole pages of every free block; its partial pages stay free (unmap_block)."""
         return sum(self._unmap(block) for _, _, block in list(self.free))
 
-    def _lowest_room(self, size_bytes: int) -> Block:
-        """Return the first of a row of blocks without a live one that has `size_bytes` (find_expandable_block)."""
+    def _lowest_range(self, size_bytes: int) -> Block:
+        """Return the first of adjacent unallocated blocks with `size_bytes` in all (find_expandable_block)."""
         for gap in sorted(self.unmapped, key=lambda block: block.address):
             first = gap if gap.previous is None or gap.previous.allocated else gap.previous
-            room_bytes = 0
+            range_bytes = 0
             block: Block | None = first
-            while room_bytes < size_bytes and block is not None and not block.allocated:
-                room_bytes, block = room_bytes + block.size_bytes, block.next
-            if room_bytes >= size_bytes:
+            while range_bytes < size_bytes and block is not None and not block.allocated:
+                range_bytes, block = range_bytes + block.size_bytes, block.next
+            if range_bytes >= size_bytes:
                 return first
-        raise AssertionError("the addresses of a pool never end")
+        raise AssertionError("the address range of a pool is larger than any device")
 
     def _map(self, gap: Block, size_bytes: int) -> int:
-        """Put memory behind the first pages of a gap, one with its free neighbours; return its bytes (map_block)."""
+        """Map the first pages of an unmapped block, merge them with free neighbours, return their bytes (map_block)."""
         mapped_bytes = round_up(size_bytes, self.segment_bytes)
-        self.drop(gap)
+        self.remove(gap)
         if mapped_bytes < gap.size_bytes:
             self.unmapped.append(self.split(gap, mapped_bytes))
         gap.mapped = True
         self.merge(gap)
-        self.keep(gap)
+        self.add(gap)
         return mapped_bytes
 
     def _unmap(self, block: Block) -> int:
@@ -118,12 +118,12 @@ class ExpandablePool(Pool):
         end = (block.address + block.size_bytes) // self.segment_bytes * self.segment_bytes
         if start >= end:
             return 0
-        self.drop(block)
+        self.remove(block)
         if block.address < start:
             before, block = block, self.split(block, start - block.address)
-            self.keep(before)
+            self.add(before)
         if block.size_bytes > end - start:
-            self.keep(self.split(block, end - start))
+            self.add(self.split(block, end - start))
         block.mapped = False
         self.merge(block)
         self.unmapped.append(block)

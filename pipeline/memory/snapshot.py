@@ -1,4 +1,4 @@
-"""A recording of real memory, `torch.cuda.memory._snapshot()` -> the events that the simulated allocator replays."""
+"""A recording of real memory, `torch.cuda.memory._snapshot()` -> events for the simulated allocator."""
 
 from collections.abc import Mapping
 from itertools import count
@@ -9,11 +9,11 @@ from pipeline.memory.replay import Allocation, EmptyCache, Event, Free
 
 
 def events_of(snapshot: Mapping[str, Any], device_index: int = 0) -> list[Event]:
-    """Return what happened on one device while `_record_memory_history()` was on, oldest first.
+    """Return the events on one device while `_record_memory_history()` was on, oldest first.
 
-    Blocks that were alive before come first, by address. What was cached before is not in a recording: record from
-    the first allocation, or right after empty_cache(), where peaks are to be exact. A block is free from
-    `free_completed` on, which comes later than `free_requested` where another stream still used it (record_stream).
+    Blocks that were allocated before come first, by address. A recording does not contain what was cached before: for
+    exact peaks, record from the first allocation, or right after empty_cache(). A block is free after its event
+    `free_completed`, which is later than `free_requested` where another stream still used it (record_stream).
 
     Raises:
         InvalidInputError: it has private pools, or lacks frees.

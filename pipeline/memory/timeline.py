@@ -1,4 +1,4 @@
-"""Storage lifetimes: which tensor storage was alive when, how large it was, and which operator allocated it."""
+"""Storage lifetimes: when each tensor storage was allocated and freed, its size, and the operator that made it."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,53 +7,53 @@ from itertools import accumulate
 import torch
 
 CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "temporary")
-"""What a storage is for: activations live on from a forward pass for the backward pass, the rest is temporary."""
+"""Purposes of a storage: activations are kept by a forward pass for its backward pass; the rest is temporary."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Lifetime:
-    """One storage, from its birth to its death."""
+    """One storage, from its allocation to its release."""
 
     num_bytes: int
     shape: tuple[int, ...]
-    """Of the tensor that it was made for."""
+    """Shape of the tensor that it was allocated for."""
     dtype: torch.dtype
     operator: str
-    """Name of the operator that made it, without its namespace."""
+    """Name of the operator that allocated it, without its namespace."""
     module: str
-    """Dotted name of the innermost module whose work that was; `loss` and `optimizer` outside of all."""
+    """Dotted name of the innermost module that ran the operator; `loss` or `optimizer` outside of all modules."""
     category: str
     """One of CATEGORIES."""
     born: int
-    """Number of the event of its birth."""
+    """Index of its allocation among the events."""
     died: int | None = None
-    """Number of the event of its death; None while it lives."""
+    """Index of its release among the events; None while it is alive."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A run of events within one phase, which begins with a birth."""
+    """Consecutive events within one phase; the first is an allocation."""
 
     step: int
     """Optimizer step, counted from 0."""
     phase: str
-    """`load`, `forward`, `backward` or `optimizer`; with accumulation the two in the middle alternate."""
+    """`load`, `forward`, `backward` or `optimizer`; with accumulation, forward and backward alternate."""
     begin: int
-    """Number of its first event."""
+    """Index of its first event."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """All births and deaths, in their order."""
+    """All allocations and releases, in their order."""
 
     lives: tuple[Lifetime, ...]
     events: tuple[int, ...]
-    """n for the birth of life n, -1 - n for its death."""
+    """n for the allocation of storage n, -1 - n for its release."""
     seconds: tuple[float, ...]
-    """When each event happened, from the first one."""
+    """Time of each event, from the first one."""
     spans: tuple[Span, ...]
     flops: int
-    """Floating-point operations of all optimizer steps recorded, recomputation included, as torch counts them."""
+    """Floating-point operations of all recorded optimizer steps, recomputation included, as torch counts them."""
 
     @property
     def num_passes(self) -> int:
@@ -67,9 +67,9 @@ class Timeline:
         return list(accumulate([sizes[event] if event >= 0 else -sizes[-1 - event] for event in self.events]))
 
     def alive(self, event: int) -> list[Lifetime]:
-        """Return what lives after event number `event`."""
+        """Return the storages that are alive after event number `event`."""
         return [life for life in self.lives if life.born <= event and (life.died is None or life.died > event)]
 
     def span_of(self, event: int) -> Span:
-        """Return the phase in which event number `event` happened."""
+        """Return the span of event number `event`."""
         return next(span for span in reversed(self.spans) if span.begin <= event)

@@ -1,1 +1,1 @@
-"""The memory of an experiment, predicted on fake tensors before anything runs."""
+"""Prediction of the peak memory of an experiment, on fake tensors."""

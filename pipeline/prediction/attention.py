@@ -1,4 +1,4 @@
-"""Which attention kernel a CUDA device would choose, and that kernel's forward pass on tensors of the CPU.
+"""Scaled dot-product attention on CPU tensors by the kernel that a CUDA device would choose.
 
 The rules are those of torch's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order and the can_use_*
 functions) and attention.cpp, for tensors that are dense, as long as queries as keys, and need gradients.
@@ -15,13 +15,13 @@ aten = torch.ops.aten
 CUDNN_FIRST = ((9, 0), (10, 0), (10, 3))
 """Compute capabilities on which cuDNN's kernel comes first (check_prefer_cudnn_attention; cuDNN newer than 9.15.0)."""
 FLASH_MULTIPLE = 8
-"""Channels of a head are padded to a multiple of it for the flash kernel (pad_last_dim)."""
+"""The flash kernel pads the channels of a head to a multiple of it (pad_last_dim)."""
 
 Attention = Callable[..., Tensor]
 
 
 def attention_of(capability: tuple[int, int]) -> Attention:
-    """Return torch.nn.functional.scaled_dot_product_attention as a device of this compute capability would do it."""
+    """Return scaled_dot_product_attention as a device of this compute capability computes it."""
 
     def attend(
         query: Tensor,
@@ -58,7 +58,7 @@ def attention_of(capability: tuple[int, int]) -> Attention:
 
 
 def choose_kernel(capability: tuple[int, int], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> str:
-    """Return `cudnn`, `flash`, `efficient` or `math`, the first in the device's order that can."""
+    """Return `cudnn`, `flash`, `efficient` or `math`: the first supported kernel in the device's order."""
     channels = query.shape[-1]
     half = query.dtype == torch.float16 or (query.dtype == torch.bfloat16 and capability >= (8, 0))
     one_width = channels == key.shape[-1] == value.shape[-1]
@@ -82,7 +82,7 @@ def _same_heads(query: Tensor, key: Tensor) -> bool:
 
 
 def _as_bias(mask: Tensor, query: Tensor) -> Tensor:
-    """Return the mask as numbers to add, for each head and pair of positions (convert_boolean_attn_mask)."""
+    """Return the mask as an additive bias, for each head and pair of positions (convert_boolean_attn_mask)."""
     bias: Any = mask
     if mask.dtype == torch.bool:
         bias = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))

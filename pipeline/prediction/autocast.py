@@ -1,4 +1,4 @@
-"""CUDA's autocast on tensors of the CPU: which operators run in float32, in the lower precision, or in the widest type.
+"""CUDA's autocast rules on CPU tensors: operators that run in float32, in the lower precision, or in the widest type.
 
 The lists, operators separated by blanks, are those of torch's aten/src/ATen/autocast_mode.h (AT_FORALL_FP32 and its
 siblings). Operators that the CPU and CUDA both run in the lower precision keep the CPU's own kernels, and with them
@@ -23,9 +23,9 @@ FLOAT32_RESULT = """
     softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord sum
     sum.dim_IntList
 """
-"""Computed in float32 by their argument `dtype`, unless one is given."""
+"""Computed in float32 through their argument `dtype`, unless it is given."""
 FLOAT32_NORM = "norm.Scalar norm.ScalarOpt_dim"
-"""Handed on, with float32 appended, to the overload that takes a type."""
+"""Replaced by the overload that takes a type, with float32."""
 LOWER_PRECISION = """
     _convolution convolution addmv addr einsum mv chain_matmul linalg_multi_dot _thnn_fused_lstm_cell
     _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention
@@ -38,7 +38,7 @@ Policy = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def cuda_autocast() -> Iterator[tuple[str, str, Callable[..., Any]]]:
-    """Yield (operator, dispatch key, kernel) of what lets torch.autocast("cpu") do what torch.autocast("cuda") does."""
+    """Yield (operator, dispatch key, kernel) that give torch.autocast("cpu") the rules of torch.autocast("cuda")."""
     cuda = registered("AutocastCUDA")
     for name in sorted(registered("AutocastCPU") - cuda):
         yield name, "AutocastCPU", fallthrough_kernel
@@ -54,7 +54,7 @@ def cuda_autocast() -> Iterator[tuple[str, str, Callable[..., Any]]]:
 
 
 def registered(key: str) -> set[str]:
-    """Return the names of aten's operators that torch itself has a kernel for under a dispatch key."""
+    """Return the names of the aten operators that have a kernel for a dispatch key."""
     names: list[str] = torch._C._dispatch_get_registrations_for_dispatch_key(key)
     return {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
 

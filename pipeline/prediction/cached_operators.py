@@ -1,7 +1,7 @@
-"""Fake tensors that remember what an operator makes of arguments of one form, and then make it without the operator.
+"""A FakeTensorMode with a faster cache: the form of an operator's result, by the operator and its arguments' form.
 
-torch's FakeTensorMode has such a memory, too. Asking this one, which knows of no symbolic shapes, takes a fraction of
-the time, and most of a prediction is asking it.
+torch's FakeTensorMode has such a cache too. A look-up in this one, which has no symbolic shapes, takes a fraction of
+its time, and look-ups are most of the time of a prediction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,108 +12,108 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
-"""Types of arguments and results that are all that they say."""
-UNSTEADY = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
-"""What is said of operators whose results or arguments take another form from call to call."""
+"""Types of arguments and results that are cached by value."""
+UNCACHED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
+"""Tags of operators whose results or arguments vary from call to call."""
 
 
-class UnknownError(Exception):
-    """Something cannot be remembered."""
+class UncacheableError(Exception):
+    """An argument or a result that cannot be cached."""
 
 
-class Made(NamedTuple):
-    """A tensor that an operator makes."""
+class NewTensor(NamedTuple):
+    """A result that is a new tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     offset: int
-    """Where it begins in its storage."""
+    """Offset in its storage, in elements."""
     source: int | None
-    """Number of the argument whose storage it is in; None where it has one of its own."""
+    """Index of the argument whose storage it shares; None where it has its own."""
     attributes: Mapping[str, Any]
-    """Python's, of a fake tensor."""
+    """Python attributes of the fake tensor."""
 
 
-class Returned(NamedTuple):
-    """An argument that an operator returns as it is."""
+class SameTensor(NamedTuple):
+    """A result that is one of the arguments."""
 
-    number: int
+    argument: int
 
 
-class Plain(NamedTuple):
+class Value(NamedTuple):
     """A result without a tensor."""
 
     value: object
 
 
 class Several(NamedTuple):
-    """Results that come together."""
+    """A tuple or a list of results."""
 
     kind: type[tuple[Any, ...]] | type[list[Any]]
     parts: "tuple[Result, ...]"
 
 
-Result = Made | Returned | Plain | Several
+Result = NewTensor | SameTensor | Value | Several
 
 Call = tuple[Any, ...]
 
-_memory: dict[Call | None, Result | None] = {}
-"""By operator and the form of its arguments; None where the result cannot be remembered."""
+_cache: dict[Call | None, Result | None] = {}
+"""By operator and the form of its arguments; None where the result cannot be cached."""
 
 
-def forget() -> None:
-    """Forget all that is remembered."""
-    _memory.clear()
+def clear_cache() -> None:
+    """Remove all cached results."""
+    _cache.clear()
 
 
 class CachedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """A FakeTensorMode for tensors of known shapes that runs an operator once for arguments of one form."""
+    """A FakeTensorMode for tensors of static shapes that runs an operator once for each form of its arguments."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self.cache_enabled = False  # torch's own memory would only be asked for what this one does not know
+        self.cache_enabled = False  # torch's own cache would only see what is not in this one
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Tell torch that nothing is compiled here, which would cost as much as the remembering."""
+        """Return False: nothing is compiled here, and skipping dynamo costs as much as a look-up."""
         return False
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return what `func` makes of its arguments, for a dispatch mode above this one: what is known, at once."""
-        known = _memory.get(_call(func, args, kwargs))
-        if known is None:
+        """Return the result of `func` for a dispatch mode above this one: directly where it is cached."""
+        cached = _cache.get(_call(func, args, kwargs))
+        if cached is None:
             return func(*args, **kwargs)
         with torch._C._DisableTorchDispatch():
-            return self._make(known, args)
+            return self._make(cached, args)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Return what `func` makes of its arguments: from memory if it can be, else by running it."""
+        """Return the result of `func`, from the cache if possible."""
         kwargs = kwargs or {}
         call = _call(func, args, kwargs)
-        known = _memory.get(call)
-        if known is not None:
-            return self._make(known, args)
+        cached = _cache.get(call)
+        if cached is not None:
+            return self._make(cached, args)
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if call is not None and call not in _memory:
+        if call is not None and call not in _cache:
             has_changed_an_argument = _call(func, args, kwargs) != call
-            _memory[call] = None if has_changed_an_argument else self._remembered(func, args, result)
+            _cache[call] = None if has_changed_an_argument else self._cacheable(func, args, result)
         return result
 
     def _make(self, result: Result, args: Sequence[Any]) -> Any:
-        if isinstance(result, Made):
+        if isinstance(result, NewTensor):
             return self._tensor(result, args)
-        if isinstance(result, Returned):
-            return args[result.number]
+        if isinstance(result, SameTensor):
+            return args[result.argument]
         if isinstance(result, Several):
             return result.kind([self._make(part, args) for part in result.parts])
         return result.value
 
-    def _tensor(self, made: Made, args: Sequence[Any]) -> FakeTensor:
-        """Return a new tensor, without asking FakeTensor's constructor, which takes as long as all of the rest."""
+    def _tensor(self, made: NewTensor, args: Sequence[Any]) -> FakeTensor:
+        """Return a new tensor, without FakeTensor's constructor, which takes as long as all of the rest."""
         tensor = torch.empty_strided(made.shape, made.stride, dtype=made.dtype, device="meta")
         if made.source is not None:
             tensor.set_(args[made.source].untyped_storage(), made.offset, made.shape, made.stride)
@@ -123,33 +123,33 @@ class CachedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         fake.__dict__.update(made.attributes, fake_mode=self)
         return fake
 
-    def _remembered(self, func: Any, args: Sequence[Any], result: Any) -> Result | None:
-        """Return how to make `result` again; None where that is not known."""
+    def _cacheable(self, func: Any, args: Sequence[Any], result: Any) -> Result | None:
+        """Return the cache entry of `result`; None where it cannot be cached."""
         try:
-            return None if any(tag in func.tags for tag in UNSTEADY) else self._taken_apart(args, result)
-        except UnknownError:
+            return None if any(tag in func.tags for tag in UNCACHED_TAGS) else self._entry(args, result)
+        except UncacheableError:
             return None
 
-    def _taken_apart(self, args: Sequence[Any], result: Any) -> Result:
+    def _entry(self, args: Sequence[Any], result: Any) -> Result:
         if isinstance(result, tuple | list):
-            parts = tuple(self._taken_apart(args, part) for part in result)
+            parts = tuple(self._entry(args, part) for part in result)
             return Several(list if isinstance(result, list) else tuple, parts)
         if isinstance(result, PLAIN):
-            return Plain(result)
+            return Value(result)
         returned = next((number for number, arg in enumerate(args) if arg is result), None)
-        return self._made(args, result) if returned is None else Returned(returned)
+        return self._new_tensor(args, result) if returned is None else SameTensor(returned)
 
-    def _made(self, args: Sequence[Any], result: Any) -> Made:
-        """Return how to make `result` again, if that is alike in all that matters."""
+    def _new_tensor(self, args: Sequence[Any], result: Any) -> NewTensor:
+        """Return the cache entry of a tensor, after a check that a tensor made from it is identical."""
         if not _is_simple(result):
-            raise UnknownError
+            raise UncacheableError
         storage = result.untyped_storage()
         sources = (
             number
             for number, arg in enumerate(args)
             if isinstance(arg, Tensor) and arg.untyped_storage()._cdata == storage._cdata
         )
-        made = Made(
+        made = NewTensor(
             shape=tuple(result.shape),
             stride=result.stride(),
             dtype=result.dtype,
@@ -159,43 +159,43 @@ class CachedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             attributes={name: value for name, value in result.__dict__.items() if name != "fake_mode"},
         )
         again = self._tensor(made, args)
-        if _all_of(again) != _all_of(result):
-            raise UnknownError
+        if _full_form(again) != _full_form(result):
+            raise UncacheableError
         return made
 
 
 def _call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
-    """Return an operator and the form of its arguments; None where there is more to them."""
+    """Return the cache key: an operator and the form of its arguments; None where there is none."""
     try:
         forms = (*map(_form, args), *map(_option, kwargs.items()))
-    except UnknownError:
+    except UncacheableError:
         return None
     return func, torch.get_default_dtype(), torch.is_inference_mode_enabled(), forms
 
 
 def _option(pair: tuple[str, Any]) -> object:
-    """Return what _form() does, of what is given by name; of a tensor there (`out`) the result may be a part."""
+    """Return the form of a keyword argument; a tensor there (`out`) may be the result."""
     name, value = pair
     if any(isinstance(part, Tensor) for part in (value if isinstance(value, tuple | list) else (value,))):
-        raise UnknownError
+        raise UncacheableError
     return name, _form(value)
 
 
 def _form(arg: Any) -> object:
-    """Return what an operator's result depends on, of an argument whose values are unknown."""
+    """Return what the form of an operator's result may depend on in an argument."""
     if isinstance(arg, Tensor):
         if not _is_simple(arg):
-            raise UnknownError
+            raise UncacheableError
         return arg.shape, arg.stride(), arg.storage_offset(), arg.dtype, arg.fake_device, arg.requires_grad
     if isinstance(arg, tuple | list):
         return type(arg), *map(_form, arg)
     if isinstance(arg, PLAIN):
         return type(arg), arg  # 1 equals 1.0 and True, and makes another result
-    raise UnknownError
+    raise UncacheableError
 
 
 def _is_simple(tensor: Any) -> TypeGuard[FakeTensor]:
-    """Whether there is nothing about a tensor but its form: no known value, sparsity or pending conjugation."""
+    """Whether a tensor has no known value, sparsity or pending conjugation."""
     return (
         type(tensor) is FakeTensor
         and tensor.constant is None
@@ -204,5 +204,5 @@ def _is_simple(tensor: Any) -> TypeGuard[FakeTensor]:
     )
 
 
-def _all_of(tensor: FakeTensor) -> tuple[object, ...]:
+def _full_form(tensor: FakeTensor) -> tuple[object, ...]:
     return _form(tensor), tensor.untyped_storage().nbytes(), torch._C._dispatch_key_set(tensor)

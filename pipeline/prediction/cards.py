@@ -1,7 +1,7 @@
 """GPUs by name, whether or not this machine has one.
 
-Compute capabilities are those of https://developer.nvidia.com/cuda-gpus. Memory is what torch says a program can see
-(total_memory of torch.cuda.get_device_properties, as printed in public logs), a little less than the data sheet's.
+Compute capabilities are those of https://developer.nvidia.com/cuda-gpus. Memory is total_memory of
+torch.cuda.get_device_properties, as printed in public logs: a little less than the data sheet says.
 """
 
 from pipeline.base.contracts import Hardware
@@ -9,9 +9,9 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 
 CONTEXT_BYTES = 512 * MIB
-"""What a process's CUDA context takes where none has been measured: a stated default, of a size that is often seen.
+"""Size of a CUDA context where none has been measured: an assumed value.
 
-torch loads kernels when they are first used since CUDA 11.7, and then needs some hundred MiB (pytorch issue 107667).
+Since CUDA 11.7 torch loads kernels when they are first used, and needs some hundred MiB (pytorch issue 107667).
 """
 
 
@@ -36,10 +36,10 @@ CARDS = {
 
 
 def find_card(name: str) -> Hardware:
-    """Return the card that goes by `name`.
+    """Return the card called `name`.
 
     Raises:
-        InvalidInputError: no card does.
+        InvalidInputError: there is no such card.
 
     """
     if name not in CARDS:

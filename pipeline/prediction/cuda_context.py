@@ -1,4 +1,4 @@
-"""What a process's CUDA context takes of a card: measured once where the card is in this machine, else as stated."""
+"""The size of a CUDA context: measured once if the card is in this machine, else an assumed value."""
 
 import hashlib
 
@@ -12,13 +12,13 @@ from pipeline.runtime.environment import environment
 from pipeline.runtime.worker_pool import run_all, worker_pool
 
 WIDTH = 256
-"""Of the matrices whose product loads what every training loads."""
+"""Width of the matrices whose product loads the libraries that training uses."""
 
 
 def context_bytes_of(target: Hardware) -> int:
-    """Return the bytes of the CUDA context on `target`, which count beside what torch reserves; 0 on a CPU.
+    """Return the bytes of the CUDA context on `target`, which come on top of the reserved bytes; 0 on a CPU.
 
-    A measurement is kept in the cache by card, driver and version of torch.
+    A measurement is cached by card, driver and version of torch.
 
     Raises:
         InvalidInputError: the cache folder cannot be written.
@@ -43,9 +43,9 @@ def context_bytes_of(target: Hardware) -> int:
 
 
 def measure_context(device: torch.device) -> int | None:
-    """Begin to use a GPU, and return by how much more it is used than torch has reserved; None where NVML cannot tell.
+    """Start to use a GPU, and return the bytes used beside those that torch reserved; None without NVML.
 
-    Another process that begins or ends on the card in the same second would be counted too.
+    Another process that starts or ends on the card at the same time would be counted too.
     """
     before = used_bytes(device)
     square = torch.ones(WIDTH, WIDTH, device=device)
@@ -58,6 +58,6 @@ def measure_context(device: torch.device) -> int | None:
 
 
 def _own_device(target: Hardware) -> torch.device | None:
-    """Return this machine's device that is such a card, if it has one."""
+    """Return a device of this machine that is such a card, if there is one."""
     devices = (torch.device("cuda", index) for index in range(torch.cuda.device_count()))
     return next((device for device in devices if device_name(device) == target.name), None)

@@ -1,4 +1,4 @@
-"""What makes tensors of the CPU live and die as a GPU's: CUDA's own operators in place of the CPU's, for a while."""
+"""CUDA's behaviour on CPU tensors, in a context: autocast, attention and dropout allocate what they would on a GPU."""
 
 import warnings
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from pipeline.prediction.autocast import cuda_autocast
 
 @contextmanager
 def cuda_operators(capability: tuple[int, int]) -> Iterator[None]:
-    """Replace operators by CUDA's, and restore them whatever happens."""
+    """Register CUDA's rules for the operators that differ, and restore the CPU's on exit."""
     library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of kernels that were there before
+            warnings.simplefilter("ignore", UserWarning)  # of the kernels that are overridden
             for name, key, kernel in (
                 *cuda_autocast(),
                 ("scaled_dot_product_attention", "AutogradCPU", attention_of(capability)),
@@ -31,7 +31,7 @@ def cuda_operators(capability: tuple[int, int]) -> Iterator[None]:
 
 
 def _dropout(inputs: Tensor, p: float, train: bool) -> Tensor:
-    """Return what CUDA's fused kernel does, which keeps a mask of one byte an element (aten's Dropout.cpp)."""
+    """Apply dropout as CUDA's fused kernel does, which saves a mask of one byte an element (aten's Dropout.cpp)."""
     if not train or p == 0 or inputs.numel() == 0:
         return inputs
     return torch.native_dropout(inputs, p, train)[0]

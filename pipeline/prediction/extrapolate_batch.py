@@ -1,29 +1,29 @@
-"""Timelines of many micro-batch sizes from those of two, where every storage grows in proportion with the size."""
+"""Extrapolation of a timeline to other micro-batch sizes: every storage grows linearly with the size."""
 
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from pipeline.memory.timeline import Lifetime, Timeline
 
-Known = tuple[int, Timeline]
+Recorded = tuple[int, Timeline]
 """A micro-batch size and its timeline."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What two micro-batch sizes say of all others."""
+    """The linear growth between the timelines of two micro-batch sizes."""
 
     size: int
-    """The first of the two."""
+    """The first of the two sizes."""
     timeline: Timeline
     """Its timeline."""
     growing: tuple[tuple[int, int, tuple[int, ...]], ...]
-    """Number of each life that differs, and by how many bytes and how much in each dimension for one sequence."""
+    """For each storage that grows: its index, its bytes per sequence, and its growth per sequence in each dimension."""
     sequence_flops: int
-    """For one sequence."""
+    """Floating-point operations per sequence."""
 
     def extrapolated(self, size: int) -> Timeline:
-        """Return the timeline at micro-batch `size`."""
+        """Return the timeline at micro-batch size `size`."""
         more, lives = size - self.size, list(self.timeline.lives)
         for number, num_bytes, dimensions in self.growing:
             life = lives[number]
@@ -40,10 +40,10 @@ class Growth:
         return replace(self.timeline, lives=tuple(lives), flops=self.timeline.flops + more * self.sequence_flops)
 
 
-def growth_of(first: Known, second: Known) -> Growth | None:
-    """Return how timelines grow from the first size to the second.
+def growth_of(first: Recorded, second: Recorded) -> Growth | None:
+    """Return the growth from the first size to the second.
 
-    None where the two differ in more than their sizes, or where what one sequence makes of the difference is not whole:
+    It is None where the timelines differ in more than sizes, or where the growth per sequence is not an integer:
     nothing is rounded.
     """
     (size, timeline), (other_size, other_timeline) = first, second
@@ -52,7 +52,7 @@ def growth_of(first: Known, second: Known) -> Growth | None:
     difference = other_size - size
     growing = []
     for number, (one, other) in enumerate(zip(timeline.lives, other_timeline.lives, strict=True)):
-        if len(one.shape) != len(other.shape) or _besides(one) != _besides(other):
+        if len(one.shape) != len(other.shape) or _fixed(one) != _fixed(other):
             return None
         growths = (other.num_bytes - one.num_bytes, *(b - a for a, b in zip(one.shape, other.shape, strict=True)))
         if any(growths):
@@ -64,15 +64,15 @@ def growth_of(first: Known, second: Known) -> Growth | None:
     return None if rest else Growth(size, timeline, tuple(growing), flops)
 
 
-def in_order(timeline: Timeline) -> Timeline:
-    """Return the timeline with storages that die one right after the other in the order of their births.
+def with_sorted_releases(timeline: Timeline) -> Timeline:
+    """Return the timeline with consecutive releases sorted by allocation.
 
-    Autocast forgets its cast weights in an order that changes from run to run; what is alive afterwards does not.
+    Autocast frees its cast weights in an order that varies from run to run.
     """
     events: list[int] = []
-    for dead, together in groupby(timeline.events, lambda event: event < 0):
-        run = list(together)
-        events += sorted(run, reverse=True) if dead else run
+    for is_release, group in groupby(timeline.events, lambda event: event < 0):
+        consecutive = list(group)
+        events += sorted(consecutive, reverse=True) if is_release else consecutive
     died = {-1 - event: number for number, event in enumerate(events) if event < 0}
     lives = tuple(
         life if life.died is not None and life.died == died.get(number) else replace(life, died=died.get(number))
@@ -82,9 +82,9 @@ def in_order(timeline: Timeline) -> Timeline:
 
 
 def same_memory(one: Timeline, other: Timeline) -> bool:
-    """Whether two timelines differ in nothing but when things happened."""
+    """Whether two timelines are equal except for the times of their events."""
     return replace(one, seconds=()) == replace(other, seconds=())
 
 
-def _besides(life: Lifetime) -> tuple[object, ...]:
+def _fixed(life: Lifetime) -> tuple[object, ...]:
     return life.dtype, life.operator, life.module, life.category, life.born, life.died

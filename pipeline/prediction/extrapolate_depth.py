@@ -1,4 +1,4 @@
-"""Timelines of deep models from those of two shallow ones, where every further layer does the same over again."""
+"""Extrapolation of a timeline to deeper models: every further layer repeats the events of the layer before it."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -11,77 +11,77 @@ import torch
 from pipeline.memory.timeline import Lifetime, Span, Timeline
 
 INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
-"""A number among the names that make a module's dotted name: that of its layer, for one."""
-NUM_CERTAIN = 8
-"""Events in a row that must be alike where the shallower timeline is said to go on."""
+"""A number in a module's dotted name, such as that of its layer."""
+NUM_MATCHING = 8
+"""Consecutive events that must match where the shallower timeline continues after a repetition."""
 
 Block = tuple[int, int]
-"""The number of the first event that only the deeper timeline has, and how many follow each other."""
+"""The index of the first event of a repetition in the deeper timeline, and the number of its events."""
 
 
 class Kind(NamedTuple):
-    """What of an event is the same in every layer."""
+    """The properties of an event that are the same in every layer."""
 
-    is_birth: bool
+    is_allocation: bool
     step: int
-    """Optimizer step and phase of a birth; a death leaves them out."""
+    """Optimizer step and phase of an allocation; 0 and empty for a release."""
     phase: str
     module: str
-    """Name with a hole for each number."""
+    """Dotted name with a placeholder for each number."""
     operator: str
     dtype: torch.dtype
     category: str
     num_dimensions: int
 
 
-class Moment(NamedTuple):
-    """An event, in a form that can be repeated."""
+class Event(NamedTuple):
+    """An event in a form that can be repeated."""
 
     kind: Kind
     numbers: tuple[int, ...]
-    """What counts on from layer to layer: bytes and shape of a birth, whose death it is; and the module's numbers."""
+    """What varies by layer: bytes and shape, or the index of the freed storage; then the numbers of the module."""
 
 
 def extrapolate_depth(small: Timeline, large: Timeline, times: int) -> Timeline | None:
-    """Return the timeline of a model that has `times` as many layers more than `small` as `large` has; without seconds.
+    """Return the timeline of a model with `times` as many additional layers over `small` as `large` has; without times.
 
-    What `large` has more must stand in blocks that repeat what is right before them; None where it does not. Numbers go
-    on as they went: from `small` to `large` at the same place, and from a block to its repetition.
+    The additional events of `large` must be repetitions of the events right before them; else the result is None.
+    Numbers are extrapolated linearly: from `small` to `large`, and from a block of events to its repetition.
     """
-    shorter, longer = list(_moments(small)), list(_moments(large))
-    blocks = _repetitions([moment.kind for moment in shorter], [moment.kind for moment in longer])
+    shorter, longer = list(_events(small)), list(_events(large))
+    blocks = _repetitions([event.kind for event in shorter], [event.kind for event in longer])
     if blocks is None:
         return None
-    extrapolated: list[Moment] = []
+    extrapolated: list[Event] = []
     same, done = iter(shorter), 0
     for begin, length in [*_away_from_the_first_layer(blocks, longer), (len(longer), 0)]:
-        extrapolated += map(_further, islice(same, begin - done), longer[done:begin], [times] * (begin - done))
+        extrapolated += map(_extrapolate, islice(same, begin - done), longer[done:begin], [times] * (begin - done))
         one, other = longer[begin - length : begin], longer[begin : begin + length]
         start = extrapolated[len(extrapolated) - length :]
         for count in range(1, times + 1):
-            extrapolated += [_stepped(*moments, count) for moments in zip(start, one, other, strict=True)]
+            extrapolated += [_linear(*events, count) for events in zip(start, one, other, strict=True)]
         done = begin + length
     return _timeline(extrapolated, small.flops + times * (large.flops - small.flops))
 
 
-def _further(one: Moment, other: Moment, times: int) -> Moment:
-    return _stepped(one, one, other, times)
+def _extrapolate(one: Event, other: Event, times: int) -> Event:
+    return _linear(one, one, other, times)
 
 
-def _stepped(start: Moment, one: Moment, other: Moment, times: int) -> Moment:
-    """Return `start` after so many times the way from `one` to `other`."""
+def _linear(start: Event, one: Event, other: Event, times: int) -> Event:
+    """Extrapolate `start` linearly by `times` times the difference between `one` and `other`."""
     numbers = zip(start.numbers, one.numbers, other.numbers, strict=True)
-    return Moment(start.kind, tuple([value + times * (b - a) for value, a, b in numbers]))
+    return Event(start.kind, tuple([value + times * (b - a) for value, a, b in numbers]))
 
 
 def _repetitions(shorter: Sequence[Kind], longer: Sequence[Kind]) -> list[Block] | None:
-    """Return what `longer` has more than `shorter`; None where that is not made of repetitions alone."""
+    """Return the repetitions that `longer` has and `shorter` has not; None where they differ otherwise."""
     blocks, here, there = [], 0, 0
     while there < len(longer):
         if here < len(shorter) and shorter[here] == longer[there]:
             here, there = here + 1, there + 1
             continue
-        ahead = shorter[here : here + NUM_CERTAIN]
+        ahead = shorter[here : here + NUM_MATCHING]
         lengths = (
             length
             for length in range(1, min(there, len(longer) - there) + 1)
@@ -96,38 +96,37 @@ def _repetitions(shorter: Sequence[Kind], longer: Sequence[Kind]) -> list[Block]
     return blocks if here == len(shorter) else None
 
 
-def _away_from_the_first_layer(blocks: Sequence[Block], moments: Sequence[Moment]) -> list[Block]:
-    """Return the blocks as early as they can stand where they go from the last layer to the first.
+def _away_from_the_first_layer(blocks: Sequence[Block], events: Sequence[Event]) -> list[Block]:
+    """Return the blocks, moved to the earliest equivalent position where they go from the last layer to the first.
 
-    A repetition may be cut out anywhere among its like, and the first layer is unlike the others in where its input
-    comes from.
+    A repetition can be cut at any event of its period, and the first layer differs from the others in its input.
     """
     moved: list[Block] = []
     for begin, length in blocks:
         end = sum(moved[-1]) if moved else 0
-        if _descends(moments[begin - length : begin], moments[begin : begin + length]):
+        if _descends(events[begin - length : begin], events[begin : begin + length]):
             while begin - 1 - length >= end and (
-                moments[begin - 1 - length].kind == moments[begin - 1].kind == moments[begin - 1 + length].kind
+                events[begin - 1 - length].kind == events[begin - 1].kind == events[begin - 1 + length].kind
             ):
                 begin -= 1
         moved.append((begin, length))
     return moved
 
 
-def _descends(block: Sequence[Moment], repetition: Sequence[Moment]) -> bool:
-    """Whether the modules' numbers become smaller from a block to its repetition."""
+def _descends(block: Sequence[Event], repetition: Sequence[Event]) -> bool:
+    """Whether the layer numbers decrease from a block to its repetition."""
     return any(
         two < one
         for before, after in zip(block, repetition, strict=True)
-        for one, two in zip(_of_module(before), _of_module(after), strict=True)
+        for one, two in zip(_module_numbers(before), _module_numbers(after), strict=True)
     )
 
 
-def _of_module(moment: Moment) -> tuple[int, ...]:
-    return moment.numbers[1 + moment.kind.num_dimensions if moment.kind.is_birth else 1 :]
+def _module_numbers(event: Event) -> tuple[int, ...]:
+    return event.numbers[1 + event.kind.num_dimensions if event.kind.is_allocation else 1 :]
 
 
-def _moments(timeline: Timeline) -> Iterator[Moment]:
+def _events(timeline: Timeline) -> Iterator[Event]:
     begins = {span.begin: (span.step, span.phase) for span in timeline.spans}
     place = (0, "")
     for number, event in enumerate(timeline.events):
@@ -136,22 +135,22 @@ def _moments(timeline: Timeline) -> Iterator[Moment]:
         module, numbers = _parts(life.module)
         step, phase = place if event >= 0 else (0, "")
         kind = Kind(event >= 0, step, phase, module, life.operator, life.dtype, life.category, len(life.shape))
-        yield Moment(kind, (life.num_bytes, *life.shape, *numbers) if event >= 0 else (-1 - event, *numbers))
+        yield Event(kind, (life.num_bytes, *life.shape, *numbers) if event >= 0 else (-1 - event, *numbers))
 
 
 @lru_cache(maxsize=4096)
 def _parts(module: str) -> tuple[str, tuple[int, ...]]:
-    """Return a module's name with holes, and the numbers that belong there."""
+    """Return a module's name with placeholders, and its numbers."""
     return INDEX.sub("{}", module), tuple(map(int, INDEX.findall(module)))
 
 
-def _timeline(moments: Sequence[Moment], flops: int) -> Timeline | None:
-    """Return what these moments are; None where a storage would die that does not live."""
+def _timeline(extrapolated: Sequence[Event], flops: int) -> Timeline | None:
+    """Return the timeline of these events; None where an event frees a storage that is not alive."""
     lives: list[Lifetime] = []
     events: list[int] = []
     spans: list[Span] = []
-    for kind, numbers in moments:
-        if kind.is_birth:
+    for kind, numbers in extrapolated:
+        if kind.is_allocation:
             if not spans or (spans[-1].step, spans[-1].phase) != (kind.step, kind.phase):
                 spans.append(Span(step=kind.step, phase=kind.phase, begin=len(events)))
             events.append(len(lives))

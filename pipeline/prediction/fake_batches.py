@@ -1,4 +1,4 @@
-"""Batches of the shape that a corpus gives, as many as wanted, without reading it."""
+"""Batches of any size with the shape of a corpus's examples."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ from pipeline.base.contracts import Batch, Sequences
 
 
 class RepeatedRow(Sequences):
-    """One example of a corpus over and over: the memory of a run does not depend on which it is."""
+    """The first example of a corpus, repeated: the memory of a run depends on its shape only."""
 
     def __init__(self, sequences: Sequences, device: torch.device, num_rows: int = 0) -> None:
-        """Repeat the first example on `device`, in batches of at least `num_rows`."""
+        """Repeat the first example on `device`, in batches of at least `num_rows` sequences."""
         self._row = sequences.batch([0])
         self._counts = sequences.count(self._row)
         self._device, self._num_rows = device, num_rows
@@ -20,7 +20,7 @@ class RepeatedRow(Sequences):
         return 1
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """Return empty tensors of the right shapes; two names of one tensor stay two names of one tensor."""
+        """Return empty tensors of the example's shapes; names that share a tensor still share it."""
         num_rows = max(len(rows), self._num_rows)
         made = {
             id(tensor): torch.empty((num_rows, *tensor.shape[1:]), dtype=tensor.dtype, device=self._device)
@@ -29,7 +29,7 @@ class RepeatedRow(Sequences):
         return {name: made[id(tensor)] for name, tensor in self._row.items()}
 
     def count(self, batch: Batch) -> tuple[int, int]:
-        """Return as many tokens and targets as so many times the one row has."""
+        """Return the tokens and targets of the batch, whose rows are alike."""
         num_rows = len(next(iter(batch.values())))
         num_tokens, num_targets = self._counts
         return num_rows * num_tokens, num_rows * num_targets

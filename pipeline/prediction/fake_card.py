@@ -1,19 +1,19 @@
-"""A model that comes to a simulated GPU from the host, tensor by tensor as torch.nn.Module.to moves them."""
+"""Moving a model from the host to a simulated GPU, tensor by tensor, as torch.nn.Module.to does."""
 
 import torch
 from torch import Tensor, nn
 
 HOST = torch.device("meta")
-"""Stands for the memory of the host, which nobody counts."""
+"""Stands for host memory, which is not counted."""
 CARD = torch.device("cpu")
-"""Stands for the memory of the card: the one device whose fake tensors can run backward everywhere."""
+"""Stands for the card: the only device on which fake tensors can run backward on every machine."""
 
 
 def move_to_card(module: nn.Module) -> None:
-    """Give a module that was built on HOST new parameters and buffers on CARD; what was shared stays shared."""
+    """Replace the parameters and buffers of a module, built on HOST, by new ones on CARD; shared ones stay shared."""
     moved: dict[int, Tensor] = {}
 
-    def arrived(tensor: Tensor) -> Tensor:
+    def moved_tensor(tensor: Tensor) -> Tensor:
         if id(tensor) not in moved:
             copy = torch.empty_like(tensor, device=CARD)
             is_parameter = isinstance(tensor, nn.Parameter)
@@ -24,9 +24,9 @@ def move_to_card(module: nn.Module) -> None:
         for tensors in (part._parameters, part._buffers):
             for name, tensor in list(tensors.items()):
                 if tensor is not None:
-                    tensors[name] = arrived(tensor)  # type: ignore[assignment]
+                    tensors[name] = moved_tensor(tensor)  # type: ignore[assignment]
 
 
 def _children_first(module: nn.Module) -> list[nn.Module]:
-    """Return all parts in the order in which torch.nn.Module._apply comes to them."""
+    """Return all modules in the order in which torch.nn.Module._apply visits them."""
     return [part for child in module.children() for part in _children_first(child)] + [module]

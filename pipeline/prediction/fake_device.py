@@ -1,4 +1,4 @@
-"""A device that a run is simulated on: fake tensors, with all that makes them live and die as on that device."""
+"""A simulated device: fake tensors whose operators allocate what they would on that device."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -7,15 +7,15 @@ from pipeline.base.contracts import Hardware
 from pipeline.prediction.cached_operators import CachedFakeTensorMode
 from pipeline.prediction.cuda_operators import cuda_operators
 from pipeline.prediction.grouped_products import grouped_products
-from pipeline.prediction.patches import without_numbers
+from pipeline.prediction.patches import without_values
 
 
 @contextmanager
 def simulated(target: Hardware) -> Iterator[CachedFakeTensorMode]:
-    """Make tensors without numbers, as `target` would hold them; whatever happens, the process is as before."""
+    """Create fake tensors inside this context, as on `target`; the process is restored on exit."""
     operators = cuda_operators(target.capability) if target.capability else nullcontext()
     with (
-        without_numbers(counts_host_memory=target.kind == "cpu"),
+        without_values(counts_host_memory=target.kind == "cpu"),
         operators,
         grouped_products(),
         CachedFakeTensorMode() as mode,

@@ -1,4 +1,4 @@
-"""What asks for numbers that fake tensors do not have: answered otherwise for a while, restored whatever happens."""
+"""Replacements for functions that read values, which fake tensors do not have."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 RANDOM_STATE_BYTES = 5056
-"""Of the CPU's random number generator (torch.get_rng_state), which every checkpoint keeps."""
+"""Bytes of the CPU generator's state (torch.get_rng_state), which every checkpointed layer saves."""
 
 
 @contextmanager
-def without_numbers(*, counts_host_memory: bool) -> Iterator[None]:
-    """Answer what a training run asks of its numbers, and leave the process's random generators alone.
+def without_values(*, counts_host_memory: bool) -> Iterator[None]:
+    """Replace the functions of a training run that read values or set random generators, and restore them on exit.
 
-    `counts_host_memory` says whether the generator's state, which lives on the CPU, belongs to the memory in question.
+    `counts_host_memory` says whether the state of the random generator, which is on the CPU, is counted.
     """
-    from transformers import masking_utils  # takes a second, which predictions from the cache need not wait for
+    from transformers import masking_utils  # takes a second, which cached predictions do not need
 
     state_bytes = RANDOM_STATE_BYTES if counts_host_memory else 0
     with ExitStack() as stack:
@@ -28,19 +28,19 @@ def without_numbers(*, counts_host_memory: bool) -> Iterator[None]:
             (torch, "manual_seed", lambda seed: None),
             (masking_utils, "find_packed_sequence_indices", _one_sequence_a_row(masking_utils)),
         ):
-            if hasattr(owner, name):  # not every version of transformers looks for sequences within a row
+            if hasattr(owner, name):  # not in every version of transformers
                 stack.enter_context(patch.object(owner, name, replacement))
         yield
 
 
 def _one_sequence_a_row(module: Any) -> Any:
-    """Return transformers' search for sequences within a row, with the answer it finds when no positions are given.
+    """Return transformers' search for packed sequences within a row, made to find none.
 
-    It looks whether the positions that the model has counted itself ever jump: they never do, and then no mask is made.
+    It finds none where the model counts the positions itself, as it does here; then no mask is made.
     """
     find = getattr(module, "find_packed_sequence_indices", lambda positions: None)
 
     def search_without_finding(position_ids: Tensor) -> None:
-        find(position_ids)  # for the sake of the memory that it takes
+        find(position_ids)  # it allocates memory
 
     return search_without_finding

@@ -1,4 +1,4 @@
-"""What every configuration of a space would need on a card, and which one to start with."""
+"""Plans: the predicted memory of every configuration on a card, and the recommended one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from pipeline.memory.breakdown import Breakdown
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRow:
-    """What one configuration would need on one card."""
+    """The prediction for one configuration on one card."""
 
     choice: Mapping[str, Any]
     """A value for each dimension, by its setting's dotted name."""
@@ -25,7 +25,7 @@ class PlannedRow:
     tokens: int
     """Tokens of one optimizer step."""
     is_16_bit: bool
-    """Whether matrix products compute in a format of 16 bits."""
+    """Whether matrix products are computed in a 16-bit format."""
 
     @property
     def peak_bytes(self) -> int:
@@ -34,34 +34,34 @@ class PlannedRow:
 
 
 def expected_order(row: PlannedRow) -> tuple[bool, float, int]:
-    """Return the key that puts the expected fastest first: 16-bit formats, fewer operations a token, fewer passes.
+    """Return the sort key of expected speed: 16-bit formats first, then fewer operations a token, then fewer passes.
 
-    An estimate from counted operations, not a measurement: how fast a card is, only the card says.
+    It is an estimate from counted operations, not a measurement.
     """
     return (not row.is_16_bit, row.flops / row.tokens, row.accumulation_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardPlan:
-    """What every configuration would need on one card."""
+    """The predictions for all configurations on one card."""
 
     card: str
     budget_bytes: int
     rows: tuple[PlannedRow, ...]
     skipped: tuple[str, ...]
-    """Why configurations were left out, a sentence each."""
+    """Reasons why configurations were left out, a sentence each."""
     anatomy: Breakdown | None
-    """The peak of the recommended configuration; None where nothing fits."""
+    """Breakdown of the peak of the recommended configuration; None where nothing fits."""
 
     @property
     def recommended(self) -> PlannedRow | None:
-        """Return what to begin with: of those that fit, the one that should be the fastest."""
+        """Return the configuration that fits and is expected to be the fastest; None where nothing fits."""
         return min((row for row in self.rows if row.fits), key=expected_order, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFindings:
-    """All that the report of a plan is made from."""
+    """The results of a plan."""
 
     entry: str
     model: str
@@ -73,5 +73,5 @@ class PlanFindings:
 
     @property
     def recommended(self) -> PlannedRow | None:
-        """Return what to begin with on the first card; None where nothing fits it."""
+        """Return the recommended configuration for the first card; None where nothing fits."""
         return self.cards[0].recommended

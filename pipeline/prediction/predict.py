@@ -1,4 +1,4 @@
-"""An Experiment on fake tensors -> Prediction: how much memory it needs, before anything runs."""
+"""An Experiment on fake tensors -> Prediction: its peak memory on a device that this machine need not have."""
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -15,31 +15,31 @@ from pipeline.memory.breakdown import Breakdown, at_peak
 from pipeline.memory.replay import Requests
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction.cuda_context import context_bytes_of
-from pipeline.prediction.trace import trace, turn
+from pipeline.prediction.trace import priority, trace
 from pipeline.runtime.environment import uses_expandable_segments
 from pipeline.runtime.fork_server import has_server, num_cores
 from pipeline.runtime.worker_pool import run_all, worker_pool
 
 NUM_WORTH_A_SERVER = 32
-"""Experiments from which on it pays to start processes that have to load what predicting needs."""
+"""Number of experiments from which on worker processes are started for them."""
 NUM_IN_TASK = 40
-"""Experiments that a process is given at once."""
+"""Maximum number of experiments in a worker's task."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a run of an Experiment on a device will need; None where such a device does not count it."""
+    """The predicted memory of a run on a device; None where the device does not have such a figure."""
 
     target: Hardware
     peak_allocated_bytes: int
-    """As the device's allocator counts: on CUDA it rounds up."""
+    """As the device's allocator counts it: rounded up on CUDA."""
     peak_reserved_bytes: int | None
     peak_device_bytes: int | None
     """Reserved bytes and the CUDA context."""
     anatomy: Breakdown
-    """The peak taken apart, before the allocator rounds: its phase, categories, modules and largest tensors."""
+    """Breakdown of the peak, before the allocator rounds."""
     phase_bytes: Mapping[str, int]
-    """Greatest number of bytes alive in each phase, before the allocator rounds."""
+    """Maximum of the bytes alive in each phase, before the allocator rounds."""
     sequence_flops: int
     """Floating-point operations for one sequence, recomputation included: the same for any cut of the batch."""
     requests: Requests = field(repr=False)
@@ -51,7 +51,7 @@ class Prediction:
         return limited_peak(self.peak_allocated_bytes, self.peak_reserved_bytes)
 
     def fits(self, budget_bytes: int) -> bool:
-        """Whether the run ends within a budget: on CUDA a cap on what is reserved, which gives back what is cached."""
+        """Whether the run stays within a budget: on CUDA a cap on reserved bytes, at which cached ones are released."""
         if self.peak_reserved_bytes is None or self.peak_allocated_bytes > budget_bytes:
             return self.peak_allocated_bytes <= budget_bytes
         if self.peak_reserved_bytes <= budget_bytes:
@@ -71,14 +71,14 @@ def predict(
     expandable_segments: bool | None = None,
     context_bytes: int | None = None,
 ) -> Prediction:
-    """Take two optimizer steps of `experiment` without numbers, as if on `target`, and return what they would need.
+    """Return the predicted memory of two optimizer steps of `experiment` on `target`.
 
-    The corpus is read unless it is given; one example of it suffices, however large the batch. `expandable_segments`
-    overrides what the environment variables of the run's process say. `context_bytes` is the CUDA context, which counts
-    beside what torch reserves; unless it is given, what context_bytes_of() returns.
+    One example of the corpus suffices, however large the batch; the corpus is read unless `prepared` is given.
+    `expandable_segments` overrides the environment variables of the run's process. `context_bytes` is the size of the
+    CUDA context, by default that of context_bytes_of().
 
     Raises:
-        InvalidInputError: the target cannot run it, or its work depends on the values of tensors.
+        InvalidInputError: the target does not support it, or it reads the values of tensors.
 
     """
     reason = experiment.unsupported(target)
@@ -110,7 +110,7 @@ def predict_all(
     target: Hardware,
     **options: Any,
 ) -> Generator[tuple[int, Prediction], None, None]:
-    """Yield the number of each experiment and its prediction, those first that tell others.
+    """Yield the number of each experiment and its prediction, as completed.
 
     Options are those of predict_each().
 
@@ -135,18 +135,19 @@ def predict_each(
 ) -> Generator[tuple[int, Prediction | InvalidInputError], None, None]:
     """Yield the number of each experiment and its prediction, or why it cannot be predicted.
 
-    Where the server of processes was started, or they are many, they are predicted in processes that end with the
-    iterator, one a core. `num_processes` is how many; with 0 this one does the work.
+    Experiments from which others are extrapolated come first. `num_processes` is the number of worker processes, which
+    end with the iterator; 0 predicts in this process. By default there is one for each core if the fork server is
+    running or the experiments are many, else none.
     """
     if context_bytes is None:
-        context_bytes = context_bytes_of(target)  # once, and not in each worker process
+        context_bytes = context_bytes_of(target)  # once, not in each worker
     options = {"expandable_segments": expandable_segments, "context_bytes": context_bytes}
     work = partial(_predict_these, target=target, options=options)
     if num_processes is None:
         pays = has_server() or len(experiments) >= NUM_WORTH_A_SERVER
         num_processes = min(num_cores(), len(experiments)) if pays else 0
-    first, second, others = ([n for n, one in enumerate(experiments) if turn(one) == at] for at in range(3))
-    rounds = [[[number] for number in first], [[number] for number in second], _alike(experiments, others)]
+    first, second, others = ([n for n, one in enumerate(experiments) if priority(one) == at] for at in range(3))
+    rounds = [[[number] for number in first], [[number] for number in second], _tasks(experiments, others)]
     with worker_pool(num_processes) if num_processes else nullcontext() as pool:
         for tasks in rounds:
             sent = [[experiments[number] for number in numbers] for numbers in tasks]
@@ -170,12 +171,12 @@ def _prediction_or_error(
         return error
 
 
-def _alike(experiments: Sequence[Experiment], numbers: Sequence[int]) -> list[list[int]]:
-    """Return the numbers in tasks of experiments that differ in the cut of their batch alone: one reading tells all."""
-    cut = {"micro_batch_size": 1, "accumulation_steps": 1, "effective_batch_size": 1}
+def _tasks(experiments: Sequence[Experiment], numbers: Sequence[int]) -> list[list[int]]:
+    """Return the numbers in tasks of experiments that differ only in how their batch is split."""
+    split = {"micro_batch_size": 1, "accumulation_steps": 1, "effective_batch_size": 1}
     groups: dict[str, list[int]] = {}
     for number in numbers:
-        groups.setdefault(repr(experiments[number].settings.model_copy(update=cut)), []).append(number)
+        groups.setdefault(repr(experiments[number].settings.model_copy(update=split)), []).append(number)
     return [
         group[begin : begin + NUM_IN_TASK] for group in groups.values() for begin in range(0, len(group), NUM_IN_TASK)
     ]

@@ -1,4 +1,4 @@
-"""A run's summary metrics, with the predicted peaks beside the measured ones."""
+"""The summary metrics of a run, with its predicted peaks."""
 
 from collections.abc import Mapping
 
@@ -12,9 +12,9 @@ from pipeline.training.metrics import Summary, summarize
 
 
 def summary(experiment: Experiment, result: Result) -> Summary:
-    """Return a run's summary metrics, the predicted peaks beside the measured ones, or a tag that says why not.
+    """Return the summary metrics of a run with its predicted peaks, or with a tag that says why there are none.
 
-    After Ctrl-C, when nobody waits for it, nothing is predicted.
+    Nothing is predicted for a run that was interrupted.
     """
     measured = summarize(result, experiment.effective_batch_size, experiment.settings.timing_warmup_steps)
     if result.outcome is Outcome.INTERRUPTED:
@@ -22,7 +22,7 @@ def summary(experiment: Experiment, result: Result) -> Summary:
     try:
         prediction = _prediction_of(experiment)
         return Summary(measured | _prediction_metrics(prediction, measured, result.outcome))
-    except Exception as error:  # whatever a model's code raises without numbers: a prediction never costs a measurement
+    except Exception as error:  # whatever a model's code raises on fake tensors: the measurement is kept
         return Summary(measured, {"prediction": f"not possible: {type(error).__name__}: {first_line(error)}"})
 
 
@@ -34,7 +34,7 @@ def _prediction_of(experiment: Experiment) -> Prediction:
 
 
 def _prediction_metrics(prediction: Prediction, measured: Mapping[str, float], outcome: Outcome) -> dict[str, float]:
-    """Return what was predicted for a run as metrics, and how far that is from what it measured, if it completed."""
+    """Return the predicted peaks as metrics, and their error if the run completed."""
     metrics = {"predicted_peak_allocated_mib": prediction.peak_allocated_bytes / MIB}
     if prediction.peak_reserved_bytes is not None:
         metrics["predicted_peak_reserved_mib"] = prediction.peak_reserved_bytes / MIB

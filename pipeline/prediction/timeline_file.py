@@ -1,4 +1,4 @@
-"""Timelines as files: JSON, compressed, a row for each storage."""
+"""Timelines as compressed JSON, with a row for each storage."""
 
 import gzip
 import json
@@ -14,7 +14,7 @@ values_of = attrgetter(*NAMES)
 
 
 def dump(timeline: Timeline) -> bytes:
-    """Return the content of a file that load() reads."""
+    """Return the content of a timeline's file."""
     content = {
         "lives": [[_plain(value) for value in values_of(life)] for life in timeline.lives],
         "events": timeline.events,
@@ -26,7 +26,7 @@ def dump(timeline: Timeline) -> bytes:
 
 
 def load(content: bytes) -> Timeline:
-    """Return the timeline of a file that dump() wrote."""
+    """Return the timeline of a file's content."""
     read = json.loads(gzip.decompress(content))
     return Timeline(
         lives=tuple(_life(dict(zip(NAMES, values, strict=True))) for values in read["lives"]),

@@ -1,4 +1,6 @@
-"""An Experiment on fake tensors -> what would live when, on a device that need not be here; kept on disk."""
+"""An Experiment -> the timeline of its storages on a device that this machine need not have: recorded on fake tensors,
+cached on disk, and extrapolated from smaller runs where that is proven to be exact.
+"""
 
 import math
 import traceback
@@ -16,7 +18,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.user_functions import is_function_name, user_code_error
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Lifetime, Timeline
-from pipeline.prediction.extrapolate_batch import Growth, Known, growth_of, in_order, same_memory
+from pipeline.prediction.extrapolate_batch import Growth, Recorded, growth_of, same_memory, with_sorted_releases
 from pipeline.prediction.extrapolate_depth import extrapolate_depth
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.fake_card import CARD, HOST, move_to_card
@@ -27,24 +29,24 @@ from pipeline.training.profiler import record_lifetimes
 from pipeline.training.step import on_device
 
 STEADY_STEPS = 2
-"""Micro-batches of an optimizer step after which all further ones are alike."""
-KNOWN_SIZES = (2, 4, 8)
-"""Micro-batch sizes that tell all others but 1, once they are in the cache: two do, if they are right of the third."""
+"""Micro-batches of an optimizer step that are recorded; further ones repeat the second."""
+RECORDED_SIZES = (2, 4, 8)
+"""Micro-batch sizes from which others (but 1) are extrapolated: from the first two, if they predict the third."""
 LARGEST_GROWTH_BYTES = 1024
-"""What a further micro-batch may leave behind in a steady step: the value of its loss."""
+"""Bytes that a further micro-batch may add in a steady step: the value of its loss."""
 LARGEST_SHARE = 0.8
-"""Of a model's layers: what the shallower models may have together, if they are to be run in its place."""
-SIMULATION = Path(__file__).parent
-"""The folder of what stands in for torch: no function there asks for a value of its own accord."""
+"""Share of a model's layers that the shallow models may have together, to be recorded in its place."""
+THIS_FOLDER = Path(__file__).parent
+"""The folder of the replacements for torch's functions, which are left out of error messages."""
 
 
 def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timeline:
-    """Return what would live when over two optimizer steps, as `target` would hold it; from the cache if it can be.
+    """Return the timeline of two optimizer steps on `target`, from the cache if possible.
 
-    Of many micro-batches a step only the first two are run, if they show that the rest is alike.
+    Of more than two micro-batches in a step only two are recorded, if the second leaves no memory behind.
 
     Raises:
-        InvalidInputError: the work depends on the values of tensors, or the cache folder cannot be written.
+        InvalidInputError: the run reads the values of tensors, or the cache folder cannot be written.
 
     """
     settings, num_rows = experiment.settings, experiment.effective_batch_size
@@ -52,37 +54,37 @@ def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timel
     if num_rows > STEADY_STEPS * size:
         fewer = {"accumulation_steps": STEADY_STEPS, "effective_batch_size": STEADY_STEPS * size}
         short = Experiment(settings.model_copy(update=fewer))
-        on_host = target.kind != "cpu"  # where nobody counts how long a batch waits there
-        timeline = _kept(short, target, prepared, STEADY_STEPS * size if on_host else num_rows)
+        on_host = target.kind != "cpu"  # the batch waits in host memory, which is not counted
+        timeline = _cached(short, target, prepared, STEADY_STEPS * size if on_host else num_rows)
         if is_steady(timeline):
             return timeline
-    return _kept(experiment, target, prepared, num_rows)
+    return _cached(experiment, target, prepared, num_rows)
 
 
-def turn(experiment: Experiment) -> int:
-    """Return when to take `experiment` among others: sooner where its timeline helps to tell those of other sizes."""
+def priority(experiment: Experiment) -> int:
+    """Return 0, 1 or 2: the round in which to predict `experiment`, so that others can be extrapolated from it."""
     size = experiment.micro_batch_size
-    return 0 if size == KNOWN_SIZES[0] else 1 if size in KNOWN_SIZES else 2
+    return 0 if size == RECORDED_SIZES[0] else 1 if size in RECORDED_SIZES else 2
 
 
 def is_steady(timeline: Timeline) -> bool:
-    """Whether the second micro-batch of the last optimizer step leaves what it found: then a third one is like it."""
+    """Whether the second micro-batch of the last optimizer step leaves the same storages as it found."""
     step = max(span.step for span in timeline.spans if span.phase == "backward")
     ends = [after.begin for span, after in pairwise(timeline.spans) if (span.step, span.phase) == (step, "backward")]
     if len(ends) != STEADY_STEPS:
         return False
-    found, left = (Counter(map(_what, timeline.alive(end - 1))) for end in ends)
+    found, left = (Counter(map(_form, timeline.alive(end - 1))) for end in ends)
     return found <= left and sum(num_bytes for num_bytes, *_ in (left - found).elements()) <= LARGEST_GROWTH_BYTES
 
 
-def _what(life: Lifetime) -> tuple[int, object, object, object, object]:
+def _form(life: Lifetime) -> tuple[int, object, object, object, object]:
     return life.num_bytes, life.dtype, life.operator, life.module, life.category
 
 
-def _kept(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline:
-    """Return the timeline of an optimizer step whose batch has `num_rows` rows, from the cache after the first time."""
+def _cached(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline:
+    """Return the timeline of optimizer steps with `num_rows` sequences each, from the cache if possible."""
     if experiment.settings.model not in experiment.model.names:
-        return record(experiment, target, prepared, num_rows)  # its configuration is in files that may change
+        return record(experiment, target, prepared, num_rows)  # its configuration files may change
     file = trace_file(experiment, target, prepared, num_rows)
     if file.exists():
         return read_trace(file)
@@ -97,58 +99,58 @@ def _kept(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows
 
 
 def _extrapolated(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
-    """Return the timeline of a micro-batch from those of others, where the cache has them."""
+    """Return the timeline extrapolated from those of other micro-batch sizes, if they are in the cache."""
     size = experiment.micro_batch_size
-    if size <= KNOWN_SIZES[0]:
-        return None  # one sequence may take other paths: an axis of one element is contiguous anyway
-    files = [_file_of_size(known, experiment, target, prepared, num_rows) for known in KNOWN_SIZES]
+    if size <= RECORDED_SIZES[0]:
+        return None  # one sequence may take other code paths: an axis of one element is always contiguous
+    files = [_file_of_size(known, experiment, target, prepared, num_rows) for known in RECORDED_SIZES]
     if not all(file.exists() for file in files):
         return None
-    growth = _proven(tuple(files))
+    growth = _verified_growth(tuple(files))
     return None if growth is None else growth.extrapolated(size)
 
 
 @lru_cache(maxsize=4)
-def _proven(files: tuple[Path, ...]) -> Growth | None:
-    """Return how what the first two files hold grows, if that tells what the third holds."""
-    first, second, (size, timeline) = zip(KNOWN_SIZES, map(read_trace, files), strict=True)
+def _verified_growth(files: tuple[Path, ...]) -> Growth | None:
+    """Return the growth between the timelines of the first two files, if it predicts that of the third."""
+    first, second, (size, timeline) = zip(RECORDED_SIZES, map(read_trace, files), strict=True)
     growth = growth_of(first, second)
     return growth if growth is not None and same_memory(growth.extrapolated(size), timeline) else None
 
 
 def _from_few_layers(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
-    """Return the timeline of a deep model from those of two shallow ones, if that is proven.
+    """Return the timeline of a deep model, extrapolated from two shallow ones, if that is verified.
 
-    It is where the least of the known micro-batch sizes grows into what they tell, or where they tell a third depth.
+    It is verified by the same model at the smallest recorded micro-batch size, or else by a third depth.
     """
     num_layers = experiment.description.num_layers
     if num_layers is None:
         return None
     depths, times = _shallow_depths(experiment, num_layers)
-    size, known = experiment.micro_batch_size, _known(experiment, target, prepared, num_rows)
+    size, smaller = experiment.micro_batch_size, _smaller(experiment, target, prepared, num_rows)
     largest = LARGEST_SHARE * num_layers
-    if sum(depths[:2] if known else depths) > largest:
+    if sum(depths[:2] if smaller else depths) > largest:
         return None
     timelines = (record(experiment.with_layers(depth), target, prepared, num_rows) for depth in depths)
     first, second = next(timelines), next(timelines)
     extrapolated = extrapolate_depth(first, second, times)
-    if extrapolated is None or (known and growth_of(known, (size, extrapolated)) is not None):
+    if extrapolated is None or (smaller and growth_of(smaller, (size, extrapolated)) is not None):
         return extrapolated
-    told_third = extrapolate_depth(first, second, 2) if sum(depths) <= largest else None
-    return extrapolated if told_third is not None and same_memory(told_third, next(timelines)) else None
+    third = extrapolate_depth(first, second, 2) if sum(depths) <= largest else None
+    return extrapolated if third is not None and same_memory(third, next(timelines)) else None
 
 
-def _known(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Known | None:
-    """Return the least of the known micro-batch sizes, where it is in the cache and `experiment` has a greater one."""
-    least = KNOWN_SIZES[0]
+def _smaller(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Recorded | None:
+    """Return the smallest recorded micro-batch size and its timeline, if it is cached and below the experiment's."""
+    least = RECORDED_SIZES[0]
     file = _file_of_size(least, experiment, target, prepared, num_rows)
     return (least, read_trace(file)) if experiment.micro_batch_size > least and file.exists() else None
 
 
 def _shallow_depths(experiment: Experiment, num_layers: int) -> tuple[tuple[int, int, int], int]:
-    """Return three numbers of layers, a period of the techniques apart, and the model's own in periods from the least.
+    """Return three depths, a period of the techniques apart, and the number of periods from the first to the model's.
 
-    The least has a layer more than a period: the first layer is unlike the others in where its input comes from.
+    The first has one layer more than a period, for the first layer of a model differs from the others in its input.
     """
     period = math.lcm(*(technique.layer_period for technique in experiment.techniques))
     least = period + 1 + (num_layers - 1) % period
@@ -158,7 +160,7 @@ def _shallow_depths(experiment: Experiment, num_layers: int) -> tuple[tuple[int,
 def _file_of_size(size: int, experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Path:
     """Return the file of the same experiment at another micro-batch size.
 
-    A CPU keeps a whole batch while it goes through its micro-batches: there the batch is the same, elsewhere it grows.
+    On a CPU the whole batch is alive during all micro-batches, so it stays the same; elsewhere it grows.
     """
     passes = experiment.effective_batch_size // experiment.micro_batch_size
     changes = {"micro_batch_size": size, "effective_batch_size": passes * size}
@@ -168,20 +170,20 @@ def _file_of_size(size: int, experiment: Experiment, target: Hardware, prepared:
 
 
 def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline:
-    """Return what trace() does, by running all of it; `num_rows` is the number of sequences of an optimizer step.
+    """Record all of two optimizer steps with `num_rows` sequences each.
 
     Raises:
-        InvalidInputError: the work depends on the values of tensors, or a model of the user's own raises.
+        InvalidInputError: the run reads the values of tensors, or the user's own model raises an error.
 
     """
-    here = experiment.with_random_weights(str(CARD))
+    on_fake_device = experiment.with_random_weights(str(CARD))
     rows = RepeatedRow(prepared.train, HOST if target.capability else device("cpu"), num_rows)
     build = _from_host if target.capability else on_device
     try:
         with simulated(target) as mode:
             example, workspaces = replace(prepared, train=rows), WorkspaceTable(target.capability)
-            timeline = record_lifetimes(here, example, build=build, workspaces=workspaces, run=mode.run)
-        return in_order(timeline)
+            timeline = record_lifetimes(on_fake_device, example, build=build, workspaces=workspaces, run=mode.run)
+        return with_sorted_releases(timeline)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise InvalidInputError(_value_was_read(error)) from error
     except Exception as error:
@@ -202,7 +204,7 @@ def _value_was_read(error: DataDependentOutputException | DynamicOutputShapeExce
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if "/torch/" not in frame.filename and frame.name[:2] != "__" and Path(frame.filename).parent != SIMULATION
+        if "/torch/" not in frame.filename and frame.name[:2] != "__" and Path(frame.filename).parent != THIS_FOLDER
     ]
     place = f"{frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})"
     remedy = "measure this configuration instead: python -m pipeline main"

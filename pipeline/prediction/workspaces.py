@@ -1,7 +1,7 @@
-"""What operators allocate inside themselves, unseen by the dispatcher: one table, each row with its source.
+"""Workspaces: memory that operators allocate inside their kernels, in one table with the source of each row.
 
-Left out, because nothing that can be read says how much they are: the workspaces of cuDNN and (on a CPU) oneDNN, and
-the temporaries of cub and thrust.
+Not included, because no source says how large they are: the workspaces of cuDNN and (on a CPU) oneDNN, and the
+temporaries of cub and thrust.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,29 +25,29 @@ class Call:
     """One call of an operator."""
 
     capability: tuple[int, int] | None
-    """Compute capability of the device; None of a CPU."""
+    """Compute capability of the device; None for a CPU."""
     args: tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One thing that operators allocate inside themselves."""
+    """The workspace of some operators."""
 
     operators: tuple[Any, ...]
     num_bytes: Callable[[Call], int]
     only_cuda: bool
     kept: bool
-    """Taken once in each thread and never given back, instead of for the time of the operator."""
+    """Allocated once in each thread and kept, instead of freed when the operator ends."""
     source: str
 
 
 def _cublas_workspace(call: Call) -> int:
-    assert call.capability is not None  # the row is CUDA's
+    assert call.capability is not None  # the row is for CUDA
     return 32 * MIB if call.capability[0] in (9, 10, 11, 12) else 2 * 4 * MIB + 8 * 16 * 1024
 
 
 def _flash_backward(call: Call) -> int:
-    """Return softmax_d, dq_accum, and dk and dv of every query head where heads share keys."""
+    """Return the bytes of softmax_d, dq_accum, and where heads share keys of dk and dv for every query head."""
     query: Tensor = call.args[1]
     key: Tensor = call.args[2]
     batch, heads, length, channels = query.shape
@@ -58,7 +58,7 @@ def _flash_backward(call: Call) -> int:
 
 
 def _efficient_backward(call: Call) -> int:
-    """Return the rows' sums of output x gradient, and in float32 the product itself, which torch computes first."""
+    """Return the bytes of the row sums of output x gradient, and in float32 of the product itself."""
     query: Tensor = call.args[1]
     batch, heads, length, channels = query.shape
     rows = 4 * batch * heads * length
@@ -66,7 +66,7 @@ def _efficient_backward(call: Call) -> int:
 
 
 def _squared_errors(call: Call) -> int:
-    """Return the errors of all elements, which are summed where they stand."""
+    """Return the bytes of the errors of all elements, where they are reduced."""
     inputs: Tensor = call.args[0]
     reduced = len(call.args) < 3 or call.args[2] != NO_REDUCTION
     return inputs.numel() * inputs.element_size() if reduced else 0
@@ -78,7 +78,7 @@ ROWS = (
         num_bytes=_squared_errors,
         only_cuda=False,
         kept=False,
-        source="aten/src/ATen/native/BinaryOps.cpp and Loss.cpp, mse_loss_out; seen on a CPU",
+        source="aten/src/ATen/native/BinaryOps.cpp and Loss.cpp, mse_loss_out; measured on a CPU",
     ),
     Row(
         operators=PRODUCTS,
@@ -106,7 +106,7 @@ ROWS = (
 
 
 class WorkspaceTable:
-    """Knows of a simulated run what its operators allocate inside themselves."""
+    """Returns the workspaces of a simulated run's operators."""
 
     def __init__(self, capability: tuple[int, int] | None) -> None:
         self._capability = capability
@@ -115,11 +115,11 @@ class WorkspaceTable:
         self._kept: set[tuple[Row, bool]] = set()
 
     def __call__(self, operator: Any, args: tuple[Any, ...]) -> Iterator[tuple[int, bool]]:
-        """Yield bytes, and whether they are kept for ever, of what this call of `operator` allocates inside itself."""
+        """Yield the bytes of each workspace of this call, and whether it is kept after the call."""
         row = self._rows.get(operator)
         if row is None:
             return
-        backward = in_backward()  # which has a thread of its own on CUDA
+        backward = in_backward()  # it has a thread of its own on CUDA
         if not row.kept or (row, backward) not in self._kept:
             self._kept.add((row, backward))
             yield row.num_bytes(Call(capability=self._capability, args=args)), row.kept
