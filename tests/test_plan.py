@@ -86,6 +86,17 @@ def test_what_cannot_be_planned_is_refused(settings: dict[str, str], words: str,
     assert len(project.runs()) == before
 
 
+def test_mlflow_run_passes_on_what_the_user_gave_and_nothing_else(project: Project) -> None:
+    """Also where the value is the default: it pins its dimension."""
+    given = {**CARDS, "gpu": "rtx4090", "effective_batch_size": "8", "precision": "fp32", "micro_batch_size": "8"}
+    done = project.mlflow_run("plan", given)
+    assert done.returncode == 0, done.stderr
+    rows = table(project, "plan_nvidia_geforce_rtx_4090")
+    assert set(rows["precision"]) == {"fp32"} and set(rows["micro-batch"]) == {8} and len(rows) == 3
+    params = project.parent_of("plan").data.params
+    assert params == {**given, "model": "gpt2-nano"}
+
+
 def test_nothing_fits_is_an_answer(project: Project) -> None:
     done = project.here("plan", {**CARDS, "gpu": "cpu", "budget": "0.3MiB"})
     assert done.returncode == 1, done.stderr

@@ -460,9 +460,7 @@ def test_what_a_search_has_once_is_no_dimension() -> None:
         plan_search({**TINY, "space": {"budget": ["1GiB"]}})
 
 
-def test_a_default_passed_on_does_not_replace_a_dimensions_values() -> None:
-    """MLproject always passes sequence_length=256 on."""
-    space = {"sequence_length": [8, 16], "precision": ["fp32", "bf16"]}
-    plan = plan_search({**TINY, "space": space, "sequence_length": "256", "precision": "fp32", "eval_steps": 0})
-    assert plan.space.dimensions["sequence_length"] == (8, 16)
+def test_a_dimension_set_to_its_default_is_pinned_too() -> None:
+    plan = plan_search({**TINY, "precision": "fp32", "micro_batch_size": "8"})
     assert plan.space.dimensions["precision"] == ("fp32",)
+    assert plan.space.dimensions["micro_batch_size"] == (8,)

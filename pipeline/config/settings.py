@@ -166,6 +166,8 @@ def _explain(kind: type[Settings], detail: Mapping[str, Any], entry: str) -> str
     if detail["type"] == "extra_forbidden":
         return unknown_setting(kind, ".".join(path))
     name = next((n for n in (".".join(path[:end]) for end in range(1, len(path) + 1)) if n in known), ".".join(path))
+    remedy = f"headroom {entry} --help explains it"
+    if detail["type"] == "missing":
+        return f"{name} must be given, and is missing; {remedy}"
     rule = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    remedy = f"python -m pipeline {entry} --help explains it"
     return f"{name} {rule[0].lower() + rule[1:]}, and is {detail['input']!r}; {remedy}"

@@ -25,10 +25,6 @@ class SpaceSettings(Settings):
     """Any setting by its dotted name and the values to try; `divisors`: those of effective_batch_size."""
 
 
-NOT_PASSED_ON = object()
-"""Stands for the default of a setting that MLproject never passes on."""
-
-
 @dataclass(frozen=True)
 class Space:
     """Dimensions by name, each with its values."""
@@ -60,17 +56,8 @@ def read_space(
     if effective is None:
         raise InvalidInputError(f"a {entry} needs effective_batch_size, which must hold in every configuration; set it")
     typed = dict(dotted(shared.model_dump()))
-    return shared, make_space(own, effective, _pinned(own, typed, given))
-
-
-def _pinned(settings: SpaceSettings, typed: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the dimensions that the user has set to one value; defaults of run settings come from MLproject too."""
-    default = RunSettings()
-    return {
-        name: typed[name]
-        for name, _ in dotted(given)
-        if name in settings.space and typed[name] != getattr(default, name, NOT_PASSED_ON)
-    }
+    pinned = {name: typed[name] for name, _ in dotted(given) if name in own.space}
+    return shared, make_space(own, effective, pinned)
 
 
 def make_space(settings: SpaceSettings, effective_batch_size: int, pinned: Mapping[str, Value]) -> Space:

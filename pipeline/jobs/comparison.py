@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.status import Status
 
 from pipeline.base.results import Result, StepRecord
-from pipeline.config.variants import Comparison, Plan, Variant
+from pipeline.config.variants import Comparison, EntryPoint, Variant
+from pipeline.report.sections import check_sections
 from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.tracking.parent import ParentRun, open_parent
@@ -19,8 +20,9 @@ REFRESHES_PER_SECOND = 4
 """Of the line that shows a run's progress: each takes time from a training that uses every core."""
 
 
-def measure(plan: Plan, console: Console) -> int:
+def measure(plan: EntryPoint, console: Console) -> int:
     """Run every variant of `plan`, print and log what they show; return the exit code: 1 where none completed."""
+    check_sections(plan.sections)
     check_shapes(variant.experiment for variant in plan.variants)
     first = next(plan.variants).experiment
     about = environment(first.device)
@@ -39,17 +41,20 @@ def measure(plan: Plan, console: Console) -> int:
     return 0 if parent.succeeded else 1
 
 
-def _report(plan: Plan, rows: Sequence[Row], about: Mapping[str, str], parent: ParentRun, console: Console) -> None:
+def _report(
+    plan: EntryPoint, rows: Sequence[Row], about: Mapping[str, str], parent: ParentRun, console: Console
+) -> None:
     """Print and log what the rows show; what tables and pictures need is loaded here, when nothing waits for it."""
     from pipeline.jobs.publish import publish
-    from pipeline.report.comparison import ComparisonFindings
-    from pipeline.report.overview import comparison_frame
+    from pipeline.report.comparison import ComparisonFindings, comparison_frame
 
-    findings = ComparisonFindings(entry=plan.entry, question=plan.question, rows=tuple(rows), environment=about)
+    findings = ComparisonFindings(
+        entry=plan.entry, question=plan.question, rows=tuple(rows), environment=about, sections=plan.sections
+    )
     publish(findings, {"comparison.csv": comparison_frame(rows).to_csv(index=False)}, parent, console)
 
 
-def _run(plan: Plan, comparison: Comparison, parent: ParentRun, rows: list[Row], console: Console) -> None:
+def _run(plan: EntryPoint, comparison: Comparison, parent: ParentRun, rows: list[Row], console: Console) -> None:
     """Run a comparison's variants, the baseline first, and add them to `rows`."""
     baseline: Row | None = None
     for variant in sorted(comparison.variants, key=lambda variant: variant.name != comparison.baseline):

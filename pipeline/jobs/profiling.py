@@ -10,7 +10,7 @@ from rich.console import Console
 
 from pipeline.base.results import Outcome, Result, StepRecord
 from pipeline.config.experiment import Experiment
-from pipeline.config.variants import Plan
+from pipeline.config.variants import EntryPoint
 from pipeline.jobs.advice import Profiled, advise
 from pipeline.report.profile import ProfilingFindings
 from pipeline.runtime.environment import environment
@@ -23,7 +23,7 @@ from pipeline.training.profiler import MemoryProfile, ProfileMessage, TimeProfil
 QUESTION = "Where are the memory and the time of {name}?"
 
 
-def profiling(plan: Plan, console: Console) -> int:
+def profiling(plan: EntryPoint, console: Console) -> int:
     """Profile the one configuration of `plan`, print and log what it shows; return the exit code: 1 where it failed."""
     [variant] = plan.variants
     experiment = variant.experiment

@@ -13,7 +13,7 @@ from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown, StepMemory
 from pipeline.memory.timeline import CATEGORIES
 from pipeline.report.breakdown import categories_of, categories_panel, in_mib, shares_table, tensors_table
-from pipeline.report.overview import notes, overview_table
+from pipeline.report.comparison import notes, overview_table
 from pipeline.report.page import Report, Section
 from pipeline.report.plot import COLOURS, WARNING, Panel, Plot, bars_of, colour, short
 from pipeline.report.table import Table

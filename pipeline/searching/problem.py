@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.config.entry_points import FOLDER
+from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import Experiment, make_experiment, why_untimed
 from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings, dotted, merged, nested, validate
 from pipeline.config.space import Choice, Space, read_space
@@ -75,7 +75,7 @@ def plan_search(given: Mapping[str, Any]) -> SearchPlan:
         InvalidInputError: a setting, a dimension or one of its values is wrong.
 
     """
-    values = merged(nested(read_yaml(FOLDER / "search.yaml")), given)
+    values = merged(nested(read_yaml(yaml_file("search"))), given)
     own = validate(SearchSettings, {k: values.pop(k) for k in SearchSettings.model_fields if k in values}, "search")
     device = find_device(str(values.get("device", RunSettings.model_fields["device"].default)))
     values["budget"] = AUTO_BUDGET[device.type] if own.budget == "auto" else own.budget
