@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from typing import Any
 
@@ -59,8 +60,12 @@ def test_several_cards_give_a_line_each(project: Project) -> None:
     rows = table(project, "plan_nvidia_geforce_rtx_4090")
     assert len(rows) == 3 * 3 * 2 and set(rows["fits"]) == {"yes"}
     assert (rows["reserved MiB"] >= rows["allocated MiB"]).all()
+    assert done.stdout.lstrip().startswith("On NVIDIA GeForce RTX 4090 18 of 18 configurations are predicted to fit")
+    in_terminal = re.findall(r"^ +\d+  (?:none|every_\w+)  +(?:fp32|bf16)", done.stdout, re.MULTILINE)
+    assert len(in_terminal) == 2 * 8 and "and 10 more in plan_nvidia_geforce_rtx_4090.csv" in done.stdout
     [folder] = project.folder.glob("runs/*-plan-*")
-    assert "<h2>cards</h2>" in to_html(report_of(read_findings(folder)))
+    page = to_html(report_of(read_findings(folder)))
+    assert "<h2>cards</h2>" in page and page.count("<td>every_layer</td>") > 8
     assert (
         project.parent_of("plan").data.tags["answer"].startswith("On NVIDIA GeForce RTX 4090 18 of 18 configurations")
     )

@@ -456,7 +456,7 @@ def test_every_corpus_of_the_space_is_checked_before_anything_runs(tmp_path: Any
 
 
 def test_what_a_search_has_once_is_no_dimension() -> None:
-    with pytest.raises(InvalidInputError, match=r"all configurations share one budget, .*; take space.budget out"):
+    with pytest.raises(InvalidInputError, match=r"all configurations share one budget, .*; remove space.budget"):
         plan_search({**TINY, "space": {"budget": ["1GiB"]}})
 
 

@@ -1,4 +1,4 @@
-"""The configurations to choose from: every combination of the dimensions' values."""
+"""A space of configurations: every combination of the values of its dimensions."""
 
 import itertools
 from collections.abc import Mapping
@@ -13,16 +13,16 @@ from pipeline.config.experiment import check_setting_name
 from pipeline.config.settings import AllSettings, RunSettings, dotted, validate
 
 Value = str | int | float | bool | None
-"""What a dimension may be set to; YAML and the setting's own type decide which."""
+"""A value of a dimension, as YAML and the type of its setting read it."""
 Choice = dict[str, Value]
 """One configuration: a value for each dimension, by its setting's dotted name."""
 
 
 class SpaceSettings(Settings):
-    """What there is to choose from."""
+    """The settings of a space."""
 
     space: dict[str, list[Value] | Literal["divisors"]] = Field(default={}, min_length=1, validate_default=True)
-    """Any setting by its dotted name and the values to try; `divisors`: those of effective_batch_size."""
+    """Values to try for any setting, by its dotted name; `divisors`: the divisors of effective_batch_size."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Space:
 def read_space(
     own: SpaceSettings, values: Mapping[str, Any], given: Mapping[str, Any], entry: str
 ) -> tuple[RunSettings, Space]:
-    """Return the settings that all configurations share, and what there is to choose from.
+    """Return the settings that all configurations share, and the space.
 
-    `values` has the entry point's YAML and the user's overrides, `given` the overrides alone.
+    `values` are those of the entry point's YAML with the user's overrides, `given` the overrides alone.
 
     Raises:
         InvalidInputError: a setting or a dimension is wrong, or effective_batch_size is missing.
@@ -61,7 +61,7 @@ def read_space(
 
 
 def make_space(settings: SpaceSettings, effective_batch_size: int, pinned: Mapping[str, Value]) -> Space:
-    """Return the space; a dimension that the user has set to one value keeps that value alone.
+    """Return the space; a dimension in `pinned` has that value alone.
 
     Raises:
         InvalidInputError: a dimension is no setting, has no value, or has other values than `divisors` stands for.
@@ -73,7 +73,7 @@ def make_space(settings: SpaceSettings, effective_batch_size: int, pinned: Mappi
         check_setting_name(name)
         if name in type(settings).model_fields:
             raise InvalidInputError(
-                f"all configurations share one {name}, so it cannot be a dimension; take space.{name} out"
+                f"all configurations share one {name}, so it cannot be a dimension; remove space.{name}"
             )
         if values == "divisors" and name != "micro_batch_size":
             raise InvalidInputError(

@@ -1,4 +1,4 @@
-"""YAML and overrides -> the variants that an entry point compares, all checked before the first one runs."""
+"""An entry point's YAML with the user's overrides -> its variants, all checked before the first one runs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Variants beside each other, one of them the baseline."""
+    """Variants to compare, one of them the baseline."""
 
     name: str
     baseline: str
@@ -63,7 +63,7 @@ class ComparisonSettings(Settings):
     baseline: str
     """The variant that the others are compared with."""
     variants: dict[str, dict[str, Any]]
-    """By name, what each variant sets."""
+    """The settings of each variant, by its name."""
 
     @model_validator(mode="after")
     def _baseline_is_a_variant(self) -> Self:
@@ -76,11 +76,11 @@ class EntryPointSettings(Settings):
     """What an entry point's YAML has beside the settings that its variants share."""
 
     question: str
-    """What the entry point answers."""
+    """The question that the entry point answers."""
     comparisons: dict[str, ComparisonSettings]
-    """By name, the variants to run."""
+    """The comparisons to run, by name."""
     sections: tuple[str, ...] = ()
-    """What its report shows beside the comparisons: names of files in report/sections/."""
+    """Sections that are added to its report: names of files in report/sections/."""
 
 
 def load_entry_point(entry: str, overrides: Mapping[str, Any]) -> EntryPoint:
@@ -118,7 +118,7 @@ def load_single(entry: str, config: Path, overrides: Mapping[str, Any]) -> Entry
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file; no tags are followed, so no objects are made.
+    """Return the mapping in a YAML file; tags are refused, so no objects are made.
 
     Raises:
         InvalidInputError: it is missing, is not YAML, or is not a mapping.

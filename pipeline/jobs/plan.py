@@ -139,7 +139,15 @@ def _card_plan(
     anatomies: dict[int, Breakdown] = {}
     predictions = predict_all(experiments, target, expandable_segments=own.expandable_segments)
     with closing(predictions):
-        for number, prediction in track(predictions, target.name, len(experiments), console=console, transient=True):
+        shown = track(
+            predictions,
+            target.name,
+            len(experiments),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        for number, prediction in shown:
             experiment = experiments[number]
             rows[number] = _row(choices[number], experiment, prediction, budget_bytes)
             anatomies[number] = prediction.anatomy

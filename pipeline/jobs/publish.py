@@ -30,6 +30,7 @@ def show(report: Report, console: Console) -> None:
     console.print(report.answer, highlight=False)
     for section in report.sections:
         for table in section.tables:
-            console.print(table.to_terminal())
+            if table.num_in_terminal != 0:
+                console.print(table.to_terminal())
         for note in section.notes:
             console.print(note, style="yellow", highlight=False)

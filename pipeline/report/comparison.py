@@ -146,7 +146,7 @@ def overview_plot(title: str, rows: Sequence[Row]) -> Plot:
 
 
 def answer(rows: Sequence[Row]) -> str:
-    """Return the answer of one comparison in one sentence."""
+    """Return the answer of one comparison as a sentence."""
     complete = [row for row in rows if {"peak_allocated_mib", "seconds_per_step"} <= set(row.metrics) and _ended(row)]
     baseline = next((row for row in complete if row.is_baseline), None)
     others = [row for row in complete if not row.is_baseline and set(AGAINST_BASELINE[:3]) <= set(row.metrics)]
@@ -159,12 +159,13 @@ def answer(rows: Sequence[Row]) -> str:
     )
     if not others:
         return f"{cost}."
-    leanest = max(others, key=lambda row: row.metrics["memory_saving_percent"])
+    smallest = max(others, key=lambda row: row.metrics["memory_saving_percent"])
     fastest = max(others, key=lambda row: row.metrics["speedup"])
-    if leanest is fastest:
-        return f"{cost}; {leanest.name} is both the leanest and the fastest of the others: {_against(leanest)}."
-    return f"{cost}; the leanest of the others is {leanest.name} ({_against(leanest)}), the fastest {fastest.name} " + (
-        f"({_against(fastest)})."
+    if smallest is fastest:
+        return f"{cost}; of the others {smallest.name} uses the least memory and is the fastest: {_against(smallest)}."
+    return (
+        f"{cost}; of the others {smallest.name} uses the least memory ({_against(smallest)}), and {fastest.name} is "
+        f"the fastest ({_against(fastest)})."
     )
 
 
@@ -199,7 +200,7 @@ def _against(row: Row) -> str:
     saving, overhead = row.metrics["memory_saving_percent"], row.metrics["time_overhead_percent"]
     memory = f"{saving:.0f} % less memory" if saving >= 0 else f"{-saving:.0f} % more memory"
     over = ", over the budget" if row.result and row.result.outcome is Outcome.OVER_BUDGET else ""
-    return f"{memory} and {overhead:+.0f} % time a sample{over}"
+    return f"{memory} and {overhead:+.0f} % time per sample{over}"
 
 
 def _loss_curves(axes: Axes, *, rows: Sequence[Row]) -> None:
