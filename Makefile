@@ -1,5 +1,6 @@
 # make search   the main job: the fastest configuration that fits a memory budget
-# make test     lint, types and tests
+# make test     lint, types, layers, and one test case for each part
+# make test-all the same with the full matrices
 # make ui       the MLflow UI on what the runs wrote
 # Pass settings on with ARGS: make search ARGS="-P budget=8GiB -P effective_batch_size=64"
 PYTHON ?= python3
@@ -19,17 +20,22 @@ test: check
 test-all: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL)
 
-check: .venv/installed
+check: .venv/installed-for-tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	PYTHONPATH=. $(BIN)/lint-imports --no-logo --no-cache
 
 ui: .venv/installed
 	$(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT)
 
-.venv/installed: pyproject.toml
+.venv/installed: pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("headroom needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+.venv/installed-for-tests: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 

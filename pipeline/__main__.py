@@ -1,4 +1,4 @@
-"""`python -m pipeline ENTRY --setting value ...`."""
+"""`headroom ENTRY --setting value ...`, which is `python -m pipeline ENTRY ...` as well."""
 
 import gc
 import sys
@@ -8,16 +8,16 @@ from pipeline.config.entry_points import entry_points
 from pipeline.runtime.fork_server import start_server, stop_server
 from pipeline.runtime.signals import exit_on_signal, ignore_signals
 
-OBJECTS_BEFORE_A_LOOK = 100_000
-"""How many objects may be made before the garbage collector looks for cycles among them."""
+OBJECTS_PER_COLLECTION = 100_000
+"""How many objects may be made before the garbage collector runs."""
 
 
 def run() -> int:
-    """Run the command line; return its exit code."""
-    gc.set_threshold(OBJECTS_BEFORE_A_LOOK)  # what is loaded stays: looking through it again and again takes a second
+    """Run the command line and return its exit code."""
+    gc.set_threshold(OBJECTS_PER_COLLECTION)  # imported modules stay: collecting them again and again takes a second
     exit_on_signal()
     if sys.argv[1:2] and sys.argv[1] in entry_points() and not {"-h", "--help"} & set(sys.argv):
-        start_server()  # it loads torch and transformers beside this process, which loads them now
+        start_server()  # it imports torch and transformers while this process does the same
     try:
         from pipeline.cli import main
 
@@ -28,7 +28,7 @@ def run() -> int:
     finally:
         ignore_signals()
         stop_server()
-        gc.freeze()  # nor does the process's end look through what was loaded
+        gc.freeze()  # the collection at exit skips what was imported
 
 
 if __name__ == "__main__":

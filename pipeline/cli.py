@@ -1,54 +1,55 @@
-"""The command line: an entry point, and any setting by its dotted name."""
+"""The command line: `headroom ENTRY --setting value ...`, where ENTRY is an entry point or a tool.
 
+Modules that load torch are imported inside functions, so that `headroom` alone answers at once.
+"""
+
+import argparse
+import inspect
+import json
 import re
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import create_model
-from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
-from rich.console import Console
-
-from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
-from pipeline.config.entry_points import SINGLE, entry_points
-from pipeline.config.settings import AllSettings, unknown_setting
-from pipeline.config.variants import load_plan, load_single
-from pipeline.jobs.plan_settings import PlanSettings
-from pipeline.jobs.tools import TOOLS, use
+from pipeline.config.entry_points import ALIASES, SINGLE, TOOLS, entry_points, questions, yaml_file
 from pipeline.runtime.signals import INTERRUPTED, interrupt_on_signal
-from pipeline.searching.settings import SearchSettings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pipeline.base.contracts import Settings
 
 WIDTH_OF_FILES = 120
-"""Columns of the tables where no terminal says how wide it is."""
-
-
-class SingleSettings(Settings):
-    """The setting that the entry points of one configuration add."""
-
-    config: Path = Path("experiments/single/fp32.yaml")
-    """The YAML file to run: one of experiments/single/, or the config.yaml or best.yaml of an earlier run."""
-
-
-OWN_SETTINGS: dict[str, type[Settings]] = {
-    **dict.fromkeys(SINGLE, SingleSettings),
-    "plan": PlanSettings,
-    "search": SearchSettings,
-}
-"""What an entry point takes beside the settings of a run."""
+"""Columns of the tables where the output is no terminal."""
+HEADLINE = (
+    "model",
+    "corpus",
+    "device",
+    "num_steps",
+    "sequence_length",
+    "micro_batch_size",
+    "effective_batch_size",
+    "precision",
+    "checkpointing",
+    "budget",
+    "output",
+)
+"""Settings that `--help` lists first: those that most runs set."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run an entry point and return the exit code: 0 done, 1 nothing completed, 2 invalid input, 130 interrupted."""
     words = sys.argv[1:] if argv is None else argv
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())  # noqa: T201
+        return 0
+    entry, *rest = (*ALIASES.get(words[0], (words[0],)), *words[1:])
     try:
-        if not words or words[0] in ("-h", "--help"):
-            print(_usage())  # noqa: T201
-            return 0
-        entry, *rest = words
         if entry in TOOLS:
-            interrupt_on_signal()
-            return use(entry, parse(entry, rest), _console())
+            return _run_tool(entry, rest)
         if entry not in entry_points():
             names = ", ".join([*entry_points(), *TOOLS])
             raise InvalidInputError(f"no entry point is called {entry!r}; the entry points are {names}")
@@ -57,8 +58,20 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 2
     except KeyboardInterrupt:
-        print("interrupted: what was measured is kept", file=sys.stderr)  # noqa: T201
+        print("interrupted: everything measured so far is kept", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
+
+
+def usage() -> str:
+    """Return the list of entry points and tools, each with the question that it answers."""
+    found = questions()
+    width = max(map(len, [*found, *TOOLS]))
+    lists = ["\n".join(f"  {name:{width}}  {text}" for name, text in names.items()) for names in (found, TOOLS)]
+    return (
+        f"usage: headroom ENTRY [--setting value ...]\n\nentry points:\n{lists[0]}\n\n"
+        f"tools, which train nothing:\n{lists[1]}\n\n"
+        "headroom ENTRY --help lists its settings. A YAML file in ./experiments adds an entry point of its name."
+    )
 
 
 def parse(entry: str, words: list[str]) -> dict[str, Any]:
@@ -68,67 +81,170 @@ def parse(entry: str, words: list[str]) -> dict[str, Any]:
         InvalidInputError: a setting does not exist, or its value is missing.
 
     """
+    from pipeline.config.settings import nested, unknown_setting
+
     kind = settings_of(entry)
-    cli = create_model(
-        "Cli",
-        __base__=(BaseSettings, kind),
-        __cls_kwargs__={
-            "cli_avoid_json": True,
-            "cli_exit_on_error": False,
-            "cli_prog_name": f"python -m pipeline {entry}",
-        },
-    )
     try:
-        return dict(CliSettingsSource(cast(type[BaseSettings], cli), cli_parse_args=words)())
-    except SettingsError as error:
-        unknown = re.search(r"unrecognized arguments: (.*)", str(error))
-        names = re.findall(r"--([^\s=]+)", unknown[1]) if unknown else []
-        if names:
-            raise InvalidInputError(unknown_setting(kind, names[0])) from error
-        message = str(error).removeprefix("error parsing CLI: ")
-        raise InvalidInputError(f"{message}; write --name value, see python -m pipeline {entry} --help") from error
+        given, others = _parser(entry, kind, "-h" in words or "--help" in words).parse_known_args(words)
+    except argparse.ArgumentError as error:
+        name = str(error.argument_name).lstrip("-")
+        raise InvalidInputError(f"--{name} needs a value; write --{name} value, see headroom {entry} --help") from error
+    if others:
+        unknown = re.fullmatch(r"--([^=]+)(=.*)?", others[0])
+        if unknown is None:
+            raise InvalidInputError(f"settings are written --name value, and {others[0]!r} belongs to none; name it")
+        raise InvalidInputError(unknown_setting(kind, unknown[1]))
+    return nested({name: _decoded(kind, name, text) for name, text in vars(given).items()})
 
 
-def settings_of(entry: str) -> type[Settings]:
-    """Return every setting that an entry point takes."""
-    if entry in TOOLS:
-        return TOOLS[entry]
-    own = OWN_SETTINGS.get(entry)
-    return AllSettings if own is None else create_model("EntrySettings", __base__=(own, AllSettings))
+def settings_of(entry: str) -> "type[Settings]":
+    """Return every setting that an entry point takes: its own and those of a run."""
+    from pydantic import create_model
+
+    from pipeline.config.settings import AllSettings
+
+    own = _own_settings(entry)
+    if own is None:
+        return AllSettings
+    return own if entry in TOOLS else create_model("EntrySettings", __base__=(own, AllSettings))
 
 
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES, markup=False)
+def _own_settings(entry: str) -> "type[Settings] | None":
+    """Return the settings that an entry point does not share with the others, where it has any."""
+    from pipeline.config.variants import SingleSettings
+
+    if entry == "search":
+        from pipeline.searching.settings import SearchSettings
+
+        return SearchSettings
+    if entry == "plan" or entry in TOOLS:
+        own: type[Settings] = getattr(import_module(f"pipeline.jobs.{entry}"), f"{entry.capitalize()}Settings")
+        return own
+    return SingleSettings if entry in SINGLE else None
+
+
+def _run_tool(name: str, words: list[str]) -> int:
+    """Run the function `name` of jobs/`name`.py."""
+    from pipeline.config.settings import validate
+
+    interrupt_on_signal()
+    settings = validate(settings_of(name), parse(name, words), name)
+    code: int = getattr(import_module(f"pipeline.jobs.{name}"), name)(settings, _console())
+    return code
 
 
 def _run(entry: str, given: dict[str, Any]) -> int:
-    console = _console()
     if entry == "plan":
-        from pipeline.jobs.plan import make_plan
+        from pipeline.jobs.plan import plan
 
-        return make_plan(given, console)
+        return plan(given, _console())
     if entry == "search":
         from pipeline.jobs.search import search
 
-        return search(given, console)
+        return search(given, _console())
+    from pipeline.config.variants import SingleSettings, load_entry_point, load_single
     from pipeline.jobs.comparison import measure
 
     if entry not in SINGLE:
-        return measure(load_plan(entry, given), console)
-    plan = load_single(entry, Path(given.pop("config", SingleSettings.model_fields["config"].default)), given)
+        return measure(load_entry_point(entry, given), _console())
+    single = load_single(entry, Path(given.pop("config", SingleSettings.model_fields["config"].default)), given)
     if entry == "main":
-        return measure(plan, console)
+        return measure(single, _console())
     from pipeline.jobs.profiling import profiling
 
-    return profiling(plan, console)
+    return profiling(single, _console())
 
 
-def _usage() -> str:
-    names = "\n".join(f"  {name}" for name in entry_points())
-    return (
-        f"usage: python -m pipeline ENTRY [--setting value ...]\n\nentry points:\n{names}\n\n"
-        "compare puts runs of MLflow beside each other; report makes a finished job's page anew;\n"
-        "handover writes a configuration as files for other frameworks;\n"
-        "sync sends the tracking store what earlier jobs could not send.\n"
-        "python -m pipeline ENTRY --help lists the settings."
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES, markup=False)
+
+
+def _parser(entry: str, kind: "type[Settings]", for_help: bool) -> argparse.ArgumentParser:
+    """Return the parser of an entry point's settings; descriptions and defaults are filled in for `--help` alone."""
+    parser = argparse.ArgumentParser(
+        prog=f"headroom {entry}",
+        usage=f"headroom {entry} [--setting value ...]",
+        description={**questions(), **TOOLS}[entry],
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        exit_on_error=False,
     )
+    defaults = _defaults(entry, kind) if for_help else {}
+    for title, names in _groups(entry, kind):
+        group = parser.add_argument_group(title)
+        for name in names:
+            field = _field(kind, name)
+            text = f"{field.description} (default: {_written(defaults[name])})" if for_help else ""
+            group.add_argument(f"--{name}", metavar=_type_name(field.annotation), help=text.replace("%", "%%"))
+    return parser
+
+
+def _groups(entry: str, kind: "type[Settings]") -> Iterator[tuple[str, list[str]]]:
+    """Yield titles with the settings below them: the entry point's own first, those of models and corpora last."""
+    from pipeline.config.settings import setting_names
+
+    own_kind = _own_settings(entry)
+    own = list(setting_names(own_kind)) if own_kind else []
+    if own:
+        yield f"settings of {entry}", own
+    if entry in TOOLS:
+        return
+    others = [name for name in setting_names(kind) if name not in own]
+    yield "main settings of a run", [name for name in HEADLINE if name in others]
+    yield "other settings of a run", [name for name in others if name not in HEADLINE and "." not in name]
+    for family in dict.fromkeys(name.partition(".")[0] for name in others if "." in name):
+        title = f"{family}: {kind.model_fields[family].description}".rstrip(".")
+        yield title, [name for name in others if name.startswith(f"{family}.")]
+
+
+def _defaults(entry: str, kind: "type[Settings]") -> dict[str, Any]:
+    """Return the value of each setting where the user gives none: the code's default, or that of the entry's YAML."""
+    from pipeline.config.settings import setting_names
+    from pipeline.config.variants import read_yaml
+
+    defaults = {name: _field(kind, name).default for name in setting_names(kind)}
+    if entry in TOOLS or entry in SINGLE:
+        return defaults
+    own = read_yaml(yaml_file(entry))
+    return {**defaults, **own}
+
+
+def _field(kind: "type[Settings]", name: str) -> Any:
+    first, _, rest = name.partition(".")
+    field = kind.model_fields[first]
+    return _field(field.annotation, rest) if rest else field  # type: ignore[arg-type]
+
+
+def _written(default: Any) -> str:
+    """Return a default as it is written on the command line."""
+    from pydantic_core import PydanticUndefined
+
+    if default is PydanticUndefined:
+        return "none, it must be given"
+    return "none" if default is None else json.dumps(default) if isinstance(default, dict) else str(default)
+
+
+def _type_name(annotation: Any) -> str:
+    """Return the type of a setting in a word: int, {fp32,bf16}, JSON."""
+    arguments = [kind for kind in get_args(annotation) if kind is not type(None)]
+    if get_origin(annotation) is Literal:
+        return f"{{{','.join(map(str, arguments))}}}"
+    if get_origin(annotation) in (dict, list, tuple):
+        return "JSON"
+    if get_origin(annotation) is Annotated or arguments:
+        return _type_name(arguments[0])
+    return annotation.__name__.lower() if inspect.isclass(annotation) else str(annotation)
+
+
+def _decoded(kind: "type[Settings]", name: str, text: str) -> Any:
+    """Return a value as text, or read where it is more than one word: JSON."""
+    if _type_name(_field(kind, name).annotation) != "JSON":
+        return text
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidInputError(
+            f'{name} must be JSON, and is {text!r} ({error}); write --{name} \'{{"precision": ["fp32", "bf16"]}}\''
+        ) from error

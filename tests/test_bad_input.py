@@ -14,7 +14,7 @@ from pipeline.config.variants import load_single, read_yaml
 CASES = [
     (["foo"], "no entry point is called 'foo'; the entry points are main, profiling, accumulation, checkpointing"),
     (["main", "--precison", "fp16"], "no setting is called precison; did you mean precision?"),
-    (["main", "--precision"], "expected one argument; write --name value"),
+    (["main", "--precision"], "--precision needs a value; write --precision value, see headroom main --help"),
     (["main", "--precision", "fp17"], "precision must be 'fp32', 'tf32', 'fp16' or 'bf16', and is 'fp17'"),
     (["main", "--precision", "tf32", "--device", "cpu"], "tf32 needs a CUDA GPU"),
     (["main", "--num_steps", "many"], "num_steps must be a valid integer"),
@@ -39,14 +39,16 @@ CASES = [
     (["main", "--corpus", "text_files", "--text_files.path", "absent.txt"], "must exist, and absent.txt does not"),
     (["main", "--config", "absent.yaml"], "absent.yaml must be a readable file (No such file or directory)"),
     (["main", "--output", "/proc/runs"], "output folder must be writable"),
-    (["accumulation", "--micro_batch_size", "4"], "micro_batch_size is what accumulation varies"),
-    (["precision", "--precision", "bf16"], "precision is what precision varies"),
+    (["accumulation", "--micro_batch_size", "8"], "every variant of accumulation sets micro_batch_size, so"),
+    (["precision", "--precision", "fp32"], "run it alone: headroom main --precision fp32"),
     (
         ["sync", "--output", "absent"],
         "sync needs the output folder of earlier jobs, and absent is no folder; set output",
     ),
     (["sync", "--output", "/proc"], "sync needs the output folder of earlier jobs, and /proc "),
     (["sync", "--outptu", "runs"], "no setting is called outptu; did you mean output?"),
+    (["main", "fp32"], "settings are written --name value, and 'fp32' belongs to none"),
+    (["report"], "folder must be given, and is missing; headroom report --help explains it"),
     (["search", "--space", '{"precison": ["fp32"]}'], "no setting is called precison"),
     (["search", "--sampler", "bayes"], "sampler must be 'predictive', 'tpe', 'gp', 'random', 'brute' or 'nsga2'"),
 ]
@@ -123,7 +125,7 @@ def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
 def test_help_without_an_entry_point_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     out = capsys.readouterr().out
-    assert all(f"  {name}\n" in out for name in ("main", "accumulation", "search"))
+    assert all(f"\n  {name} " in out for name in ("main", "accumulation", "search"))
 
 
 def test_a_file_in_place_of_the_output_folder_is_refused(tmp_path: Path) -> None:

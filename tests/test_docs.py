@@ -14,7 +14,7 @@ from processes import free_port, started, wait_for
 from project import SMALL, Project
 from test_entry_points import AGAINST_BASELINE, PER_STEP, SUMMARY
 
-from pipeline.jobs.tools import TOOLS
+from pipeline.config.entry_points import TOOLS
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = [

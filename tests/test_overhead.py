@@ -41,7 +41,7 @@ def test_the_overhead_is_measured_in_pairs_of_runs(tmp_path: Path) -> None:
     ("words", "late"),
     [
         (
-            "import pipeline.cli",
+            "from pipeline.cli import settings_of; settings_of('main'), settings_of('search')",
             {"mlflow", "optuna", "matplotlib", "pandas", "transformers", "scipy", "sqlalchemy", "jinja2"},
         ),
         ("import pipeline.jobs.comparison", {"optuna", "matplotlib", "transformers", "pipeline.report.table"}),

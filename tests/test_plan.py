@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from typing import Any
 
@@ -59,8 +60,12 @@ def test_several_cards_give_a_line_each(project: Project) -> None:
     rows = table(project, "plan_nvidia_geforce_rtx_4090")
     assert len(rows) == 3 * 3 * 2 and set(rows["fits"]) == {"yes"}
     assert (rows["reserved MiB"] >= rows["allocated MiB"]).all()
+    assert done.stdout.lstrip().startswith("On NVIDIA GeForce RTX 4090 18 of 18 configurations are predicted to fit")
+    in_terminal = re.findall(r"^ +\d+  (?:none|every_\w+)  +(?:fp32|bf16)", done.stdout, re.MULTILINE)
+    assert len(in_terminal) == 2 * 8 and "and 10 more in plan_nvidia_geforce_rtx_4090.csv" in done.stdout
     [folder] = project.folder.glob("runs/*-plan-*")
-    assert "<h2>cards</h2>" in to_html(report_of(read_findings(folder)))
+    page = to_html(report_of(read_findings(folder)))
+    assert "<h2>cards</h2>" in page and page.count("<td>every_layer</td>") > 8
     assert (
         project.parent_of("plan").data.tags["answer"].startswith("On NVIDIA GeForce RTX 4090 18 of 18 configurations")
     )
@@ -84,6 +89,17 @@ def test_what_cannot_be_planned_is_refused(settings: dict[str, str], words: str,
     assert done.returncode == 2, done.stdout
     assert words in done.stderr and len(done.stderr.strip().splitlines()) <= 2
     assert len(project.runs()) == before
+
+
+def test_mlflow_run_passes_on_what_the_user_gave_and_nothing_else(project: Project) -> None:
+    """Also where the value is the default: it pins its dimension."""
+    given = {**CARDS, "gpu": "rtx4090", "effective_batch_size": "8", "precision": "fp32", "micro_batch_size": "8"}
+    done = project.mlflow_run("plan", given)
+    assert done.returncode == 0, done.stderr
+    rows = table(project, "plan_nvidia_geforce_rtx_4090")
+    assert set(rows["precision"]) == {"fp32"} and set(rows["micro-batch"]) == {8} and len(rows) == 3
+    params = project.parent_of("plan").data.params
+    assert params == {**given, "model": "gpt2-nano"}
 
 
 def test_nothing_fits_is_an_answer(project: Project) -> None:

@@ -95,7 +95,7 @@ def test_its_report_is_made_again_from_the_findings(plain: tuple[Profiled, Path]
 def test_dominant_logits_ask_for_a_smaller_micro_batch(plain: tuple[Profiled, Path]) -> None:
     [logits] = [advice for advice in advise(plain[0]) if advice.text.startswith("Logits")]
     assert logits.setting == "micro_batch_size=4, accumulation_steps=2, effective_batch_size=8"
-    assert logits.figure.startswith("logits at the peak: ")
+    assert logits.evidence.startswith("logits at the peak: ")
 
 
 def test_dominant_activations_ask_for_checkpointing(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_short_operators_ask_for_a_larger_micro_batch(tmp_path: Path) -> None:
     small = {"num_steps": 4, "sequence_length": 8, "micro_batch_size": 1}
     one = profiled(tmp_path, **small)
     assert one.short_operators_percent > 30
-    assert any(advice.text.startswith("Calling operators") for advice in advise(one))
+    assert any(advice.text.startswith("The overhead of calling operators") for advice in advise(one))
 
 
 def test_slow_data_is_told(tmp_path: Path) -> None:
@@ -130,16 +130,16 @@ def test_slow_data_is_told(tmp_path: Path) -> None:
     one = profiled(tmp_path, num_steps=4, **thin, **with_corpus_of("encoder_stack"))
     assert one.time is not None
     slow = replace(one.time, phase_seconds={**one.time.phase_seconds, "data": 0.2 * one.time.seconds_per_step})
-    assert any("Bringing the data together" in advice.text for advice in advise(replace(one, time=slow)))
+    assert any("Preparing the data" in advice.text for advice in advise(replace(one, time=slow)))
 
 
 def test_an_idle_device_asks_for_a_larger_micro_batch(plain: tuple[Profiled, Path]) -> None:
     one, _ = plain
     assert one.time is not None
     idle = replace(one, time=replace(one.time, device_idle_percent=70.0))
-    assert any(advice.figure == "the device is idle for 70 % of the time" for advice in advise(idle))
+    assert any(advice.evidence == "the device is idle for 70 % of the time" for advice in advise(idle))
     busy = replace(one, time=replace(one.time, device_idle_percent=3.0))
-    assert not any("idle" in advice.figure for advice in advise(busy))
+    assert not any("idle" in advice.evidence for advice in advise(busy))
 
 
 def test_a_run_out_of_memory_shows_what_was_alive(tmp_path: Path) -> None:

@@ -4,34 +4,22 @@ import re
 import shlex
 import subprocess
 import tomllib
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from conftest import ROOT
+from project import SMALL, Project
 
 from pipeline.base.contracts import Settings
-from pipeline.cli import OWN_SETTINGS, parse, settings_of
-from pipeline.config.entry_points import FOLDER, SINGLE, entry_points
-from pipeline.config.settings import TECHNIQUES, dotted, merged, nested
+from pipeline.cli import parse, settings_of
+from pipeline.config.entry_points import FOLDER, SINGLE, TOOLS, entry_points
+from pipeline.config.settings import TECHNIQUES, dotted
 from pipeline.config.variants import read_yaml
 
 MLPROJECT = yaml.safe_load((ROOT / "MLproject").read_text())
-DECLARED = [
-    (entry, name, spec)
-    for entry, spec_ in MLPROJECT["entry_points"].items()
-    for name, spec in spec_["parameters"].items()
-]
-TYPES = {"int": int, "float": float, "string": str}
-
-
-def code_default(entry: str, name: str) -> Any:
-    """Return the value that an entry point would use without MLproject: its YAML's, or else the code's."""
-    kind = settings_of(entry)
-    file = FOLDER / f"{entry}.yaml"
-    of_file = nested(read_yaml(file)) if file.exists() else {}
-    defaults = {key: field.default for key, field in kind.model_fields.items()}
-    return dict(dotted(merged(defaults, of_file)))[name]
 
 
 def test_conda_and_pip_install_the_same() -> None:
@@ -49,7 +37,7 @@ def test_project_and_distribution_have_the_same_name() -> None:
 
 
 def test_mlproject_declares_every_entry_point() -> None:
-    assert sorted(MLPROJECT["entry_points"]) == sorted([*entry_points(), "compare"])
+    assert sorted(MLPROJECT["entry_points"]) == sorted([*entry_points(), *TOOLS])
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES)
@@ -60,29 +48,55 @@ def test_every_technique_has_an_entry_point_that_varies_it(technique: str) -> No
     assert any(set(variant) & set(TECHNIQUES[technique].model_fields) for variant in variants)
 
 
-@pytest.mark.parametrize(("entry", "name", "spec"), DECLARED, ids=[f"{e}-{n}" for e, n, _ in DECLARED])
-def test_a_declared_parameter_reaches_the_command(entry: str, name: str, spec: dict[str, Any]) -> None:
-    parameters = {key: f"value-of-{key}" for key in MLPROJECT["entry_points"][entry]["parameters"]}
-    words = shlex.split(MLPROJECT["entry_points"][entry]["command"].format(**parameters))
+@pytest.mark.parametrize("entry", MLPROJECT["entry_points"])
+def test_mlproject_declares_only_what_an_entry_point_cannot_do_without(entry: str) -> None:
+    """MLflow passes undeclared parameters on as --name value; a declared default would be passed on as if given."""
+    spec = MLPROJECT["entry_points"][entry]
+    names = list(spec.get("parameters", {}))
+    required = [name for name, field in settings_of(entry).model_fields.items() if field.is_required()]
+    assert names == required
+    assert all(kind == "string" for kind in spec.get("parameters", {}).values())
+    words = shlex.split(spec["command"].format(**{name: f"value-of-{name}" for name in names}))
     assert words[:4] == ["python", "-m", "pipeline", entry]
-    assert dict(dotted(parse(entry, words[4:])))[name] == f"value-of-{name}"
+    assert dict(dotted(parse(entry, words[4:]))) == {name: f"value-of-{name}" for name in names}
 
 
-@pytest.mark.parametrize(("entry", "name", "spec"), DECLARED, ids=[f"{e}-{n}" for e, n, _ in DECLARED])
-def test_a_declared_default_is_the_codes_own(entry: str, name: str, spec: dict[str, Any]) -> None:
-    assert type(spec["default"]) is TYPES[spec["type"]]
-    default = code_default(entry, name)
-    assert spec["default"] == ("none" if default is None else type(spec["default"])(default))
+def test_every_folder_of_the_package_is_installed() -> None:
+    """setup.py finds folders by their __init__.py."""
+    folders = {file.parent for file in (ROOT / "pipeline").rglob("*.py")}
+    assert not [folder for folder in folders if not (folder / "__init__.py").exists()]
+
+
+@pytest.mark.slow
+def test_an_installed_package_runs_from_any_folder(tmp_path: Path) -> None:
+    """Building it needs the package index; the packages that it needs are those of the tests."""
+    source = Project.copy(tmp_path / "source", with_store=False)
+    built = source.call("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), ".")
+    assert built.returncode == 0, built.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        archive.extractall(tmp_path / "installed")
+        [scripts] = [archive.read(name).decode() for name in names if name.endswith("entry_points.txt")]
+    yaml_files = [path.relative_to(FOLDER) for path in (*FOLDER.glob("*.yaml"), *FOLDER.glob("single/*.yaml"))]
+    assert {f"pipeline/experiments/{path}" for path in yaml_files} <= names
+    assert not any(name.startswith("experiments/") for name in names)
+    assert "headroom = pipeline.__main__:run" in scripts
+    (tmp_path / "elsewhere").mkdir()
+    project = Project(tmp_path / "elsewhere", {"PYTHONPATH": str(tmp_path / "installed")})
+    for entry, settings in {"main": SMALL, "plan": {**SMALL, "gpu": "t4", "effective_batch_size": "2"}}.items():
+        done = project.pipeline(entry, settings)
+        assert done.returncode == 0, done.stderr
+        assert len(list(project.folder.glob(f"runs/*-{entry}-*/report.html"))) == 1
 
 
 @pytest.mark.parametrize("entry", entry_points())
 def test_yaml_says_only_what_differs(entry: str) -> None:
-    own = OWN_SETTINGS.get(entry)
     for file in [FOLDER / f"{entry}.yaml"] if entry not in SINGLE else (FOLDER / "single").glob("*.yaml"):
-        values = {k: v for k, v in read_yaml(file).items() if k not in ("question", "comparisons", "space")}
+        values = {k: v for k, v in read_yaml(file).items() if k not in ("question", "comparisons", "sections", "space")}
         defaults = dict(dotted({k: plain(f.default) for k, f in settings_of(entry).model_fields.items()}))
         same = {k for k, v in values.items() if defaults[k] == v} - ({"precision"} if file.stem == "fp32" else set())
-        assert not same, f"{file} repeats the defaults of {same} ({own})"
+        assert not same, f"{file} repeats the defaults of {same}"
 
 
 def plain(default: Any) -> Any:

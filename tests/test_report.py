@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pandas as pd
 import pytest
@@ -12,11 +11,17 @@ from test_metrics import result
 
 from pipeline.base.results import Outcome
 from pipeline.jobs.publish import show
-from pipeline.report import accumulation, checkpointing, combined, precision
-from pipeline.report.comparison import ComparisonFindings
+from pipeline.report.comparison import (
+    ComparisonFindings,
+    answer,
+    comparison_frame,
+    notes,
+    overview_plot,
+    overview_table,
+)
 from pipeline.report.findings import FILE, read_findings, report_of, to_json
-from pipeline.report.overview import answer, comparison_frame, notes, overview_plot, overview_table
 from pipeline.report.page import to_html, to_markdown
+from pipeline.report.sections import NAMES, make_sections
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row, against_baseline, summarize
 
@@ -72,16 +77,15 @@ CASES = [
 
 
 @pytest.mark.parametrize("kinds", CASES, ids="-".join)
-@pytest.mark.parametrize("report", [accumulation, checkpointing, combined, precision])
-def test_a_report_takes_every_outcome(report: ModuleType, kinds: tuple[str, ...]) -> None:
-    shown = rows(*kinds)
-    tables, plots = report.tables(shown), report.plots(shown)
-    assert all(len(table.frame) for table in tables)
-    for plot in plots:
-        assert plot.to_png().startswith(PNG)
-        assert [panel[:6] for panel in plot.to_panel_pngs()] == [PNG] * len(plot.panels)
-    if kinds == CASES[0]:
-        assert tables or plots
+@pytest.mark.parametrize("name", NAMES)
+def test_a_section_takes_every_outcome(name: str, kinds: tuple[str, ...]) -> None:
+    found = make_sections([name], rows(*kinds))
+    assert found or kinds != CASES[0]
+    for section in found:
+        assert all(len(table.frame) for table in section.tables)
+        for plot in section.plots:
+            assert plot.to_png().startswith(PNG)
+            assert [panel[:6] for panel in plot.to_panel_pngs()] == [PNG] * len(plot.panels)
 
 
 @pytest.mark.parametrize("kinds", CASES, ids="-".join)
@@ -104,7 +108,9 @@ def test_the_page_is_made_again_from_the_findings_alone(kinds: tuple[str, ...], 
     """Non-finite gradient norms and <markup> included."""
     shown = rows(*kinds)
     odd = [replace(row, name=f"<b>{row.name}</b>") for row in shown]
-    findings = ComparisonFindings(entry="combined", question="What?", rows=tuple(odd), environment={"torch": "2"})
+    findings = ComparisonFindings(
+        entry="combined", question="What?", rows=tuple(odd), environment={"torch": "2"}, sections=NAMES
+    )
     (tmp_path / FILE).write_text(to_json(findings))
     again = read_findings(tmp_path)
     assert again == findings or "nan" in repr(findings)
@@ -137,4 +143,4 @@ def test_other_runs_are_not_said_to_have_ended_well() -> None:
     lone = [replace(row, metrics={"peak_allocated_mib": 1.0, "seconds_per_step": 1.0}) for row in rows("ok", "ok")]
     assert answer(lone).startswith("ok-0 peaks at 1.0 MiB")
     bare = [replace(row, metrics={}) for row in rows("ok", "ok")]
-    assert answer(bare) == "2 of 2 runs came to their end, and the baseline was not measured to its end."
+    assert answer(bare) == "2 of 2 runs completed; the baseline was not measured."

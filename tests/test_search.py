@@ -460,13 +460,11 @@ def test_every_corpus_of_the_space_is_checked_before_anything_runs(tmp_path: Any
 
 
 def test_what_a_search_has_once_is_no_dimension() -> None:
-    with pytest.raises(InvalidInputError, match=r"all configurations share one budget, .*; take space.budget out"):
+    with pytest.raises(InvalidInputError, match=r"all configurations share one budget, .*; remove space.budget"):
         make_problem({**TINY, "space": {"budget": ["1GiB"]}})
 
 
-def test_a_default_passed_on_does_not_replace_a_dimensions_values() -> None:
-    """MLproject always passes sequence_length=256 on."""
-    space = {"sequence_length": [8, 16], "precision": ["fp32", "bf16"]}
-    plan = make_problem({**TINY, "space": space, "sequence_length": "256", "precision": "fp32", "eval_steps": 0})
-    assert plan.space.dimensions["sequence_length"] == (8, 16)
+def test_a_dimension_set_to_its_default_is_pinned_too() -> None:
+    plan = make_problem({**TINY, "precision": "fp32", "micro_batch_size": "8"})
     assert plan.space.dimensions["precision"] == ("fp32",)
+    assert plan.space.dimensions["micro_batch_size"] == (8,)

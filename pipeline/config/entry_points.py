@@ -1,13 +1,67 @@
-"""The names of the entry points, known without loading what they do."""
+"""The names and questions of the entry points, known without importing what they do."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
-FOLDER = Path(__file__).parent.parent.parent / "experiments"
-"""The entry points' YAML files."""
-SINGLE = ("main", "profiling")
-"""Entry points that run the one configuration of the file `config`."""
+OWN_FOLDER = Path("experiments")
+"""The user's own YAML files, below the current folder; they come before Headroom's of the same name."""
+_PACKAGE = Path(__file__).parent.parent
+FOLDER = next(
+    folder for folder in (_PACKAGE / OWN_FOLDER, _PACKAGE.parent / OWN_FOLDER) if folder.is_dir()
+)  # an installed package contains the folder, a checkout has it beside the package
+"""Headroom's own YAML files."""
+
+SINGLE: Mapping[str, str] = {
+    "main": "What does one configuration cost?",
+    "profiling": "Where are the memory and the time of one configuration?",
+}
+"""Entry points that run the one configuration of the file `config`, with their questions."""
+SPACES: Mapping[str, str] = {
+    "plan": "What would each configuration need on a card that need not be in this machine?",
+    "search": "What is the fastest configuration that fits a memory budget?",
+}
+"""Entry points whose YAML has a space of configurations, with their questions."""
+TOOLS: Mapping[str, str] = {
+    "compare": "How do runs that MLflow already has compare?",
+    "export": "Which files train a configuration in other frameworks?",
+    "report": "What did a finished job find? Writes its page again.",
+    "sync": "Which results are not in the tracking store yet? Sends them.",
+}
+"""Commands that train nothing, with their questions."""
+ALIASES: Mapping[str, tuple[str, ...]] = {"handover": ("export", "--output", "handover")}
+"""Older names of commands, and the words that they stand for."""
 
 
 def entry_points() -> list[str]:
-    """Return the names of all entry points: those of one configuration, and each file of experiments/."""
-    return [*SINGLE, *sorted(file.stem for file in FOLDER.glob("*.yaml"))]
+    """Return the names of all entry points: SINGLE, and each YAML file of either folder."""
+    files = [file.stem for folder in (OWN_FOLDER, FOLDER) for file in folder.glob("*.yaml")]
+    return [*SINGLE, *sorted(set(files) - {*SINGLE, *TOOLS, *ALIASES})]
+
+
+def find_file(path: Path) -> Path:
+    """Return the path; experiments/... is Headroom's own file where the user has none of that name."""
+    if not path.exists() and path.parts[:1] == OWN_FOLDER.parts:
+        own = FOLDER.joinpath(*path.parts[1:])
+        return own if own.exists() else path
+    return path
+
+
+def yaml_file(entry: str) -> Path:
+    """Return the YAML file of an entry point."""
+    return find_file(OWN_FOLDER / f"{entry}.yaml")
+
+
+def questions() -> dict[str, str]:
+    """Return the question that each entry point answers, by its name."""
+    from yaml import YAMLError, safe_load
+
+    found = {}
+    for name in entry_points():
+        found[name] = SINGLE.get(name) or SPACES.get(name, "")
+        if not found[name]:
+            try:
+                values = safe_load(yaml_file(name).read_text())
+                found[name] = str(values["question"])
+            except (OSError, UnicodeDecodeError, YAMLError, KeyError, TypeError):
+                found[name] = f"{yaml_file(name)} has no question"  # running it says what is wrong there
+    return found

@@ -1,4 +1,4 @@
-"""Every setting of a run: its name, type, default and meaning, and the errors of a wrong one."""
+"""Every setting of a run, with type, default and description, and the messages for invalid ones."""
 
 import difflib
 import inspect
@@ -42,47 +42,47 @@ class RunSettings(Settings):
     """Settings of a run that belong to no technique, model or corpus."""
 
     model: str = "auto"
-    """A preset, encoder_stack, a folder, a hub name or path.to.module:function; auto: gpt2, gpt2-nano on a CPU."""
+    """A preset such as gpt2, a folder, a hub name or path.to.module:function; auto: gpt2, gpt2-nano on a CPU."""
     corpus: str = "python_docs"
-    """Where sequences come from: python_docs, text_files, hub, quick_fox, random_vectors, path.to.module:function."""
+    """Training data: python_docs, text_files, hub, quick_fox, random_vectors or path.to.module:function."""
     sequences: Literal["packed", "padded"] = "packed"
-    """packed: documents in a row, cut without padding; padded: one document a row, labels masked."""
+    """packed: documents joined and cut without padding; padded: one document per sequence, padding masked."""
     sequence_length: PositiveInt = Field(default=256, ge=2)
-    """Tokens in a sequence."""
+    """Tokens per sequence."""
     vocabulary_size: PositiveInt = Field(default=4096, ge=300, le=1_000_000)
-    """Tokens of the tokenizer that is trained where the model brings none."""
+    """Vocabulary of the tokenizer that is trained where the model has none."""
     device: str = "auto"
-    """auto, cpu, cuda or cuda:N."""
+    """Device to train on: auto, cpu, cuda or cuda:N."""
     seed: NonNegativeInt = Field(default=0, lt=2**32)
     """Seed of the weights, of dropout and of the order of the sequences."""
     num_steps: PositiveInt = 30
-    """Optimizer steps."""
+    """Optimizer steps to train."""
     timing_warmup_steps: PositiveInt = Field(default=3, ge=2)
-    """First optimizer steps that the time per step leaves out."""
+    """Optimizer steps at the start that are not timed."""
     learning_rate: PositiveFloat = 5e-4
-    """Highest learning rate, before learning_rate_scaling."""
+    """Peak learning rate, before learning_rate_scaling."""
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
-    """Growth of the learning rate with effective_batch_size / base_batch_size."""
+    """How the learning rate grows with effective_batch_size / base_batch_size."""
     base_batch_size: PositiveInt = 8
     """The effective batch size for which learning_rate was chosen."""
     learning_rate_warmup_steps: NonNegativeInt = 5
-    """Optimizer steps over which the learning rate rises to its highest value."""
+    """Optimizer steps over which the learning rate rises to its peak."""
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """After warm-up: constant, or falling linearly to zero at the end."""
+    """After warm-up: constant, or linear decay to zero."""
     weight_decay: float = Field(default=0.01, ge=0)
     """AdamW's decoupled weight decay."""
     max_grad_norm: PositiveFloat | None = 1.0
-    """Gradients of a greater norm are clipped to it; none: never."""
+    """Norm to which gradients are clipped; none: no clipping."""
     eval_steps: NonNegativeInt = 1
-    """Held-out batches of effective_batch_size sequences to evaluate after the last step; 0: no evaluation."""
+    """Held-out batches of effective_batch_size sequences to evaluate after training; 0: no evaluation."""
     gradient_underflow: bool = False
-    """After the last step, measure which share of the gradient fp16 would lose without loss scaling."""
+    """Measure after training which share of the gradient fp16 would lose without loss scaling."""
     dataset_size: PositiveInt = 10_000
-    """Sequences in an imagined epoch, for the table of forward passes and updates."""
+    """Sequences in an epoch, for the table of forward passes and updates; it does not change the training."""
     budget: str | None = None
-    """Memory the run may use: 8GiB, 8GB, 512MiB, 80%; a hard cap on CUDA, a checked limit on a CPU; none: no limit."""
+    """Memory limit: 8GiB, 8GB, 512MiB, 80%; enforced on CUDA, checked after the run on a CPU; none: no limit."""
     time_limit: PositiveFloat | None = None
-    """Seconds after which a run is ended; none: no limit."""
+    """Seconds after which a run is stopped; none: no limit."""
     output: Path = Path("runs")
     """Folder of the results on local disk."""
 
@@ -103,14 +103,14 @@ def _all_settings() -> type[RunSettings]:
 
 
 AllSettings = _all_settings()
-"""RunSettings and the settings of every technique, model and corpus: the whole vocabulary of an Experiment."""
+"""RunSettings with the settings of every technique, model and corpus: everything that an Experiment takes."""
 
 
 def validate(kind: type[SettingsClass], values: Mapping[str, Any], entry: str) -> SettingsClass:
-    """Return `values` as an instance of `kind`.
+    """Return an instance of `kind` with these values.
 
     Raises:
-        InvalidInputError: a name is unknown or a value is not what its setting takes; all such are named.
+        InvalidInputError: a name is unknown or a value invalid; the message has a line for each.
 
     """
     try:
@@ -138,7 +138,7 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `changes` written over it, group by group."""
+    """Return `base` updated with `changes`, recursively."""
     result = dict(base)
     for name, value in changes.items():
         old = result.get(name)
@@ -147,7 +147,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def unknown_setting(kind: type[Settings], name: str) -> str:
-    """Return the message for a setting that does not exist: the closest names, then all."""
+    """Return the message for an unknown setting: the closest names, then all."""
     names = list(setting_names(kind))
     close = difflib.get_close_matches(name, names, n=2, cutoff=0.6)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
@@ -164,12 +164,14 @@ def setting_names(kind: type[Settings], prefix: str = "") -> Iterator[str]:
 
 
 def _explain(kind: type[Settings], detail: Mapping[str, Any], entry: str) -> str:
-    """Return one line for one of pydantic's errors: rule, value, remedy."""
+    """Return a line for one of pydantic's errors: rule, value, remedy."""
     known = set(setting_names(kind))
     path = [str(part) for part in detail["loc"]]
     if detail["type"] == "extra_forbidden":
         return unknown_setting(kind, ".".join(path))
     name = next((n for n in (".".join(path[:end]) for end in range(1, len(path) + 1)) if n in known), ".".join(path))
+    remedy = f"headroom {entry} --help explains it"
+    if detail["type"] == "missing":
+        return f"{name} must be given, and is missing; {remedy}"
     rule = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    remedy = f"python -m pipeline {entry} --help explains it"
     return f"{name} {rule[0].lower() + rule[1:]}, and is {detail['input']!r}; {remedy}"

@@ -1,4 +1,4 @@
-"""The configurations to choose from: every combination of the dimensions' values."""
+"""A space of configurations: every combination of the values of its dimensions."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -13,20 +13,16 @@ from pipeline.config.experiment import check_setting_name
 from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings, dotted, validate
 
 Value = str | int | float | bool | None
-"""What a dimension may be set to; YAML and the setting's own type decide which."""
+"""A value of a dimension, as YAML and the type of its setting read it."""
 Choice = dict[str, Value]
 """One configuration: a value for each dimension, by its setting's dotted name."""
 
 
 class SpaceSettings(Settings):
-    """What there is to choose from."""
+    """The settings of a space."""
 
     space: dict[str, list[Value] | Literal["divisors", "auto"]] = Field(default={}, min_length=1, validate_default=True)
-    """Any setting by its dotted name and the values to try; divisors: of effective_batch_size; auto: by the device."""
-
-
-NOT_PASSED_ON = object()
-"""Stands for the default of a setting that MLproject never passes on."""
+    """Values to try for any setting, by its dotted name; divisors: of effective_batch_size; auto: by the device."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +65,10 @@ class Space:
 def read_space(
     own: SpaceSettings, values: Mapping[str, Any], given: Mapping[str, Any], entry: str, hardware: Hardware
 ) -> tuple[RunSettings, Space]:
-    """Return the settings that all configurations share, and what there is to choose from.
+    """Return the settings that all configurations share, and the space.
 
-    `values` has the entry point's YAML and the user's overrides, `given` the overrides alone. `hardware` decides the
-    values of a dimension that is `auto`.
+    `values` are those of the entry point's YAML with the user's overrides, `given` the overrides alone.
+    `hardware` decides the values of a dimension that is `auto`.
 
     Raises:
         InvalidInputError: a setting or a dimension is wrong, or effective_batch_size is missing.
@@ -85,23 +81,14 @@ def read_space(
     if effective is None:
         raise InvalidInputError(f"a {entry} needs effective_batch_size, which must hold in every configuration; set it")
     typed = dict(dotted(shared.model_dump()))
-    return shared, make_space(own, effective, _pinned(own, typed, given), hardware)
-
-
-def _pinned(settings: SpaceSettings, typed: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the dimensions that the user has set to one value; defaults of run settings come from MLproject too."""
-    default = RunSettings()
-    return {
-        name: typed[name]
-        for name, _ in dotted(given)
-        if name in settings.space and typed[name] != getattr(default, name, NOT_PASSED_ON)
-    }
+    pinned = {name: typed[name] for name, _ in dotted(given) if name in own.space}
+    return shared, make_space(own, effective, pinned, hardware)
 
 
 def make_space(
     settings: SpaceSettings, effective_batch_size: int, pinned: Mapping[str, Value], hardware: Hardware
 ) -> Space:
-    """Return the space; a dimension that the user has set to one value keeps that value alone.
+    """Return the space; a dimension in `pinned` has that value alone.
 
     Raises:
         InvalidInputError: a dimension is no setting, has no value, or cannot be `divisors` or `auto`.
@@ -113,7 +100,7 @@ def make_space(
         check_setting_name(name)
         if name in type(settings).model_fields:
             raise InvalidInputError(
-                f"all configurations share one {name}, so it cannot be a dimension; take space.{name} out"
+                f"all configurations share one {name}, so it cannot be a dimension; remove space.{name}"
             )
         if values == "divisors" and name != "micro_batch_size":
             raise InvalidInputError(

@@ -1,4 +1,4 @@
-"""YAML and overrides -> the variants that an entry point compares, all checked before the first one runs."""
+"""An entry point's YAML with the user's overrides -> its variants, all checked before the first one runs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ from pydantic import model_validator
 
 from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
-from pipeline.config.entry_points import FOLDER
+from pipeline.config.entry_points import find_file, yaml_file
 from pipeline.config.experiment import Experiment, make_experiment
-from pipeline.config.settings import AllSettings, dotted, merged, nested, validate
+from pipeline.config.settings import dotted, merged, nested, validate
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way of doing it, among those that an entry point compares."""
+    """One of the configurations that an entry point compares."""
 
     name: str
     experiment: Experiment
     skipped: str | None
-    """Why this machine cannot run it, if it cannot."""
+    """Why this machine cannot run it; None where it can."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Variants beside each other, one of them the baseline."""
+    """Variants to compare, one of them the baseline."""
 
     name: str
     baseline: str
@@ -35,17 +35,26 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What an entry point runs."""
+class EntryPoint:
+    """An entry point with everything that it runs."""
 
     entry: str
     question: str
     comparisons: tuple[Comparison, ...]
+    sections: tuple[str, ...] = ()
+    """Names of files in report/sections/ that add to its report."""
 
     @property
     def variants(self) -> Iterator[Variant]:
         """Every variant of every comparison."""
         return (variant for comparison in self.comparisons for variant in comparison.variants)
+
+
+class SingleSettings(Settings):
+    """The setting that the entry points of one configuration add to those of a run."""
+
+    config: Path = Path("experiments/single/fp32.yaml")
+    """The YAML file to run: one of experiments/single/, or the config.yaml or best.yaml of an earlier run."""
 
 
 class ComparisonSettings(Settings):
@@ -54,7 +63,7 @@ class ComparisonSettings(Settings):
     baseline: str
     """The variant that the others are compared with."""
     variants: dict[str, dict[str, Any]]
-    """By name, what each variant sets."""
+    """The settings of each variant, by its name."""
 
     @model_validator(mode="after")
     def _baseline_is_a_variant(self) -> Self:
@@ -63,53 +72,53 @@ class ComparisonSettings(Settings):
         return self
 
 
-class PlanSettings(Settings):
-    """What an entry point's YAML says beside settings."""
+class EntryPointSettings(Settings):
+    """What an entry point's YAML has beside the settings that its variants share."""
 
     question: str
-    """What the entry point answers."""
+    """The question that the entry point answers."""
     comparisons: dict[str, ComparisonSettings]
-    """By name, the variants to run."""
+    """The comparisons to run, by name."""
+    sections: tuple[str, ...] = ()
+    """Sections that are added to its report: names of files in report/sections/."""
 
 
-def load_plan(entry: str, overrides: Mapping[str, Any]) -> Plan:
-    """Return the plan of experiments/`entry`.yaml with the user's overrides, all of its variants checked.
+def load_entry_point(entry: str, overrides: Mapping[str, Any]) -> EntryPoint:
+    """Return an entry point from its YAML file with the user's overrides, all of its variants checked.
 
     Raises:
         InvalidInputError: as make_experiment, or an override has no effect because every variant sets it.
 
     """
-    values = read_yaml(FOLDER / f"{entry}.yaml")
-    plan = validate(
-        PlanSettings, {name: values.pop(name) for name in PlanSettings.model_fields if name in values}, entry
-    )
+    values = read_yaml(yaml_file(entry))
+    fields = EntryPointSettings.model_fields
+    own = validate(EntryPointSettings, {name: values.pop(name) for name in fields if name in values}, entry)
+    _refuse_what_every_variant_sets(own, overrides, entry)
     base = merged(nested(values), overrides)
-    settings = [variant for comparison in plan.comparisons.values() for variant in comparison.variants.values()]
-    _refuse_overridden_variants(nested(values), overrides, settings, entry)
     comparisons = []
-    for name, comparison in plan.comparisons.items():
+    for name, comparison in own.comparisons.items():
         variants = tuple(
             _variant(label, merged(base, nested(own)), entry) for label, own in comparison.variants.items()
         )
         comparisons.append(Comparison(name, comparison.baseline, variants))
-    return Plan(entry, plan.question, tuple(comparisons))
+    return EntryPoint(entry, own.question, tuple(comparisons), own.sections)
 
 
-def load_single(entry: str, config: Path, overrides: Mapping[str, Any]) -> Plan:
-    """Return the plan of an entry point of SINGLE: the configuration in the file `config`, with the user's overrides.
+def load_single(entry: str, config: Path, overrides: Mapping[str, Any]) -> EntryPoint:
+    """Return an entry point of SINGLE: the configuration in the file `config`, with the user's overrides.
 
     Raises:
         InvalidInputError: as make_experiment, or this machine cannot run it.
 
     """
-    variant = _variant(config.stem, merged(nested(read_yaml(config)), overrides), entry)
+    variant = _variant(config.stem, merged(nested(read_yaml(find_file(config))), overrides), entry)
     if variant.skipped:
         raise InvalidInputError(f"{variant.skipped}; choose another value")
-    return Plan(entry, f"What does {config} cost?", (Comparison("single", variant.name, (variant,)),))
+    return EntryPoint(entry, f"What does {config} cost?", (Comparison("single", variant.name, (variant,)),))
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file; no tags are followed, so no objects are made.
+    """Return the mapping in a YAML file; tags are refused, so no objects are made.
 
     Raises:
         InvalidInputError: it is missing, is not YAML, or is not a mapping.
@@ -121,9 +130,9 @@ def read_yaml(file: Path) -> dict[str, Any]:
         raise InvalidInputError(f"{file} must be a readable file ({error.strerror}); check the path") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         problem = " ".join(str(error).split())
-        raise InvalidInputError(f"{file} must be plain YAML, without objects: {problem}; mend it there") from error
+        raise InvalidInputError(f"{file} must be plain YAML, without objects: {problem}; correct it there") from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise InvalidInputError(f"{file} must hold settings as `name: value` lines, and holds {values!r}; mend it")
+        raise InvalidInputError(f"{file} must hold settings as `name: value` lines, and holds {values!r}; correct it")
     return values
 
 
@@ -135,15 +144,12 @@ def _variant(name: str, values: Mapping[str, Any], entry: str) -> Variant:
     return Variant(name, experiment, skipped)
 
 
-def _refuse_overridden_variants(
-    values: Mapping[str, Any], overrides: Mapping[str, Any], variants: list[dict[str, Any]], entry: str
-) -> None:
-    """Refuse an override that no variant would see; the default, which MLproject always passes on, is no override."""
-    default = dict(dotted(validate(AllSettings, values, entry).model_dump()))
-    given = dict(dotted(validate(AllSettings, merged(values, overrides), entry).model_dump()))
-    for name in (name for name, _ in dotted(overrides) if given[name] != default[name]):
+def _refuse_what_every_variant_sets(own: EntryPointSettings, overrides: Mapping[str, Any], entry: str) -> None:
+    """Refuse an override that no variant would use."""
+    variants = [variant for comparison in own.comparisons.values() for variant in comparison.variants.values()]
+    for name, value in dotted(overrides):
         if all(name in variant for variant in variants):
             raise InvalidInputError(
-                f"{name} is what {entry} varies, so {name}={given[name]} would have no effect; "
-                f"run it alone: python -m pipeline main --{name} {given[name]}"
+                f"every variant of {entry} sets {name}, so {name}={value} would have no effect; "
+                f"run it alone: headroom main --{name} {value}"
             )

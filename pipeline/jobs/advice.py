@@ -1,4 +1,4 @@
-"""Advice from a profile: what dominates, the figure that says so, and the setting that would change it."""
+"""Advice from a profile: what dominates memory or time, the measurement that shows it, and the setting to change."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ from pipeline.training.metrics import Row
 from pipeline.training.profiler import MATRIX_PRODUCTS, MemoryProfile, TimeProfile
 
 DOMINANT_PERCENT = 40.0
-"""Share of the peak above which one part of it is worth changing first."""
+"""Share of the peak from which one part of it dominates."""
 SLOW_DATA_PERCENT = 10.0
-"""Share of the time per step above which reading data is worth changing."""
+"""Share of the time per step from which reading data is slow."""
 SHORT_SECONDS = 20e-6
-"""An operator shorter than this spends its time on being called rather than on arithmetic."""
+"""The time of an operator shorter than this is mostly the overhead of calling it."""
 LAUNCH_BOUND_PERCENT = 30.0
-"""Share of the time in short operators, or of the time in which a GPU waits, above which launches set the pace."""
+"""Share of the time in short operators, or with an idle GPU, from which a step is bound by launches."""
 STATE = ("parameters", "gradients", "optimizer state")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profiled:
-    """What advice is derived from."""
+    """A profiled run, from which advice is derived."""
 
     row: Row
     vocabulary_size: int
-    """Tokens told apart; 0 without tokens."""
+    """Size of the vocabulary; 0 without tokens."""
     memory: MemoryProfile | None
     time: TimeProfile | None
 
@@ -35,7 +35,7 @@ class Profiled:
         return int(self.row.params["micro_batch_size"])
 
     def logits_bytes(self, *categories: str) -> int:
-        """Return the bytes of logits and what the loss makes of them, among the largest tensors at the peak."""
+        """Return the bytes of logits and of tensors of their shape, among the largest tensors at the peak."""
         if self.memory is None or not self.vocabulary_size:
             return 0
         tensors = [tensor for tensor in self.memory.peak.largest if tensor.category in categories]
@@ -43,7 +43,7 @@ class Profiled:
 
     @property
     def short_operators_percent(self) -> float:
-        """Share of the operators' time that short ones take."""
+        """Share of the operators' time that is spent in short ones."""
         operators = self.time.operators if self.time else ()
         total = sum(cost.seconds for cost in operators)
         short = sum(cost.seconds for cost in operators if cost.seconds < SHORT_SECONDS * cost.calls)
@@ -51,7 +51,7 @@ class Profiled:
 
 
 def advise(profiled: Profiled) -> tuple[Advice, ...]:
-    """Return what to change, memory first."""
+    """Return the advice for a profiled run, on memory first."""
     return tuple(advice for rule in RULES if (advice := rule(profiled)) is not None)
 
 
@@ -61,9 +61,9 @@ def _logits(profiled: Profiled) -> Advice | None:
     if percent < DOMINANT_PERCENT:
         return None
     return Advice(
-        text="Logits and their loss dominate the peak; checkpointing cannot cut them. Fewer tokens in a forward pass "
-        "do, and so would a loss computed in chunks.",
-        figure=f"logits at the peak: {size / MIB:,.1f} MiB, {percent:.0f} %",
+        text="Logits and their loss dominate the peak. Checkpointing does not reduce them; fewer tokens per forward "
+        "pass or a chunked loss do.",
+        evidence=f"logits at the peak: {size / MIB:,.1f} MiB, {percent:.0f} %",
         setting=_other_cut(profiled, larger=False),
     )
 
@@ -78,7 +78,7 @@ def _activations(profiled: Profiled) -> Advice | None:
     plain = profiled.row.params["checkpointing"] == "none"
     return Advice(
         text="Activations kept for the backward pass dominate the peak.",
-        figure=f"activations at the peak, logits aside: {size / MIB:,.1f} MiB, {percent:.0f} %",
+        evidence=f"activations at the peak, without logits: {size / MIB:,.1f} MiB, {percent:.0f} %",
         setting="checkpointing=every_layer" if plain else _other_cut(profiled, larger=False),
     )
 
@@ -92,9 +92,9 @@ def _state(profiled: Profiled) -> Advice | None:
         return None
     parts = ", ".join(f"{name} {size / MIB:,.1f} MiB" for name, size in sizes.items())
     return Advice(
-        text="Optimizer state, parameters and gradients dominate the peak; neither checkpointing nor a smaller "
-        "micro-batch cuts them, only a smaller model does, and a larger micro-batch costs little memory.",
-        figure=f"at the peak: {parts}, {percent:.0f} %",
+        text="Optimizer state, parameters and gradients dominate the peak. Checkpointing and a smaller micro-batch "
+        "do not reduce them, a smaller model does; a larger micro-batch costs little memory.",
+        evidence=f"at the peak: {parts}, {percent:.0f} %",
         setting=f"{_other_cut(profiled, larger=True)}; or a smaller model",
     )
 
@@ -110,12 +110,12 @@ def _autocast(profiled: Profiled) -> Advice | None:
     asked = profiled.row.params["precision"]
     if asked == "tf32":
         return None  # its results are float32, its arithmetic is not
-    figure = f"{percent:.0f} % of the matrix products' results are float32; they take {100 * share:.0f} % of the time"
+    evidence = f"{percent:.0f} % of the matrix products' results are float32; they take {100 * share:.0f} % of the time"
     if asked == "fp32":
         text = "Autocast is not active: matrix products compute in float32."
-        return Advice(text=text, figure=figure, setting="precision=bf16 (fp16 on a GPU older than Ampere)")
+        return Advice(text=text, evidence=evidence, setting="precision=bf16 (fp16 on a GPU older than Ampere)")
     text = f"Autocast to {asked} does not reach most matrix products: the model casts to float32 itself."
-    return Advice(text=text, figure=figure, setting="the model's own code")
+    return Advice(text=text, evidence=evidence, setting="the model's own code")
 
 
 def _data(profiled: Profiled) -> Advice | None:
@@ -126,8 +126,8 @@ def _data(profiled: Profiled) -> Advice | None:
     if percent < SLOW_DATA_PERCENT:
         return None
     return Advice(
-        text="Bringing the data together takes a large part of the step.",
-        figure=f"data: {1000 * seconds:,.2f} ms a step, {percent:.0f} %",
+        text="Preparing the data takes a large part of the step.",
+        evidence=f"data: {1000 * seconds:,.2f} ms per step, {percent:.0f} %",
         setting=_other_cut(profiled, larger=True),
     )
 
@@ -137,13 +137,13 @@ def _launches(profiled: Profiled) -> Advice | None:
         return None
     idle, short = profiled.time.device_idle_percent, profiled.short_operators_percent
     if idle is not None and idle >= LAUNCH_BOUND_PERCENT:
-        text, figure = "The device waits for work between kernels.", f"the device is idle for {idle:.0f} % of the time"
+        text, evidence = "The device is idle between kernels.", f"the device is idle for {idle:.0f} % of the time"
     elif idle is None and short >= LAUNCH_BOUND_PERCENT:
-        text = "Calling operators takes more time than their arithmetic."
-        figure = f"operators shorter than {SHORT_SECONDS * 1e6:.0f} µs take {short:.0f} % of the operators' time"
+        text = "The overhead of calling operators takes more time than their arithmetic."
+        evidence = f"operators shorter than {SHORT_SECONDS * 1e6:.0f} µs take {short:.0f} % of the operators' time"
     else:
         return None
-    return Advice(text=text, figure=figure, setting=_other_cut(profiled, larger=True))
+    return Advice(text=text, evidence=evidence, setting=_other_cut(profiled, larger=True))
 
 
 RULES: tuple[Callable[[Profiled], Advice | None], ...] = (_logits, _activations, _state, _autocast, _data, _launches)
@@ -154,11 +154,11 @@ def _share_of_peak(profiled: Profiled, num_bytes: int) -> float:
 
 
 def _other_cut(profiled: Profiled, larger: bool) -> str:
-    """Return the settings of the next micro-batch with which the training stays the same, or say that there is none."""
+    """Return the settings of the next micro-batch at the same effective batch, or say that there is none."""
     effective, size = int(profiled.row.params["effective_batch_size"]), profiled.micro_batch_size
     sizes = [n for n in range(1, effective + 1) if effective % n == 0 and (n > size if larger else n < size)]
     if not sizes:
         other = "a larger effective_batch_size" if larger else "a shorter sequence_length"
-        return f"none with which the training stays the same; {other} would change it"
+        return f"no other micro-batch keeps the effective batch; {other} changes the training"
     cut = sizes[0] if larger else sizes[-1]
     return f"micro_batch_size={cut}, accumulation_steps={effective // cut}, effective_batch_size={effective}"

@@ -1,4 +1,4 @@
-"""A job that trains nothing: runs that MLflow has already, beside each other."""
+"""`headroom compare`: a report of runs that MLflow already has, side by side."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,46 +8,56 @@ from typing import Any
 
 from rich.console import Console
 
+from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
+from pipeline.config.settings import RunSettings
 from pipeline.jobs.publish import publish
-from pipeline.report.compare import incomparable
-from pipeline.report.comparison import ComparisonFindings
-from pipeline.report.overview import comparison_frame
+from pipeline.report.comparison import ComparisonFindings, comparison_frame
+from pipeline.report.sections.differences import incomparable
 from pipeline.tracking.history import CONDITIONS, History
 from pipeline.tracking.job import open_job
 from pipeline.training.metrics import AGAINST_BASELINE, Row, against_baseline, common_settings
 
 
-def compare(
-    runs: str | None,
-    experiment: str | None,
-    filter_string: str | None,
-    baseline: str | None,
-    output: Path,
-    console: Console,
-) -> int:
-    """Print and log the report of runs by id, or by experiment and filter string; return the exit code 0.
+class CompareSettings(Settings):
+    """The settings of `compare`."""
+
+    runs: str | None = None
+    """Ids of MLflow runs, separated by commas; a parent's id stands for all of its children."""
+    experiment: str | None = None
+    """Name of an MLflow experiment, whose measured runs are compared."""
+    filter: str | None = None
+    """MLflow filter string that selects among them: params.precision = 'bf16' and metrics.final_loss < 7."""
+    baseline: str | None = None
+    """Id of the run that the others are compared with; none: the first one."""
+    output: Path = RunSettings.model_fields["output"].default
+    """Folder of the results on local disk."""
+
+
+def compare(settings: CompareSettings, console: Console) -> int:
+    """Print and log the report of runs selected by id, or by experiment and filter; return the exit code 0.
 
     Raises:
-        InvalidInputError: nothing says which runs, or what it says matches none.
+        InvalidInputError: the settings select no run, or contradict each other.
 
     """
-    if runs is None and experiment is None and filter_string is None:
+    if settings.runs is None and settings.experiment is None and settings.filter is None:
         raise InvalidInputError(
             "compare needs to know which runs: set runs=ID,ID, or experiment=NAME, or filter=\"tags.technique = 'x'\""
         )
-    if runs is not None and (experiment is not None or filter_string is not None):
+    if settings.runs is not None and (settings.experiment is not None or settings.filter is not None):
         raise InvalidInputError("runs are chosen by id or by experiment and filter; set runs, or the other two")
     history = History()
-    ids = [part.strip() for part in runs.split(",") if part.strip()] if runs else []
-    chosen = history.by_id(ids) if ids else history.by_filter(experiment, filter_string)
-    rows = _rows(history, chosen, baseline)
-    with open_job("compare", f"{len(rows)} runs", output) as job:
+    ids = [part.strip() for part in settings.runs.split(",") if part.strip()] if settings.runs else []
+    chosen = history.by_id(ids) if ids else history.by_filter(settings.experiment, settings.filter)
+    rows = _rows(history, chosen, settings.baseline)
+    with open_job("compare", f"{len(rows)} runs", settings.output) as job:
         findings = ComparisonFindings(
             entry="compare",
             question=f"How do these {len(rows)} runs compare?",
             rows=tuple(rows),
             environment=common_settings([_conditions(row) for row in rows]),
+            sections=("differences",),
         )
         job.tags({"runs": ", ".join(run.info.run_id for run in chosen)[:5000]})
         publish(findings, {"comparison.csv": comparison_frame(rows).to_csv(index=False)}, job, console)
@@ -55,7 +65,7 @@ def compare(
 
 
 def _rows(history: History, runs: Sequence[Any], baseline: str | None) -> list[Row]:
-    """Return the runs with the baseline first, measured against it where that has a meaning."""
+    """Return the runs with the baseline first, the others measured against it where they compare."""
     ids = [run.info.run_id for run in runs]
     if baseline is not None and baseline not in ids:
         raise InvalidInputError(f"the baseline must be one of the runs compared, and {baseline!r} is not; leave it out")
@@ -67,12 +77,12 @@ def _rows(history: History, runs: Sequence[Any], baseline: str | None) -> list[R
 
 
 def _conditions(row: Row) -> dict[str, str]:
-    """Return under which conditions a run was measured, as far as it says."""
+    """Return the conditions under which a run was measured; what was not recorded is left out."""
     return {name: str(row.params[name]) for name in CONDITIONS if name in row.params}
 
 
 def _names(runs: Sequence[Any]) -> list[str]:
-    """Return names that tell the runs apart: the technique where there are several, the id where names repeat."""
+    """Return unique names: with the technique where there are several, with the id where names repeat."""
     techniques = {run.data.tags.get("technique") for run in runs}
     names = [str(run.info.run_name) for run in runs]
     if len(techniques) > 1:
@@ -84,7 +94,7 @@ def _names(runs: Sequence[Any]) -> list[str]:
 
 
 def _against(row: Row, baseline: Row) -> Row:
-    """Return the row measured against this baseline, where that has a meaning."""
+    """Return the row measured against this baseline, where the two compare."""
     alone = _alone(row)
     if row.result is None or baseline.result is None or incomparable(row, baseline) - {"effective batch"}:
         return alone
@@ -93,5 +103,5 @@ def _against(row: Row, baseline: Row) -> Row:
 
 
 def _alone(row: Row) -> Row:
-    """Return the row without what it was compared with when it was measured."""
+    """Return the row without the metrics against the baseline of its own job."""
     return replace(row, metrics={name: value for name, value in row.metrics.items() if name not in AGAINST_BASELINE})

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.status import Status
 
 from pipeline.base.results import Result, StepRecord
-from pipeline.config.variants import Comparison, Plan, Variant
+from pipeline.config.variants import Comparison, EntryPoint, Variant
+from pipeline.report.sections import check_sections
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import run
@@ -21,8 +22,9 @@ REFRESHES_PER_SECOND = 4
 """Of the progress line: each refresh takes time from a training that uses every core."""
 
 
-def measure(plan: Plan, console: Console) -> int:
+def measure(plan: EntryPoint, console: Console) -> int:
     """Run every variant of `plan`, print and log the report; return the exit code: 1 if none completed."""
+    check_sections(plan.sections)
     check_shapes(variant.experiment for variant in plan.variants)
     first = next(plan.variants).experiment
     about = environment(first.device)
@@ -52,7 +54,7 @@ class ProgressLine(Observer):
         self._status.update(f"{self._label}: step {record.step + 1} of {self._num_steps}, loss {record.loss:.4f}")
 
 
-def _run_comparison(plan: Plan, comparison: Comparison, job: Job, rows: list[Row], console: Console) -> None:
+def _run_comparison(plan: EntryPoint, comparison: Comparison, job: Job, rows: list[Row], console: Console) -> None:
     """Run a comparison's variants, the baseline first, and add them to `rows`."""
     baseline: Row | None = None
     for variant in sorted(comparison.variants, key=lambda variant: variant.name != comparison.baseline):
@@ -95,11 +97,12 @@ def _summarize(variant: Variant, baseline: Row | None, result: Result) -> Summar
     return replace(own, metrics={**own.metrics, **compared})
 
 
-def _report(plan: Plan, rows: Sequence[Row], about: Mapping[str, str], job: Job, console: Console) -> None:
+def _report(plan: EntryPoint, rows: Sequence[Row], about: Mapping[str, str], job: Job, console: Console) -> None:
     """Print and log the report; pandas and matplotlib are imported here, after the runs."""
     from pipeline.jobs.publish import publish
-    from pipeline.report.comparison import ComparisonFindings
-    from pipeline.report.overview import comparison_frame
+    from pipeline.report.comparison import ComparisonFindings, comparison_frame
 
-    findings = ComparisonFindings(entry=plan.entry, question=plan.question, rows=tuple(rows), environment=about)
+    findings = ComparisonFindings(
+        entry=plan.entry, question=plan.question, rows=tuple(rows), environment=about, sections=plan.sections
+    )
     publish(findings, {"comparison.csv": comparison_frame(rows).to_csv(index=False)}, job, console)

@@ -1,4 +1,4 @@
-"""A job: predict what every configuration would need on each card, and say which to begin with; nothing is trained."""
+"""`headroom plan`: the predicted memory of every configuration on each card, and the one to start with."""
 
 import json
 from collections.abc import Mapping
@@ -14,13 +14,11 @@ from rich.progress import track
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB, parse_budget
-from pipeline.config.entry_points import FOLDER
+from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import AUTO_MODEL, Experiment, make_experiment
 from pipeline.config.settings import RunSettings, dotted, merged, nested, validate
-from pipeline.config.space import Choice, Space, read_space
+from pipeline.config.space import Choice, Space, SpaceSettings, read_space
 from pipeline.config.variants import read_yaml
-from pipeline.jobs.plan_settings import PlanSettings
-from pipeline.jobs.publish import publish
 from pipeline.memory.breakdown import Breakdown
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.cards import find_card
@@ -29,23 +27,31 @@ from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.prediction.predict import Prediction, predict_all
 from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
-from pipeline.tracking.job import open_job
 
 HALF_FORMATS = ("fp16", "bf16")
 
 
-def make_plan(given: Mapping[str, Any], console: Console) -> int:
+class PlanSettings(SpaceSettings):
+    """The settings that `plan` adds to those of a run."""
+
+    gpu: str = "auto"
+    """Cards to plan for, separated by commas: h100, rtx4090, t4, ...; cpu; auto: the device of this machine."""
+    expandable_segments: bool = False
+    """Whether the GPU's caching allocator will run with expandable_segments:True."""
+
+
+def plan(given: Mapping[str, Any], console: Console) -> int:
     """Predict, print and log; return the exit code: 1 where nothing is predicted to fit any card.
 
     Raises:
-        InvalidInputError: as find(), or the tracking store cannot be reached.
+        InvalidInputError: as make_plan(), or the tracking store cannot be reached.
 
     """
-    return 0 if log_plan(find(given, console), given, console) else 1
+    return 0 if log_plan(make_plan(given, console), given, console) else 1
 
 
-def find(given: Mapping[str, Any], console: Console) -> PlanFindings:
-    """Return what every configuration would need; nothing is printed but the progress, and nothing is logged.
+def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
+    """Return the predicted memory of every configuration; show progress only, and log nothing.
 
     Raises:
         InvalidInputError: a setting, a card or a dimension is wrong, or the parameters alone exceed the budget.
@@ -87,12 +93,15 @@ def find(given: Mapping[str, Any], console: Console) -> PlanFindings:
 
 
 def log_plan(findings: PlanFindings, given: Mapping[str, Any], console: Console) -> bool:
-    """Print and log the report of what find() found with the settings `given`; return whether anything fits a card.
+    """Print and log the report of what make_plan() found with the settings `given`; return whether anything fits.
 
     Raises:
         InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
 
     """
+    from pipeline.jobs.publish import publish
+    from pipeline.tracking.job import open_job
+
     own, values = _read(given)
     output = Path(values.get("output", RunSettings.model_fields["output"].default))
     with open_job("plan", f"{findings.model} on {own.gpu}", output) as job:
@@ -105,20 +114,20 @@ def log_plan(findings: PlanFindings, given: Mapping[str, Any], console: Console)
 
 
 def _read(given: Mapping[str, Any]) -> tuple[PlanSettings, dict[str, Any]]:
-    """Return the settings of the plan, and those of its runs, from its YAML and from the user."""
-    values = merged(nested(read_yaml(FOLDER / "plan.yaml")), given)
+    """Return the settings of the plan and those of its configurations, from its YAML with the user's overrides."""
+    values = merged(nested(read_yaml(yaml_file("plan"))), given)
     own = {name: values.pop(name) for name in PlanSettings.model_fields if name in values}
     return validate(PlanSettings, own, "plan"), values
 
 
 def _targets(text: str) -> list[Hardware]:
-    """Return the devices that are planned for, without regard to what this machine has."""
+    """Return the devices to plan for; they need not be in this machine."""
     names = [name.strip() for name in text.split(",")]
     return [hardware_of(find_device(name)) if name in ("auto", "cpu") else find_card(name) for name in names]
 
 
 def _budget_bytes(text: str | None, target: Hardware) -> int:
-    """Return what torch may use: all of a card but its CUDA context, unless a budget says otherwise."""
+    """Return the bytes that torch may use: the budget, or all of the card except its CUDA context."""
     if text is not None and text != "none":
         return parse_budget(text, target.memory_bytes)
     return target.memory_bytes - context_bytes_of(target)
@@ -127,14 +136,22 @@ def _budget_bytes(text: str | None, target: Hardware) -> int:
 def _card_plan(
     target: Hardware, budget: str | None, values: Mapping[str, Any], space: Space, own: PlanSettings, console: Console
 ) -> CardPlan:
-    """Predict every configuration on one card; of each, the figures are kept, and of the recommended one its peak."""
+    """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
     budget_bytes = _budget_bytes(budget, target)
     experiments, choices, skipped = _experiments(target, values, space)
     rows: dict[int, PlannedRow] = {}
     anatomies: dict[int, Breakdown] = {}
     predictions = predict_all(experiments, target, expandable_segments=own.expandable_segments or None)
     with closing(predictions):
-        for number, prediction in track(predictions, target.name, len(experiments), console=console, transient=True):
+        shown = track(
+            predictions,
+            target.name,
+            len(experiments),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        for number, prediction in shown:
             experiment = experiments[number]
             rows[number] = _row(choices[number], experiment, prediction, budget_bytes)
             anatomies[number] = prediction.anatomy
@@ -147,7 +164,7 @@ def _card_plan(
 def _experiments(
     target: Hardware, values: Mapping[str, Any], space: Space
 ) -> tuple[list[Experiment], list[Choice], tuple[str, ...]]:
-    """Return what the card can run, by which choices, and why it cannot run the others."""
+    """Return the experiments that the card can run, their choices, and the reasons that exclude the others."""
     experiments, choices, reasons = [], [], dict[str, None]()
     for choice in space.choices:
         experiment = make_experiment(merged(values, nested(choice)), "plan")
@@ -178,7 +195,7 @@ def _row(choice: Choice, experiment: Experiment, prediction: Prediction, budget_
 
 
 def _refuse_hopeless(card: CardPlan, model: str) -> None:
-    """Refuse a budget that the parameters alone exceed, where there is no other card to plan for."""
+    """Refuse a budget that the parameters alone exceed."""
     parameters = card.anatomy.category_bytes.get("parameters", 0) if card.anatomy else 0
     if parameters > card.budget_bytes:
         missing = (parameters - card.budget_bytes) / MIB

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from pipeline.base.results import Result
 from pipeline.config.experiment import Experiment
-from pipeline.config.variants import Plan
+from pipeline.config.variants import EntryPoint
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import Summarize, run
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 QUESTION = "Where are the memory and the time of {name}?"
 
 
-def profiling(plan: Plan, console: Console) -> int:
+def profiling(plan: EntryPoint, console: Console) -> int:
     """Profile the one configuration of `plan`, print and log the report; return the exit code: 1 if it failed."""
     [variant] = plan.variants
     experiment = variant.experiment

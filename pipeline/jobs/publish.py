@@ -1,13 +1,10 @@
-"""A job's report to its readers: the terminal, the files on disk and in MLflow, and the run's description."""
+"""A job's report: printed, written to disk and to MLflow, and as the description of the MLflow run."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.base.errors import InvalidInputError
-from pipeline.base.files import write_atomically
-from pipeline.report.findings import FILE, Findings, read_findings, report_of, to_json
+from pipeline.report.findings import FILE, Findings, report_of, to_json
 from pipeline.report.page import Report, to_html, to_markdown
 from pipeline.tracking.job import Job
 
@@ -28,29 +25,12 @@ def publish(findings: Findings, csv: Mapping[str, str], job: Job, console: Conso
     console.print(f"results: {job.folder} and MLflow run {job.run_id}", highlight=False)
 
 
-def publish_again(folder: Path, console: Console) -> int:
-    """Make the page of a finished job anew from what it has found, and return the exit code 0.
-
-    Raises:
-        InvalidInputError: the folder holds no findings, or cannot be written.
-
-    """
-    report = report_of(read_findings(folder))
-    show(report, console)
-    page = folder / "report.html"
-    try:
-        write_atomically(page, to_html(report).encode())
-    except OSError as error:
-        raise InvalidInputError(f"{page} must be writable, and is not ({error.strerror}); mend that") from error
-    console.print(f"written: {page}", highlight=False)
-    return 0
-
-
 def show(report: Report, console: Console) -> None:
-    """Print the tables, what is to be known about them, and the answer."""
+    """Print the answer, then the tables with their notes."""
+    console.print(report.answer, highlight=False)
     for section in report.sections:
         for table in section.tables:
-            console.print(table.to_terminal())
+            if table.num_in_terminal != 0:
+                console.print(table.to_terminal())
         for note in section.notes:
             console.print(note, style="yellow", highlight=False)
-    console.print(report.answer, highlight=False)

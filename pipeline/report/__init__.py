@@ -1,1 +1,1 @@
-"""Rows -> tables and figures. A file named like an entry point adds what that technique alone can tell."""
+"""Findings -> tables, plots and one page."""

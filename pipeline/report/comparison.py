@@ -1,37 +1,51 @@
-"""The report of runs beside each other: what every comparison shows, and what its technique adds."""
+"""The report of a comparison: a table, four panels and a sentence for each, and the sections that its YAML names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
+from functools import partial
 
-from pipeline.report.overview import answer, notes, overview_plot, overview_table
+import pandas as pd
+from matplotlib.axes import Axes
+
+from pipeline.base.results import Outcome
 from pipeline.report.page import Report, Section
-from pipeline.training.metrics import Row, common_settings
+from pipeline.report.plot import Plot, colour, label, line, over_steps, short
+from pipeline.report.sections import make_sections
+from pipeline.report.table import Table
+from pipeline.training.metrics import AGAINST_BASELINE, Row, common_settings
+
+COLUMNS = {
+    "peak_allocated_mib": ("peak MiB", "{:,.1f}"),
+    "prediction_error_percent": ("prediction error %", "{:+.2f}"),
+    "memory_saving_percent": ("saved %", "{:+.1f}"),
+    "seconds_per_step": ("s/step", "{:.4f}"),
+    "time_overhead_percent": ("time %", "{:+.1f}"),
+    "tokens_per_second": ("tokens/s", "{:,.0f}"),
+    "final_loss": ("final loss", "{:.4f}"),
+    "max_loss_difference": ("loss diff.", "{:.2g}"),
+}
+"""Metrics of the table: heading and format."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonFindings:
-    """All that the report of a comparison is made from."""
+    """The findings of a comparison, from which its report is made."""
 
     entry: str
     question: str
     rows: tuple[Row, ...]
     environment: Mapping[str, str]
+    sections: tuple[str, ...] = ()
+    """Names of files in report/sections/ that add to the report."""
 
 
 def comparison_report(findings: ComparisonFindings) -> Report:
-    """Return the report; a file of this folder that is named like the entry point adds its own tables and pictures."""
+    """Return the report."""
     by_comparison: dict[str, list[Row]] = {}
     for row in findings.rows:
         by_comparison.setdefault(row.comparison, []).append(row)
     sections = [_section(findings.entry, name, rows) for name, rows in by_comparison.items()]
-    own = _own_report(findings.entry)
-    if own is not None:
-        tables, plots = own.tables(findings.rows), own.plots(findings.rows)
-        if tables or plots:
-            sections.append(Section(title=f"{findings.entry}, looked at closely", tables=tables, plots=plots))
+    sections += make_sections(findings.sections, findings.rows)
     answers = [(name, answer(rows)) for name, rows in by_comparison.items()]
     one = len(answers) == 1
     return Report(
@@ -45,7 +59,7 @@ def comparison_report(findings: ComparisonFindings) -> Report:
 
 
 def in_words(name: str) -> str:
-    """Return the name of a comparison as people write it."""
+    """Return the name of a comparison with spaces."""
     return name.replace("_", " ")
 
 
@@ -62,7 +76,137 @@ def _section(entry: str, name: str, rows: Sequence[Row]) -> Section:
     )
 
 
-def _own_report(entry: str) -> Any | None:
-    """Return report/`entry`.py, with its functions `tables` and `pictures`, where there is such a file."""
-    name = f"pipeline.report.{entry}"
-    return None if find_spec(name) is None else import_module(name)
+def comparison_frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """Return a line for each variant: its comparison, outcome, settings and metrics."""
+    return pd.DataFrame(
+        {
+            "comparison": row.comparison,
+            "variant": row.name,
+            "baseline": row.is_baseline,
+            "outcome": outcome_of(row),
+            "detail": row.skipped or (row.result.detail if row.result else None),
+            **row.params,
+            **row.metrics,
+        }
+        for row in rows
+    )
+
+
+def overview_table(title: str, rows: Sequence[Row]) -> Table:
+    """Return the table of one comparison; a star marks the baseline."""
+    shown = {name: form for name, form in COLUMNS.items() if any(name in row.metrics for row in rows)}
+    outcomes = [outcome_of(row) for row in rows]
+    lines = [
+        {
+            "variant": f"{row.name} *" if row.is_baseline and len(rows) > 1 else row.name,
+            **({} if set(outcomes) == {Outcome.OK} else {"outcome": outcome}),
+            **{heading: row.metrics.get(name) for name, (heading, _) in shown.items()},
+        }
+        for row, outcome in zip(rows, outcomes, strict=True)
+    ]
+    return Table(
+        name=rows[0].comparison,
+        title=title,
+        frame=pd.DataFrame(lines),
+        forms=dict(COLUMNS.values()),
+        note="* the baseline" if len(rows) > 1 else None,
+    )
+
+
+def notes(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return a sentence for each variant that failed or was skipped."""
+    sentences = []
+    for row in rows:
+        if row.skipped:
+            sentences.append(f"{row.name}: skipped, {row.skipped}")
+        elif row.result is not None and row.result.detail:
+            sentences.append(f"{row.name}: {row.result.outcome}, {row.result.detail}")
+    return tuple(sentences)
+
+
+def overview_plot(title: str, rows: Sequence[Row]) -> Plot:
+    """Return loss curves, mean loss, time per optimizer step and peak memory of one comparison."""
+    return Plot(
+        name=rows[0].comparison,
+        title=title,
+        panels=(
+            partial(_loss_curves, rows=rows),
+            partial(bars, rows=rows, name="mean_loss", title="mean loss over all steps", unit="loss"),
+            partial(
+                bars,
+                rows=rows,
+                name="seconds_per_step",
+                title="time per optimizer step (median, quartiles)",
+                unit="seconds",
+                spread="seconds_per_step_iqr",
+            ),
+            partial(bars, rows=rows, name="peak_allocated_mib", title="peak memory in live tensors", unit="MiB"),
+        ),
+    )
+
+
+def answer(rows: Sequence[Row]) -> str:
+    """Return the answer of one comparison as a sentence."""
+    complete = [row for row in rows if {"peak_allocated_mib", "seconds_per_step"} <= set(row.metrics) and _ended(row)]
+    baseline = next((row for row in complete if row.is_baseline), None)
+    others = [row for row in complete if not row.is_baseline and set(AGAINST_BASELINE[:3]) <= set(row.metrics)]
+    if baseline is None:
+        ended = sum(map(_ended, rows))
+        return f"{ended} of {len(rows)} runs completed; the baseline was not measured."
+    cost = (
+        f"{baseline.name} peaks at {baseline.metrics['peak_allocated_mib']:,.1f} MiB and takes "
+        f"{baseline.metrics['seconds_per_step']:.3g} s per optimizer step"
+    )
+    if not others:
+        return f"{cost}."
+    smallest = max(others, key=lambda row: row.metrics["memory_saving_percent"])
+    fastest = max(others, key=lambda row: row.metrics["speedup"])
+    if smallest is fastest:
+        return f"{cost}; of the others {smallest.name} uses the least memory and is the fastest: {_against(smallest)}."
+    return (
+        f"{cost}; of the others {smallest.name} uses the least memory ({_against(smallest)}), and {fastest.name} is "
+        f"the fastest ({_against(fastest)})."
+    )
+
+
+def bars(axes: Axes, *, rows: Sequence[Row], name: str, title: str, unit: str, spread: str | None = None) -> None:
+    """Draw a bar for each variant; a variant without this metric shows its outcome instead."""
+    ends = [row.metrics.get(name, 0.0) + (row.metrics.get(spread, 0.0) / 2 if spread else 0.0) for row in rows]
+    longest = max(ends, default=0.0) or 1.0
+    for index, row in enumerate(rows):
+        value, half = row.metrics.get(name), row.metrics.get(spread, 0.0) / 2 if spread else 0.0
+        if value is None:
+            text, end = outcome_of(row).replace("_", " ") if not _ended(row) else "not measured", 0.0
+        else:
+            text, end = short(value), value + half
+            axes.barh(index, value, xerr=half or None, capsize=3, color=colour(index))
+        axes.annotate(text, (end + longest * 0.02, index), va="center", fontsize="small")
+    axes.set_yticks(range(len(rows)), [label(row.name) for row in rows], fontsize="small")
+    axes.invert_yaxis()
+    axes.set(title=title, xlabel=unit, xlim=(0, longest * 1.2))
+    axes.grid(axis="x", alpha=0.3)
+
+
+def outcome_of(row: Row) -> str:
+    """Return the outcome of the row's run."""
+    return row.result.outcome.value if row.result else "skipped"
+
+
+def _ended(row: Row) -> bool:
+    return row.result is not None and row.result.outcome.completed
+
+
+def _against(row: Row) -> str:
+    saving, overhead = row.metrics["memory_saving_percent"], row.metrics["time_overhead_percent"]
+    memory = f"{saving:.0f} % less memory" if saving >= 0 else f"{-saving:.0f} % more memory"
+    over = ", over the budget" if row.result and row.result.outcome is Outcome.OVER_BUDGET else ""
+    return f"{memory} and {overhead:+.0f} % time per sample{over}"
+
+
+def _loss_curves(axes: Axes, *, rows: Sequence[Row]) -> None:
+    for index, row in enumerate(rows):
+        if row.result is not None and row.result.steps:
+            steps = [record.step + 1 for record in row.result.steps]
+            losses = [record.loss for record in row.result.steps]
+            axes.plot(steps, losses, line(index), color=colour(index), label=label(row.name))
+    over_steps(axes, "loss", "loss")

@@ -1,4 +1,4 @@
-"""What a job has found, kept as JSON, from which its report can be made at any time."""
+"""The findings of a job as JSON, from which its report can be made again."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from pipeline.training.metrics import finite
 FILE = "findings.json"
 
 Findings = ComparisonFindings | PlanFindings | ProfilingFindings | SearchFindings
-"""All that a report is made from."""
+"""The findings of any job."""
 
 REPORTS: dict[type[Any], Callable[[Any], Report]] = {
     ComparisonFindings: comparison_report,
@@ -31,18 +31,18 @@ REPORTS: dict[type[Any], Callable[[Any], Report]] = {
 
 
 def report_of(findings: Findings) -> Report:
-    """Return the report that these findings make."""
+    """Return the report of these findings."""
     return REPORTS[type(findings)](findings)
 
 
 def to_json(findings: Findings) -> str:
-    """Return the findings as JSON; infinity and NaN, which JSON does not know, stand there by their names."""
+    """Return the findings as JSON; infinity and NaN, which JSON lacks, are written as text."""
     content = TypeAdapter(type(findings)).dump_python(findings, mode="json")
     return json.dumps(finite({"kind": type(findings).__name__, **content}), indent=1)
 
 
 def read_findings(folder: Path) -> Findings:
-    """Return what the job whose files are in `folder` has found.
+    """Return the findings of the job whose files are in `folder`.
 
     Raises:
         InvalidInputError: the folder holds no findings, or they cannot be read.
@@ -54,7 +54,7 @@ def read_findings(folder: Path) -> Findings:
         content = json.loads(file.read_text())
         found: Findings = TypeAdapter(kinds[content.pop("kind")]).validate_python(content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = "does not exist" if isinstance(error, FileNotFoundError) else "cannot be read"
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else "cannot be read by this version"
         raise InvalidInputError(
             f"a report is made from the {FILE} of a finished job, and {file} {reason}; give a job's folder, such as "
             "runs/20260131-120000-combined-x1y2z3"

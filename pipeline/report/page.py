@@ -1,4 +1,4 @@
-"""A report: question, answer, tables and pictures; as one HTML page that needs nothing else, and as Markdown."""
+"""A report: question, answer, tables and plots, as one self-contained HTML page and as Markdown."""
 
 from base64 import b64encode
 from collections.abc import Mapping
@@ -13,23 +13,23 @@ from pipeline.report.table import Table
 
 DESCRIPTION_CHARACTERS = 8000
 """The longest description that MLflow's stores take (mlflow.utils.validation.MAX_TAG_VAL_LENGTH)."""
-MORE = "\n\nThe rest stands in report.html."
+MORE = "\n\nThe rest is in report.html."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """What belongs together under one heading."""
+    """Tables, notes and plots under one heading."""
 
     title: str
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
-    """A sentence for each thing to know about the tables."""
+    """Sentences below the tables."""
     plots: tuple[Plot, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a job says to its reader."""
+    """The result of a job for its reader."""
 
     entry: str
     question: str
@@ -37,11 +37,11 @@ class Report:
     sections: tuple[Section, ...]
     environment: Mapping[str, str]
     settings: Mapping[str, object]
-    """Those that all runs share, by dotted name."""
+    """The settings that all runs share, by dotted name."""
 
     @property
     def plots(self) -> list[Plot]:
-        """The pictures of all sections."""
+        """The plots of all sections."""
         return [plot for section in self.sections for plot in section.plots]
 
     @property
@@ -51,12 +51,12 @@ class Report:
 
 
 def to_html(report: Report) -> str:
-    """Return the report as one page with everything in it."""
+    """Return the report as one HTML page with its plots embedded."""
     return _template().render(report=report)
 
 
 def to_markdown(report: Report) -> str:
-    """Return question, answer and tables, as MLflow shows them with a run; as many lines as it takes."""
+    """Return question, answer and tables for the description of an MLflow run, cut to the longest that MLflow takes."""
     parts = [f"**{report.question}**", report.answer]
     for section in report.sections:
         for table in section.tables:

@@ -1,26 +1,36 @@
-"""The report of a plan: what every configuration would need on each card, which fit, and the one to begin with."""
+"""The report of a plan: the predicted memory of every configuration on each card, and the one to start with."""
 
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import TwoSlopeNorm
 
 from pipeline.base.units import MIB
-from pipeline.prediction.plan import CardPlan, PlanFindings, expected_order
+from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow, expected_order
 from pipeline.report.breakdown import categories_panel, tensors_table
 from pipeline.report.page import Report, Section
-from pipeline.report.planned import fit_plot
 from pipeline.report.plot import Plot
 from pipeline.report.table import Table
 from pipeline.searching.results import heading, label
 
+NUM_IN_TERMINAL = 8
+"""Configurations of a card that the terminal shows."""
+ESTIMATED = "Which is the fastest is estimated from floating-point operations; a search measures it."
+
 
 def plan_report(findings: PlanFindings) -> Report:
-    """Return the report."""
-    sections = [_card_section(card, findings) for card in findings.cards]
-    if len(findings.cards) > 1:
+    """Return the report; the terminal shows the details of a card where it is the only one."""
+    several = len(findings.cards) > 1
+    recommended = any(card.recommended for card in findings.cards)
+    sections = [_card_section(card, findings, num_details=0 if several else None) for card in findings.cards]
+    if several:
         sections.insert(0, Section(title="cards", tables=(_cards_table(findings.cards),)))
     return Report(
         entry=findings.entry,
@@ -28,7 +38,7 @@ def plan_report(findings: PlanFindings) -> Report:
             f"What would {findings.model} need at an effective batch of {findings.effective_batch_size} on "
             f"{', '.join(card.card for card in findings.cards)}?"
         ),
-        answer=" ".join(_answer(card) for card in findings.cards),
+        answer=" ".join([*map(_answer, findings.cards), *([ESTIMATED] if recommended else [])]),
         sections=tuple(sections),
         environment=findings.environment,
         settings=findings.settings,
@@ -42,28 +52,28 @@ def _answer(card: CardPlan) -> str:
     if best is None:
         smallest = min((row.peak_bytes for row in card.rows), default=0) / MIB
         return (
-            f"Nothing is predicted to fit {budget:,.0f} MiB of {card.card}: the leanest configuration needs "
+            f"Nothing is predicted to fit {budget:,.0f} MiB of {card.card}: the smallest configuration needs "
             f"{smallest:,.0f} MiB."
         )
     fitting = sum(row.fits for row in card.rows)
     return (
-        f"On {card.card} {fitting} of {len(card.rows)} configurations are predicted to fit {budget:,.0f} MiB. "
-        f"Begin with {label(best.choice)} ({best.accumulation_steps} forward passes an update): it is predicted to "
-        f"peak at {best.peak_bytes / MIB:,.0f} MiB, {budget - best.peak_bytes / MIB:,.0f} MiB of headroom. That it is "
-        "the fastest is an estimate from counted operations; a search measures it."
+        f"On {card.card} {fitting} of {len(card.rows)} configurations are predicted to fit {budget:,.0f} MiB; "
+        f"start with {label(best.choice)}, accumulation_steps {best.accumulation_steps}: predicted peak "
+        f"{best.peak_bytes / MIB:,.0f} MiB, {budget - best.peak_bytes / MIB:,.0f} MiB of headroom."
     )
 
 
-def _card_section(card: CardPlan, findings: PlanFindings) -> Section:
+def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | None) -> Section:
     if not card.rows:
         return Section(title=card.card, notes=card.skipped)
     name = re.sub(r"[^a-z0-9]+", "_", card.card.lower()).strip("_")
-    tables = [_configurations_table(name, card, findings.dataset_size), _largest_table(name, card)]
-    plots = [fit_plot(f"fit_{name}", f"what fits {card.card}", card.rows, card.budget_bytes)]
+    tables = [_configurations_table(name, card, findings.dataset_size), _largest_table(name, card, num_details)]
+    plots = [_fit_plot(f"fit_{name}", f"what fits {card.card}", card.rows, card.budget_bytes)]
     if card.anatomy is not None:
-        which = "the recommended one" if card.recommended else "the leanest one"
+        which = "recommended configuration" if card.recommended else "smallest configuration"
         when = f"optimizer step {card.anatomy.step + 1}, {card.anatomy.phase}"
-        tables.append(tensors_table(f"tensors_{name}", f"{which}: largest tensors at its peak ({when})", card.anatomy))
+        tensors = tensors_table(f"tensors_{name}", f"{which}: largest tensors at its peak ({when})", card.anatomy)
+        tables.append(replace(tensors, num_in_terminal=num_details))
         panel = categories_panel(card.anatomy)
         plots.append(Plot(name=f"breakdown_{name}", title=f"{which}, by category", panels=(panel,)))
     return Section(title=card.card, tables=tuple(tables), notes=card.skipped, plots=tuple(plots))
@@ -79,9 +89,9 @@ def _configurations_table(name: str, card: CardPlan, dataset_size: int) -> Table
             **({} if row.peak_device_bytes is None else {"device MiB": row.peak_device_bytes / MIB}),
             "fits": "yes" if row.fits else "no",
             "headroom MiB": (card.budget_bytes - row.peak_bytes) / MIB,
-            "TFLOP a step": row.flops / 1e12,
-            "forward passes an epoch": math.ceil(dataset_size / row.micro_batch_size),
-            "": "begin here" if row is best else "",
+            "TFLOP per step": row.flops / 1e12,
+            "forward passes per epoch": math.ceil(dataset_size / row.micro_batch_size),
+            "": "start here" if row is best else "",
         }
         for row in sorted(card.rows, key=lambda row: (not row.fits, expected_order(row)))
     ]
@@ -89,31 +99,33 @@ def _configurations_table(name: str, card: CardPlan, dataset_size: int) -> Table
     title = f"predicted for {card.card}, within {card.budget_bytes / MIB:,.0f} MiB"
     updates = math.ceil(dataset_size / (card.rows[0].micro_batch_size * card.rows[0].accumulation_steps))
     note = (
-        "Those that fit first, the expected fastest on top: an estimate from counted operations. "
-        f"{updates:,} updates an epoch of {dataset_size:,} sequences."
+        "Configurations that fit come first, in the order of their estimated speed. "
+        f"{updates:,} updates per epoch of {dataset_size:,} sequences."
     )
     return Table(
         name=f"plan_{name}",
         title=title,
         frame=pd.DataFrame(lines),
-        forms={**whole, "TFLOP a step": "{:,.2f}"},
+        forms={**whole, "TFLOP per step": "{:,.2f}"},
         note=note,
+        num_in_terminal=NUM_IN_TERMINAL,
     )
 
 
-def _largest_table(name: str, card: CardPlan) -> Table:
-    """Return the largest micro-batch that fits, for every combination of the other dimensions."""
+def _largest_table(name: str, card: CardPlan, num_in_terminal: int | None) -> Table:
+    """Return the largest micro-batch that fits for each combination of the other dimensions."""
     largest: dict[tuple[tuple[str, Any], ...], int] = {}
     for row in card.rows:
         others = tuple((key, value) for key, value in row.choice.items() if key != "micro_batch_size")
         largest[others] = max(largest.get(others, 0), row.micro_batch_size if row.fits else 0)
     lines = [{**dict(others), "largest micro-batch": size or None} for others, size in largest.items()]
     frame = pd.DataFrame(lines).astype({"largest micro-batch": "Int64"})
-    return Table(name=f"largest_{name}", title="the largest micro-batch that fits", frame=frame)
+    title = "the largest micro-batch that fits"
+    return Table(name=f"largest_{name}", title=title, frame=frame, num_in_terminal=num_in_terminal)
 
 
 def _cards_table(cards: Sequence[CardPlan]) -> Table:
-    """Return a line a card: its memory, and what to begin with there."""
+    """Return a line for each card: its memory and the configuration to start with."""
     lines = []
     for card in cards:
         best = card.recommended
@@ -125,4 +137,41 @@ def _cards_table(cards: Sequence[CardPlan]) -> Table:
             line["headroom MiB"] = (card.budget_bytes - best.peak_bytes) / MIB
         lines.append(line)
     forms = {"GiB": "{:,.1f}", "predicted MiB": "{:,.0f}", "headroom MiB": "{:,.0f}"}
-    return Table(name="cards", title="what to begin with on each card", frame=pd.DataFrame(lines), forms=forms)
+    return Table(name="cards", title="where to start on each card", frame=pd.DataFrame(lines), forms=forms)
+
+
+def _fit_plot(name: str, title: str, rows: Sequence[PlannedRow], budget_bytes: int) -> Plot:
+    """Return a heat map for each combination of the dimensions other than micro-batch and checkpointing."""
+    groups: dict[tuple[tuple[str, Any], ...], list[PlannedRow]] = {}
+    for row in rows:
+        axes = ("micro_batch_size", "checkpointing")
+        others = tuple((key, value) for key, value in row.choice.items() if key not in axes)
+        groups.setdefault(others, []).append(row)
+    panels = tuple(
+        partial(_heat_map, rows=group, budget_bytes=budget_bytes, title=label(dict(others)) or "peak memory")
+        for others, group in groups.items()
+    )
+    return Plot(name=name, title=title, panels=panels)
+
+
+def _heat_map(axes: Axes, *, rows: Sequence[PlannedRow], budget_bytes: int, title: str) -> None:
+    """Draw each configuration's share of the budget: blue fits, red does not, a black line divides them."""
+    sizes = sorted({row.micro_batch_size for row in rows})
+    policies = list(dict.fromkeys(str(row.choice.get("checkpointing", "")) for row in rows))
+    shares, fits = np.full((2, len(policies), len(sizes)), np.nan)
+    for row in rows:
+        place = policies.index(str(row.choice.get("checkpointing", ""))), sizes.index(row.micro_batch_size)
+        shares[place], fits[place] = 100 * row.peak_bytes / budget_bytes, row.fits
+        text = f"{row.peak_bytes / 2**30:.1f}" if budget_bytes >= 2**31 else f"{row.peak_bytes / MIB:,.0f}"
+        axes.text(place[1], place[0], text, ha="center", va="center", fontsize="x-small")
+    axes.imshow(np.clip(shares, 0, 200), cmap="RdBu_r", norm=TwoSlopeNorm(100, 0, 200), alpha=0.7, aspect="auto")
+    for y, x in np.argwhere(fits == 1):
+        if x + 1 < len(sizes) and fits[y, x + 1] == 0:
+            axes.plot([x + 0.5, x + 0.5], [y - 0.5, y + 0.5], color="black", lw=2.5)
+        for other in (y - 1, y + 1):
+            if 0 <= other < len(policies) and fits[other, x] == 0:
+                axes.plot([x - 0.5, x + 0.5], [(y + other) / 2] * 2, color="black", lw=2.5)
+    unit = "GiB" if budget_bytes >= 2**31 else "MiB"
+    axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+    axes.set_yticks(range(len(policies)), policies, fontsize="small")
+    axes.set(title=f"{title}: predicted peak, {unit}", xlabel="micro-batch (black: the budget's boundary)")

@@ -1,4 +1,4 @@
-"""A picture of one or more panels: side by side in a PNG, one by one on a page, where a phone can show them."""
+"""A plot of one or more panels: as one PNG, or each panel as its own PNG for narrow screens."""
 
 import io
 import itertools
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import matplotlib
 
-matplotlib.use("agg")  # no screen is needed
+matplotlib.use("agg")  # draws without a screen
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-"""Okabe and Ito's palette, which colour-blind readers can tell apart (jfly.uni-koeln.de/color)."""
+"""Okabe and Ito's palette for colour-blind readers (jfly.uni-koeln.de/color)."""
 WARNING = COLOURS[5]
-"""The colour of what does not fit, was skipped or failed."""
+"""The colour of configurations that do not fit and of failed runs."""
 LINES = ("-", "--", "-.", ":")
 
 PANEL_INCHES = (5.6, 4.0)
@@ -24,20 +24,20 @@ DOTS_PER_INCH = 140
 LABEL_CHARACTERS = 28
 
 Panel = Callable[[Axes], None]
-"""Draws on empty axes, title included."""
+"""Draws on empty axes, with a title."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """Panels that belong together."""
+    """Panels under one title."""
 
     name: str
-    """File name, without the ending."""
+    """File name without suffix."""
     title: str
     panels: tuple[Panel, ...]
 
     def to_png(self) -> bytes:
-        """Return all panels in one PNG, two in a row."""
+        """Return one PNG of all panels, in two columns."""
         columns = min(2, len(self.panels))
         rows = -(-len(self.panels) // columns)
         figure = Figure((PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows + 0.4), DOTS_PER_INCH, layout="constrained")
@@ -47,7 +47,7 @@ class Plot:
         return _png(figure)
 
     def to_panel_pngs(self) -> list[bytes]:
-        """Return each panel as a PNG of its own."""
+        """Return one PNG for each panel."""
         images = []
         for panel in self.panels:
             figure = Figure(PANEL_INCHES, DOTS_PER_INCH, layout="constrained")
@@ -57,7 +57,7 @@ class Plot:
 
 
 def bars_of(axes: Axes, *, values: Mapping[str, float], title: str, unit: str, shades: Sequence[str] = COLOURS) -> None:
-    """Draw one bar a name, each with its value."""
+    """Draw a horizontal bar for each name, with its value."""
     for index, (value, shade) in enumerate(zip(values.values(), itertools.cycle(shades), strict=False)):
         axes.barh(index, value, color=shade)
         axes.annotate(f" {short(value)}", (value, index), va="center", fontsize="small")
@@ -68,7 +68,7 @@ def bars_of(axes: Axes, *, values: Mapping[str, float], title: str, unit: str, s
 
 
 def over_steps(axes: Axes, title: str, unit: str) -> None:
-    """Label axes on which curves run over optimizer steps, counted from 1."""
+    """Label the axes of curves over optimizer steps, counted from 1."""
     axes.set(title=title, xlabel="optimizer step", ylabel=unit)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
@@ -77,23 +77,23 @@ def over_steps(axes: Axes, title: str, unit: str) -> None:
 
 
 def colour(index: int) -> str:
-    """Return the colour of the series of this number."""
+    """Return the colour of a series by its number."""
     return COLOURS[index % len(COLOURS)]
 
 
 def line(index: int) -> str:
-    """Return the line style of the series of this number."""
+    """Return the line style of a series by its number."""
     return LINES[index % len(LINES)]
 
 
 def label(name: str) -> str:
-    """Return a name as it stands beside a bar: long ones in two lines, and cut off after them."""
+    """Return a name for the label of a bar, in at most two lines."""
     lines = textwrap.wrap(name, LABEL_CHARACTERS, max_lines=2, placeholder=" ...") or [name]
-    return "\n".join(lines).replace("$", r"\$")  # which would begin a formula
+    return "\n".join(lines).replace("$", r"\$")  # $ starts a formula
 
 
 def short(value: float) -> str:
-    """Return a number as it stands beside a bar."""
+    """Return a number for the label of a bar, in three digits."""
     return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
 
 

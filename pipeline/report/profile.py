@@ -1,4 +1,4 @@
-"""The report of one configuration looked at closely: memory by phase, category, module and tensor; time by operator."""
+"""The report of a profile: memory by phase, category, module and tensor; time by phase and operator."""
 
 import re
 from collections import Counter
@@ -13,7 +13,7 @@ from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown, StepMemory
 from pipeline.memory.timeline import CATEGORIES
 from pipeline.report.breakdown import categories_of, categories_panel, in_mib, shares_table, tensors_table
-from pipeline.report.overview import notes, overview_table
+from pipeline.report.comparison import notes, overview_table
 from pipeline.report.page import Report, Section
 from pipeline.report.plot import COLOURS, WARNING, Panel, Plot, bars_of, colour, short
 from pipeline.report.table import Table
@@ -27,32 +27,32 @@ PHASE_COLOURS = {"data": "#BBBBBB", "forward": colour(4), "backward": colour(1),
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """One thing to change."""
+    """A suggestion to change one setting."""
 
     text: str
-    figure: str
+    evidence: str
     """The measurement that supports it."""
     setting: str
-    """What would change it."""
+    """The setting to change, with its value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilingFindings:
-    """All that the report of a profile is made from."""
+    """The findings of a profile, from which its report is made."""
 
     entry: str
     question: str
     row: Row
     memory: MemoryProfile | None
-    """None where the run died before its first phase ended."""
+    """None where the run failed before its first phase ended."""
     time: TimeProfile | None
-    """None where the run died before it was timed."""
+    """None where the run failed before it was timed."""
     advice: tuple[Advice, ...]
     environment: Mapping[str, str]
 
 
 def profiling_report(findings: ProfilingFindings) -> Report:
-    """Return the report; what a run that died did not come to is left out."""
+    """Return the report; what a failed run did not measure is left out."""
     sections = [
         Section(
             title="cost",
@@ -77,7 +77,7 @@ def profiling_report(findings: ProfilingFindings) -> Report:
 def _answer(findings: ProfilingFindings) -> str:
     sentences = []
     if findings.row.result is not None and not findings.row.result.outcome.completed:
-        sentences.append(f"It did not come to its end: {findings.row.result.outcome}.")
+        sentences.append(f"The run did not complete: {findings.row.result.outcome}.")
     if findings.memory is not None:
         peak = findings.memory.peak
         parts = ", ".join(f"{name} {100 * size / peak.peak_bytes:.0f} %" for name, size in peak.category_bytes.items())
@@ -95,7 +95,7 @@ def _answer(findings: ProfilingFindings) -> str:
 
 
 def _advice_section(advice: Sequence[Advice]) -> Section:
-    lines = [{"what the figures say": one.text, "figure": one.figure, "setting": one.setting} for one in advice]
+    lines = [{"finding": one.text, "evidence": one.evidence, "setting": one.setting} for one in advice]
     return Section(title="advice", tables=(Table(name="advice", title="advice", frame=pd.DataFrame(lines)),))
 
 
@@ -130,7 +130,7 @@ def _memory_section(peak: Breakdown, course: StepMemory | None) -> Section:
             shares_table("modules", f"memory {by_module}", modules),
             tensors_table("tensors", "the largest tensors alive at the peak", peak),
         ),
-        plots=(Plot(name="memory", title="where the memory is", panels=tuple(panels)),),
+        plots=(Plot(name="memory", title="memory at the peak", panels=tuple(panels)),),
     )
 
 
@@ -147,10 +147,10 @@ def _time_section(profile: TimeProfile) -> Section:
             _operators_table("operators_by_memory", "operators by memory, in one optimizer step", by_memory, total),
         ),
         notes=(
-            "The profiler makes operators slower than they are; traces/trace.json.gz opens in ui.perfetto.dev.",
+            "Times include the profiler's overhead; open traces/trace.json.gz in ui.perfetto.dev.",
             *([f"The device was idle for {idle:.0f} % of the time."] if idle is not None else []),
         ),
-        plots=(Plot(name="time", title="where the time goes", panels=(seconds,)),),
+        plots=(Plot(name="time", title="time per optimizer step", panels=(seconds,)),),
     )
 
 
@@ -170,7 +170,7 @@ def _operators_table(name: str, title: str, costs: Sequence[OperatorCost], total
 
 
 def _without_numbers(name: str) -> str:
-    """Return a module's name with its layer's number left out, so that identical layers add up."""
+    """Return a module's name with * for the number of its layer, so that identical layers add up."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
@@ -190,7 +190,7 @@ def _phase_bars(axes: Axes, *, phases: Mapping[str, float], peak_mib: float | No
 
 
 def _course(axes: Axes, *, course: StepMemory) -> None:
-    """Draw memory over time, category on category, the phases shaded behind."""
+    """Draw memory over time as stacked categories, with the phases shaded behind."""
     mib = [[size / MIB for size in course.category_bytes[name]] for name in CATEGORIES]
     milliseconds = [1000 * moment for moment in course.seconds]
     colours = [colour(index) for index in range(len(CATEGORIES))]
@@ -202,7 +202,10 @@ def _course(axes: Axes, *, course: StepMemory) -> None:
         if end - 1000 * begin > 0.12 * milliseconds[-1]:
             axes.text((1000 * begin + end) / 2, top * 0.96, phase, ha="center", va="top", fontsize="small")
     axes.set(
-        title="through the second optimizer step", xlabel="ms (slowed by being watched)", ylabel="MiB", ylim=(0, top)
+        title="during the second optimizer step",
+        xlabel="ms (with the recorder's overhead)",
+        ylabel="MiB",
+        ylim=(0, top),
     )
     totals = [sum(parts) for parts in zip(*mib, strict=True)]
     highest = max(range(len(totals)), key=totals.__getitem__)

@@ -1,19 +1,27 @@
-"""The report of a search: the answer in words, the trials as a table, and their pictures."""
+"""The report of a search: answer, trials, plots, verification, and the configurations that were not measured."""
 
 from collections.abc import Sequence
 
 import pandas as pd
 
 from pipeline.base.units import MIB
-from pipeline.report.certificate import unmeasured_table, verification_table
 from pipeline.report.page import Report, Section
 from pipeline.report.table import Table
 from pipeline.report.trial_plots import over_time_plot, parallel_plot, plane_plot
-from pipeline.searching.results import SearchFindings, Trial, heading, label, one_per_configuration, pareto_front
+from pipeline.searching.certificate import Certificate
+from pipeline.searching.results import (
+    SearchFindings,
+    Trial,
+    Verification,
+    heading,
+    label,
+    one_per_configuration,
+    pareto_front,
+)
 
 
 def question(findings: SearchFindings) -> str:
-    """Return what the search answers."""
+    """Return the question that the search answers."""
     return (
         f"What is the fastest way to train {findings.model} at an effective batch of "
         f"{findings.effective_batch_size} within {findings.budget_bytes / MIB:,.0f} MiB?"
@@ -85,7 +93,7 @@ def _certified(findings: SearchFindings) -> tuple[Section, ...]:
 
 
 def trials_frame(rows: Sequence[Trial]) -> pd.DataFrame:
-    """Return one line a trial, with every figure."""
+    """Return a line for each trial, with every metric."""
     return pd.DataFrame(
         {
             "trial": row.number,
@@ -100,7 +108,7 @@ def trials_frame(rows: Sequence[Trial]) -> pd.DataFrame:
 
 
 def trials_table(rows: Sequence[Trial], best: Trial | None) -> Table:
-    """Return the trials, those that fit first and the fastest of them on top."""
+    """Return the trials, those that fit first, the fastest on top."""
     ordered = sorted(rows, key=lambda row: (not row.fits, -(row.tokens_per_second or 0)))
     counting = one_per_configuration(rows)
     lines = [
@@ -128,8 +136,44 @@ def trials_table(rows: Sequence[Trial], best: Trial | None) -> Table:
     return Table(name="ranking", title="trials", frame=pd.DataFrame(lines), forms=forms)
 
 
+def unmeasured_table(certificate: Certificate) -> Table:
+    """Return the configurations that were not measured and the reasons, the fastest predicted first."""
+    ordered = sorted(certificate.unmeasured, key=lambda one: one.predicted_seconds_per_step or 0)
+    lines = [
+        {
+            **{heading(name): value for name, value in one.choice.items()},
+            "predicted MiB": None if one.predicted_peak_bytes is None else one.predicted_peak_bytes / MIB,
+            "predicted s/step": one.predicted_seconds_per_step,
+            "why": one.reason,
+        }
+        for one in ordered
+    ]
+    forms = {"predicted MiB": "{:,.1f}", "predicted s/step": "{:.3f}"}
+    return Table(name="never_run", title="not measured", frame=pd.DataFrame(lines), forms=forms, num_in_terminal=8)
+
+
+def verification_table(verification: Verification) -> Table:
+    """Return the answer and the plain configuration, both trained again."""
+    pairs = [(verification.choice, verification.outcome, verification.metrics, "answer")]
+    if verification.plain is not None:
+        pairs.append((verification.plain, verification.plain_outcome or "", verification.plain_metrics, "plain"))
+    lines = [
+        {
+            **{heading(name): value for name, value in choice.items()},
+            "outcome": outcome,
+            "peak MiB": metrics.get("peak_allocated_mib"),
+            "tokens/s": metrics.get("tokens_per_second"),
+            "final loss": metrics.get("final_loss"),
+            "": label,
+        }
+        for choice, outcome, metrics, label in pairs
+    ]
+    forms = {"peak MiB": "{:,.1f}", "tokens/s": "{:,.0f}", "final loss": "{:.4f}"}
+    return Table(name="verification", title="the answer, trained again", frame=pd.DataFrame(lines), forms=forms)
+
+
 def _predicted_mib(row: Trial) -> float | None:
-    """Return the prediction of the peak that the budget limits."""
+    """Return the predicted peak that the budget limits."""
     return row.metrics.get("predicted_peak_reserved_mib", row.metrics.get("predicted_peak_allocated_mib"))
 
 

@@ -1,4 +1,4 @@
-"""A table, written once and shown in the terminal, on the report's page, in MLflow's description and as CSV."""
+"""A table for the terminal, the report's page, MLflow's description and a CSV file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,45 +10,45 @@ from rich.table import Table as TerminalTable
 from rich.text import Text
 
 NUMBER = "{:,.4g}"
-"""How a number is written where its column says nothing else."""
+"""Format of a number where its column has no format of its own."""
 LONG_CHARACTERS = 45
-"""Text longer than this may be broken into lines."""
+"""Text longer than this may be wrapped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Columns by their headings, and how the numbers in them are written."""
+    """A data frame with a title and the formats of its columns."""
 
     name: str
-    """File name of its CSV, without the ending."""
+    """File name of its CSV, without suffix."""
     title: str
     frame: pd.DataFrame
     forms: Mapping[str, str] = field(default_factory=dict)
-    """By heading, a format string for the column's numbers."""
+    """Format string for the numbers of a column, by its heading."""
     note: str | None = None
-    """A line below it."""
+    """A line below the table."""
     num_in_terminal: int | None = None
-    """First lines that the terminal shows; None for all."""
+    """Number of lines that the terminal shows, the first ones; None for all, 0 leaves the table out there."""
 
     @property
     def headings(self) -> list[str]:
-        """The columns' names."""
+        """The names of the columns."""
         return [str(name) for name in self.frame.columns]
 
     @property
     def lines(self) -> list[list[str]]:
-        """Every cell as text, line by line; what is not known is empty."""
+        """Every cell as text, by line; a missing value is empty."""
         return [
             [self._written(heading, value) for heading, value in zip(self.headings, values, strict=True)]
             for values in self.frame.itertuples(index=False)
         ]
 
     def is_numeric(self, heading: str) -> bool:
-        """Whether a column holds numbers, which stand on the right and are sorted as such."""
+        """Whether a column holds numbers, which are aligned right and sorted by value."""
         return self.frame[heading].dtype.kind in "iuf"
 
     def to_terminal(self) -> TerminalTable:
-        """Return it for rich."""
+        """Return the table for rich."""
         shown = self.lines[: self.num_in_terminal]
         more = f"and {len(self.lines) - len(shown)} more in {self.name}.csv" if len(shown) < len(self.lines) else None
         below = " ".join(line for line in (self.note, more) if line)
@@ -71,7 +71,7 @@ class Table:
         return table
 
     def to_markdown(self) -> str:
-        """Return it as Markdown."""
+        """Return the table as Markdown."""
         rules = ["---:" if self.is_numeric(heading) else "---" for heading in self.headings]
         escaped = [[cell.replace("|", "\\|") for cell in line] for line in (self.headings, *self.lines)]
         return "\n".join(f"| {' | '.join(row)} |" for row in (escaped[0], rules, *escaped[1:]))

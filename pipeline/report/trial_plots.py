@@ -1,4 +1,4 @@
-"""Pictures of a search: over time, in the plane of memory and throughput, and dimension by dimension."""
+"""Plots of a search: trials over time, memory against throughput, and parallel coordinates."""
 
 import itertools
 import math
@@ -13,21 +13,21 @@ from pipeline.searching.results import Trial, heading, measured, pareto_front
 
 
 def over_time_plot(rows: Sequence[Trial]) -> Plot:
-    """Return the throughput of each trial, and the incumbent's."""
+    """Return the throughput of each trial and of the best one so far."""
     ordered = sorted(rows, key=lambda row: row.number)
     return Plot(name="trials_over_time", title="trials over time", panels=(partial(_over_time, rows=ordered),))
 
 
 def plane_plot(rows: Sequence[Trial], budget_bytes: int, best: Trial | None) -> Plot:
-    """Return memory against throughput, with the budget, what lies beyond it and the Pareto front."""
+    """Return memory against throughput, with the budget and the Pareto front."""
     panel = partial(_plane, rows=rows, budget_mib=budget_bytes / MIB, best=best)
     return Plot(name="memory_against_throughput", title="memory against throughput", panels=(panel,))
 
 
 def parallel_plot(rows: Sequence[Trial], budget_bytes: int, best: Trial | None) -> Plot:
-    """Return parallel coordinates: one line a trial through each dimension's value, its memory and its throughput."""
+    """Return parallel coordinates: a line for each trial through its values, its memory and its throughput."""
     panel = partial(_parallel, rows=rows, budget_mib=budget_bytes / MIB, best=best)
-    return Plot(name="parallel_coordinates", title="trials, dimension by dimension", panels=(panel,))
+    return Plot(name="parallel_coordinates", title="trials by dimension", panels=(panel,))
 
 
 def _over_time(axes: Axes, *, rows: Sequence[Trial]) -> None:
@@ -93,7 +93,7 @@ def _parallel(axes: Axes, *, rows: Sequence[Trial], budget_mib: float, best: Tri
 
 
 def _scale(axes: Axes, place: int, labels: Mapping[str, float]) -> None:
-    """Draw one upright axis with its values."""
+    """Draw one vertical axis with its values."""
     axes.axvline(place, color="grey", lw=0.8)
     for text, height in labels.items():
         box = {"facecolor": "white", "alpha": 0.7, "pad": 1, "lw": 0}
@@ -101,7 +101,7 @@ def _scale(axes: Axes, place: int, labels: Mapping[str, float]) -> None:
 
 
 def _order(value: object) -> tuple[bool, float, str]:
-    """Sort numbers as numbers, before names."""
+    """Return a sort key: numbers in their order, then names."""
     is_number = isinstance(value, int | float)
     return (not is_number, float(value) if isinstance(value, int | float) else 0.0, str(value))
 

@@ -9,7 +9,7 @@ import torch
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
-from pipeline.config.entry_points import FOLDER
+from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import Experiment, make_experiment, why_untimed
 from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings, dotted, merged, nested, validate
 from pipeline.config.space import Choice, Space, read_space
@@ -84,7 +84,7 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
         InvalidInputError: a setting, a dimension or one of its values is wrong, or the device supports none of them.
 
     """
-    values = merged(nested(read_yaml(FOLDER / "search.yaml")), given)
+    values = merged(nested(read_yaml(yaml_file("search"))), given)
     own = validate(SearchSettings, {k: values.pop(k) for k in SearchSettings.model_fields if k in values}, "search")
     device = find_device(str(values.get("device", RunSettings.model_fields["device"].default)))
     values["budget"], notes = automatic_budget(device) if own.budget == "auto" else (own.budget, ())

@@ -1,39 +1,34 @@
-"""Combined: what each technique adds on the way from the baseline to all of them."""
+"""Waterfall: the change of memory and time by each technique, from the baseline to all of them."""
 
 from collections.abc import Sequence
 from functools import partial
 
 from matplotlib.axes import Axes
 
+from pipeline.report.page import Section
 from pipeline.report.plot import WARNING, Plot, colour, short
-from pipeline.report.table import Table
 from pipeline.training.metrics import Row
 
 NEEDED = {"peak_allocated_mib", "seconds_per_step"}
 LADDER = ("precision", "micro_batch_size", "checkpointing")
-"""The settings that the ladder changes, one more on each rung."""
+"""The settings that are changed, one more in each step of the waterfall."""
 
 
-def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
-    """Return none: the comparison's own table says it all."""
-    del rows
-    return ()
-
-
-def plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
-    """Return `waterfall`: memory and time down the ladder, rung by rung."""
+def section(rows: Sequence[Row]) -> Section:
+    """Return the plot `waterfall`: memory and time of the baseline, changed by one technique after another."""
     rungs = _rungs(rows)
     if len(rungs) < 2:
-        return ()
+        return Section(title="contributions")
     panels = (
-        partial(_waterfall, rungs=rungs, name="peak_allocated_mib", title="peak memory down the ladder", unit="MiB"),
-        partial(_waterfall, rungs=rungs, name="seconds_per_step", title="time down the ladder", unit="s/step"),
+        partial(_waterfall, rungs=rungs, name="peak_allocated_mib", title="peak memory", unit="MiB"),
+        partial(_waterfall, rungs=rungs, name="seconds_per_step", title="time per optimizer step", unit="s/step"),
     )
-    return (Plot(name="waterfall", title="what each technique adds", panels=panels),)
+    plot = Plot(name="waterfall", title="what each technique adds", panels=panels)
+    return Section(title="contributions", plots=(plot,))
 
 
 def _rungs(rows: Sequence[Row]) -> list[Row]:
-    """Return the baseline, then variants that each change all that the one before does, and one setting more."""
+    """Return the baseline, then variants that each change the settings of the one before and at least one more."""
     rungs = [row for row in rows if row.is_baseline and set(row.metrics) >= NEEDED][:1]
     for row in rows if rungs else ():
         before = _changes(rungs[-1], rungs[0])

@@ -1,10 +1,10 @@
-"""Runs of any kind beside each other: which settings differ, and which figures do not compare."""
+"""Differences: the settings in which runs differ, and the metrics that do not compare because of them."""
 
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from pipeline.report.plot import Plot
+from pipeline.report.page import Section
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row
 
@@ -14,11 +14,11 @@ CONDITIONS: Mapping[str, tuple[str, ...]] = {
     "device": ("device", "device_name"),
     "model": ("model",),
 }
-"""What must be the same for figures to compare, and the settings that say so."""
+"""Conditions under which metrics compare, and the settings that record them."""
 
 
 def incomparable(row: Row, other: Row) -> set[str]:
-    """Return in which CONDITIONS two runs differ."""
+    """Return the CONDITIONS in which two runs differ."""
     return {
         condition
         for condition, names in CONDITIONS.items()
@@ -26,8 +26,8 @@ def incomparable(row: Row, other: Row) -> set[str]:
     }
 
 
-def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
-    """Return `differences` (each setting that differs, value by value) and `not_comparable`, where there are such."""
+def section(rows: Sequence[Row]) -> Section:
+    """Return the tables `differences` (of settings, by value) and `not_comparable`, where there are any."""
     names = dict.fromkeys(name for row in rows for name in row.params)
     values = {name: _by_value(rows, name) for name in names}
     lines = [
@@ -42,13 +42,13 @@ def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
     note = (
         f"Compared with {baseline.name}. With another effective batch, memory and time a sample compare, loss does not."
     )
-    found = []
+    tables = []
     if lines:
-        found.append(Table(name="differences", title="settings that differ", frame=pd.DataFrame(lines)))
+        tables.append(Table(name="differences", title="settings that differ", frame=pd.DataFrame(lines)))
     if flagged:
         frame = pd.DataFrame(flagged)
-        found.append(Table(name="not_comparable", title="what does not compare", frame=frame, note=note))
-    return tuple(found)
+        tables.append(Table(name="not_comparable", title="what does not compare", frame=frame, note=note))
+    return Section(title="differences", tables=tuple(tables))
 
 
 def _by_value(rows: Sequence[Row], name: str) -> dict[str, list[str]]:
@@ -61,9 +61,3 @@ def _by_value(rows: Sequence[Row], name: str) -> dict[str, list[str]]:
 def _written(value: object) -> str:
     """Return a setting as it is written on the command line."""
     return "none" if value is None else str(value)
-
-
-def plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
-    """Return none: the overview shows the runs."""
-    del rows
-    return ()

@@ -1,4 +1,4 @@
-"""Precision: how stable the training stays in each number format."""
+"""Stability: how a number format changes losses, skipped steps and small gradients."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -6,14 +6,19 @@ from functools import partial
 import pandas as pd
 from matplotlib.axes import Axes
 
-from pipeline.report.overview import bars
+from pipeline.report.comparison import bars
+from pipeline.report.page import Section
 from pipeline.report.plot import WARNING, Plot, colour, line, over_steps
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row
 
 
-def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
-    """Return `stability`: distance from the baseline's loss, skipped steps, last loss scale, gradient underflow."""
+def section(rows: Sequence[Row]) -> Section:
+    """Return the table and the plot `stability`: loss differences, skipped steps, loss scale, gradient underflow."""
+    return Section(title="stability of the training", tables=_tables(rows), plots=_plots(rows))
+
+
+def _tables(rows: Sequence[Row]) -> tuple[Table, ...]:
     lines = []
     for row in rows:
         if row.result is None or not row.result.steps:
@@ -32,8 +37,7 @@ def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
     return (Table(name="stability", title="stability", frame=pd.DataFrame(lines), forms=forms),) if lines else ()
 
 
-def plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
-    """Return `stability`: distance from the baseline's loss, loss scale with skipped steps, gradient underflow."""
+def _plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
     if not any(row.is_baseline and row.result and row.result.steps for row in rows):
         return ()
     panels = [partial(_distances, rows=rows)]

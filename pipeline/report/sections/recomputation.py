@@ -1,4 +1,4 @@
-"""Checkpointing: measured saving beside the theoretical one, and the proof that layers were recomputed."""
+"""Recomputation: measured memory saving beside the theoretical one, and the number of recomputed layers."""
 
 import math
 from collections.abc import Sequence
@@ -7,41 +7,40 @@ from functools import partial
 import pandas as pd
 from matplotlib.axes import Axes
 
+from pipeline.report.page import Section
 from pipeline.report.plot import Plot, colour
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row
 
 NEEDED = {"memory_saving_percent", "time_overhead_percent", "block_forwards_per_step"}
-"""Figures that a run has if it and its baseline were measured to the end."""
+"""Metrics that a run has where it and its baseline completed."""
 MARKERS = ("o", "s", "^", "D")
 
 
 def theory_percent(num_layers: float) -> float:
-    """Return the saving of activations in percent, 1 - 1/sqrt(L) for L layers.
+    """Return the theoretical saving of activations in percent, 1 - 1/sqrt(L) for L layers.
 
-    Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost". What is measured is the saving of everything,
+    Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost". The measured saving is that of the whole peak,
     parameters and logits included.
     """
     return 100 * (1 - 1 / math.sqrt(num_layers))
 
 
-def tables(rows: Sequence[Row]) -> tuple[Table, ...]:
-    """Return `depth`: saving, overhead and block forwards in one optimizer step, of each variant that checkpoints."""
-    frame = _depth(rows)
-    return (Table(name="depth", title="saving and overhead by policy and depth", frame=frame),) if len(frame) else ()
-
-
-def plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
-    """Return `depth`: saving and overhead against the number of layers with the theory, and against each other."""
+def section(rows: Sequence[Row]) -> Section:
+    """Return the table and the plot `depth`: saving, overhead and block forwards of each variant that checkpoints."""
     frame = _depth(rows)
     if not len(frame):
-        return ()
+        return Section(title="recomputation")
     panels = (
         partial(_savings, frame=frame),
         partial(_overheads, frame=frame),
         partial(_savings_against_overheads, frame=frame),
     )
-    return (Plot(name="depth", title="what recomputation saves and costs", panels=panels),)
+    return Section(
+        title="recomputation",
+        tables=(Table(name="depth", title="saving and overhead by policy and depth", frame=frame),),
+        plots=(Plot(name="depth", title="what recomputation saves and costs", panels=panels),),
+    )
 
 
 def _depth(rows: Sequence[Row]) -> pd.DataFrame:
@@ -83,7 +82,10 @@ def _overheads(axes: Axes, *, frame: pd.DataFrame) -> None:
 def _savings_against_overheads(axes: Axes, *, frame: pd.DataFrame) -> None:
     _points(axes, frame, "time %", "saved %")
     for number, (_, variant) in enumerate(frame.sort_values("time %").iterrows()):
-        where, away = (variant["time %"], variant["saved %"]), 6 if number % 2 else -14  # neighbours on either side
+        where, away = (
+            (variant["time %"], variant["saved %"]),
+            6 if number % 2 else -14,
+        )  # neighbours alternate above and below
         label = str(variant["layers"])
         axes.annotate(label, where, textcoords="offset points", xytext=(0, away), ha="center", fontsize="x-small")
     axes.margins(x=0.2)
@@ -103,5 +105,5 @@ def _points(axes: Axes, frame: pd.DataFrame, x: str, y: str) -> None:
 
 
 def _floor(frame: pd.DataFrame) -> float:
-    """Return where an axis of overheads begins: at zero, unless something became faster."""
+    """Return the lower end of an axis of overheads: zero, or less where a variant became faster."""
     return min(0.0, float(frame["time %"].min()) * 1.2)

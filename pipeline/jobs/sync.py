@@ -1,0 +1,33 @@
+"""`headroom sync`: results that could not reach the tracking store, sent again."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from pipeline.base.contracts import Settings
+from pipeline.config.settings import RunSettings
+
+
+class SyncSettings(Settings):
+    """The setting of `sync`."""
+
+    output: Path = RunSettings.model_fields["output"].default
+    """Folder with the results of earlier jobs."""
+
+
+def sync(settings: SyncSettings, console: Console) -> int:
+    """Send what is missing and return the exit code: 1 where something could not be sent.
+
+    Raises:
+        InvalidInputError: the folder has no results of jobs.
+
+    """
+    from pipeline.tracking.sync import sync as send
+
+    complete = True
+    for report in send(settings.output):
+        console.print(report.text, highlight=False, soft_wrap=True)
+        complete = complete and report.is_complete
+    if complete:
+        console.print(f"nothing below {settings.output} is left to send", highlight=False)
+    return 0 if complete else 1

@@ -1,0 +1,74 @@
+"""Smoothness: how much the loss and the gradient norm vary from step to step."""
+
+import statistics
+from collections.abc import Sequence
+from functools import partial
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from pipeline.report.page import Section
+from pipeline.report.plot import Plot, colour, line, over_steps
+from pipeline.report.table import Table
+from pipeline.training.metrics import MOVING_AVERAGE_STEPS, Row, moving_average
+
+
+def section(rows: Sequence[Row]) -> Section:
+    """Return the table `smoothness`, and for each comparison a plot of smoothed losses and gradient norms."""
+    timed = [row for row in rows if "seconds_per_step" in row.metrics]
+    frame = pd.DataFrame([_smoothness(row) for row in timed])
+    tables = (Table(name="smoothness", title="smoothness", frame=frame),) if timed else ()
+    return Section(title="smoothness of the training", tables=tables, plots=_plots(rows))
+
+
+def _plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
+    plots = []
+    for comparison in dict.fromkeys(row.comparison for row in rows):
+        shown = [row for row in rows if row.comparison == comparison]
+        if any(row.result and row.result.steps for row in shown):
+            panels = (partial(_smoothed_losses, rows=shown), partial(_gradient_norms, rows=shown))
+            title = f"smoothness: {comparison.replace('_', ' ')}"
+            plots.append(Plot(name=f"smoothness_{comparison}", title=title, panels=panels))
+    return tuple(plots)
+
+
+def _smoothness(row: Row) -> dict[str, object]:
+    losses = [record.loss for record in row.result.steps] if row.result else []
+    distances = [abs(loss - smooth) for loss, smooth in zip(losses, moving_average(losses), strict=True)]
+    return {
+        "comparison": row.comparison,
+        "variant": row.name,
+        "loss std": row.metrics["loss_std"],
+        "loss cv": row.metrics["loss_cv"],
+        "mean distance from moving average": statistics.fmean(distances),
+        "mean gradient norm": row.metrics.get("mean_grad_norm"),
+        "std gradient norm": row.metrics.get("std_grad_norm"),
+    }
+
+
+def _smoothed_losses(axes: Axes, *, rows: Sequence[Row]) -> None:
+    for index, row in enumerate(rows):
+        records = row.result.steps if row.result else ()
+        if not records:
+            continue
+        steps, losses = [record.step + 1 for record in records], [record.loss for record in records]
+        axes.plot(steps, losses, color=colour(index), alpha=0.25)
+        axes.plot(steps, moving_average(losses), line(index), color=colour(index), label=row.name)
+    over_steps(axes, f"loss, mean of the last {MOVING_AVERAGE_STEPS} steps", "loss")
+
+
+def _gradient_norms(axes: Axes, *, rows: Sequence[Row]) -> None:
+    for index, row in enumerate(rows):
+        records = row.result.steps if row.result else ()
+        if not records:
+            continue
+        steps, norms = [record.step + 1 for record in records], [record.grad_norm for record in records]
+        axes.plot(steps, norms, line(index), color=colour(index), label=_norm_label(row))
+    over_steps(axes, "gradient norm before clipping (mean ± deviation)", "norm")
+    axes.set_ylim(0, None)
+
+
+def _norm_label(row: Row) -> str:
+    if "mean_grad_norm" not in row.metrics:
+        return row.name
+    return f"{row.name}: {row.metrics['mean_grad_norm']:.2f} ± {row.metrics['std_grad_norm']:.2f}"

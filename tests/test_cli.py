@@ -1,0 +1,139 @@
+"""The command line: its list of entry points, the user's own YAML files, `--help`, and where files are found."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from project import SMALL, Project
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.cli import main, parse
+from pipeline.config.entry_points import TOOLS, entry_points, find_file
+from pipeline.config.settings import nested
+from pipeline.config.variants import load_entry_point
+
+RATES = """
+question: Which learning rate is best?
+num_steps: 5
+sections: [smoothness]
+comparisons:
+  rates:
+    baseline: low
+    variants:
+      low: {learning_rate: 1.0e-4}
+      high: {learning_rate: 1.0e-3}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a current folder with an empty folder `experiments`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments").mkdir()
+    return tmp_path
+
+
+def help_of(entry: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        parse(entry, ["--help"])
+    return capsys.readouterr().out
+
+
+def test_the_list_of_entry_points_has_their_questions_and_imports_nothing_heavy() -> None:
+    heavy = "('torch', 'transformers', 'mlflow', 'optuna', 'pandas', 'matplotlib', 'pydantic', 'rich')"
+    code = f"import sys; from pipeline.__main__ import run; run(); print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    *shown, imported = done.stdout.splitlines()
+    assert imported == "[]"
+    for name in (*entry_points(), *TOOLS):
+        [line] = [line for line in shown if line.startswith(f"  {name} ")]
+        assert "?" in line
+
+
+def test_headroom_is_the_same_command_as_the_module() -> None:
+    assert 'headroom = "pipeline.__main__:run"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_an_own_entry_point_may_have_the_name_of_a_module(tmp_path: Path) -> None:
+    project = Project.copy(tmp_path)
+    (tmp_path / "experiments" / "page.yaml").write_text(RATES)
+    done = project.here("page", SMALL)
+    assert done.returncode == 0, done.stderr
+    assert set(project.children_of(project.parent_of("page"))) == {"low", "high"}
+    [page] = tmp_path.glob("runs/*-page-*/report.html")
+    assert "<h2>smoothness of the training</h2>" in page.read_text()
+
+
+def test_an_own_yaml_file_comes_before_headrooms(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "experiments" / "precision.yaml").write_text(RATES)
+    (folder / "experiments" / "new.yaml").write_text(RATES)
+    assert main([]) == 0
+    listed = capsys.readouterr().out
+    assert "  precision      Which learning rate is best?" in listed and "  new            Which" in listed
+    assert [variant.name for variant in load_entry_point("precision", nested(SMALL)).variants] == ["low", "high"]
+    assert load_entry_point("accumulation", nested(SMALL)).sections == ("epoch", "smoothness")
+
+
+def test_a_file_that_is_no_entry_point_does_not_disturb_the_list(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in {"broken": "a: [", "listed": "- a", "bare": "lr: 1"}.items():
+        (folder / "experiments" / f"{name}.yaml").write_text(text)
+    assert main([]) == 0
+    assert "experiments/broken.yaml has no question" in capsys.readouterr().out
+    assert main(["broken"]) == 2
+    assert "experiments/broken.yaml must be plain YAML" in capsys.readouterr().err
+
+
+def test_an_unknown_section_is_refused_before_anything_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "experiments" / "own.yaml").write_text(RATES.replace("smoothness", "page"))
+    words = [word for name, value in SMALL.items() for word in (f"--{name}", value)]
+    assert main(["own", *words]) == 2
+    names = "differences, epoch, recomputation, smoothness, stability, waterfall"
+    assert f"no section of a report is called 'page'; the sections are {names}" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["experiments"]
+
+
+def test_headrooms_own_files_are_found_from_any_folder(folder: Path) -> None:
+    path = Path("experiments/single/fp32.yaml")
+    assert find_file(path).read_text() == (ROOT / path).read_text()
+    (folder / "experiments" / "single").mkdir()
+    (folder / path).write_text("precision: bf16\n")
+    assert find_file(path).read_text() == "precision: bf16\n"
+    assert find_file(Path("single/fp32.yaml")) == Path("single/fp32.yaml")
+
+
+def test_help_begins_with_what_is_set_most_and_shows_the_entry_points_own_defaults(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    (folder / "experiments" / "own.yaml").write_text(RATES)
+    shown = help_of("own", capsys)
+    assert "Which learning rate is best?" in shown
+    assert "Optimizer steps. (default: 5)" in " ".join(shown.split())
+    assert (
+        0 < shown.index("main settings of a run:") < shown.index("--model ") < shown.index("other settings of a run:")
+    )
+    assert help_of("search", capsys).index("settings of search:") < help_of("search", capsys).index("--model")
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_help_of_a_tool_shows_its_own_settings_alone(tool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = help_of(tool, capsys)
+    assert f"settings of {tool}:" in shown and "--precision" not in shown
+
+
+def test_handover_is_export_with_its_former_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = "".join(f"{name}: {value}\n" for name, value in SMALL.items() if not name.startswith("encoder"))
+    (folder / "best.yaml").write_text(small)
+    assert main(["handover"]) == 0
+    assert main(["export"]) == 0
+    assert {path.name for path in (folder / "handover").iterdir()} == {p.name for p in (folder / "export").iterdir()}
+
+
+def test_what_takes_more_than_a_word_is_json() -> None:
+    assert parse("plan", ["--space", '{"precision": ["fp32"]}']) == {"space": {"precision": ["fp32"]}}
+    with pytest.raises(InvalidInputError, match="space must be JSON, and is 'precision=fp32'"):
+        parse("plan", ["--space", "precision=fp32"])
