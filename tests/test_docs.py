@@ -1,10 +1,16 @@
-"""What README and docs say is so: every command runs, every file is listed, every metric is explained."""
+"""The documentation is true: its commands run, its links lead somewhere, its numbers are those of committed files."""
 
+import ast
+import csv
 import re
 import shlex
+import statistics
 import subprocess
 import sys
+import tomllib
 import urllib.request
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -14,16 +20,93 @@ from processes import free_port, started, wait_for
 from project import SMALL, Project
 from test_entry_points import AGAINST_BASELINE, PER_STEP, SUMMARY
 
-from pipeline.config.entry_points import TOOLS
+from pipeline.base.technique import Technique
+from pipeline.cli import parse
+from pipeline.config.entry_points import TOOLS, entry_points, questions
+from pipeline.config.settings import AllSettings, dotted, setting_names
+from pipeline.config.variants import load_entry_point
 
-README = (ROOT / "README.md").read_text()
-COMMANDS = [
-    line.split("  #")[0].strip()
-    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    for line in block.splitlines()
-    if line.strip()
-]
+PAGES = ["README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
+README_LINES = 200
 WORDS = "the fastest way to train a model in the memory you have "
+COMPUTED = ("worst error", "bound true")
+"""Words of tables that are computed from several committed rows, in tests of their own."""
+NUMBER = re.compile(r"(?<![\w.,-])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w-])")
+EXAMPLES = re.compile(r"\brates\b|sgd_momentum")
+"""What docs/architecture.md shows how to add."""
+REPLAYS = ("gpt2-nano_2026-11-21", "llama-nano_2026-11-21", "qwen3-nano_2026-11-22")
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Return the blocks of code in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", text_of(page), re.DOTALL)
+
+
+def commands(page: str) -> list[str]:
+    """Return the commands of a page, without comments."""
+    lines = [line.split("  #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """Return the cells of each table, row by row, the header first."""
+    found = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    rows = [[line.strip().strip("|").split("|") for line in table.splitlines()] for table in found]
+    return [[[cell.strip() for cell in row] for row in table if not set("".join(row)) <= set("-: ")] for table in rows]
+
+
+def numbers(text: str) -> list[str]:
+    return [number.replace(",", "").lstrip("+") for number in NUMBER.findall(text)]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+README_COMMANDS = commands("README.md")
+HERE = [command for command in README_COMMANDS if command.startswith("headroom")]
+THROUGH_MLFLOW = [command for command in README_COMMANDS if command.startswith("mlflow")]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(text_of("README.md").splitlines()) <= README_LINES
+
+
+# Commands
+
+
+def settings_in(words: list[str]) -> dict[str, str]:
+    """Return the settings of a command: --name value, or -P name=value."""
+    if words[0] == "mlflow":
+        given = [word for before, word in pairwise(words) if before == "-P"]
+        return dict(word.split("=", 1) for word in given)
+    return {name.removeprefix("--"): value for name, value in zip(words[2::2], words[3::2], strict=False)}
+
+
+def entry_and_settings(command: str) -> tuple[str, dict[str, str]]:
+    words = [word for word in shlex.split(command) if not re.match(r"[A-Z_]+=", word)]
+    if words[0] == "mlflow":
+        return words[words.index("-e") + 1], settings_in(words)
+    if words[:3] == ["python", "-m", "pipeline"]:
+        words = ["headroom", *words[3:]]
+    return (words[1] if len(words) > 1 else ""), settings_in(words)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_entry_points_and_settings_of_commands_exist(page: str) -> None:
+    """Those of the examples in docs/architecture.md have tests of their own."""
+    for command in commands(page):
+        entry, given = entry_and_settings(command)
+        if command.startswith(("headroom ", "python -m pipeline ", "mlflow ")) and not EXAMPLES.search(command):
+            assert entry in (*entry_points(), *TOOLS)
+            words = [word for name, value in given.items() for word in (f"--{name}", value)]
+            assert {name for name, _ in dotted(parse(entry, words))} == set(given)
 
 
 @pytest.fixture(scope="module")
@@ -36,31 +119,37 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return project
 
 
-def tiny_words(command: str) -> list[str]:
-    """Return a command of the README with settings that make it short."""
-    words = shlex.split(command)
-    if words[:3] == ["python", "-m", "pipeline"] and words[3] in TOOLS:
-        return words
-    given = {word.partition("=")[0] for word in words}
-    small = {**SMALL, **({"budget": "64MiB", "num_trials": "2"} if "search" in words else {})}
-    small = {k: v for k, v in small.items() if k not in given}
-    if words[0] == "mlflow":
-        return words + [word for k, v in small.items() for word in ("-P", f"{k}={v}")]
-    return words if "--help" in words else words + [word for k, v in small.items() for word in (f"--{k}", v)]
+def tiny(entry: str, given: dict[str, str]) -> dict[str, str]:
+    """Return the settings of a command of the README with others that make it short."""
+    if entry in TOOLS:
+        return given
+    few = {"budget": "64MiB", "num_trials": "2", "verify_steps": "0"} if entry == "search" else {}
+    return {**SMALL, **few, **given}
 
 
-def test_the_readme_has_commands() -> None:
-    assert len(COMMANDS) >= 8
-
-
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "--env-manager=local" in c or c.startswith("python")])
+@pytest.mark.parametrize("command", HERE)
 def test_a_command_of_the_readme_runs(command: str, project: Project) -> None:
-    done = project.call(*tiny_words(command))
+    """`headroom` is `python -m pipeline`, and runs in this process."""
+    entry, given = entry_and_settings(command)
+    done = project.here(entry, tiny(entry, given)) if entry else project.call("python", "-m", "pipeline")
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("command", THROUGH_MLFLOW)
+def test_a_command_of_the_readme_runs_through_mlflow(command: str, project: Project) -> None:
+    entry, given = entry_and_settings(command)
+    more = {name: value for name, value in tiny(entry, given).items() if name not in given}
+    done = project.call(*shlex.split(command), *(word for k, v in more.items() for word in ("-P", f"{k}={v}")))
+    assert done.returncode == 0, done.stderr
+
+
+def test_all_commands_of_the_readme_are_tested() -> None:
+    assert len(HERE) >= 5 and THROUGH_MLFLOW
+    others = set(README_COMMANDS) - {*HERE, *THROUGH_MLFLOW}
+    assert others == {"make search", "make test", "make ui"}
+
+
 def test_make_search_is_the_search_through_mlflow(project: Project) -> None:
-    assert "make search" in COMMANDS
     small = {**SMALL, "budget": "64MiB", "num_trials": "2", "study": "make"}
     arguments = " ".join(f"-P {name}={value}" for name, value in small.items())
     done = project.call("make", "-o", ".venv/installed", "search", f"BIN={venv_bin()}", f"ARGS={arguments}")
@@ -69,12 +158,10 @@ def test_make_search_is_the_search_through_mlflow(project: Project) -> None:
 
 
 def test_make_test_is_what_continuous_integration_runs() -> None:
-    assert "make test" in COMMANDS
-    assert "make test" in (ROOT / ".ci" / "run").read_text().splitlines()
+    assert "make test" in text_of(".ci/run").splitlines()
 
 
 def test_make_ui_shows_the_runs_to_this_machine_alone(project: Project) -> None:
-    assert "make ui" in COMMANDS
     port = free_port()
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with started(project, "make", "-o", ".venv/installed", "ui", f"BIN={venv_bin()}", f"PORT={port}", **quiet):
@@ -91,47 +178,213 @@ def test_make_ui_shows_the_runs_to_this_machine_alone(project: Project) -> None:
         assert listening == {"127.0.0.1"}
 
 
-def test_the_remaining_commands_are_known() -> None:
-    """Of conda's and uv's commands, the first needs conda, the second is the slow test of test_environments.py."""
-    run = {c for c in COMMANDS if "--env-manager=local" in c or c.startswith(("python", "make"))}
-    assert set(COMMANDS) - run == {"mlflow run . -e accumulation", "mlflow run . -e accumulation --env-manager=uv"}
+def venv_bin() -> Path:
+    return Path(sys.executable).parent
 
 
-def test_the_file_tree_is_the_projects_own() -> None:
-    listed = set(re.findall(r"^([\w./]+)  +\S", re.search(r"```text\n(.*?)```", README, re.DOTALL)[1], re.MULTILINE))  # type: ignore[index]
-    tracked = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    expected = {
-        name
-        for name in tracked
-        if (ROOT / name).exists() and not re.search(r"__init__\.py$|^\.gitignore$|_\d{4}-\d\d-\d\d\.|\.png$", name)
-    }
-    assert listed == expected | {"pipeline/__init__.py"}
+# Names
+
+
+def test_the_readme_lists_every_entry_point_with_its_question() -> None:
+    [table] = [table for table in tables(text_of("README.md")) if table[0] == ["entry point", "question"]]
+    listed = {entry.strip("`"): question for entry, question in table[1:]}
+    expected = {**questions(), **TOOLS}
+    assert listed == {name: question.partition("?")[0] + "?" for name, question in expected.items()}
+
+
+def layers_of_the_contract() -> list[set[str]]:
+    contracts = tomllib.loads(text_of("pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    return [set(layer.split(" | ")) for layer in layers]
+
+
+def test_the_layers_are_those_of_the_contract() -> None:
+    [table] = [table for table in tables(text_of("docs/architecture.md")) if table[0][0] == "layer"]
+    layers = [set(re.findall(r"`(\w+)`", row[1])) for row in table[1:]]
+    assert layers == layers_of_the_contract()
+    assert [int(row[0]) for row in table[1:]] == [*range(len(layers), 0, -1)]
+
+
+def test_the_diagram_of_the_readme_has_every_folder_in_its_layer() -> None:
+    [diagram] = blocks("README.md", "mermaid")
+    layers = [set(re.findall(r"<b>(\w+)/</b>", line)) for line in diagram.splitlines() if "<b>" in line]
+    assert layers == [layer for layer in layers_of_the_contract() if (ROOT / "pipeline" / min(layer)).is_dir()]
+    folders = {path.parent.name for path in (ROOT / "pipeline").glob("*/__init__.py")}
+    assert set().union(*layers) == folders
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_dotted_settings_exist(page: str) -> None:
+    """Those of models and corpora; commands name the others."""
+    families = {name.partition(".")[0] for name in setting_names(AllSettings) if "." in name}
+    named = {name for name in re.findall(r"`(\w+\.\w+)`", text_of(page)) if name.partition(".")[0] in families}
+    assert named <= set(setting_names(AllSettings))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_a_page_names_exist(page: str) -> None:
+    named = re.findall(r"`((?:pipeline|tests|benchmarks|experiments)/[\w/.-]*[\w/])`", text_of(page))
+    of_family = re.findall(r"`((?:base|training|searching|techniques|models|data|export)/[\w/]*)`", text_of(page))
+    missing = [name for name in [*named, *(f"pipeline/{name}" for name in of_family)] if not (ROOT / name).exists()]
+    assert not missing
+
+
+def test_what_a_technique_declares_exists() -> None:
+    [table] = [t for t in tables(text_of("docs/architecture.md")) if t[0][0] == "what a technique may declare"]
+    for row in table[1:]:
+        assert hasattr(Technique, re.match(r"`(\w+)", row[0])[1]), row[0]  # type: ignore[index]
 
 
 def test_every_metric_is_explained() -> None:
-    explained = set(re.findall(r"`([a-z_]+(?:_\d)?(?:_mib)?)`", (ROOT / "docs" / "metrics.md").read_text()))
+    explained = set(re.findall(r"`([a-z_]+(?:_\d)?(?:_mib)?)`", text_of("docs/metrics.md")))
     assert explained >= SUMMARY | PER_STEP | AGAINST_BASELINE
 
 
 def test_every_fault_of_the_reliability_page_has_its_test() -> None:
-    rows = [line for line in (ROOT / "docs" / "reliability.md").read_text().splitlines() if line.startswith("| ")][1:]
+    rows = [line for line in text_of("docs/reliability.md").splitlines() if line.startswith("| ")][1:]
     named = [re.search(r"`(test_\w+\.py)::(test_\w+)` \|$", row) for row in rows]
     assert len(rows) >= 11 and all(named)
     for found in filter(None, named):
-        assert f"\ndef {found[2]}(" in (ROOT / "tests" / found[1]).read_text(), found[0]
+        assert f"\ndef {found[2]}(" in text_of(f"tests/{found[1]}"), found[0]
 
 
-@pytest.mark.parametrize("page", ["README.md", *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))])
-def test_links_to_files_lead_somewhere(page: str) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
-        assert target.startswith("https://") or ((ROOT / page).parent / target).exists(), target
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]+))?\)", text_of(page)):
+        if target.startswith("https://"):
+            continue
+        file = (ROOT / page).parent / target if target else ROOT / page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), anchor
 
 
-def venv_bin() -> Path:
-    return Path(sys.executable).parent
+def test_every_picture_is_used() -> None:
+    used = {Path(target).name for page in PAGES for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text_of(page))}
+    assert {picture.name for picture in (ROOT / "docs" / "images").iterdir()} <= used
+
+
+# Examples
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_blocks_are_python(page: str) -> None:
+    for block in blocks(page, "python"):
+        ast.parse(block)
+
+
+def test_the_technique_of_the_architecture_page_trains(tmp_path: Path) -> None:
+    [block] = blocks("docs/architecture.md", "python")
+    [command] = [command for command in commands("docs/architecture.md") if "HEADROOM_TECHNIQUES" in command]
+    (tmp_path / "sgd.py").write_text(block)
+    project = Project(tmp_path, {"HEADROOM_TECHNIQUES": "sgd", "PYTHONPATH": str(ROOT)})
+    entry, given = entry_and_settings(command)
+    assert "HEADROOM_TECHNIQUES=sgd " in command and given == {"sgd_momentum": "0.9"}
+    config = ["--config", str(ROOT / "experiments" / "single" / "fp32.yaml")]
+    words = [word for name, value in {**SMALL, **given}.items() for word in (f"--{name}", value)]
+    done = project.call("python", "-m", "pipeline", entry, *config, *words)
+    assert done.returncode == 0, done.stderr
+    [run] = [run for run in project.runs() if "sgd_momentum" in run.data.params]
+    assert run.data.metrics["prediction_error_percent"] == pytest.approx(0, abs=0.1)
+
+
+def test_the_entry_point_of_the_architecture_page_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [block] = blocks("docs/architecture.md", "yaml")
+    path, _, content = block.partition("\n")
+    file = tmp_path / path.removeprefix("# ")
+    file.parent.mkdir()
+    file.write_text(content)
+    monkeypatch.chdir(tmp_path)
+    assert [variant.name for variant in load_entry_point(file.stem, {}).variants] == ["low", "high"]
+
+
+# Numbers
+
+
+def sections_with_data(page: str) -> Iterator[tuple[str, str]]:
+    """Yield each section of a page with the text of the committed files that it links to."""
+    for section in re.split(r"^## ", text_of(page), flags=re.MULTILINE):
+        links = re.findall(r"\]\(((?:\.\./)?benchmarks/[^)]+\.(?:md|csv))\)", section)
+        if links:
+            yield section, "\n".join(((ROOT / page).parent / link).read_text() for link in links)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/evidence.md"])
+def test_numbers_of_tables_are_those_of_the_files_that_the_section_links_to(page: str) -> None:
+    """A number may be rounded; the first cell of a row is a label."""
+    checked = 0
+    for section, data in sections_with_data(page):
+        measured = sorted({abs(float(number)) for number in numbers(data)})
+        for table in tables(section):
+            text = " ".join(cell for row in table for cell in row)
+            if any(words in text for words in COMPUTED):
+                continue
+            for number in numbers(" | ".join(cell for row in table[1:] for cell in row[1:])):
+                value, digits = abs(float(number)), len(number.partition("e")[0].partition(".")[2])
+                exponent = int(number.partition("e")[2] or 0)
+                half = 0.5000001 * 10.0 ** (exponent - digits)
+                assert any(abs(value - one) <= half for one in measured), (number, table[0])
+                checked += 1
+    assert checked >= 30
+
+
+def model_of(configuration: str) -> str:
+    """Return the row of the table that a configuration of the predictions' file belongs to."""
+    values = dict(part.split("=") for part in configuration.split(", "))
+    if values.get("sequences") == "padded":
+        return "gpt2-nano and llama-nano, padded"
+    if values["model"] != "gpt2-nano":
+        return values["model"]
+    wide = "256 wide" if "causal_lm.width" in values else f"{values.get('causal_lm.num_layers', 4)} layers"
+    return f"gpt2-nano, {wide}"
+
+
+def test_the_table_of_predictions_is_that_of_its_file() -> None:
+    with (ROOT / "benchmarks" / "prediction_cpu_2026-11-22.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    groups: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        groups.setdefault(model_of(row["configuration"]), []).append(row)
+    expected = []
+    for model, own in groups.items():
+        peaks = [int(row["measured_bytes"]) / 2**20 for row in own]
+        worst = max(abs(float(row["error_percent"])) for row in own)
+        expected.append([model, str(len(own)), f"{min(peaks):.0f} to {max(peaks):.0f}", f"{worst:.4f} %"])
+    [table] = [table for table in tables(text_of("docs/evidence.md")) if "worst error" in table[0]]
+    assert sorted(table[1:]) == sorted(expected)
+    errors = [abs(int(row["predicted_bytes"]) - int(row["measured_bytes"])) for row in rows]
+    shares = [100 * error / int(row["measured_bytes"]) for error, row in zip(errors, rows, strict=True)]
+    evidence = " ".join(text_of("docs/evidence.md").split())
+    assert f"{errors.count(0)} of {len(rows)} predictions are exact to the byte" in evidence
+    assert f"the others within {max(errors)} bytes" in evidence and statistics.median(shares) < 0.0001
+    assert f"{len(rows)} configurations, worst {max(shares):.4f} %" in evidence
+    assert f"{len(rows)} predicted peaks were within {max(errors)} bytes" in " ".join(text_of("README.md").split())
+
+
+def test_the_table_of_bounds_is_that_of_the_replays() -> None:
+    stated, true, lowest = [], [], []
+    for name in REPLAYS:
+        replay = text_of(f"benchmarks/search_replay_cpu_{name}.md")
+        found = re.findall(r"^\|[^|]+\| predictive \|.*\| ([\d.]+) % of (\d+) \|$", replay, re.MULTILINE)
+        shares = [(float(share), int(count)) for share, count in found]
+        stated.append(sum(count for _, count in shares))
+        true.append(100 * sum(round(share * count / 100) for share, count in shares) / stated[-1])
+        lowest.append(min(share for share, _ in shares))
+    [table] = [table for table in tables(text_of("docs/evidence.md")) if any("bound true" in row[0] for row in table)]
+    assert [row[1:] for row in table[1:]] == [
+        [str(count) for count in stated],
+        [f"{share:.1f} %" for share in true],
+        [f"{share:.1f} %" for share in lowest],
+    ]
+    first = "{:.1f}, {:.1f} and {:.1f} % of searches".format(*true)
+    assert first in text_of("docs/evidence.md")
+    assert f"true in {min(true):.0f} to {max(true):.0f} % of replayed searches" in " ".join(
+        text_of("README.md").split()
+    )
+
+
+def test_the_seconds_of_the_default_search_are_those_of_its_file() -> None:
+    rows = tables(text_of("benchmarks/search_cpu_2026-11-22.md"))[1][1:]
+    seconds, shares = [row[0] for row in rows], sorted(float(row[5].rstrip("%")) for row in rows)
+    evidence = " ".join(text_of("docs/evidence.md").split())
+    assert f"took {seconds[0]}, {seconds[1]} and {seconds[2]} s" in evidence
+    assert f"{shares[0]} to {shares[-1]} % of it not measuring" in evidence
