@@ -62,7 +62,7 @@ def test_several_cards_give_a_line_each(project: Project) -> None:
     assert (rows["reserved MiB"] >= rows["allocated MiB"]).all()
     assert done.stdout.lstrip().startswith("On NVIDIA GeForce RTX 4090 18 of 18 configurations are predicted to fit")
     in_terminal = re.findall(r"^ +\d+  (?:none|every_\w+)  +(?:fp32|bf16)", done.stdout, re.MULTILINE)
-    assert len(in_terminal) == 2 * 8 and "and 10 more in plan_nvidia_geforce_rtx_4090.csv" in done.stdout
+    assert len(in_terminal) == 2 * 8 and "10 more in plan_nvidia_geforce_rtx_4090.csv." in done.stdout
     [folder] = project.folder.glob("runs/*-plan-*")
     page = to_html(report_of(read_findings(folder)))
     assert "<h2>cards</h2>" in page and page.count("<td>every_layer</td>") > 8

@@ -50,7 +50,7 @@ class Table:
     def to_terminal(self) -> TerminalTable:
         """Return the table for rich."""
         shown = self.lines[: self.num_in_terminal]
-        more = f"and {len(self.lines) - len(shown)} more in {self.name}.csv" if len(shown) < len(self.lines) else None
+        more = f"{len(self.lines) - len(shown)} more in {self.name}.csv." if len(shown) < len(self.lines) else None
         below = " ".join(line for line in (self.note, more) if line)
         caption = {"caption": below, "caption_justify": "left"} if below else {}
         table = TerminalTable(
