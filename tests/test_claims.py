@@ -27,7 +27,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.cli import parse
 from pipeline.config.experiment import make_experiment
 from pipeline.config.settings import nested
-from pipeline.config.variants import load_plan
+from pipeline.config.variants import load_entry_point
 
 COMMITTED = ROOT / "benchmarks" / "claims_cpu_2026-11-21.csv"
 TINY_MODEL = "--model gpt2-nano --causal_lm.num_layers 2 --causal_lm.width 32 --causal_lm.num_heads 2"
@@ -212,7 +212,7 @@ def test_every_command_of_every_claim_is_valid_and_every_row_exists() -> None:
 
 
 def rows_of(entry: str) -> set[str]:
-    comparisons = load_plan(entry, {}).comparisons
+    comparisons = load_entry_point(entry, {}).comparisons
     return {f"{comparison.name}/{variant.name}" for comparison in comparisons for variant in comparison.variants}
 
 
