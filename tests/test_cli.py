@@ -112,7 +112,7 @@ def test_help_begins_with_what_is_set_most_and_shows_the_entry_points_own_defaul
     (folder / "experiments" / "own.yaml").write_text(RATES)
     shown = help_of("own", capsys)
     assert "Which learning rate is best?" in shown
-    assert "Optimizer steps. (default: 5)" in " ".join(shown.split())
+    assert "Optimizer steps to train. (default: 5)" in " ".join(shown.split())
     assert (
         0 < shown.index("main settings of a run:") < shown.index("--model ") < shown.index("other settings of a run:")
     )
