@@ -40,7 +40,7 @@ from pipeline.runtime.environment import environment
 
 FOLDER = Path(__file__).parent
 SHOWN = ("device_name", "cores", "host_memory_mib", "system", "python", "torch", "transformers")
-SHORTCUTS = ("accumulation", "depth", "micro-batch", "operators")
+SHORTCUTS = ("accumulation", "micro-batch", "operators")
 POLICIES = ("none", "every_layer", "every_2_layers", "every_4_layers")
 PRECISIONS = ("fp32", "fp16", "bf16")
 BATCH, CPU_BATCH, TINY_BATCH = 2880, 16, 24
@@ -70,9 +70,7 @@ def only(shortcuts: Sequence[str]) -> Iterator[None]:
     with ExitStack() as stack:
         for name, owner, attribute, replacement in (
             ("accumulation", trace, "STEADY_STEPS", 10**9),
-            ("depth", trace, "_from_few_layers", lambda *_: None),
             ("micro-batch", trace, "_extrapolated", lambda *_: None),
-            ("micro-batch", trace, "_smaller", lambda *_: None),
             ("operators", fake_device, "CachedFakeTensorMode", UncachedMode),
         ):
             if name in off:

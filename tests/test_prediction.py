@@ -19,7 +19,6 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import MemoryUse, StepRecord
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import AllSettings, merged, validate
-from pipeline.memory.timeline import Timeline
 from pipeline.models import causal_lm
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.extrapolate_batch import growth_of, same_memory
@@ -283,59 +282,6 @@ def test_many_predictions_are_numbered_as_their_experiments(monkeypatch: pytest.
     assert len(list(tmp_path.glob("trace-*"))) == 4  # of 1, 2, 4 and 8; 3 and 12 are extrapolated
     assert peaks == [predict(experiment, CPU).peak_allocated_bytes for experiment in experiments]
     assert peaks[0] == max(peaks) and peaks[1] == min(peaks)
-
-
-DEEP_CASES: list[dict[str, Any]] = [
-    {"causal_lm__num_layers": 12, "causal_lm__dropout": 0.1, "accumulation_steps": 2, "precision": "bf16"},
-    {"causal_lm__num_layers": 13, "checkpointing": "every_layer", "precision": "fp16"},
-    {"causal_lm__num_layers": 24, "checkpointing": "every_2_layers"},
-    {"causal_lm__num_layers": 12, "model": "llama-nano", "checkpointing": "every_layer"},
-    {"causal_lm__num_layers": 12, "model": "qwen3-nano", "precision": "bf16"},
-    {"encoder_stack__num_layers": 12, "encoder_stack__dropout": 0.1, **with_corpus_of("encoder_stack")},
-]
-
-
-@pytest.mark.parametrize("target", [CPU, find_card("a100")], ids=["cpu", "cuda"])
-@pytest.mark.parametrize("settings", DEEP_CASES, ids=lambda case: "-".join(map(str, case.values())))
-def test_deep_models_are_extrapolated_from_shallow_ones(
-    settings: dict[str, Any], target: Hardware, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
-    experiment = tiny(micro_batch_size=2, **settings)
-    prepared = experiment.read_corpus()
-    truth = record(experiment, target, prepared, experiment.effective_batch_size)
-    depths = []
-
-    def recorded(experiment: Experiment, *rest: Any) -> Timeline:
-        depths.append(experiment.description.num_layers)
-        return record(experiment, *rest)
-
-    monkeypatch.setattr("pipeline.prediction.trace.record", recorded)
-    assert same_memory(trace(experiment, target, prepared), truth)
-    assert len(depths) == 3 and sum(depths) < experiment.description.num_layers
-    larger = tiny(micro_batch_size=4, **settings)
-    truth = record(larger, target, prepared, larger.effective_batch_size)
-    depths.clear()
-    assert same_memory(trace(larger, target, prepared), truth)
-    on_another_batch = target is CPU and "accumulation_steps" in settings
-    assert len(depths) == (3 if on_another_batch else 2)
-
-
-def test_models_that_do_not_grow_linearly_with_depth_are_not_extrapolated(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
-    loss = causal_lm._token_loss
-
-    def exponential_loss(module: Any, batch: Any, num_targets: int) -> torch.Tensor:
-        held = torch.empty(2 ** (10 + len(module.transformer.h)))
-        return loss(module, batch, num_targets) + 0 * held.sum()
-
-    monkeypatch.setattr(causal_lm, "_token_loss", exponential_loss)
-    experiment = tiny(micro_batch_size=2, causal_lm__num_layers=14)
-    prepared = experiment.read_corpus()
-    assert same_memory(trace(experiment, CPU, prepared), record(experiment, CPU, prepared, 2))
-    assert max(life.num_bytes for life in trace(experiment, CPU, prepared).lives) == 4 * 2**24
 
 
 ATTENTION = {

@@ -15,7 +15,7 @@ from pipeline.memory.breakdown import Breakdown, at_peak
 from pipeline.memory.replay import Requests
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction.cuda_context import context_bytes_of
-from pipeline.prediction.trace import priority, trace
+from pipeline.prediction.trace import others_need, trace
 from pipeline.runtime.environment import uses_expandable_segments
 from pipeline.runtime.fork_server import has_server, num_cores
 from pipeline.runtime.worker_pool import run_all, worker_pool
@@ -146,8 +146,8 @@ def predict_each(
     if num_processes is None:
         pays = has_server() or len(experiments) >= NUM_WORTH_A_SERVER
         num_processes = min(num_cores(), len(experiments)) if pays else 0
-    first, second, others = ([n for n, one in enumerate(experiments) if priority(one) == at] for at in range(3))
-    rounds = [[[number] for number in first], [[number] for number in second], _tasks(experiments, others)]
+    first, others = ([n for n, one in enumerate(experiments) if others_need(one) == needed] for needed in (True, False))
+    rounds = [[[number] for number in first], _tasks(experiments, others)]
     with worker_pool(num_processes) if num_processes else nullcontext() as pool:
         for tasks in rounds:
             sent = [[experiments[number] for number in numbers] for numbers in tasks]

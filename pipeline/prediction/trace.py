@@ -1,8 +1,8 @@
-"""An Experiment -> the timeline of its storages on a device that this machine need not have: recorded on fake tensors,
-cached on disk, and extrapolated from smaller runs where that is proven to be exact.
+"""An Experiment -> its timeline on a device that this machine need not have.
+
+It is recorded on fake tensors, cached on disk, and extrapolated from other micro-batch sizes where that is exact.
 """
 
-import math
 import traceback
 from collections import Counter
 from dataclasses import replace
@@ -18,8 +18,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.user_functions import is_function_name, user_code_error
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Lifetime, Timeline
-from pipeline.prediction.extrapolate_batch import Growth, Recorded, growth_of, same_memory, with_sorted_releases
-from pipeline.prediction.extrapolate_depth import extrapolate_depth
+from pipeline.prediction.extrapolate_batch import Growth, growth_of, same_memory, with_sorted_releases
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.fake_card import CARD, HOST, move_to_card
 from pipeline.prediction.fake_device import simulated
@@ -34,8 +33,6 @@ RECORDED_SIZES = (2, 4, 8)
 """Micro-batch sizes from which others (but 1) are extrapolated: from the first two, if they predict the third."""
 LARGEST_GROWTH_BYTES = 1024
 """Bytes that a further micro-batch may add in a steady step: the value of its loss."""
-LARGEST_SHARE = 0.8
-"""Share of a model's layers that the shallow models may have together, to be recorded in its place."""
 THIS_FOLDER = Path(__file__).parent
 """The folder of the replacements for torch's functions, which are left out of error messages."""
 
@@ -61,10 +58,9 @@ def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timel
     return _cached(experiment, target, prepared, num_rows)
 
 
-def priority(experiment: Experiment) -> int:
-    """Return 0, 1 or 2: the round in which to predict `experiment`, so that others can be extrapolated from it."""
-    size = experiment.micro_batch_size
-    return 0 if size == RECORDED_SIZES[0] else 1 if size in RECORDED_SIZES else 2
+def others_need(experiment: Experiment) -> bool:
+    """Whether timelines of other micro-batch sizes can be extrapolated from this one."""
+    return experiment.micro_batch_size in RECORDED_SIZES
 
 
 def is_steady(timeline: Timeline) -> bool:
@@ -91,9 +87,7 @@ def _cached(experiment: Experiment, target: Hardware, prepared: Prepared, num_ro
     extrapolated = _extrapolated(experiment, target, prepared, num_rows)
     if extrapolated is not None:
         return extrapolated
-    timeline = _from_few_layers(experiment, target, prepared, num_rows) or record(
-        experiment, target, prepared, num_rows
-    )
+    timeline = record(experiment, target, prepared, num_rows)
     write_trace(file, timeline)
     return timeline
 
@@ -116,45 +110,6 @@ def _verified_growth(files: tuple[Path, ...]) -> Growth | None:
     first, second, (size, timeline) = zip(RECORDED_SIZES, map(read_trace, files), strict=True)
     growth = growth_of(first, second)
     return growth if growth is not None and same_memory(growth.extrapolated(size), timeline) else None
-
-
-def _from_few_layers(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
-    """Return the timeline of a deep model, extrapolated from two shallow ones, if that is verified.
-
-    It is verified by the same model at the smallest recorded micro-batch size, or else by a third depth.
-    """
-    num_layers = experiment.description.num_layers
-    if num_layers is None:
-        return None
-    depths, times = _shallow_depths(experiment, num_layers)
-    size, smaller = experiment.micro_batch_size, _smaller(experiment, target, prepared, num_rows)
-    largest = LARGEST_SHARE * num_layers
-    if sum(depths[:2] if smaller else depths) > largest:
-        return None
-    timelines = (record(experiment.with_layers(depth), target, prepared, num_rows) for depth in depths)
-    first, second = next(timelines), next(timelines)
-    extrapolated = extrapolate_depth(first, second, times)
-    if extrapolated is None or (smaller and growth_of(smaller, (size, extrapolated)) is not None):
-        return extrapolated
-    third = extrapolate_depth(first, second, 2) if sum(depths) <= largest else None
-    return extrapolated if third is not None and same_memory(third, next(timelines)) else None
-
-
-def _smaller(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Recorded | None:
-    """Return the smallest recorded micro-batch size and its timeline, if it is cached and below the experiment's."""
-    least = RECORDED_SIZES[0]
-    file = _file_of_size(least, experiment, target, prepared, num_rows)
-    return (least, read_trace(file)) if experiment.micro_batch_size > least and file.exists() else None
-
-
-def _shallow_depths(experiment: Experiment, num_layers: int) -> tuple[tuple[int, int, int], int]:
-    """Return three depths, a period of the techniques apart, and the number of periods from the first to the model's.
-
-    The first has one layer more than a period, for the first layer of a model differs from the others in its input.
-    """
-    period = math.lcm(*(technique.layer_period for technique in experiment.techniques))
-    least = period + 1 + (num_layers - 1) % period
-    return (least, least + period, least + 2 * period), (num_layers - least) // period
 
 
 def _file_of_size(size: int, experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Path:
