@@ -125,5 +125,5 @@ def _report(search: Search, verification: Verification | None, job: Any, console
         job.metrics({f"best_{name}": value for name, value in best.metrics.items()})
     publish(findings, {"trials.csv": trials_frame(trials).to_csv(index=False)}, job, console)
     if best is not None:
-        console.print("run it: mlflow run . -P config=best.yaml", highlight=False)
+        console.print("run it: headroom main --config best.yaml", highlight=False)
     return findings
