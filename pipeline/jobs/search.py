@@ -15,7 +15,7 @@ from pipeline.base.units import MIB
 from pipeline.runtime.environment import environment
 from pipeline.runtime.fork_server import loading, start_server
 from pipeline.runtime.signals import interrupt_on_signal
-from pipeline.searching.ahead import make_sampler
+from pipeline.searching.feasibility import make_sampler
 from pipeline.searching.loop import Search, SearchObserver, findings_of, search_and_verify
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import make_proposer

@@ -1,4 +1,4 @@
-"""Looking ahead: what is predicted of the whole space, before anything is stored or run."""
+"""The predictions of a whole space, before anything is stored or run: the sampler, or why nothing fits."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,45 +13,45 @@ from pipeline.searching.results import label
 from pipeline.searching.sampler import PredictiveSampler
 
 
-def make_sampler(plan: SearchProblem) -> PredictiveSampler | None:
-    """Return the predictive sampler with its predictions, before anything is stored; None where another is asked for.
+def make_sampler(problem: SearchProblem) -> PredictiveSampler | None:
+    """Return the predictive sampler with the predictions of all configurations; None for one of Optuna's samplers.
 
     Raises:
         InvalidInputError: nothing is predicted to fit.
 
     """
-    if plan.settings.sampler != "predictive":
+    if problem.settings.sampler != "predictive":
         return None
     rules = Rules(
-        budget_bytes=plan.budget_bytes,
-        fit_confidence=plan.settings.fit_confidence,
-        gap=plan.settings.gap,
-        kind=plan.base.device.type,
-        whole_front=plan.settings.objectives == "pareto",
+        budget_bytes=problem.budget_bytes,
+        fit_confidence=problem.settings.fit_confidence,
+        gap=problem.settings.gap,
+        kind=problem.base.device.type,
+        whole_front=problem.settings.objectives == "pareto",
     )
-    sampler = PredictiveSampler(_candidates(plan, plan.space.choices), rules)
+    sampler = PredictiveSampler(_candidates(problem, problem.space.choices), rules)
     if sampler.first is None:
-        raise InvalidInputError(_nothing_fits(plan, sampler.candidates))
+        raise InvalidInputError(_nothing_fits(problem, sampler.candidates))
     return sampler
 
 
-def _candidates(plan: SearchProblem, choices: Sequence[Choice]) -> list[Candidate]:
-    return make_candidates(choices, [plan.experiment(choice) for choice in choices])
+def _candidates(problem: SearchProblem, choices: Sequence[Choice]) -> list[Candidate]:
+    return make_candidates(choices, [problem.experiment(choice) for choice in choices])
 
 
-def _nothing_fits(plan: SearchProblem, candidates: Sequence[Candidate]) -> str:
+def _nothing_fits(problem: SearchProblem, candidates: Sequence[Candidate]) -> str:
     peak_bytes, number = min(_known_peaks(candidates))
-    leanest, peak, budget = candidates[number], peak_bytes / MIB, plan.budget_bytes / MIB
+    leanest, peak, budget = candidates[number], peak_bytes / MIB, problem.budget_bytes / MIB
     return (
         f"something must fit the budget, and the smallest predicted peak is {peak:,.1f} MiB, "
         f"{peak - budget:,.1f} MiB more than the {budget:,.1f} MiB ({label(leanest.choice)}); "
-        f"{_what_would_help(plan, leanest.choice)}"
+        f"{_what_would_help(problem, leanest.choice)}"
     )
 
 
-def _what_would_help(plan: SearchProblem, choice: Choice) -> str:
-    """Return which other setting would bring the peak of the leanest configuration down most, and to what."""
-    settings: Any = plan.experiment(choice).settings
+def _what_would_help(problem: SearchProblem, choice: Choice) -> str:
+    """Return which change of a setting lowers the smallest predicted peak most, and to what."""
+    settings: Any = problem.experiment(choice).settings
     changes = {
         "micro_batch_size": 1,
         "checkpointing": "every_layer",
@@ -59,7 +59,7 @@ def _what_would_help(plan: SearchProblem, choice: Choice) -> str:
         "sequence_length": max(2, settings.sequence_length // 2),
     }
     others = {name: value for name, value in changes.items() if getattr(settings, name) != value}
-    candidates = _candidates(plan, [{**choice, name: value} for name, value in others.items()])
+    candidates = _candidates(problem, [{**choice, name: value} for name, value in others.items()])
     peak_bytes, number = min(_known_peaks(candidates), default=(0, None))
     if number is None:
         return "choose a smaller model or a larger budget"
