@@ -88,7 +88,7 @@ def compare(settings: dict[str, Any]) -> dict[str, Any]:
         "measured_bytes": measured,
         "error_percent": round(100 * (predicted / measured - 1), 4),
         "seconds_to_predict": round(seconds, 2),
-        "peak_phase": prediction.anatomy.phase,
+        "peak_phase": prediction.breakdown.phase,
     }
 
 

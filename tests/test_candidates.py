@@ -7,8 +7,8 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import make_experiment
 from pipeline.config.space import Choice
-from pipeline.searching.feasibility import make_sampler
 from pipeline.searching.candidates import make_candidates
+from pipeline.searching.feasibility import make_sampler
 from pipeline.searching.problem import make_problem
 from pipeline.techniques.precision import Precision
 

@@ -137,11 +137,11 @@ def test_grouped_products_have_the_form_of_real_ones(columns: int) -> None:
 
 def test_a_prediction_has_a_breakdown_of_the_peak() -> None:
     prediction = predict(tiny(micro_batch_size=8), CPU)
-    anatomy = prediction.anatomy
-    assert sum(anatomy.category_bytes.values()) == anatomy.peak_bytes == prediction.peak_allocated_bytes
-    assert anatomy.peak_bytes == max(prediction.phase_bytes.values()) == prediction.phase_bytes[anatomy.phase]
+    breakdown = prediction.breakdown
+    assert sum(breakdown.category_bytes.values()) == breakdown.peak_bytes == prediction.peak_allocated_bytes
+    assert breakdown.peak_bytes == max(prediction.phase_bytes.values()) == prediction.phase_bytes[breakdown.phase]
     assert set(prediction.phase_bytes) == {"load", "forward", "backward", "optimizer"}
-    assert anatomy.largest[0].num_bytes == 8 * 32 * 512 * 4 and anatomy.largest[0].shape[-1] == 512  # logits
+    assert breakdown.largest[0].num_bytes == 8 * 32 * 512 * 4 and breakdown.largest[0].shape[-1] == 512  # logits
     assert prediction.peak_reserved_bytes is None  # a CPU reserves nothing
 
 
@@ -237,7 +237,7 @@ def test_pretrained_weights_are_not_needed(tmp_path: Path) -> None:
     settings["causal_lm"]["pretrained"] = True
     experiment = Experiment(validate(AllSettings, {**settings, "accumulation_steps": 1, "effective_batch_size": 8}, ""))
     prediction = predict(experiment, CPU, tiny().read_corpus())
-    assert prediction.anatomy.peak_bytes == predict(tiny(), CPU).anatomy.peak_bytes
+    assert prediction.breakdown.peak_bytes == predict(tiny(), CPU).breakdown.peak_bytes
 
 
 def test_a_prediction_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def prediction() -> Prediction:
 
 def test_device_bytes_exceed_reserved_bytes_which_exceed_allocated_bytes(prediction: Prediction) -> None:
     reserved = prediction.peak_reserved_bytes
-    assert reserved is not None and reserved >= prediction.peak_allocated_bytes > prediction.anatomy.peak_bytes
+    assert reserved is not None and reserved >= prediction.peak_allocated_bytes > prediction.breakdown.peak_bytes
     assert reserved % (2 * MIB) == 0
     assert prediction.peak_device_bytes == reserved + CONTEXT_BYTES
 
@@ -223,9 +223,9 @@ def test_the_memory_of_gpt2_is_that_of_an_earlier_simulation() -> None:
         experiment = make_experiment({**settings, "checkpointing": checkpointing}, "main")
         prediction = predict(experiment, H200)
         assert prediction.peak_allocated_bytes / MIB == pytest.approx(mib, rel=0.01)
-        shares = prediction.anatomy.category_bytes
+        shares = prediction.breakdown.category_bytes
         assert shares["optimizer state"] == pytest.approx(2 * shares["parameters"], rel=0.001)
-        assert prediction.anatomy.largest[0].shape[-1] == 50257 and prediction.anatomy.phase == "backward"
+        assert prediction.breakdown.largest[0].shape[-1] == 50257 and prediction.breakdown.phase == "backward"
 
 
 def test_precisions_that_a_card_lacks_are_refused() -> None:

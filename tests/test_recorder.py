@@ -87,15 +87,15 @@ def test_checkpointing_reduces_activations_only() -> None:
 
 def test_the_breakdown_of_the_peak_adds_up() -> None:
     timeline, _ = recorded(micro_batch_size=4, precision="bf16")
-    anatomy = at_peak(timeline)
-    assert anatomy.peak_bytes == max(timeline.allocated_bytes)
-    assert sum(anatomy.category_bytes.values()) == sum(anatomy.module_bytes.values()) == anatomy.peak_bytes
-    assert anatomy.step == 1 and anatomy.phase in ("forward", "backward", "optimizer")
-    sizes = [tensor.num_bytes for tensor in anatomy.largest]
+    breakdown = at_peak(timeline)
+    assert breakdown.peak_bytes == max(timeline.allocated_bytes)
+    assert sum(breakdown.category_bytes.values()) == sum(breakdown.module_bytes.values()) == breakdown.peak_bytes
+    assert breakdown.step == 1 and breakdown.phase in ("forward", "backward", "optimizer")
+    sizes = [tensor.num_bytes for tensor in breakdown.largest]
     assert sizes == sorted(sizes, reverse=True)
     course = course_of(timeline, 1)
     totals = [sum(parts) for parts in zip(*course.category_bytes.values(), strict=True)]
-    assert max(totals) == anatomy.peak_bytes
+    assert max(totals) == breakdown.peak_bytes
     assert [phase for phase, _ in course.phases] == ["forward", "backward", "optimizer"]
     assert len(course.seconds) == len(totals) and list(course.seconds) == sorted(course.seconds)
 

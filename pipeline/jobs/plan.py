@@ -140,7 +140,7 @@ def _card_plan(
     budget_bytes = _budget_bytes(budget, target)
     experiments, choices, skipped = _experiments(target, values, space)
     rows: dict[int, PlannedRow] = {}
-    anatomies: dict[int, Breakdown] = {}
+    breakdowns: dict[int, Breakdown] = {}
     predictions = predict_all(experiments, target, expandable_segments=own.expandable_segments or None)
     with closing(predictions):
         shown = track(
@@ -154,11 +154,11 @@ def _card_plan(
         for number, prediction in shown:
             experiment = experiments[number]
             rows[number] = _row(choices[number], experiment, prediction, budget_bytes)
-            anatomies[number] = prediction.anatomy
+            breakdowns[number] = prediction.breakdown
     ordered = tuple(rows[number] for number in sorted(rows))
-    card = CardPlan(card=target.name, budget_bytes=budget_bytes, rows=ordered, skipped=skipped, anatomy=None)
+    card = CardPlan(card=target.name, budget_bytes=budget_bytes, rows=ordered, skipped=skipped, breakdown=None)
     best = card.recommended or min(ordered, key=lambda row: row.peak_bytes, default=None)
-    return replace(card, anatomy=next((anatomies[number] for number, row in rows.items() if row is best), None))
+    return replace(card, breakdown=next((breakdowns[number] for number, row in rows.items() if row is best), None))
 
 
 def _experiments(
@@ -196,7 +196,7 @@ def _row(choice: Choice, experiment: Experiment, prediction: Prediction, budget_
 
 def _refuse_hopeless(card: CardPlan, model: str) -> None:
     """Refuse a budget that the parameters alone exceed."""
-    parameters = card.anatomy.category_bytes.get("parameters", 0) if card.anatomy else 0
+    parameters = card.breakdown.category_bytes.get("parameters", 0) if card.breakdown else 0
     if parameters > card.budget_bytes:
         missing = (parameters - card.budget_bytes) / MIB
         raise InvalidInputError(

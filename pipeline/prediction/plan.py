@@ -50,7 +50,7 @@ class CardPlan:
     rows: tuple[PlannedRow, ...]
     skipped: tuple[str, ...]
     """Reasons why configurations were left out, a sentence each."""
-    anatomy: Breakdown | None
+    breakdown: Breakdown | None
     """Breakdown of the peak of the recommended configuration; None where nothing fits."""
 
     @property

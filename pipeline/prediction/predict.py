@@ -36,7 +36,7 @@ class Prediction:
     peak_reserved_bytes: int | None
     peak_device_bytes: int | None
     """Reserved bytes and the CUDA context."""
-    anatomy: Breakdown
+    breakdown: Breakdown
     """Breakdown of the peak, before the allocator rounds."""
     phase_bytes: Mapping[str, int]
     """Maximum of the bytes alive in each phase, before the allocator rounds."""
@@ -97,7 +97,7 @@ def predict(
         peak_allocated_bytes=peaks.peak_allocated_bytes if peaks else max(timeline.allocated_bytes),
         peak_reserved_bytes=peaks.peak_reserved_bytes if peaks else None,
         peak_device_bytes=peaks.peak_reserved_bytes + context_bytes if peaks else None,
-        anatomy=at_peak(timeline),
+        breakdown=at_peak(timeline),
         phase_bytes=_by_phase(timeline),
         sequence_flops=timeline.flops // (timeline.num_passes * experiment.micro_batch_size),
         requests=requests,

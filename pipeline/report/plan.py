@@ -69,12 +69,12 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | Non
     name = re.sub(r"[^a-z0-9]+", "_", card.card.lower()).strip("_")
     tables = [_configurations_table(name, card, findings.dataset_size), _largest_table(name, card, num_details)]
     plots = [_fit_plot(f"fit_{name}", f"what fits {card.card}", card.rows, card.budget_bytes)]
-    if card.anatomy is not None:
+    if card.breakdown is not None:
         which = "recommended configuration" if card.recommended else "smallest configuration"
-        when = f"optimizer step {card.anatomy.step + 1}, {card.anatomy.phase}"
-        tensors = tensors_table(f"tensors_{name}", f"{which}: largest tensors at its peak ({when})", card.anatomy)
+        when = f"optimizer step {card.breakdown.step + 1}, {card.breakdown.phase}"
+        tensors = tensors_table(f"tensors_{name}", f"{which}: largest tensors at its peak ({when})", card.breakdown)
         tables.append(replace(tensors, num_in_terminal=num_details))
-        panel = categories_panel(card.anatomy)
+        panel = categories_panel(card.breakdown)
         plots.append(Plot(name=f"breakdown_{name}", title=f"{which}, by category", panels=(panel,)))
     return Section(title=card.card, tables=tuple(tables), notes=card.skipped, plots=tuple(plots))
 
