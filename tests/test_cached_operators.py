@@ -119,7 +119,12 @@ def test_a_recorder_sees_the_same_lifetimes(call: Callable[[Tensor], Any]) -> No
             argument = tensor(2, 3)
             for _ in range(3):
                 call(argument)
-            seen.append([(life.num_bytes, life.operator, life.born, life.died) for life in recorder.timeline().lives])
+            seen.append(
+                [
+                    (lifetime.num_bytes, lifetime.operator, lifetime.allocated_at, lifetime.freed_at)
+                    for lifetime in recorder.timeline().lifetimes
+                ]
+            )
     assert seen[0] == seen[1] == seen[2]
 
 

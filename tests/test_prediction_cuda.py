@@ -47,9 +47,9 @@ def visible_bytes(timeline: Timeline) -> int:
     """Return the peak without workspaces: what the dispatcher sees."""
     alive = peak = 0
     for event in timeline.events:
-        life = timeline.lives[event if event >= 0 else -1 - event]
-        if not life.operator.startswith("inside "):
-            alive += life.num_bytes if event >= 0 else -life.num_bytes
+        lifetime = timeline.lifetimes[event if event >= 0 else -1 - event]
+        if not lifetime.operator.startswith("inside "):
+            alive += lifetime.num_bytes if event >= 0 else -lifetime.num_bytes
             peak = max(peak, alive)
     return peak
 
@@ -186,12 +186,14 @@ def test_device_bytes_exceed_reserved_bytes_which_exceed_allocated_bytes(predict
 
 def test_the_workspaces_of_both_threads_are_counted_once() -> None:
     experiment = tiny(micro_batch_size=8, precision="bf16", **WIDE)
-    lives = trace(experiment, A100, experiment.read_corpus()).lives
-    inside = [life for life in lives if life.operator.startswith("inside ")]
-    assert sorted(life.num_bytes for life in inside if life.died is None) == [8320 * 1024] * 2
-    backward = [life for life in inside if life.died is not None]
+    lifetimes = trace(experiment, A100, experiment.read_corpus()).lifetimes
+    inside = [lifetime for lifetime in lifetimes if lifetime.operator.startswith("inside ")]
+    assert sorted(lifetime.num_bytes for lifetime in inside if lifetime.freed_at is None) == [8320 * 1024] * 2
+    backward = [lifetime for lifetime in inside if lifetime.freed_at is not None]
     # softmax_d and dq_accum of 8 sequences of 64 tokens (rounded to 128), 4 heads of 16 channels (rounded to 32).
-    assert [life.num_bytes for life in backward] == [8 * 4 * 128 * (1 + 32) * 4] * 4  # 2 layers, 2 optimizer steps
+    assert [lifetime.num_bytes for lifetime in backward] == [
+        8 * 4 * 128 * (1 + 32) * 4
+    ] * 4  # 2 layers, 2 optimizer steps
 
 
 def test_a_budget_between_allocated_and_reserved_bytes_is_replayed(prediction: Prediction) -> None:

@@ -57,8 +57,8 @@ def test_parameters_gradients_and_optimizer_state_are_exact() -> None:
     timeline, _ = recorded(micro_batch_size=2, accumulation_steps=2)
     backward = [span for span in timeline.spans if (span.step, span.phase) == (1, "backward")][-1]
     alive = Counter[str]()
-    for life in timeline.alive(backward.begin):
-        alive[life.category] += life.num_bytes
+    for lifetime in timeline.alive(backward.begin):
+        alive[lifetime.category] += lifetime.num_bytes
     assert alive["parameters"] == alive["gradients"] == sizes
     assert alive["optimizer state"] == 2 * sizes + 4 * len(parameters)  # two moments, and a step count of 4 bytes
     assert set(alive) <= set(CATEGORIES)
@@ -68,12 +68,20 @@ def test_parameters_gradients_and_optimizer_state_are_exact() -> None:
 def test_every_storage_has_a_module(checkpointing: str) -> None:
     timeline, _ = recorded(micro_batch_size=4, checkpointing=checkpointing)
     names = {name for name, _ in build_step(tiny(), tiny().prepare()).trainable.module.named_modules()}
-    of_steps = [life for life in timeline.lives if life.born >= timeline.spans[1].begin]
-    assert {life.module for life in of_steps} <= names | {"loss", "optimizer"}
-    [head] = {life.module for life in of_steps if life.shape[-1:] == (512,) and life.operator == "_unsafe_view"} or {""}
+    of_steps = [lifetime for lifetime in timeline.lifetimes if lifetime.allocated_at >= timeline.spans[1].begin]
+    assert {lifetime.module for lifetime in of_steps} <= names | {"loss", "optimizer"}
+    [head] = {
+        lifetime.module
+        for lifetime in of_steps
+        if lifetime.shape[-1:] == (512,) and lifetime.operator == "_unsafe_view"
+    } or {""}
     assert head in ("lm_head", "")
-    backward = [life for life in of_steps if life.operator == "gelu_backward" or life.operator == "tanh_backward"]
-    assert {life.module for life in backward} == {f"transformer.h.{layer}.mlp.act" for layer in (0, 1)}
+    backward = [
+        lifetime
+        for lifetime in of_steps
+        if lifetime.operator == "gelu_backward" or lifetime.operator == "tanh_backward"
+    ]
+    assert {lifetime.module for lifetime in backward} == {f"transformer.h.{layer}.mlp.act" for layer in (0, 1)}
 
 
 def test_checkpointing_reduces_activations_only() -> None:

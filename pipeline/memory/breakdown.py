@@ -56,16 +56,16 @@ def at_peak(timeline: Timeline) -> Breakdown:
     allocated = timeline.allocated_bytes
     event = max(range(len(allocated)), key=allocated.__getitem__)
     span, alive = timeline.span_of(event), timeline.alive(event)
-    last = max(alive, key=lambda life: life.born)
+    last = max(alive, key=lambda lifetime: lifetime.allocated_at)
     return Breakdown(
         peak_bytes=allocated[event],
         step=span.step,
         phase=span.phase,
         operator=last.operator,
         module=last.module,
-        category_bytes=_summed((life.category, life.num_bytes) for life in alive),
-        module_bytes=_summed((life.module, life.num_bytes) for life in alive),
-        largest=tuple(map(_described, sorted(alive, key=lambda life: -life.num_bytes)[:NUM_LARGEST])),
+        category_bytes=_summed((lifetime.category, lifetime.num_bytes) for lifetime in alive),
+        module_bytes=_summed((lifetime.module, lifetime.num_bytes) for lifetime in alive),
+        largest=tuple(map(_described, sorted(alive, key=lambda lifetime: -lifetime.num_bytes)[:NUM_LARGEST])),
     )
 
 
@@ -77,8 +77,8 @@ def course_of(timeline: Timeline, step: int) -> StepMemory:
     alive = dict.fromkeys(CATEGORIES, 0)
     courses: dict[str, list[int]] = {category: [] for category in CATEGORIES}
     for number, event in enumerate(timeline.events[:end]):
-        life = timeline.lives[event if event >= 0 else -1 - event]
-        alive[life.category] += life.num_bytes if event >= 0 else -life.num_bytes
+        lifetime = timeline.lifetimes[event if event >= 0 else -1 - event]
+        alive[lifetime.category] += lifetime.num_bytes if event >= 0 else -lifetime.num_bytes
         if number >= begin:
             for category, total in alive.items():
                 courses[category].append(total)
@@ -98,12 +98,12 @@ def _summed(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
     return dict(totals.most_common())
 
 
-def _described(life: Lifetime) -> LiveTensor:
+def _described(lifetime: Lifetime) -> LiveTensor:
     return LiveTensor(
-        num_bytes=life.num_bytes,
-        shape=life.shape,
-        dtype=str(life.dtype).removeprefix("torch."),
-        category=life.category,
-        module=life.module,
-        operator=life.operator,
+        num_bytes=lifetime.num_bytes,
+        shape=lifetime.shape,
+        dtype=str(lifetime.dtype).removeprefix("torch."),
+        category=lifetime.category,
+        module=lifetime.module,
+        operator=lifetime.operator,
     )

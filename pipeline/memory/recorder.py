@@ -54,7 +54,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         calibrate()
         self._device_type, self._workspaces, self._run = device.type, workspaces, run
-        self._lives: list[Lifetime] = []
+        self._lifetimes: list[Lifetime] = []
         self._by_storage: dict[int, int] = {}
         self._guards: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._events: list[int] = []
@@ -103,7 +103,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._categorize()
         first = self._seconds[0] if self._seconds else 0.0
         return Timeline(
-            lives=tuple(self._lives),
+            lifetimes=tuple(self._lifetimes),
             events=tuple(self._events),
             seconds=tuple(moment - first for moment in self._seconds),
             spans=tuple(self._spans),
@@ -155,8 +155,8 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         last, phase = self._spans[-1], self._phase
         if (last.step, last.phase) != (self._step, phase):
             self._spans.append(Span(step=self._step, phase=phase, begin=len(self._events)))
-        number = len(self._lives)
-        self._lives.append(
+        number = len(self._lifetimes)
+        self._lifetimes.append(
             Lifetime(
                 num_bytes=num_bytes,
                 shape=shape,
@@ -164,7 +164,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 operator=operator,
                 module=self._current_module(),
                 category=category or ("activations" if torch.is_grad_enabled() else "temporary"),
-                born=len(self._events),
+                allocated_at=len(self._events),
             )
         )
         self._record(number)
@@ -190,10 +190,10 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return release
 
     def _end(self, number: int) -> None:
-        life = self._lives[number]
-        life.died = len(self._events)
-        if life.category == "activations" and torch.is_grad_enabled():
-            life.category = "temporary"  # freed before the backward pass
+        lifetime = self._lifetimes[number]
+        lifetime.freed_at = len(self._events)
+        if lifetime.category == "activations" and torch.is_grad_enabled():
+            lifetime.category = "temporary"  # freed before the backward pass
         self._record(-1 - number)
 
     def _current_module(self) -> str:
@@ -232,7 +232,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(value, Tensor):
             number = self._by_storage.get(value.untyped_storage()._cdata)
             if number is not None:
-                self._lives[number].category, self._lives[number].module = category, owner
+                self._lifetimes[number].category, self._lifetimes[number].module = category, owner
 
 
 def _name(operator: Any) -> str:

@@ -78,7 +78,7 @@ class Requests:
     @classmethod
     def of(cls, timeline: Timeline) -> Self:
         """Return the requests of a timeline."""
-        return cls(array("q", [life.num_bytes for life in timeline.lives]), array("q", timeline.events))
+        return cls(array("q", [lifetime.num_bytes for lifetime in timeline.lifetimes]), array("q", timeline.events))
 
     def replay(self, *, cap_bytes: int | None = None, expandable_segments: bool = False) -> AllocatorPeaks:
         """Return the peaks of an empty allocator that serves the requests; raise OutOfMemoryError above the cap."""

@@ -24,9 +24,9 @@ class Lifetime:
     """Dotted name of the innermost module that ran the operator; `loss` or `optimizer` outside of all modules."""
     category: str
     """One of CATEGORIES."""
-    born: int
+    allocated_at: int
     """Index of its allocation among the events."""
-    died: int | None = None
+    freed_at: int | None = None
     """Index of its release among the events; None while it is alive."""
 
 
@@ -46,7 +46,7 @@ class Span:
 class Timeline:
     """All allocations and releases, in their order."""
 
-    lives: tuple[Lifetime, ...]
+    lifetimes: tuple[Lifetime, ...]
     events: tuple[int, ...]
     """n for the allocation of storage n, -1 - n for its release."""
     seconds: tuple[float, ...]
@@ -63,12 +63,16 @@ class Timeline:
     @cached_property
     def allocated_bytes(self) -> list[int]:
         """Return the bytes alive after each event."""
-        sizes = [life.num_bytes for life in self.lives]
+        sizes = [lifetime.num_bytes for lifetime in self.lifetimes]
         return list(accumulate([sizes[event] if event >= 0 else -sizes[-1 - event] for event in self.events]))
 
     def alive(self, event: int) -> list[Lifetime]:
         """Return the storages that are alive after event number `event`."""
-        return [life for life in self.lives if life.born <= event and (life.died is None or life.died > event)]
+        return [
+            lifetime
+            for lifetime in self.lifetimes
+            if lifetime.allocated_at <= event and (lifetime.freed_at is None or lifetime.freed_at > event)
+        ]
 
     def span_of(self, event: int) -> Span:
         """Return the span of event number `event`."""

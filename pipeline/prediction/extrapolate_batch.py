@@ -24,20 +24,22 @@ class Growth:
 
     def extrapolated(self, size: int) -> Timeline:
         """Return the timeline at micro-batch size `size`."""
-        more, lives = size - self.size, list(self.timeline.lives)
+        more, lifetimes = size - self.size, list(self.timeline.lifetimes)
         for number, num_bytes, dimensions in self.growing:
-            life = lives[number]
-            lives[number] = Lifetime(  # dataclasses.replace takes three times as long
-                num_bytes=life.num_bytes + more * num_bytes,
-                shape=tuple([value + more * growth for value, growth in zip(life.shape, dimensions, strict=True)]),
-                dtype=life.dtype,
-                operator=life.operator,
-                module=life.module,
-                category=life.category,
-                born=life.born,
-                died=life.died,
+            lifetime = lifetimes[number]
+            lifetimes[number] = Lifetime(  # dataclasses.replace takes three times as long
+                num_bytes=lifetime.num_bytes + more * num_bytes,
+                shape=tuple([value + more * growth for value, growth in zip(lifetime.shape, dimensions, strict=True)]),
+                dtype=lifetime.dtype,
+                operator=lifetime.operator,
+                module=lifetime.module,
+                category=lifetime.category,
+                allocated_at=lifetime.allocated_at,
+                freed_at=lifetime.freed_at,
             )
-        return replace(self.timeline, lives=tuple(lives), flops=self.timeline.flops + more * self.sequence_flops)
+        return replace(
+            self.timeline, lifetimes=tuple(lifetimes), flops=self.timeline.flops + more * self.sequence_flops
+        )
 
 
 def growth_of(first: Recorded, second: Recorded) -> Growth | None:
@@ -51,7 +53,7 @@ def growth_of(first: Recorded, second: Recorded) -> Growth | None:
         return None
     difference = other_size - size
     growing = []
-    for number, (one, other) in enumerate(zip(timeline.lives, other_timeline.lives, strict=True)):
+    for number, (one, other) in enumerate(zip(timeline.lifetimes, other_timeline.lifetimes, strict=True)):
         if len(one.shape) != len(other.shape) or _fixed(one) != _fixed(other):
             return None
         growths = (other.num_bytes - one.num_bytes, *(b - a for a, b in zip(one.shape, other.shape, strict=True)))
@@ -73,12 +75,14 @@ def with_sorted_releases(timeline: Timeline) -> Timeline:
     for is_release, group in groupby(timeline.events, lambda event: event < 0):
         consecutive = list(group)
         events += sorted(consecutive, reverse=True) if is_release else consecutive
-    died = {-1 - event: number for number, event in enumerate(events) if event < 0}
-    lives = tuple(
-        life if life.died is not None and life.died == died.get(number) else replace(life, died=died.get(number))
-        for number, life in enumerate(timeline.lives)
+    freed_at = {-1 - event: number for number, event in enumerate(events) if event < 0}
+    lifetimes = tuple(
+        lifetime
+        if lifetime.freed_at is not None and lifetime.freed_at == freed_at.get(number)
+        else replace(lifetime, freed_at=freed_at.get(number))
+        for number, lifetime in enumerate(timeline.lifetimes)
     )
-    return replace(timeline, lives=lives, events=tuple(events))
+    return replace(timeline, lifetimes=lifetimes, events=tuple(events))
 
 
 def same_memory(one: Timeline, other: Timeline) -> bool:
@@ -86,5 +90,12 @@ def same_memory(one: Timeline, other: Timeline) -> bool:
     return replace(one, seconds=()) == replace(other, seconds=())
 
 
-def _fixed(life: Lifetime) -> tuple[object, ...]:
-    return life.dtype, life.operator, life.module, life.category, life.born, life.died
+def _fixed(lifetime: Lifetime) -> tuple[object, ...]:
+    return (
+        lifetime.dtype,
+        lifetime.operator,
+        lifetime.module,
+        lifetime.category,
+        lifetime.allocated_at,
+        lifetime.freed_at,
+    )

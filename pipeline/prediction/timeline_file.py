@@ -16,7 +16,7 @@ values_of = attrgetter(*NAMES)
 def dump(timeline: Timeline) -> bytes:
     """Return the content of a timeline's file."""
     content = {
-        "lives": [[_plain(value) for value in values_of(life)] for life in timeline.lives],
+        "lifetimes": [[_plain(value) for value in values_of(lifetime)] for lifetime in timeline.lifetimes],
         "events": timeline.events,
         "seconds": [round(moment, 6) for moment in timeline.seconds],
         "spans": [asdict(span) for span in timeline.spans],
@@ -29,7 +29,7 @@ def load(content: bytes) -> Timeline:
     """Return the timeline of a file's content."""
     read = json.loads(gzip.decompress(content))
     return Timeline(
-        lives=tuple(_life(dict(zip(NAMES, values, strict=True))) for values in read["lives"]),
+        lifetimes=tuple(_lifetime(dict(zip(NAMES, values, strict=True))) for values in read["lifetimes"]),
         events=tuple(read["events"]),
         seconds=tuple(read["seconds"]),
         spans=tuple(Span(**span) for span in read["spans"]),
@@ -41,7 +41,7 @@ def _plain(value: object) -> object:
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
 
 
-def _life(values: dict[str, object]) -> Lifetime:
+def _lifetime(values: dict[str, object]) -> Lifetime:
     shape, dtype = values["shape"], getattr(torch, str(values["dtype"]))
     assert isinstance(shape, list)  # as JSON has it
     return Lifetime(**{**values, "shape": tuple(shape), "dtype": dtype})

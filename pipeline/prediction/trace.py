@@ -73,8 +73,8 @@ def is_steady(timeline: Timeline) -> bool:
     return found <= left and sum(num_bytes for num_bytes, *_ in (left - found).elements()) <= LARGEST_GROWTH_BYTES
 
 
-def _form(life: Lifetime) -> tuple[int, object, object, object, object]:
-    return life.num_bytes, life.dtype, life.operator, life.module, life.category
+def _form(lifetime: Lifetime) -> tuple[int, object, object, object, object]:
+    return lifetime.num_bytes, lifetime.dtype, lifetime.operator, lifetime.module, lifetime.category
 
 
 def _cached(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline:

@@ -87,7 +87,7 @@ def profile_run(
 
     def emit_memory(*_: object) -> None:
         timeline = recorder.timeline()
-        if timeline.lives:
+        if timeline.lifetimes:
             emit(memory_profile(timeline))
 
     try:
@@ -117,9 +117,9 @@ def memory_profile(timeline: Timeline) -> MemoryProfile:
     """Return the memory profile of a timeline, which must not be empty."""
     complete = any(span.step >= WATCHED_STEPS - 1 and span.phase == "optimizer" for span in timeline.spans)
     sizes = Counter[torch.dtype]()
-    for life in timeline.lives:
-        if life.operator in MATRIX_PRODUCTS:
-            sizes[life.dtype] += life.num_bytes
+    for lifetime in timeline.lifetimes:
+        if lifetime.operator in MATRIX_PRODUCTS:
+            sizes[lifetime.dtype] += lifetime.num_bytes
     return MemoryProfile(
         peak=at_peak(timeline),
         course=course_of(timeline, WATCHED_STEPS - 1) if complete else None,
