@@ -123,8 +123,9 @@ def tiny(entry: str, given: dict[str, str]) -> dict[str, str]:
     """Return the settings of a command of the README with others that make it short."""
     if entry in TOOLS:
         return given
-    few = {"budget": "64MiB", "num_trials": "2", "verify_steps": "0"} if entry == "search" else {}
-    return {**SMALL, **few, **given}
+    few = {"space": '{"micro_batch_size": [1, 2]}'} if entry in ("plan", "search") else {}
+    short = {"budget": "64MiB", "num_trials": "2", "verify_steps": "0"} if entry == "search" else {}
+    return {**SMALL, **few, **short, **given}
 
 
 @pytest.mark.parametrize("command", HERE)
@@ -135,6 +136,7 @@ def test_a_command_of_the_readme_runs(command: str, project: Project) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", THROUGH_MLFLOW)
 def test_a_command_of_the_readme_runs_through_mlflow(command: str, project: Project) -> None:
     entry, given = entry_and_settings(command)
@@ -279,11 +281,10 @@ def test_the_technique_of_the_architecture_page_trains(tmp_path: Path) -> None:
     project = Project(tmp_path, {"HEADROOM_TECHNIQUES": "sgd", "PYTHONPATH": str(ROOT)})
     entry, given = entry_and_settings(command)
     assert "HEADROOM_TECHNIQUES=sgd " in command and given == {"sgd_momentum": "0.9"}
-    config = ["--config", str(ROOT / "experiments" / "single" / "fp32.yaml")]
-    words = [word for name, value in {**SMALL, **given}.items() for word in (f"--{name}", value)]
-    done = project.call("python", "-m", "pipeline", entry, *config, *words)
+    done = project.pipeline(entry, {**SMALL, **given})
     assert done.returncode == 0, done.stderr
-    [run] = [run for run in project.runs() if "sgd_momentum" in run.data.params]
+    [run] = project.children_of(project.parent_of(entry)).values()
+    assert run.data.params["sgd_momentum"] == "0.9"
     assert run.data.metrics["prediction_error_percent"] == pytest.approx(0, abs=0.1)
 
 
