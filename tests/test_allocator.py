@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+from recordings import Allocation, EmptyCache, Event, Free, replay
 
 from pipeline.base.units import MIB
 from pipeline.memory.allocator import CachingAllocator, OutOfMemoryError
 from pipeline.memory.blocks import LARGE_SEGMENT_BYTES, MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, Block
-from pipeline.memory.replay import Allocation, EmptyCache, Event, Free, replay
 from pipeline.memory.segments import MIN_LARGE_BYTES, ROUND_LARGE_BYTES
 
 BOTH = pytest.mark.parametrize("expandable", [False, True], ids=["default", "expandable"])

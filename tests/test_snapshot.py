@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recordings import Allocation, EmptyCache, Free, events_of, replay
 from test_allocator import BOTH, CAP_BYTES, program
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
-from pipeline.memory.replay import Allocation, EmptyCache, Free, replay
-from pipeline.memory.snapshot import events_of
 
 
 def entry(action: str, address: int, size: int, stream: int = 0) -> dict[str, Any]:

@@ -1,37 +1,12 @@
-"""Replay of memory events on the simulated caching allocator."""
+"""Replay of a timeline on the simulated caching allocator."""
 
 from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Self
 
 from pipeline.memory.allocator import CachingAllocator
 from pipeline.memory.blocks import Block
 from pipeline.memory.timeline import Timeline
-
-
-class Allocation(NamedTuple):
-    """A request for memory."""
-
-    identifier: int
-    """Names the block when it is freed."""
-    size_bytes: int
-    stream: int = 0
-    segment_address: int | None = None
-    """Address of the new segment, if one was needed and the address is known."""
-
-
-class Free(NamedTuple):
-    """A block is freed."""
-
-    identifier: int
-
-
-class EmptyCache(NamedTuple):
-    """A call of torch.cuda.empty_cache."""
-
-
-Event = Allocation | Free | EmptyCache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,29 +16,6 @@ class AllocatorPeaks:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     num_alloc_retries: int
-
-
-def replay(
-    events: Iterable[Event], *, cap_bytes: int | None = None, expandable_segments: bool = False
-) -> AllocatorPeaks:
-    """Replay the events on an empty allocator, and return its peaks.
-
-    Raises:
-        OutOfMemoryError: a request exceeds the cap.
-
-    """
-    allocator = CachingAllocator(cap_bytes=cap_bytes, expandable_segments=expandable_segments)
-    live: dict[int, Block] = {}
-    for event in events:
-        if isinstance(event, Allocation):
-            live[event.identifier] = allocator.allocate(
-                event.size_bytes, stream=event.stream, segment_address=event.segment_address
-            )
-        elif isinstance(event, Free):
-            allocator.free(live.pop(event.identifier))
-        else:
-            allocator.empty_cache()
-    return _peaks(allocator)
 
 
 @dataclass(frozen=True)
@@ -89,10 +41,11 @@ class Requests:
                 live[event] = allocator.allocate(self.sizes[event])
             else:
                 allocator.free(live.pop(-1 - event))
-        return _peaks(allocator)
+        return peaks_of(allocator)
 
 
-def _peaks(allocator: CachingAllocator) -> AllocatorPeaks:
+def peaks_of(allocator: CachingAllocator) -> AllocatorPeaks:
+    """Return the peaks that an allocator has reached."""
     return AllocatorPeaks(
         peak_allocated_bytes=allocator.peak_allocated_bytes,
         peak_reserved_bytes=allocator.peak_reserved_bytes,

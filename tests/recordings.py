@@ -1,11 +1,60 @@
-"""A recording of real memory, `torch.cuda.memory._snapshot()` -> events for the simulated allocator."""
+"""Recordings of real memory, `torch.cuda.memory._snapshot()`, as events that the simulated allocator replays."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.memory.replay import Allocation, EmptyCache, Event, Free
+from pipeline.memory.allocator import CachingAllocator
+from pipeline.memory.blocks import Block
+from pipeline.memory.replay import AllocatorPeaks, peaks_of
+
+
+class Allocation(NamedTuple):
+    """A request for memory."""
+
+    identifier: int
+    """Names the block when it is freed."""
+    size_bytes: int
+    stream: int = 0
+    segment_address: int | None = None
+    """Address of the new segment, if one was needed and the address is known."""
+
+
+class Free(NamedTuple):
+    """A block is freed."""
+
+    identifier: int
+
+
+class EmptyCache(NamedTuple):
+    """A call of torch.cuda.empty_cache."""
+
+
+Event = Allocation | Free | EmptyCache
+
+
+def replay(
+    events: Iterable[Event], *, cap_bytes: int | None = None, expandable_segments: bool = False
+) -> AllocatorPeaks:
+    """Replay the events on an empty allocator, and return its peaks.
+
+    Raises:
+        OutOfMemoryError: a request exceeds the cap.
+
+    """
+    allocator = CachingAllocator(cap_bytes=cap_bytes, expandable_segments=expandable_segments)
+    live: dict[int, Block] = {}
+    for event in events:
+        if isinstance(event, Allocation):
+            live[event.identifier] = allocator.allocate(
+                event.size_bytes, stream=event.stream, segment_address=event.segment_address
+            )
+        elif isinstance(event, Free):
+            allocator.free(live.pop(event.identifier))
+        else:
+            allocator.empty_cache()
+    return peaks_of(allocator)
 
 
 def events_of(snapshot: Mapping[str, Any], device_index: int = 0) -> list[Event]:
