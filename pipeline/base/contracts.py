@@ -73,8 +73,6 @@ class Description:
     """Whether a corpus must be tokenized with that tokenizer."""
     width: int | None
     """Channels of its layers, if known."""
-    num_layers: int | None = None
-    """Number of identical layers, which the family's setting `num_layers` changes; None without such a setting."""
 
 
 class Model(Settings, ABC):

@@ -133,11 +133,6 @@ class Technique(Settings, ABC):
         """
         return self
 
-    @property
-    def layer_period(self) -> int:
-        """Number of layers after which its effect on the layers repeats."""
-        return 1
-
     def unsupported(self, hardware: Hardware) -> str | None:
         """Return why `hardware` does not support it with these settings, or None where it does."""
         del hardware

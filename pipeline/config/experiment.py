@@ -128,11 +128,6 @@ class Experiment:
             changes[_family(self.settings.model)] = self.model.model_copy(update={"pretrained": False})
         return Experiment(self.settings.model_copy(update=changes))
 
-    def with_layers(self, num_layers: int) -> "Experiment":
-        """Return the same run with another number of layers."""
-        other = self.model.model_copy(update={"num_layers": num_layers})
-        return Experiment(self.settings.model_copy(update={_family(self.settings.model): other}))
-
     def params(self) -> dict[str, Any]:
         """Return every setting that the run uses by its dotted name, and digests of the user's code that it uses."""
         digests = [digest(name) for name in (self.settings.model, self.settings.corpus) if is_function_name(name)]

@@ -100,7 +100,6 @@ class CausalLm(Model):
             tokenizer=name if has_tokenizer or self.pretrained else None,
             needs_tokenizer=self.pretrained or (has_tokenizer and name not in PRESETS),
             width=config.hidden_size,
-            num_layers=config.num_hidden_layers,
         )
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:

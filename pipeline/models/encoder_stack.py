@@ -38,7 +38,6 @@ class EncoderStack(Model):
             tokenizer=None,
             needs_tokenizer=False,
             width=self.width,
-            num_layers=self.num_layers,
         )
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:

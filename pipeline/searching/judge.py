@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from optuna.trial import TrialState
 
-from pipeline.base.results import Outcome, Result
+from pipeline.base.results import Outcome, Result, limited_peak
 from pipeline.base.units import MIB
 
 CONSTRAINT = "bytes_over_budget"
@@ -53,8 +53,8 @@ def judge(result: Result, metrics: Mapping[str, float], budget_bytes: int) -> Ve
 
 def peak_bytes(metrics: Mapping[str, float]) -> int | None:
     """Return the peak that the budget limits."""
-    peak = metrics.get("peak_reserved_mib", metrics.get("peak_allocated_mib"))
-    return None if peak is None else round(peak * MIB)
+    allocated, reserved = metrics.get("peak_allocated_mib"), metrics.get("peak_reserved_mib")
+    return None if allocated is None else round(limited_peak(allocated, reserved) * MIB)
 
 
 def attempted_bytes(text: str) -> int:
