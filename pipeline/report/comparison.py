@@ -59,7 +59,7 @@ def comparison_report(findings: ComparisonFindings) -> Report:
 
 
 def in_words(name: str) -> str:
-    """Return the name of a comparison with spaces."""
+    """Return the name of a comparison with spaces instead of underscores."""
     return name.replace("_", " ")
 
 

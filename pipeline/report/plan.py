@@ -26,7 +26,7 @@ ESTIMATED = "Which is the fastest is estimated from floating-point operations; a
 
 
 def plan_report(findings: PlanFindings) -> Report:
-    """Return the report; the terminal shows the details of a card where it is the only one."""
+    """Return the report; the terminal shows the details of a card if it is the only one."""
     several = len(findings.cards) > 1
     recommended = any(card.recommended for card in findings.cards)
     sections = [_card_section(card, findings, num_details=0 if several else None) for card in findings.cards]

@@ -178,7 +178,7 @@ def _predicted_mib(row: Trial) -> float | None:
 
 
 def _against_naive(findings: SearchFindings, best: Trial) -> str:
-    """Compare with the first naive configuration that fits, where it has been measured."""
+    """Compare with the first naive configuration that fits, if it has been measured."""
     fitting = {tuple(row.choice.items()): row for row in one_per_configuration(findings.rows) if row.fits}
     keys = [tuple(choice.items()) for choice in findings.naive]
     plain = next((fitting[key] for key in keys if key in fitting), None)

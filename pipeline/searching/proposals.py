@@ -29,17 +29,17 @@ class Proposal:
 class Proposer(Protocol):
     """Proposes what to measure, and certifies the answer where it can.
 
-    `extra` has measurements beside the trials, such as those of a verification.
+    `extra` has measurements in addition to the trials, such as those of a verification.
     """
 
     def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
-        """Return what to measure after these trials; None where no measurement is worth its time."""
+        """Return what to measure after these trials; None if no measurement is worth its time."""
 
     def naive(self, rows: Sequence[Trial]) -> Choice | None:
         """Return the naive configuration with the largest micro-batch that fits, as far as is known."""
 
     def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Certificate | None:
-        """Return the certificate of the answer; None where the sampler proves nothing."""
+        """Return the certificate of the answer; None if the sampler states no bound."""
 
 
 class OptunaProposer:
@@ -143,7 +143,7 @@ class PredictiveProposer:
 
 
 def make_proposer(problem: SearchProblem, study: StoredStudy, sampler: PredictiveSampler | None) -> Proposer:
-    """Return the predictive proposer with its sampler, or that of one of Optuna's samplers where there is none."""
+    """Return the predictive proposer with its sampler, or that of one of Optuna's samplers if `sampler` is None."""
     return OptunaProposer(problem, study) if sampler is None else PredictiveProposer(problem, study, sampler)
 
 

@@ -24,7 +24,7 @@ CANDIDATE = "candidate"
 
 
 class NothingLeftError(RuntimeError):
-    """Every configuration that is predicted to fit is measured, or being measured."""
+    """Every configuration that is predicted to fit has been measured, or is being measured."""
 
 
 class PredictiveSampler(BaseSampler):  # type: ignore[misc]
@@ -54,7 +54,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
 
     @property
     def first(self) -> int | None:
-        """Return the index of the candidate to measure first in an empty study; None where nothing can fit."""
+        """Return the index of the candidate to measure first in an empty study; None if nothing can fit."""
         return evaluate(self.candidates, self._measurements([], maximize=True), self.rules).next
 
     def evaluate(
@@ -114,7 +114,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         )
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """Stop `study.optimize` where no further measurement is worth its time."""
+        """Stop `study.optimize` if no further measurement is worth its time."""
         ended = copy.copy(trial)  # the storage does not have its state and values yet
         ended.state, ended.values = state, list(values) if values is not None else None
         if self.evaluate(study, instead=ended).next is None:
@@ -187,7 +187,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         )
 
     def _number(self, trial: FrozenTrial) -> int | None:
-        """Return the index of a trial's configuration; None where it is not known."""
+        """Return the index of a trial's configuration; None if it is not in the space."""
         known = self._numbers.get(_key(trial.params))
         stored = trial.system_attrs.get(CANDIDATE)
         return known if known is not None or stored is None else int(stored)

@@ -1,4 +1,4 @@
-"""An epoch: forward passes, updates and minutes, with the measured time of a step beside a linear model of it."""
+"""An epoch: forward passes, updates and minutes, with the measured time of a step next to a linear model of it."""
 
 import math
 import statistics
