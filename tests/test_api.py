@@ -83,7 +83,7 @@ def test_nothing_fits_is_none(folder: Path) -> None:
 def test_a_search_returns_what_it_logs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = pipeline.search(**SMALL, device="cpu", budget="64MiB", effective_batch_size=2, space=FEW, num_trials=2)
     assert isinstance(found, SearchFindings)
-    assert found.best is not None and found.best.fits and len(found.rows) == 2
+    assert found.best is not None and found.best.fits and len(found.rows) in (2, 3)  # the verification may add one
     [logged] = folder.glob("runs/*-search-*")
     assert read_findings(logged).rows == found.rows  # type: ignore[union-attr]
     assert capsys.readouterr().out == ""

@@ -25,6 +25,7 @@ from pipeline.prediction.cards import find_card
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.prediction.predict import Prediction, predict_all
+from pipeline.prediction.trace_cache import cache_size
 from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
 
@@ -109,6 +110,7 @@ def log_plan(findings: PlanFindings, given: Mapping[str, Any], console: Console)
         job.params({**shared, "gpu": own.gpu})
         job.file("environment.json", json.dumps(dict(findings.environment), indent=1))
         publish(findings, {}, job, console)
+        console.print(cache_size(), style="dim", highlight=False, soft_wrap=True)
         job.succeeded = any(card.recommended is not None for card in findings.cards)
     return job.succeeded
 
