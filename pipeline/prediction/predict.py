@@ -28,7 +28,7 @@ NUM_IN_TASK = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The predicted memory of a run on a device; None where the device does not have such a figure."""
+    """The predicted memory of a run on a device; a value that the device does not have is None."""
 
     target: Hardware
     peak_allocated_bytes: int
@@ -41,7 +41,7 @@ class Prediction:
     phase_bytes: Mapping[str, int]
     """Maximum of the bytes alive in each phase, before the allocator rounds."""
     sequence_flops: int
-    """Floating-point operations for one sequence, recomputation included: the same for any cut of the batch."""
+    """Floating-point operations for one sequence, recomputation included: the same for any micro-batch size."""
     requests: Requests = field(repr=False)
     expandable_segments: bool = False
 
