@@ -1,4 +1,4 @@
-"""Runs that MLflow has already, beside each other: chosen, told apart, and flagged where they do not compare."""
+"""Reports of runs that MLflow already has: selected, named, and flagged if they are not comparable."""
 
 import shutil
 import sqlite3

@@ -1,4 +1,4 @@
-"""Plans: what fits which card, told before anything runs, and bad input refused."""
+"""Plans: which configurations fit which card, before anything runs, and invalid input."""
 
 import json
 import os

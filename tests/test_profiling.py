@@ -124,7 +124,7 @@ def test_short_operators_ask_for_a_larger_micro_batch(tmp_path: Path) -> None:
     assert any(advice.text.startswith("The overhead of calling operators") for advice in advise(one))
 
 
-def test_slow_data_is_told(tmp_path: Path) -> None:
+def test_slow_data_gets_advice(tmp_path: Path) -> None:
     """A model that does next to nothing with large inputs."""
     thin = {"encoder_stack__num_layers": 1, "micro_batch_size": 16, "sequence_length": 8}
     one = profiled(tmp_path, num_steps=4, **thin, **with_corpus_of("encoder_stack"))
@@ -159,7 +159,7 @@ def test_a_run_out_of_memory_shows_what_was_alive(tmp_path: Path) -> None:
 
 
 def test_what_was_alive_is_known_even_after_a_kill(tmp_path: Path) -> None:
-    """Every phase's memory has been told before the next one begins."""
+    """Every phase's memory has been emitted before the next one begins."""
     received = Received()
     result = execute(tiny(**LONGER), tmp_path / "log.txt", [received], work=_look_and_die)
     assert result.outcome is Outcome.OUT_OF_MEMORY
@@ -187,7 +187,7 @@ def _look_within_little(experiment: Experiment, prepared: Prepared, emit: Callab
 
 
 def _look_and_die(experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:
-    """Be killed, as the kernel does it, at the end of the first forward pass."""
+    """Kill this process, as the kernel would, at the end of the first forward pass."""
     sent: list[object] = []
 
     def emit_and_die(message: object) -> None:

@@ -1,4 +1,4 @@
-"""A search that is killed, has its storage locked, or has a rival: no trial is lost, and none taken for nothing."""
+"""A search that is killed, has its storage locked, or runs twice at once: no trial is lost or wasted."""
 
 import json
 import sqlite3
@@ -47,7 +47,7 @@ def complete(project: Project) -> list[FrozenTrial]:
 
 
 def configurations(project: Project) -> "Counter[tuple[tuple[str, object], ...]]":
-    """Return how often each configuration was measured: twice where its time was doubted."""
+    """Return how often each configuration was measured: twice if its time was an outlier."""
     return Counter(tuple(trial.params.items()) for trial in complete(project))
 
 
