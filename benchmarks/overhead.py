@@ -114,7 +114,7 @@ def run_pairs(settings: Mapping[str, str], num_pairs: int) -> list[Pair]:
             sides = {name: runs[name]() for name in random.permutation(list(runs))}
             pairs.append(Pair(sides["entry point"], sides["bare loop"]))
             check_losses(pairs[-1])
-            print(f"pair {number + 1} of {num_pairs}: {', '.join(in_words(sides))}", flush=True)
+            print(f"pair {number + 1} of {num_pairs}: {', '.join(as_text(sides))}", flush=True)
     return pairs
 
 
@@ -161,7 +161,7 @@ def check_losses(pair: Pair) -> None:
         raise RuntimeError(f"both sides must train the same, and their losses differ by {difference:g}; fix bare.py")
 
 
-def in_words(sides: Mapping[str, Side]) -> Iterator[str]:
+def as_text(sides: Mapping[str, Side]) -> Iterator[str]:
     """Yield, for each side in the order of its run, its seconds per step."""
     return (f"{name} {statistics.median(side.seconds[FIRST_STEPS:]):.4f} s/step" for name, side in sides.items())
 

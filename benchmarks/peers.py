@@ -117,7 +117,7 @@ def measure_all(journal: Journal, runs: Sequence[tuple[int, Case, str]], seconds
         if row["outcome"] == Outcome.INTERRUPTED:
             raise KeyboardInterrupt
         journal.add({"model": case.model, "configuration": case.configuration, "round": number, "peer": peer, **row})
-        print(f"{case.model} {case.configuration}, {peer}: {in_words(row)}; left: {len(waiting)}", flush=True)
+        print(f"{case.model} {case.configuration}, {peer}: {as_text(row)}; left: {len(waiting)}", flush=True)
     return len(waiting)
 
 
@@ -167,7 +167,7 @@ def measured(case: Case, peer: str) -> dict[str, Any]:
     }
 
 
-def in_words(row: Mapping[str, Any]) -> str:
+def as_text(row: Mapping[str, Any]) -> str:
     """Return a run's metrics as text."""
     if "seconds_per_step" not in row:
         return f"{row['outcome']}: {row['detail']}"

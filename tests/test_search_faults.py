@@ -113,7 +113,7 @@ def test_nothing_fits_is_an_answer(project: Project) -> None:
     done = project.pipeline("search", {**SEARCH, "budget": "1MiB", "num_trials": "3"})
     assert done.returncode == 1
     out = " ".join(done.stdout.split())
-    assert "Nothing fits 1.0 MiB at an effective batch of 8: the smallest peak seen is" in out
+    assert "Nothing fits 1.0 MiB at an effective batch of 8: the smallest measured peak is" in out
     assert not (project.folder / "best.yaml").exists()
     assert project.parent_of("search").info.status == "FAILED"
 

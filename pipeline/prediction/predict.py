@@ -110,7 +110,7 @@ def predict_all(
     target: Hardware,
     **options: Any,
 ) -> Generator[tuple[int, Prediction], None, None]:
-    """Yield the number of each experiment and its prediction, as completed.
+    """Yield the index of each experiment and its prediction, as completed.
 
     Options are those of predict_each().
 
@@ -133,7 +133,7 @@ def predict_each(
     context_bytes: int | None = None,
     num_processes: int | None = None,
 ) -> Generator[tuple[int, Prediction | InvalidInputError], None, None]:
-    """Yield the number of each experiment and its prediction, or why it cannot be predicted.
+    """Yield the index of each experiment and its prediction, or why it cannot be predicted.
 
     Experiments from which others are extrapolated come first. `num_processes` is the number of worker processes, which
     end with the iterator; 0 predicts in this process. By default there is one for each core if the fork server is

@@ -125,7 +125,7 @@ def _largest_table(name: str, card: CardPlan, num_in_terminal: int | None) -> Ta
 
 
 def _cards_table(cards: Sequence[CardPlan]) -> Table:
-    """Return a line for each card: its memory and the configuration to start with."""
+    """Return a row for each card: its memory and the configuration to start with."""
     lines = []
     for card in cards:
         best = card.recommended

@@ -37,7 +37,7 @@ class Table:
 
     @property
     def lines(self) -> list[list[str]]:
-        """Every cell as text, by line; a missing value is empty."""
+        """Every cell as text, row by row; a missing value is empty."""
         return [
             [self._written(heading, value) for heading, value in zip(self.headings, values, strict=True)]
             for values in self.frame.itertuples(index=False)

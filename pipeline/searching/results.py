@@ -115,10 +115,10 @@ class Verification:
     measurements: tuple[Measurement, ...] = ()
     """All its runs: the answer, faster configurations that were refuted, and the plain one."""
     refuted: tuple[str, ...] = ()
-    """Faster configurations that did not fit, did not end, or were slower, when they were trained again."""
+    """Faster configurations that did not fit, did not complete or were slower when they were trained again."""
 
     def is_contradicted(self, gap: float) -> bool:
-        """Return whether the answer took longer than the plain configuration by more than the share `gap`."""
+        """Return whether the answer was slower than the plain configuration by more than the fraction `gap`."""
         speed, plain = (metrics.get("tokens_per_second") for metrics in (self.metrics, self.plain_metrics))
         is_ok = self.plain_outcome == Outcome.OK and self.outcome == Outcome.OK
         return is_ok and speed is not None and plain is not None and speed < (1 - gap) * plain

@@ -26,7 +26,7 @@ class SearchSettings(SpaceSettings):
     fit_confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """Minimum probability of fitting the budget for the predictive sampler to consider a configuration feasible."""
     precision_percent: PositiveFloat = 2.0
-    """A trial ends once half the 95 % interval of its median step time is below this, or after num_steps."""
+    """A trial ends once half the 95 % interval of its median step time is below this percentage, or after num_steps."""
     verify_steps: NonNegativeInt = 10
     """Optimizer steps for which the answer and the naive configuration are trained again; 0: no verification."""
     objectives: Literal["throughput", "pareto"] = "throughput"
