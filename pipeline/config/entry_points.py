@@ -39,7 +39,7 @@ def entry_points() -> list[str]:
 
 
 def find_file(path: Path) -> Path:
-    """Return the path; experiments/... is Headroom's own file where the user has none of that name."""
+    """Return the path; experiments/... is Headroom's own file if the user has none of that name."""
     if not path.exists() and path.parts[:1] == OWN_FOLDER.parts:
         own = FOLDER.joinpath(*path.parts[1:])
         return own if own.exists() else path

@@ -120,7 +120,7 @@ def make_space(
 
 
 def _values_to_try(name: str, hardware: Hardware) -> tuple[Value, ...]:
-    """Return what the technique with the setting `name` tries on `hardware`."""
+    """Return the values that the technique with the setting `name` tries on `hardware`."""
     technique = next((one for one in TECHNIQUES.values() if name in one.model_fields), None)
     values = technique.values_to_try(name, hardware) if technique else ()
     if not values:

@@ -1,7 +1,8 @@
-"""A FakeTensorMode with a faster cache: the form of an operator's result, by the operator and its arguments' form.
+"""A FakeTensorMode with a faster cache of operators' results.
 
-torch's FakeTensorMode has such a cache too. A look-up in this one, which has no symbolic shapes, takes a fraction of
-its time, and look-ups are most of the time of a prediction.
+The key is an operator and the form of its arguments: shape, strides, storage offset, dtype and device of each tensor,
+and the value of each other argument. torch's FakeTensorMode has such a cache too. A look-up in this one, which has no
+symbolic shapes, takes a fraction of its time, and look-ups are most of the time of a prediction.
 """
 
 from collections.abc import Mapping, Sequence

@@ -129,7 +129,7 @@ def _outlier(measured: Measurements, leave_one_out: Mapping[int, float]) -> int 
 
 
 def _rivals(candidates: Sequence[Candidate], measured: Measurements, whole_front: bool) -> list[list[int]]:
-    """Return for each candidate the measured ones to beat: those that fit; for the front, those of no higher peak."""
+    """Return for each candidate the measured ones to beat: those that fit and, for the front, have no higher peak."""
     fitting = [number for number in measured.log_seconds if number not in measured.over_budget]
     if not whole_front:
         return [fitting] * len(candidates)
@@ -164,7 +164,7 @@ def _bounds(
     """Return two fractions of time that hold with CONFIDENCE; None if nothing that fits was measured.
 
     The first is by how much the fastest of `remaining` beats the fastest measured one. The second is by how much the
-    fastest of all beats the incumbent: the one that was measured to be the fastest, whose own time is uncertain, too.
+    fastest of all beats the incumbent: the fastest measured one, whose own time is uncertain as well.
     """
     fitting = {number for number in measured.log_seconds if number not in measured.over_budget}
     if not fitting or any(not rivals[number] for number in remaining):

@@ -84,12 +84,12 @@ class Search:
 
     @property
     def trials(self) -> list[Trial]:
-        """The study's measured trials, those of earlier sessions and other processes included."""
+        """The study's measured trials, including those of earlier sessions and other processes."""
         return trials_of(self.problem, self.study)
 
 
 def trials_of(problem: SearchProblem, study: StoredStudy) -> list[Trial]:
-    """Return the study's measured trials, those of earlier sessions and other processes included."""
+    """Return the study's measured trials, including those of earlier sessions and other processes."""
     return [
         Trial(
             number=trial.number,

@@ -60,7 +60,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
     def evaluate(
         self, study: Study, instead: FrozenTrial | None = None, extra: Sequence[Measurement] = ()
     ) -> Acquisition:
-        """Return the candidates evaluated on all trials of `study`, those of other workers included.
+        """Return the candidates evaluated on all trials of `study`, including those of other workers.
 
         `instead` replaces the stored trial of its number. `extra` has further measurements of any configurations, such
         as those of a verification: the time of a configuration is the geometric mean of its trial's and theirs, and one
@@ -83,7 +83,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return the best configuration that is left, even where no measurement is worth its time.
+        """Return the best configuration that is left, even if no measurement is worth its time.
 
         Raises:
             NothingLeftError: no configuration is left that is predicted to fit.
@@ -127,7 +127,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         return any(self._number(other) == number and not _is_interrupted(other) for other in others)
 
     def _measurements(self, trials: Sequence[FrozenTrial], maximize: bool) -> Measurements:
-        """Return what the trials measured: of two of a configuration the faster time, and the larger peak."""
+        """Return the measurements of the trials; of two of one configuration, the faster time and the larger peak."""
         seconds: dict[int, float] = {}
         peaks: dict[int, float] = {}
         bounds: dict[int, float] = {}
@@ -199,7 +199,7 @@ def _is_interrupted(trial: FrozenTrial) -> bool:
 
 
 def _is_lower_bound(trial: FrozenTrial, excess: float) -> bool:
-    """Whether a trial ended before its peak: as stored with it, else where it was pruned over the budget."""
+    """Whether a trial ended before its peak: as stored with it, else if it was pruned over the budget."""
     return bool(trial.user_attrs.get(LOWER_BOUND, trial.state is TrialState.PRUNED and excess > 0))
 
 

@@ -60,7 +60,7 @@ class StoredStudy:
 
     @property
     def trials(self) -> list[FrozenTrial]:
-        """Trials that ended, whatever their outcome."""
+        """Trials that ended, with any outcome."""
         return [trial for trial in self._study.trials if _is_known(trial)]
 
     @property

@@ -63,7 +63,7 @@ class History:
         """Return the measured runs of an experiment (of all by default) that the filter lets through, oldest first.
 
         Raises:
-            InvalidInputError: no experiment has this name, the filter is malformed, or nothing measured matches.
+            InvalidInputError: no experiment has this name, the filter is malformed, or no measured run matches.
 
         """
         if experiment is not None and experiment not in self._names:

@@ -96,7 +96,7 @@ class TrackedRun:
         self._update(status=status, end_time=milliseconds_now())
 
     def send(self) -> None:
-        """Send in the background what was logged since."""
+        """Send in the background what has been logged since the last call."""
         self._sender.send(self._unsent)
 
     def _update(self, **changes: Any) -> None:
