@@ -4,8 +4,8 @@
     python benchmarks/bare.py config.yaml --metered  prints the peak of the allocated bytes, too
 
 On a CPU a metered run takes two steps, which are slow. The file is the config.yaml of a run of `main` in fp32 or bf16,
-with all layers checkpointed or none. Model, weights and sequences are those of that run; the loop is what a person
-would write who wants nothing but the training.
+with all layers checkpointed or none. Model, weights and sequences are those of that run; the loop is what a
+user would write by hand to train only.
 """
 
 import json
@@ -65,7 +65,7 @@ def train(
 ) -> tuple[list[list[Tensor]], list[Any]]:
     """Take one optimizer step for each window of micro-batches.
 
-    Return each window's losses, whose sum is its mean over all targets, and the moments before and after each step.
+    Return each window's losses, whose sum is its mean over all targets, and the clock before and after each step.
     """
     settings, device = experiment.settings, experiment.device
     if settings.checkpointing == "every_layer":
@@ -92,7 +92,7 @@ def train(
 
 
 def checkpoint_layers(module: Any) -> None:
-    """Checkpoint every layer of a model of transformers, by the switch that its version has."""
+    """Checkpoint every layer of a model of transformers, by the method that its version of transformers has."""
     new = getattr(module, "activation_checkpointing_enable", None)
     (new or module.gradient_checkpointing_enable)({"use_reentrant": False})
 
@@ -103,7 +103,7 @@ def targets_in(batch: Batch) -> int:
 
 
 def loss_of(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
-    """Return the summed cross-entropy over `num_targets`; the logits die here, before the backward pass."""
+    """Return the summed cross-entropy over `num_targets`; the logits are freed here, before the backward pass."""
     logits_BTV = module(input_ids=batch["input_ids"], use_cache=False).logits.float()
     targets_BT = F.pad(batch["labels"], (0, 1), value=IGNORED_LABEL)[:, 1:]
     total = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")

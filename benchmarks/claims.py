@@ -1,4 +1,4 @@
-"""What people say about training memory, checked by running the project's entry points; the claims are in claims.yaml.
+"""Common claims about training memory, checked by running the project's entry points; the claims are in claims.yaml.
 
     python benchmarks/claims.py                            on a GPU, the long form
     python benchmarks/claims.py --short                    on a GPU, in minutes (benchmarks/gpu/claims.sh)
@@ -47,7 +47,7 @@ RETRIED = (Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.INTERRUPTED)
 """Outcomes after which a command is run again."""
 NOT_RUN_YET = "not run yet"
 CONDITIONS = ("device_name", "torch", "transformers", "cuda", "allocator")
-"""What a measurement depends on beside its command; where one changes, it is measured again."""
+"""What a measurement depends on besides its command; if one of these changes, it is repeated."""
 
 
 class Commands:
@@ -71,7 +71,7 @@ class Commands:
             print(f"{place} of {len(todo)}: {command}: {ended} in {time.monotonic() - start:.0f} s", flush=True)
 
     def rows(self, command: str, seed: int) -> list[Row]:
-        """Return the rows of a command's findings; raise NotMeasuredError, with the reason, where there are none."""
+        """Return the rows of a command's findings; raise NotMeasuredError, with the reason, if there are none."""
         folder = self._folder_of(command, seed)
         for file in folder.rglob("findings.json"):
             findings = json.loads(file.read_text())
@@ -88,7 +88,7 @@ class Commands:
         raise NotMeasuredError(f"no row {name}")
 
     def predict(self, command: str) -> list[Row]:
-        """Return the planned rows of a `plan` command, which is run where it was not."""
+        """Return the planned rows of a `plan` command, which is run if it was not."""
         self.run([(command, 0)])
         return self.rows(command, 0)
 
@@ -113,7 +113,7 @@ class Commands:
         return all(not row.get("result") or row["result"]["outcome"] not in RETRIED for row in rows)
 
     def _run(self, command: str, seed: int) -> str:
-        """Run a command, keep its results or its error, and return in words how its runs ended."""
+        """Run a command, keep its results or its error, and return the outcomes of its runs as text."""
         kept = self._folder_of(command, seed)
         unfinished = kept.with_suffix(".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)

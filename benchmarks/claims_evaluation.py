@@ -32,7 +32,7 @@ class NotMeasuredError(Exception):
 
 
 def run_metric(row: Row, metric: str) -> Any:
-    """Return one of METRICS of a run that completed; raise NotMeasuredError where it has none."""
+    """Return one of METRICS of a run that completed; raise NotMeasuredError if it has none."""
     if not outcome_of(row).completed:
         raise NotMeasuredError(outcome_of(row).value)
     try:
@@ -48,7 +48,7 @@ METRICS: dict[str, Callable[[Mapping[str, float], Any], Any]] = {
     },
     "seconds_per_sample": lambda m, losses: 1 / m["samples_per_second"],
     "losses": lambda m, losses: losses,
-    # The standard deviation of the losses themselves would mostly be the fall of the loss.
+    # The standard deviation of the losses themselves would mostly show the decrease of the loss.
     "loss_change_std": lambda m, losses: np.diff(losses).std(),
     "parameters_mib": lambda m, losses: m["allocated_after_load_mib"],
     "optimizer_state_mib": lambda m, losses: m["allocated_after_optimizer_1_mib"] - m["allocated_after_load_mib"],
@@ -141,7 +141,7 @@ def _summary(lines: pd.DataFrame) -> dict[str, Any]:
 
 
 def range_of(claimed: str) -> tuple[float, float]:
-    """Return the ends of a claimed range; raise InvalidInputError where it is not written as one."""
+    """Return the ends of a claimed range; raise InvalidInputError if its form is invalid."""
     for pattern, ends in RANGES.items():
         if found := re.fullmatch(pattern, claimed):
             return ends(*map(float, found.groups()))
@@ -163,7 +163,7 @@ def number(value: float) -> str:
 
 
 def outcome_of(row: Row) -> Outcome:
-    """Return how a run ended; raise NotMeasuredError where it was skipped."""
+    """Return how a run ended; raise NotMeasuredError if it was skipped."""
     if row["result"] is None:
         raise NotMeasuredError(row["skipped"])
     return Outcome(row["result"]["outcome"])

@@ -1,4 +1,4 @@
-"""The page of the claims: the verdicts, every condition, and the runs that did not end well, as Markdown."""
+"""The page of the claims as Markdown: verdicts, every condition, and the runs that failed."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -73,7 +73,7 @@ def _cells(line: pd.Series) -> pd.Series:
 
 
 def _others(rows: Sequence[tuple[str, Row]]) -> str:
-    """Return the runs that did not end well, those of the same command together."""
+    """Return the runs that failed, grouped by command."""
     counts: Counter[tuple[str, str]] = Counter()
     details: dict[str, str] = {}
     for command, row in rows:

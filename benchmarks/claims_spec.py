@@ -54,7 +54,7 @@ class Measurement(Entry):
 
 
 class Claim(Entry):
-    """What people say, where, and how it is measured."""
+    """A common claim, its source, and how it is measured."""
 
     says: str
     source: str
@@ -138,7 +138,7 @@ def checks_of(claims: Claims, name: str, form: str, predict: Callable[[str], Seq
     """Yield the checks of a claim under every condition; `predict` returns the rows of a `plan` command.
 
     Raises:
-        InvalidInputError: a placeholder has no value, or a claimed range is not written as one.
+        InvalidInputError: a placeholder has no value, or the form of a claimed range is invalid.
 
     """
     for measurement in claims.claims[name].measurements:

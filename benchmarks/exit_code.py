@@ -1,4 +1,4 @@
-"""How a benchmark that can be interrupted ends, whatever it measures."""
+"""The exit code of a benchmark that can be interrupted."""
 
 import sys
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from pipeline.runtime.signals import INTERRUPTED
 
 
 def exit_code_of(run: Callable[[], object]) -> int:
-    """Run it; return 0, 2 after invalid input, 130 after Ctrl-C, and say why."""
+    """Run a benchmark; return 0, 2 after invalid input or 130 after Ctrl-C, and print the reason."""
     try:
         run()
     except InvalidInputError as error:

@@ -1,4 +1,4 @@
-"""What a benchmark has measured, in a .csv file that grows by a line a run: a killed benchmark goes on from there."""
+"""The runs of a benchmark in a .csv file, one row for each, so that an interrupted benchmark resumes."""
 
 import csv
 import hashlib
@@ -10,12 +10,12 @@ from typing import Any, Self
 from pipeline.base.errors import InvalidInputError
 
 CONDITIONS = "conditions"
-"""Column of a digest of what a run's figures depend on beside its own columns."""
+"""Column of a digest of the conditions of a run that its own columns do not state."""
 
 
 @dataclass(frozen=True)
 class Journal:
-    """The file; `conditions` says what figures depend on, by what runs have in the columns `subject`."""
+    """The file; `conditions` has the conditions of the runs, by their values in the columns `subject`."""
 
     file: Path
     columns: Sequence[str]
@@ -24,7 +24,7 @@ class Journal:
 
     @classmethod
     def open(cls, file: Path, columns: Sequence[str], subject: Sequence[str], conditions: Mapping[str, str]) -> Self:
-        """Make or continue the file; a line that was cut off is forgotten.
+        """Create the file or continue it; an incomplete last line is removed.
 
         Raises:
             InvalidInputError: its folder is not writable, or it has runs under other conditions.

@@ -1,4 +1,4 @@
-"""What it costs to be watched: `main` against the same training as a bare PyTorch loop, and the start-up of `main`.
+"""The overhead of `main` over the same training as a bare PyTorch loop, and the start-up time of `main`.
 
     python benchmarks/overhead.py            writes benchmarks/overhead_<device>_<date>.md
 
@@ -35,7 +35,7 @@ TINY = {
     "causal_lm.width": "32",
     "causal_lm.num_heads": "2",
 }
-"""Settings with which this script can be tried out: their figures mean nothing."""
+"""Settings to try out this script; their results mean nothing."""
 LARGEST_LOSS_DIFFERENCE = 1e-4
 """Between the losses of the two sides' same step: more, and they do not train the same."""
 FIRST_STEPS = int(RunSettings.model_fields["timing_warmup_steps"].default)
@@ -114,7 +114,7 @@ def run_pairs(settings: Mapping[str, str], num_pairs: int) -> list[Pair]:
             sides = {name: runs[name]() for name in random.permutation(list(runs))}
             pairs.append(Pair(sides["entry point"], sides["bare loop"]))
             check_losses(pairs[-1])
-            print(f"pair {number + 1} of {num_pairs}: {', '.join(in_words(sides))}", flush=True)
+            print(f"pair {number + 1} of {num_pairs}: {', '.join(as_text(sides))}", flush=True)
     return pairs
 
 
@@ -155,13 +155,13 @@ def largest_loss_difference(pair: Pair) -> float:
 
 
 def check_losses(pair: Pair) -> None:
-    """Raise where the two sides do not train the same."""
+    """Raise RuntimeError if the two sides do not have the same losses."""
     difference = largest_loss_difference(pair)
     if not difference <= LARGEST_LOSS_DIFFERENCE:
-        raise RuntimeError(f"both sides must train the same, and their losses differ by {difference:g}; mend bare.py")
+        raise RuntimeError(f"both sides must train the same, and their losses differ by {difference:g}; fix bare.py")
 
 
-def in_words(sides: Mapping[str, Side]) -> Iterator[str]:
+def as_text(sides: Mapping[str, Side]) -> Iterator[str]:
     """Yield, for each side in the order of its run, its seconds per step."""
     return (f"{name} {statistics.median(side.seconds[FIRST_STEPS:]):.4f} s/step" for name, side in sides.items())
 
@@ -204,7 +204,7 @@ def of_starts(starts: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def spread(ratios: Sequence[float]) -> tuple[str, str, str]:
-    """Return median, quartiles and range in words."""
+    """Return median, quartiles and range as text."""
     low, median, high = np.quantile(ratios, (0.25, 0.5, 0.75))
     return f"{median:.4f}", f"{low:.4f} to {high:.4f}", f"{min(ratios):.4f} to {max(ratios):.4f}"
 

@@ -32,7 +32,7 @@ CONTEXT.set_forkserver_preload([*LOADED, "frameworks", "transformers.trainer", "
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run showed beside its memory."""
+    """The measurements of a run, except its memory."""
 
     losses: tuple[float, ...]
     """Of every optimizer step: the sum of its forward passes' losses, each divided as its framework does."""
@@ -75,14 +75,14 @@ class Messages(Observer):
 
 
 def run(peer: str, experiment: Experiment, log_file: Path) -> tuple[Result, Measured | None]:
-    """Train in a fresh process; return how it ended, and what was measured where it ended well."""
+    """Train in a fresh process; return its outcome, and the measurements if it completed."""
     received = Messages()
     result = execute(experiment, log_file, [received], work=partial(measure, peer))
     return result, received.all[-1] if result.outcome.completed else None
 
 
 def measure(peer: str, experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:
-    """Train in this process; tell the memory used and a Measured."""
+    """Train in this process; emit the memory used and a Measured."""
     moments: list[Any] = []
     hook = register_optimizer_step_post_hook(lambda *_: moments.append(bare.moment(experiment.device)))
     try:
@@ -99,7 +99,7 @@ def measure(peer: str, experiment: Experiment, prepared: Prepared, emit: Callabl
 def _with_headroom(
     experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]
 ) -> tuple[list[float], float | None]:
-    """Train as `main` does, each step's record told to the process that tracks it."""
+    """Train as `main` does, and emit each step's record to the process that tracks it."""
     losses = []
 
     def keep(message: Any) -> None:
@@ -138,7 +138,7 @@ def _with_other(
 
 
 def _mean_of_means(parts: Tensor, experiment: Experiment, prepared: Prepared) -> float:
-    """Return the mean of the means whose shares in the first window's loss are `parts`."""
+    """Return the mean of the micro-batches' mean losses; `parts` are their shares of the first window's loss."""
     cuts = windows(iter(loader(experiment, prepared)), experiment.settings.accumulation_steps)
     counts = torch.tensor([bare.targets_in(batch) for batch in next(cuts)])
     return float((parts * counts.sum() / counts).mean())

@@ -1,10 +1,10 @@
 """The same training in Headroom, a bare PyTorch loop, Hugging Face's Trainer, Accelerate and Lightning, side by side.
 
     python benchmarks/peers.py                       writes benchmarks/peers_<device>_<date>.csv, .md and .png
-    python benchmarks/peers.py --device cpu --tiny   the same on a model too small to say anything, in a minute
+    python benchmarks/peers.py --device cpu --tiny   the same on a tiny model, to try the script, in a minute
 
 Rounds of one run each, in random order, each run in a process of its own (benchmarks/peer_run.py). Every run is added
-to the .csv as it ends; the same command goes on where an interrupted one has stopped.
+to the .csv as it ends; the same command resumes an interrupted one.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def measure_all(journal: Journal, runs: Sequence[tuple[int, Case, str]], seconds
         KeyboardInterrupt: Ctrl-C ended a run; those before it are in the journal.
 
     """
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # looking for a GPU must not hinder the forked runs
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # the check must not initialize CUDA before forks
     end = time.monotonic() + seconds_limit
     done = {(row["model"], row["configuration"], row["round"], row["peer"]) for row in journal.rows()}
     waiting = [run for run in runs if (run[1].model, run[1].configuration, str(run[0]), run[2]) not in done]
@@ -117,12 +117,12 @@ def measure_all(journal: Journal, runs: Sequence[tuple[int, Case, str]], seconds
         if row["outcome"] == Outcome.INTERRUPTED:
             raise KeyboardInterrupt
         journal.add({"model": case.model, "configuration": case.configuration, "round": number, "peer": peer, **row})
-        print(f"{case.model} {case.configuration}, {peer}: {in_words(row)}; left: {len(waiting)}", flush=True)
+        print(f"{case.model} {case.configuration}, {peer}: {as_text(row)}; left: {len(waiting)}", flush=True)
     return len(waiting)
 
 
 def chosen(what: str, text: str, valid: Sequence[str]) -> list[str]:
-    """Return the names in `text`, in the order of `valid`; raise InvalidInputError for one that is not there."""
+    """Return the names in `text`, in the order of `valid`; raise InvalidInputError for an unknown one."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in valid:
@@ -131,7 +131,7 @@ def chosen(what: str, text: str, valid: Sequence[str]) -> list[str]:
 
 
 def check_machine(device: torch.device) -> None:
-    """Raise InvalidInputError where a framework is not installed, or would train on several GPUs."""
+    """Raise InvalidInputError if a framework is not installed, or would train on several GPUs."""
     absent = [name for name in FRAMEWORKS if find_spec(name) is None]
     if absent:
         raise InvalidInputError(
@@ -167,8 +167,8 @@ def measured(case: Case, peer: str) -> dict[str, Any]:
     }
 
 
-def in_words(row: Mapping[str, Any]) -> str:
-    """Return a run's figures in a few words."""
+def as_text(row: Mapping[str, Any]) -> str:
+    """Return a run's metrics as text."""
     if "seconds_per_step" not in row:
         return f"{row['outcome']}: {row['detail']}"
     return f"{row['seconds_per_step']:.4f} s/step, {row['peak_allocated_mib']:.1f} MiB"

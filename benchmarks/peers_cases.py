@@ -1,4 +1,4 @@
-"""What benchmarks/peers.py compares: models, configurations, the runs' order, and what figures depend on."""
+"""What benchmarks/peers.py compares: models, configurations, the order of runs, and their conditions."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from pipeline.runtime.environment import environment
 FRAMEWORKS = ("transformers", "accelerate", "lightning")
 """The packages of the peers."""
 DECISIVE = ("device_name", "threads", "driver", "cuda", "allocator", "python", "torch", *FRAMEWORKS)
-"""What figures depend on beside the settings: runs that differ in one of these are not put into one file."""
+"""Conditions besides the settings: runs that differ in one of these are not put into one file."""
 SHOWN = ("cores", "host_memory_mib", "device_memory_mib", "system", *DECISIVE)
 MODELS = {"cpu": ("gpt2-nano",), "cuda": ("gpt2", "gpt2-medium")}
 LENGTHS = {"cpu": 256, "cuda": 512}
@@ -51,7 +51,7 @@ class Case:
 
 
 def about_machine(device: torch.device) -> dict[str, str]:
-    """Return what figures depend on beside the settings, by name, without what this machine lacks."""
+    """Return the conditions besides the settings, by name; what is not available is left out."""
     versions = {name: version(name) for name in FRAMEWORKS}
     about = {**environment(device), **versions, "threads": str(torch.get_num_threads())}
     return {name: about[name] for name in SHOWN if name in about}
@@ -60,7 +60,7 @@ def about_machine(device: torch.device) -> dict[str, str]:
 def cases_of(
     device: torch.device, models: Sequence[str], configurations: Sequence[str], num_steps: int, tiny: bool
 ) -> list[Case]:
-    """Return a case for each model in each configuration; raise InvalidInputError where one cannot be trained."""
+    """Return a case for each model in each configuration; raise InvalidInputError if one cannot be trained."""
     common = {**ALIKE, "device": str(device), "num_steps": num_steps, "sequence_length": LENGTHS[device.type]}
     if tiny:
         common |= {**TINY, "sequence_length": TINY_LENGTH}
@@ -80,7 +80,7 @@ def cases_of(
 
 
 def conditions_of(cases: Sequence[Case], about: Mapping[str, str]) -> dict[str, str]:
-    """Return, by a case's name, all that its figures depend on; runs under other conditions do not compare."""
+    """Return all conditions of a case, by its name; runs under other conditions are not comparable."""
     decisive = {name: about[name] for name in DECISIVE if name in about}
     return {
         f"{case.model} {case.configuration}": json.dumps({**case.experiment.params(), **decisive, "output": ""})

@@ -1,4 +1,4 @@
-"""The runs of benchmarks/peers.py, as rows of its file: whose they are, and how they compare."""
+"""The runs of benchmarks/peers.py, as rows of its file: grouped by peer, and compared."""
 
 import statistics
 from collections.abc import Mapping, Sequence

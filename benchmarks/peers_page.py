@@ -1,4 +1,4 @@
-"""The page of benchmarks/peers.py: conditions, figures and losses, from the rows of its file."""
+"""The page of benchmarks/peers.py: conditions, metrics and losses, from the rows of its file."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ def page(
     command: str,
     num_left: int,
 ) -> str:
-    """Return the page: conditions, and for each model and configuration its figures and losses."""
+    """Return the page: conditions, and for each model and configuration its metrics and losses."""
     settings = next(iter(experiments.values())).settings
     meter = ON_CPU if settings.device == "cpu" else ON_CUDA
     how = HOW.format(left_out=settings.timing_warmup_steps, num_steps=settings.num_steps, meter=meter)

@@ -1,4 +1,4 @@
-"""The picture of benchmarks/peers.py: speed and peak memory of each peer over the bare loop's."""
+"""The plot of benchmarks/peers.py: speed and peak memory of each peer over the bare loop's."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -30,7 +30,7 @@ def plot(rows: Sequence[Row], names: Sequence[Name], device_name: str) -> bytes:
             axes.plot(ratio, place, "o", color=shade, markersize=5, label=label)
         _finish(axes, "peak memory (left is less)", "over the bare loop's")
         low, high = axes.get_xlim()
-        axes.set_xlim(min(low, 0.95), max(high, 1.05))  # a difference that is none must not fill the panel
+        axes.set_xlim(min(low, 0.95), max(high, 1.05))  # noise must not fill the panel
         axes.legend(fontsize="small", loc="best")
 
     return Plot(name="peers", title=f"The same training, {device_name}", panels=(speeds, peaks)).to_png()

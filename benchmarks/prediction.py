@@ -3,7 +3,7 @@
     python benchmarks/prediction.py            writes benchmarks/prediction_cpu_<date>.md and .csv
 
 Every configuration is predicted first, then trained for three optimizer steps in a process of its own. Nothing is
-fitted: the figures that are compared are the allocator's and the prediction's, byte by byte.
+fitted: the allocator's peak and the predicted one are compared byte by byte.
 """
 
 import csv

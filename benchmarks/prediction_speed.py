@@ -3,7 +3,7 @@
     python benchmarks/prediction_speed.py           writes benchmarks/prediction_speed_<date>.md
     python benchmarks/prediction_speed.py --tiny    prints the same for one model and a space of a few
 
-Every figure is from an empty cache, for an H200, at 1024 tokens. Single configurations are predicted after a first one
+Every time is from an empty cache, for an H200, at 1024 tokens. Single configurations are predicted after a first one
 of another size, so that start-up does not count. The whole space is predicted as a command does it: the processes start
 while the experiments are made, and both count.
 """
@@ -45,14 +45,14 @@ BATCH, TINY_BATCH = 2880, 8
 
 
 def empty_cache() -> None:
-    """Forget all predictions, and what operators make; the prepared text stays."""
+    """Remove all cached predictions and operator results; the prepared text stays."""
     clear_cache()
     for file in cache_folder().glob("trace-*"):
         file.unlink()
 
 
 def experiment_of(**settings: Any) -> Experiment:
-    """Return the Experiment with these settings beside the common ones."""
+    """Return the Experiment with these settings and the common ones."""
     return make_experiment(nested({**COMMON, **settings}), "plan")
 
 

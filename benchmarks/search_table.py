@@ -78,7 +78,7 @@ FORMS = {
 
 
 def measure(choices: Sequence[Choice], experiments: Sequence[Experiment], journal: Journal, repeats: int) -> None:
-    """Measure what the journal has not got yet, in random order, each configuration as often as all others."""
+    """Measure the runs that the journal lacks, in random order, each configuration equally often."""
     predicted = dict(predict_all(experiments, hardware_of(experiments[0].device)))
     order = [(repeat, number) for repeat in range(repeats) for number in range(len(choices))]
     shuffled = sorted(order, key=lambda pair: (pair[0], random.Random(repr(pair)).random()))  # noqa: S311
@@ -108,7 +108,7 @@ def measured(experiment: Experiment, prediction: Prediction) -> dict[str, Any]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure all, and say on what; return the exit code: 0, 2 invalid input, 130 interrupted."""
+    """Measure all, and write the conditions; return the exit code: 0, 2 invalid input, 130 interrupted."""
     given = _parser().parse_args(words)
     return exit_code_of(lambda: _run(given))
 

@@ -32,7 +32,7 @@ def plan(*, log: bool = False, **settings: Any) -> "PlanFindings":
 def search(**settings: Any) -> "SearchFindings | None":
     """Search for the fastest configuration, as `headroom search` does, without output; return what was found.
 
-    Trials run in processes of their own and are logged to MLflow. None where nothing was measured.
+    Trials run in processes of their own and are logged to MLflow. The result is None if nothing was measured.
 
     Raises:
         InvalidInputError: a setting is wrong, as for the command.

@@ -14,7 +14,7 @@ OBJECTS_PER_COLLECTION = 100_000
 
 def run() -> int:
     """Run the command line and return its exit code."""
-    gc.set_threshold(OBJECTS_PER_COLLECTION)  # imported modules stay: collecting them again and again takes a second
+    gc.set_threshold(OBJECTS_PER_COLLECTION)  # imported modules are never freed: fewer collections save a second
     exit_on_signal()
     if sys.argv[1:2] and sys.argv[1] in entry_points() and not {"-h", "--help"} & set(sys.argv):
         start_server()  # it imports torch and transformers while this process does the same

@@ -92,7 +92,7 @@ def parse(entry: str, words: list[str]) -> dict[str, Any]:
     if others:
         unknown = re.fullmatch(r"--([^=]+)(=.*)?", others[0])
         if unknown is None:
-            raise InvalidInputError(f"settings are written --name value, and {others[0]!r} belongs to none; name it")
+            raise InvalidInputError(f"settings are written as --name value, and {others[0]!r} has no name; add one")
         raise InvalidInputError(unknown_setting(kind, unknown[1]))
     return nested({name: _decoded(kind, name, text) for name, text in vars(given).items()})
 
@@ -110,7 +110,7 @@ def settings_of(entry: str) -> "type[Settings]":
 
 
 def _own_settings(entry: str) -> "type[Settings] | None":
-    """Return the settings that an entry point does not share with the others, where it has any."""
+    """Return the class of the settings that only this entry point has; None if it has none."""
     from pipeline.config.variants import SingleSettings
 
     if entry == "search":
@@ -200,7 +200,7 @@ def _groups(entry: str, kind: "type[Settings]") -> Iterator[tuple[str, list[str]
 
 
 def _defaults(entry: str, kind: "type[Settings]") -> dict[str, Any]:
-    """Return the value of each setting where the user gives none: the code's default, or that of the entry's YAML."""
+    """Return the default of each setting: that of the entry point's YAML, else that of the code."""
     from pipeline.config.settings import setting_names
     from pipeline.config.variants import read_yaml
 
@@ -222,7 +222,7 @@ def _written(default: Any) -> str:
     from pydantic_core import PydanticUndefined
 
     if default is PydanticUndefined:
-        return "none, it must be given"
+        return "none; required"
     return "none" if default is None else json.dumps(default) if isinstance(default, dict) else str(default)
 
 
@@ -239,7 +239,7 @@ def _type_name(annotation: Any) -> str:
 
 
 def _decoded(kind: "type[Settings]", name: str, text: str) -> Any:
-    """Return a value as text, or read where it is more than one word: JSON."""
+    """Return a setting's value as text, or parsed if the setting takes JSON."""
     if _type_name(_field(kind, name).annotation) != "JSON":
         return text
     try:

@@ -1,6 +1,6 @@
 """Peaks of runs on a device written in Python (PrivateUse1): the same training step in another simulation.
 
-Independent of pipeline/simulation, which has CPU tensors stand for a GPU's; torch keeps this device's API to itself, so
+Independent of pipeline/prediction, which has CPU tensors stand for a GPU's; torch keeps this device's API to itself, so
 it runs in a process of its own:
 
     python tests/private_device.py '[{"micro_batch_size": 4, "precision": "bf16"}]'

@@ -1,4 +1,4 @@
-"""Runs that MLflow has already, beside each other: chosen, told apart, and flagged where they do not compare."""
+"""Reports of runs that MLflow already has: selected, named, and flagged if they are not comparable."""
 
 import shutil
 import sqlite3
@@ -110,12 +110,12 @@ def test_a_run_of_another_device_or_corpus_is_not_measured_against_the_baseline(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, "compare needs to know which runs"),
+        ({}, "compare needs runs"),
         ({"experiment": "nope"}, "no experiment is called 'nope'; the experiments are Default"),
         ({"runs": "abc"}, "no run has the id 'abc'"),
         ({"filter": "foo =="}, "filter must be a filter string of MLflow"),
-        ({"filter": "params.precision = 'fp7'"}, "none has any; widen the choice"),
-        ({"runs": "a", "filter": "b"}, "runs are chosen by id or by experiment and filter"),
+        ({"filter": "params.precision = 'fp7'"}, "none has any; widen the selection"),
+        ({"runs": "a", "filter": "b"}, "runs are selected by id, or by experiment and filter"),
         ({"experiment": "Default", "baseline": "abc"}, "the baseline must be one of the runs compared"),
         ({"rums": "abc"}, "no setting is called rums; did you mean runs"),
     ],

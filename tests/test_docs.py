@@ -388,4 +388,4 @@ def test_the_seconds_of_the_default_search_are_those_of_its_file() -> None:
     seconds, shares = [row[0] for row in rows], sorted(float(row[5].rstrip("%")) for row in rows)
     evidence = " ".join(text_of("docs/evidence.md").split())
     assert f"took {seconds[0]}, {seconds[1]} and {seconds[2]} s" in evidence
-    assert f"{shares[0]} to {shares[-1]} % of it not measuring" in evidence
+    assert f"{shares[0]} to {shares[-1]} % of it not spent measuring" in evidence

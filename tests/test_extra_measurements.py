@@ -1,4 +1,4 @@
-"""Measurements beside the trials, such as those of a verification, count like trials."""
+"""Measurements in addition to the trials, such as those of a verification, count like trials."""
 
 import math
 from types import SimpleNamespace

@@ -172,7 +172,7 @@ def test_a_command_that_is_stopped_while_it_loads_ends_at_once(kind: signal.Sign
     assert not (project.folder / "runs").exists()
 
 
-def test_a_search_that_is_stopped_while_it_looks_ahead_ends_at_once(project: Project) -> None:
+def test_a_search_that_is_stopped_while_it_predicts_ends_at_once(project: Project) -> None:
     words = as_words({**SMALL, "causal_lm.num_layers": "12"})
     with started(project, "python", "-m", "pipeline", "search", *words) as process:
         wait_for(lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 4, "the processes that predict")

@@ -1,4 +1,4 @@
-"""The peers train the same as the bare loop, or why not is known; what was measured is never measured again."""
+"""The peers have the bare loop's losses, or a known reason for others; no run is measured twice."""
 
 import csv
 import importlib

@@ -1,4 +1,4 @@
-"""Plans: what fits which card, told before anything runs, and bad input refused."""
+"""Plans: which configurations fit which card, before anything runs, and invalid input."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def test_several_cards_give_a_line_each(project: Project) -> None:
         ({"budget": "0.02MB"}, "the parameters must fit the budget: those of gpt2-nano alone take"),
         ({"budget": "99TiB"}, "a budget cannot be more than the device's memory"),
         ({"effective_batch_size": "none"}, "a plan needs effective_batch_size"),
-        ({"space": '{"model": ["gpt2"]}'}, "so model is no dimension; plan each alone"),
+        ({"space": '{"model": ["gpt2"]}'}, "share model, so it cannot be a dimension"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(settings: dict[str, str], words: str, project: Project) -> None:

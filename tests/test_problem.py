@@ -54,7 +54,7 @@ def test_only_a_fixed_list_of_values_is_automatic(name: str) -> None:
 def test_the_default_space_of_a_cpu_has_thirty_configurations() -> None:
     made = make_problem({"device": "cpu"})
     assert len(made.space.choices) == 30 and made.identity["space.precision"] == ["fp32", "bf16"]
-    assert made.notes == ("budget: 256MiB, the default on a CPU, in scale with gpt2-nano",)
+    assert made.notes == ("budget: 256MiB, the default on a CPU, which suits gpt2-nano",)
 
 
 @pytest.mark.parametrize("card", ["t4", "v100"])

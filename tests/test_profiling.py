@@ -124,7 +124,7 @@ def test_short_operators_ask_for_a_larger_micro_batch(tmp_path: Path) -> None:
     assert any(advice.text.startswith("The overhead of calling operators") for advice in advise(one))
 
 
-def test_slow_data_is_told(tmp_path: Path) -> None:
+def test_slow_data_gets_advice(tmp_path: Path) -> None:
     """A model that does next to nothing with large inputs."""
     thin = {"encoder_stack__num_layers": 1, "micro_batch_size": 16, "sequence_length": 8}
     one = profiled(tmp_path, num_steps=4, **thin, **with_corpus_of("encoder_stack"))
@@ -146,7 +146,7 @@ def test_a_run_out_of_memory_shows_what_was_alive(tmp_path: Path) -> None:
     """Memory that the system refuses in the first forward pass, of which the parameters were alive."""
     experiment = tiny(**LONGER, micro_batch_size=128, vocabulary_size=4096)
     this, profile = Run(name="it", experiment=experiment, folder=tmp_path / "it"), Profile()
-    result, _ = run(this, [profile], stop=at_once, then=_look_within_little)
+    result, _ = run(this, [profile], stop=at_once, then=_profile_within_little_memory)
     assert result.outcome is Outcome.OUT_OF_MEMORY, result.detail
     row = Row(comparison="cost", name="it", is_baseline=True, params={}, result=result, skipped=None, metrics={})
     one = profiled_of(experiment, replace(row, params=experiment.params()), profile)
@@ -159,9 +159,9 @@ def test_a_run_out_of_memory_shows_what_was_alive(tmp_path: Path) -> None:
 
 
 def test_what_was_alive_is_known_even_after_a_kill(tmp_path: Path) -> None:
-    """Every phase's memory has been told before the next one begins."""
+    """Every phase's memory has been emitted before the next one begins."""
     received = Received()
-    result = execute(tiny(**LONGER), tmp_path / "log.txt", [received], work=_look_and_die)
+    result = execute(tiny(**LONGER), tmp_path / "log.txt", [received], work=_profile_and_die)
     assert result.outcome is Outcome.OUT_OF_MEMORY
     assert received.messages and received.messages[-1].peak.phase == "forward"
 
@@ -178,16 +178,16 @@ def at_once(seconds: Sequence[float]) -> bool:
     return True
 
 
-def _look_within_little(experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:
-    """Look, with 128 MiB more than the process has now."""
+def _profile_within_little_memory(experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:
+    """Profile, with 128 MiB more than the process has now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + 128 * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     profile_run(experiment, prepared, emit)
 
 
-def _look_and_die(experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:
-    """Be killed, as the kernel does it, at the end of the first forward pass."""
+def _profile_and_die(experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:
+    """Kill this process, as the kernel would, at the end of the first forward pass."""
     sent: list[object] = []
 
     def emit_and_die(message: object) -> None:

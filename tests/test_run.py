@@ -1,4 +1,4 @@
-"""Runs in processes of their own: whatever becomes of them, the outcome is a value."""
+"""Runs in processes of their own: however a process ends, the outcome is a value."""
 
 import gc
 import json

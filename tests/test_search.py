@@ -427,7 +427,7 @@ def test_a_locked_storage_is_waited_for_and_then_refused(tmp_path: Any, monkeypa
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(InvalidInputError, match="storage must be reachable, and .* is not .*database is locked"):
             new_study(storage=storage)
-        with pytest.raises(InvalidInputError, match="database is locked"), study.must_answer():
+        with pytest.raises(InvalidInputError, match="database is locked"), study.storage_errors():
             study.start(SPACE.choices[0], SPACE, 1)
         other.execute("ROLLBACK")
     assert study.start(SPACE.choices[0], SPACE, 1) is not None

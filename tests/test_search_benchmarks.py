@@ -1,4 +1,4 @@
-"""The table of a whole space and the replay of samplers on it: measured once, continued, and told in full."""
+"""The table of a whole space and the replay of samplers on it: measured once, resumed, and reported completely."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""A search that is killed, has its storage locked, or has a rival: no trial is lost, and none taken for nothing."""
+"""A search that is killed, has its storage locked, or runs twice at once: no trial is lost or wasted."""
 
 import json
 import sqlite3
@@ -47,7 +47,7 @@ def complete(project: Project) -> list[FrozenTrial]:
 
 
 def configurations(project: Project) -> "Counter[tuple[tuple[str, object], ...]]":
-    """Return how often each configuration was measured: twice where its time was doubted."""
+    """Return how often each configuration was measured: twice if its time was an outlier."""
     return Counter(tuple(trial.params.items()) for trial in complete(project))
 
 
@@ -113,7 +113,7 @@ def test_nothing_fits_is_an_answer(project: Project) -> None:
     done = project.pipeline("search", {**SEARCH, "budget": "1MiB", "num_trials": "3"})
     assert done.returncode == 1
     out = " ".join(done.stdout.split())
-    assert "Nothing fits 1.0 MiB at an effective batch of 8: the smallest peak seen is" in out
+    assert "Nothing fits 1.0 MiB at an effective batch of 8: the smallest measured peak is" in out
     assert not (project.folder / "best.yaml").exists()
     assert project.parent_of("search").info.status == "FAILED"
 
@@ -168,7 +168,8 @@ def test_a_budget_that_nothing_is_predicted_to_fit_is_refused_before_anything_is
     refused = project.here("search", {**SEARCH, "sampler": "predictive", "budget": "0.2MiB"})
     assert refused.returncode == 2
     said = " ".join(refused.stderr.split())
-    assert "something must fit the budget, and the smallest predicted peak is" in said and "would help most" in said
+    assert "no configuration is predicted to fit the budget: the smallest predicted peak is" in said
+    assert "would help most" in said
     assert not (project.folder / "optuna.db").exists() and not project.runs()
     tight = {**SEARCH, "sampler": "predictive", "search_time_limit": "0.01", "num_trials": "24"}
     hurried = project.pipeline("search", tight)

@@ -1,4 +1,4 @@
-"""Settings: one vocabulary, strict, with errors that say what to do."""
+"""Settings: unique names, strict validation, and errors that state the remedy."""
 
 import pickle
 from typing import Any

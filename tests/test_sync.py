@@ -120,7 +120,7 @@ def test_a_damaged_file_is_reported_and_everything_else_is_sent(
     (damaged.folder / NAME).write_bytes(b"\x00" * 100)
     assert main(["sync", "--output", str(tmp_path)]) == 1
     first, *others = capsys.readouterr().out.splitlines()
-    assert f"{damaged.folder / NAME} cannot be read" in first and "the results are in the files beside it" in first
+    assert f"{damaged.folder / NAME} cannot be read" in first and "the results are in the files next to it" in first
     assert others == [f"{torn.folder}: sent", f"{whole.folder}: sent"]
     assert [len(points["loss"]) for _, _, _, points, _, _ in state(client, experiment_id)] == [399, 400]
     assert (damaged.folder / NAME).exists()
@@ -152,7 +152,7 @@ def test_what_mlflow_refuses_does_not_hold_up_the_rest(
     run = leave(tmp_path, "one", client.tracking_uri, experiment_id)
     run.update(metrics=({"values": {"an \\ invalid \n name": 1.0}, "step": 0, "time": 0},))
     assert main(["sync", "--output", str(tmp_path)]) == 1
-    assert f"delete {run.folder / NAME} to leave it so" in capsys.readouterr().out
+    assert f"delete {run.folder / NAME} to skip it in future" in capsys.readouterr().out
     [stored] = client.search_runs([experiment_id])
     assert stored.info.status == "FINISHED" and stored.data.metrics["loss"] == 1 / 400
 
@@ -173,7 +173,7 @@ def test_a_run_whose_process_lives_is_left_alone(
 ) -> None:
     leave(tmp_path, "one", client.tracking_uri, experiment_id, this_process())
     assert main(["sync", "--output", str(tmp_path)]) == 0
-    assert "left to the process that is sending it" in capsys.readouterr().out
+    assert "skipped: another process is sending it" in capsys.readouterr().out
     assert not client.search_runs([experiment_id])
 
 

@@ -150,7 +150,7 @@ def settings_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
     [
         (None, "HEADROOM_TECHNIQUES=own_technique must name a module that can be imported from .*no module own_tech"),
         ("x = 1", "must define one subclass of pipeline.base.technique.Technique, and own_technique defines 0"),
-        ("1 / 0", "HEADROOM_TECHNIQUES=own_technique must work, and raises ZeroDivisionError; fix it"),
+        ("1 / 0", "HEADROOM_TECHNIQUES=own_technique must not raise an error, and raises ZeroDivisionError; fix it"),
     ],
 )
 def test_a_module_that_cannot_be_used_is_refused(

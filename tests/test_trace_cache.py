@@ -61,7 +61,7 @@ def test_the_least_recently_used_files_are_removed_above_the_limit(
     assert (folder / "another-file").exists()
 
 
-def test_the_size_of_the_cache_is_given_in_words(folder: Path) -> None:
+def test_the_size_of_the_cache_is_given_as_text(folder: Path) -> None:
     assert cache_size().startswith(f"0 predictions in {folder}: 0.0 MiB of at most 1,024 MiB")
     (folder / "trace-of-something").write_bytes(bytes(3 * 2**20))
     assert cache_size().startswith(f"1 predictions in {folder}: 3.0 MiB")

@@ -171,9 +171,9 @@ WRONG: list[tuple[str, str, str]] = [
         "def build(size):\n    return helper(size)\ndef helper(size):\n    return 1 / 0",
         "raises ZeroDivisionError",
     ),
-    ("model", "def build(): pass", "own_code:build must work, and raises TypeError; fix it"),
-    ("model", "import absent", "own_code:build must work, and raises ModuleNotFoundError; fix it"),
-    ("model", "def build(", "own_code:build must work, and raises SyntaxError; fix it"),
+    ("model", "def build(): pass", "own_code:build must not raise an error, and raises TypeError; fix it"),
+    ("model", "import absent", "own_code:build must not raise an error, and raises ModuleNotFoundError; fix it"),
+    ("model", "def build(", "own_code:build must not raise an error, and raises SyntaxError; fix it"),
     (
         "model",
         "from torch import nn\ndef build(size): return nn.Linear(2, 2)",
@@ -184,7 +184,7 @@ WRONG: list[tuple[str, str, str]] = [
     (
         "corpus",
         "def build(request):\n    yield 'a'\n    1 / 0",
-        "own_code:build must work, and raises ZeroDivisionError",
+        "own_code:build must not raise an error, and raises ZeroDivisionError",
     ),
     ("corpus", "def build(request): return []", "a corpus needs text, and own_code:build has none"),
     ("corpus", "import torch\ndef build(request): return torch.ones(3, 4)", "and returns [3, 4] of torch.float32"),
@@ -229,7 +229,7 @@ def test_a_plan_shows_where_a_user_model_raises(code: Path, capsys: pytest.Captu
     words = [word for name, value in SMALL.items() for word in (f"--{name}", value)]
     assert main(["plan", *words, "--gpu", "cpu", "--model", "own_code:build"]) == 2
     first, *rest = capsys.readouterr().err.strip().splitlines()
-    assert first == "error: own_code:build must work, and raises ValueError; fix it"
+    assert first == "error: own_code:build must not raise an error, and raises ValueError; fix it"
     assert rest[-1] == "ValueError: wrong side up" and len(rest) <= 4
 
 

@@ -1,6 +1,6 @@
 """How far predicted peaks are from a GPU's measured ones; every prediction is on disk before anything is measured.
 
-    python benchmarks/gpu/prediction.py                        writes prediction_<device>_<date>.md and .json beside it
+    python benchmarks/gpu/prediction.py                        writes prediction_<device>_<date>.md and .json next to it
     python benchmarks/gpu/prediction.py --device cpu --tiny    the same in two minutes, without a GPU
 
 Every configuration is trained for three optimizer steps in a process of its own.
@@ -51,7 +51,7 @@ def on_gpu() -> Iterator[dict[str, Any]]:
 
 
 def tiny() -> Iterator[dict[str, Any]]:
-    """Yield settings of a model that trains on a processor at once."""
+    """Yield settings of a model that trains on a CPU within seconds."""
     for precision, policy, size in product(("fp32", "bf16"), POLICIES, (2, 8)):
         for steps, length in product((1, 4), (64, 128)):
             settings = _settings("gpt2-nano", length, size, precision, policy)
@@ -64,7 +64,7 @@ def _settings(model: str, length: int, size: int, precision: str, policy: str) -
 
 
 def described(settings: dict[str, Any]) -> str:
-    """Return settings in a few words."""
+    """Return settings as text."""
     return ", ".join(f"{name}={value}" for name, value in settings.items() if name not in TINY)
 
 

@@ -1,1 +1,1 @@
-"""A search replayed on a table of a space that was measured in whole."""
+"""A search replayed on the table of a completely measured space."""

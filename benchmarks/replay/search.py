@@ -1,4 +1,4 @@
-"""One search replayed on a table: by the predictive sampler, by one of Optuna's, or by a common habit."""
+"""One search replayed on a table: by the predictive sampler, by one of Optuna's, or by a common heuristic."""
 
 import math
 import random
@@ -178,7 +178,7 @@ def of_optuna(search: Search) -> Replayed:
 
 
 def by_habit(search: Search) -> Replayed:
-    """Replay a habit: double the micro-batch until it does not fit, then accumulate with the one before."""
+    """Replay a heuristic: double the micro-batch until it does not fit, then accumulate with the one before."""
     policy, precision = HABITS[search.sampler]
     size = 1
     for number, entry in enumerate(search.entries):

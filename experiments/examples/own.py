@@ -1,4 +1,4 @@
-"""A model and a corpus of one's own: two functions, named in own.yaml as path.to.module:function."""
+"""Your own model and corpus: two functions, named in own.yaml as path.to.module:function."""
 
 from collections.abc import Iterator
 

@@ -25,7 +25,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _read_as_written(cls, value: object, info: ValidationInfo) -> object:
-        """Read the text `none` as None where that is allowed; refuse true and false for anything but a bool."""
+        """Parse the text `none` as None where the type allows it; reject bools for other types."""
         annotation = cls.model_fields[str(info.field_name)].annotation
         if value == "none" and type(None) in get_args(annotation):
             return None
@@ -36,7 +36,7 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """A device, which need not be in this machine: what memory and the support of techniques depend on."""
+    """The properties of a device on which memory and techniques depend; it need not be in this machine."""
 
     kind: str
     """`cpu` or `cuda`."""
@@ -64,9 +64,9 @@ class Description:
     kind: str
     """Its inputs: `tokens` or `vectors`."""
     max_sequence_length: int | None
-    """The most positions that it supports, in tokens; None where there is no limit."""
+    """Maximum sequence length in tokens; None if there is no limit."""
     vocabulary_size: int | None
-    """Rows of its embedding; None where the corpus's tokenizer decides."""
+    """Rows of its embedding; None if the corpus's tokenizer determines them."""
     tokenizer: str | None
     """Name or folder of its published tokenizer, if it has one."""
     needs_tokenizer: bool
@@ -120,9 +120,9 @@ class CorpusRequest:
     description: Description
     sequence_length: int
     padded: bool
-    """One padded document in each sequence, with masked labels, instead of documents packed without padding."""
+    """Whether each sequence is one padded document with masked labels, instead of packed documents without padding."""
     vocabulary_size: int
-    """Size of the tokenizer that is trained on the corpus where the model does not need its own."""
+    """Vocabulary size of the tokenizer that is trained on the corpus if the model does not need its own."""
     seed: int
 
 
@@ -132,7 +132,7 @@ class Prepared:
 
     train: Sequences
     held_out: Sequences
-    """Documents that are not trained on, for evaluation."""
+    """Sequences for evaluation, of documents that are not trained on."""
     vocabulary_size: int
     """Size of the tokenizer; 0 for a corpus of vectors."""
     source: str

@@ -1,10 +1,10 @@
-"""The error of invalid input, and how errors are shortened."""
+"""The exception for invalid input, and the first line of an error message."""
 
 
 class InvalidInputError(ValueError):
-    """What the user asked for cannot be done; the message states the rule, the value and the remedy."""
+    """Invalid user input; the message states the rule, the invalid value and the remedy."""
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says, in one line."""
+    """Return the first line of an error's message."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""What a run measures, and how it ends."""
+"""The measurements and the outcome of a run."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,7 +31,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """What one optimizer step showed."""
+    """The measurements of one optimizer step."""
 
     step: int
     """Counted from 0."""
@@ -61,7 +61,7 @@ class PhaseMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryUse:
-    """Peaks over the run so far; None where the device cannot tell."""
+    """Peaks over the run so far; None if the device does not report them."""
 
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
@@ -79,7 +79,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """What a run adds after its last optimizer step."""
+    """Measurements taken after the last optimizer step of a run."""
 
     eval_loss: float | None
     gradient_underflow_percent: float | None
@@ -90,11 +90,11 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One run of one Experiment, whatever became of it."""
+    """The result of one run of an Experiment, whatever its outcome."""
 
     outcome: Outcome
     detail: str | None
-    """Why it did not end well, in a few lines."""
+    """The reason if the run failed, in a few lines."""
     steps: tuple[StepRecord, ...]
     memory: MemoryUse | None
     finished: Finished | None

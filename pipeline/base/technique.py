@@ -42,11 +42,11 @@ class Step:
     """Entered once, around all optimizer steps."""
 
     def with_forward_context(self, context: Context) -> Self:
-        """Return a copy that enters `context` around every forward pass, inside the contexts that are there already."""
+        """Return a copy that enters `context` around every forward pass, inside the existing contexts."""
         return replace(self, forward_context=_stacked(self.forward_context, context))
 
     def with_run_context(self, context: Context) -> Self:
-        """Return a copy that enters `context` around the run, inside the contexts that are there already."""
+        """Return a copy that enters `context` around the run, inside the existing contexts."""
         return replace(self, run_context=_stacked(self.run_context, context))
 
 
@@ -134,12 +134,12 @@ class Technique(Settings, ABC):
         return self
 
     def unsupported(self, hardware: Hardware) -> str | None:
-        """Return why `hardware` does not support it with these settings, or None where it does."""
+        """Return why `hardware` does not support it with these settings, or None if it does."""
         del hardware
         return None
 
     def conflict(self, settings: Any) -> str | None:
-        """Return why it cannot be combined with the other settings of the run, or None where it can.
+        """Return why it cannot be combined with the other settings of the run, or None if it can.
 
         The message states rule, value and remedy; `settings` has all settings of the run by name, as attributes.
         """
@@ -148,7 +148,7 @@ class Technique(Settings, ABC):
 
     @classmethod
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
-        """Return the values of `setting` that a space with `auto` tries on `hardware`: by default all of a Literal."""
+        """Return the values of `setting` that `auto` means for `hardware`: by default, all values of a Literal type."""
         del hardware
         return get_args(cls.model_fields[setting].annotation)
 
@@ -157,7 +157,7 @@ class Technique(Settings, ABC):
         return {}
 
     def export(self, target: str) -> Exported | None:
-        """Return what the files for a framework add for it; None where they cannot express it.
+        """Return what the files for a framework add for it; None if they cannot express it.
 
         `target` is the name of a file in pipeline/export/targets/, such as `pytorch`.
         """
@@ -166,4 +166,4 @@ class Technique(Settings, ABC):
 
     @abstractmethod
     def apply(self, step: Step) -> Step:
-        """Return `step` with this technique in place."""
+        """Return `step` with this technique applied."""

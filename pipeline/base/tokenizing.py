@@ -1,4 +1,4 @@
-"""Token sequences of documents of text, cached on disk."""
+"""Tokenization of text documents into sequences, cached on disk."""
 
 import hashlib
 import shutil

@@ -1,4 +1,4 @@
-"""Memory budgets as people write them: 8GiB, 8GB, 512MiB, 80%."""
+"""Memory budgets: 8GiB, 8GB, 512MiB or 80%, converted to bytes."""
 
 import re
 
@@ -13,7 +13,7 @@ def parse_budget(text: str, total_bytes: int) -> int:
     """Return the budget in bytes; a percentage is of `total_bytes`, the device's memory.
 
     Raises:
-        InvalidInputError: it has another form, is zero, or is more than the device has.
+        InvalidInputError: its form is invalid, it is zero, or it exceeds the device's memory.
 
     """
     match = FORM.fullmatch(text.strip())

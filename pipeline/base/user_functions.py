@@ -95,7 +95,8 @@ def module_digest(module_name: str) -> str:
 
 def user_code_error(name: str, error: Exception) -> InvalidInputError:
     """Return the error for user code that raises: one line, and the last frames of the user's own code."""
-    return InvalidInputError(f"{name} must work, and raises {type(error).__name__}; fix it\n{_shortened(error)}")
+    message = f"{name} must not raise an error, and raises {type(error).__name__}; fix it"
+    return InvalidInputError(f"{message}\n{_shortened(error)}")
 
 
 def _shortened(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The names and questions of the entry points, known without importing what they do."""
+"""The names and questions of the entry points, available without importing their code."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ OWN_FOLDER = Path("experiments")
 _PACKAGE = Path(__file__).parent.parent
 FOLDER = next(
     folder for folder in (_PACKAGE / OWN_FOLDER, _PACKAGE.parent / OWN_FOLDER) if folder.is_dir()
-)  # an installed package contains the folder, a checkout has it beside the package
+)  # an installed package contains the folder, a checkout has it next to the package
 """Headroom's own YAML files."""
 
 SINGLE: Mapping[str, str] = {
@@ -17,7 +17,7 @@ SINGLE: Mapping[str, str] = {
 }
 """Entry points that run the one configuration of the file `config`, with their questions."""
 SPACES: Mapping[str, str] = {
-    "plan": "What would each configuration need on a card that need not be in this machine?",
+    "plan": "How much memory would each configuration need, on this device or on any GPU?",
     "search": "What is the fastest configuration that fits a memory budget?",
 }
 """Entry points whose YAML has a space of configurations, with their questions."""
@@ -39,7 +39,7 @@ def entry_points() -> list[str]:
 
 
 def find_file(path: Path) -> Path:
-    """Return the path; experiments/... is Headroom's own file where the user has none of that name."""
+    """Return the path; experiments/... is Headroom's own file if the user has none of that name."""
     if not path.exists() and path.parts[:1] == OWN_FOLDER.parts:
         own = FOLDER.joinpath(*path.parts[1:])
         return own if own.exists() else path
@@ -63,5 +63,5 @@ def questions() -> dict[str, str]:
                 values = safe_load(yaml_file(name).read_text())
                 found[name] = str(values["question"])
             except (OSError, UnicodeDecodeError, YAMLError, KeyError, TypeError):
-                found[name] = f"{yaml_file(name)} has no question"  # running it says what is wrong there
+                found[name] = f"{yaml_file(name)} has no question"  # running it reports the error
     return found

@@ -88,7 +88,7 @@ class Experiment:
         return None if budget is None else parse_budget(budget, total_bytes(self.device))
 
     def unsupported(self, hardware: Hardware | None = None) -> str | None:
-        """Return why it cannot run on `hardware` (by default its own device), or None where it can.
+        """Return why it cannot run on `hardware` (by default its own device), or None if it can.
 
         Either the hardware does not support a technique, or a technique cannot be combined with other settings.
         """
@@ -218,7 +218,7 @@ def _check_settings(experiment: Experiment) -> None:
 
 
 def why_untimed(name: str, num_steps: int, timing_warmup_steps: int) -> str | None:
-    """Return why no step is timed with `num_steps` optimizer steps, the value of setting `name`, or None."""
+    """Return the error if no step is timed with `num_steps` optimizer steps, the value of setting `name`, or None."""
     if num_steps > timing_warmup_steps:
         return None
     return (
@@ -243,7 +243,7 @@ def _check_corpus(prepared: Prepared, experiment: Experiment) -> None:
     own = experiment.description.vocabulary_size
     if own is not None and prepared.vocabulary_size > own:
         raise InvalidInputError(
-            f"the corpus must not have more tokens than the model: the model has {own}, and the corpus "
+            f"the corpus's vocabulary must not exceed the model's: the model has {own} tokens, and the corpus "
             f"{prepared.vocabulary_size}; set vocabulary_size={own} or less"
         )
 

@@ -46,11 +46,11 @@ class RunSettings(Settings):
     corpus: str = "python_docs"
     """Training data: python_docs, text_files, hub, quick_fox, random_vectors or path.to.module:function."""
     sequences: Literal["packed", "padded"] = "packed"
-    """packed: documents joined and cut without padding; padded: one document per sequence, padding masked."""
+    """packed: concatenated documents without padding; padded: one document per sequence, padding masked."""
     sequence_length: PositiveInt = Field(default=256, ge=2)
     """Tokens per sequence."""
     vocabulary_size: PositiveInt = Field(default=4096, ge=300, le=1_000_000)
-    """Vocabulary of the tokenizer that is trained where the model has none."""
+    """Vocabulary size of the tokenizer that is trained if the model has none."""
     device: str = "auto"
     """Device to train on: auto, cpu, cuda or cuda:N."""
     seed: NonNegativeInt = Field(default=0, lt=2**32)
@@ -72,7 +72,7 @@ class RunSettings(Settings):
     weight_decay: float = Field(default=0.01, ge=0)
     """AdamW's decoupled weight decay."""
     max_grad_norm: PositiveFloat | None = 1.0
-    """Norm to which gradients are clipped; none: no clipping."""
+    """Maximum gradient norm, to which gradients are clipped; none: no clipping."""
     eval_steps: NonNegativeInt = 1
     """Held-out batches of effective_batch_size sequences to evaluate after training; 0: no evaluation."""
     gradient_underflow: bool = False
@@ -94,7 +94,7 @@ def _all_settings() -> type[RunSettings]:
         for name, field in technique.model_fields.items():
             if name in fields or name in RunSettings.model_fields:
                 raise UserTechniqueError(
-                    f"every setting needs a name of its own, and {name} of {technique.__name__} is another's; rename it"
+                    f"the names of settings must be unique, and {name} of {technique.__name__} is in use; rename it"
                 )
             fields[name] = (field.annotation, field)
     for name, member in {**MODELS, **CORPORA}.items():

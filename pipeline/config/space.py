@@ -22,7 +22,7 @@ class SpaceSettings(Settings):
     """The settings of a space."""
 
     space: dict[str, list[Value] | Literal["divisors", "auto"]] = Field(default={}, min_length=1, validate_default=True)
-    """Values to try for any setting, by its dotted name; divisors: of effective_batch_size; auto: by the device."""
+    """Values to try of each setting, by dotted name; divisors: of effective_batch_size; auto: chosen for the device."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Space:
 
     dimensions: Mapping[str, tuple[Value, ...]]
     excluded: tuple[Choice, ...] = ()
-    """Combinations of these values that are no configurations."""
+    """Combinations of these values that are not configurations of the space."""
 
     @property
     def choices(self) -> list[Choice]:
@@ -43,7 +43,7 @@ class Space:
         return [choice for choice in combinations if choice not in self.excluded]
 
     def without(self, unsupported: Callable[[Choice], str | None]) -> tuple["Space", tuple[str, ...]]:
-        """Return the space without the configurations for which there is a reason, and each of these reasons once.
+        """Return the space without the unsupported configurations, and each reason once.
 
         Raises:
             InvalidInputError: no configuration is left.
@@ -53,7 +53,7 @@ class Space:
         supported = [choice for choice, reason in reasons if reason is None]
         found = tuple(dict.fromkeys(reason for _, reason in reasons if reason is not None))
         if not supported:
-            raise InvalidInputError(f"{'; '.join(found)}; no configuration is left, so give the space other values")
+            raise InvalidInputError(f"{'; '.join(found)}; no configuration is left; give the space other values")
         dimensions = {
             name: tuple(value for value in values if any(choice[name] == value for choice in supported))
             for name, values in self.dimensions.items()
@@ -79,7 +79,7 @@ def read_space(
     shared = validate(AllSettings, values, entry)
     effective = shared.effective_batch_size  # type: ignore[attr-defined]
     if effective is None:
-        raise InvalidInputError(f"a {entry} needs effective_batch_size, which must hold in every configuration; set it")
+        raise InvalidInputError(f"a {entry} needs effective_batch_size, which all configurations share; set it")
     typed = dict(dotted(shared.model_dump()))
     pinned = {name: typed[name] for name, _ in dotted(given) if name in own.space}
     return shared, make_space(own, effective, pinned, hardware)
@@ -91,7 +91,7 @@ def make_space(
     """Return the space; a dimension in `pinned` has that value alone.
 
     Raises:
-        InvalidInputError: a dimension is no setting, has no value, or cannot be `divisors` or `auto`.
+        InvalidInputError: a dimension is not a setting, has no value, or cannot be `divisors` or `auto`.
 
     """
     divisors = tuple(n for n in range(1, effective_batch_size + 1) if effective_batch_size % n == 0)
@@ -120,7 +120,7 @@ def make_space(
 
 
 def _values_to_try(name: str, hardware: Hardware) -> tuple[Value, ...]:
-    """Return what the technique with the setting `name` tries on `hardware`."""
+    """Return the values that the technique with the setting `name` tries on `hardware`."""
     technique = next((one for one in TECHNIQUES.values() if name in one.model_fields), None)
     values = technique.values_to_try(name, hardware) if technique else ()
     if not values:

@@ -22,7 +22,7 @@ class Variant:
     name: str
     experiment: Experiment
     skipped: str | None
-    """Why this machine cannot run it; None where it can."""
+    """Why this machine cannot run it; None if it can."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class ComparisonSettings(Settings):
 
 
 class EntryPointSettings(Settings):
-    """What an entry point's YAML has beside the settings that its variants share."""
+    """The keys of an entry point's YAML besides the settings that its variants share."""
 
     question: str
     """The question that the entry point answers."""
@@ -132,7 +132,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
         problem = " ".join(str(error).split())
         raise InvalidInputError(f"{file} must be plain YAML, without objects: {problem}; correct it there") from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise InvalidInputError(f"{file} must hold settings as `name: value` lines, and holds {values!r}; correct it")
+        raise InvalidInputError(f"{file} must contain `name: value` lines, and contains {values!r}; correct it")
     return values
 
 

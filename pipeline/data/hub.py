@@ -14,7 +14,7 @@ class Hub(Corpus):
     name: str | None = None
     """The dataset's name on the hub, or a local folder."""
     config: str | None = None
-    """Its configuration, where it has several."""
+    """Name of the dataset's configuration, if it has several."""
     split: str = "train"
     """The split to read; part of it is held out."""
     field: str = "text"

@@ -63,8 +63,8 @@ def _of_tokens(ids_NT: Tensor, request: CorpusRequest) -> Prepared:
     length = request.sequence_length
     if ids_NT.ndim != 2 or ids_NT.shape[1] != length or ids_NT.is_floating_point() or not len(ids_NT):
         raise InvalidInputError(
-            f"{request.name} must return whole numbers of the shape [N, sequence_length], and returns "
-            f"{list(ids_NT.shape)} of {ids_NT.dtype} at sequence_length={length}; cut them so, or return texts"
+            f"{request.name} must return integers of the shape [N, sequence_length], and returns {list(ids_NT.shape)} "
+            f"of {ids_NT.dtype} at sequence_length={length}; split them to that length, or return texts"
         )
     held_out = torch.arange(len(ids_NT)) % HELD_OUT_EVERY == HELD_OUT_EVERY // 2
 

@@ -95,7 +95,7 @@ class Facts:
         return self.warmup_steps > 1
 
     @property
-    def in_words(self) -> str:
+    def summary(self) -> str:
         """The configuration in one line."""
         policies = {None: "no checkpointing", 1: "every layer checkpointed"}
         policy = policies.get(self.every_n_layers, f"one of every {self.every_n_layers} layers checkpointed")
@@ -159,7 +159,7 @@ def facts_of(experiment: Experiment) -> Facts:
         pretrained=getattr(experiment.model, "pretrained", False),
         tokens=tokens if tokens.exists() else None,
         environment=experiment.environment,
-        others=tuple(_in_words(technique) for technique in others),
+        others=tuple(_settings_text(technique) for technique in others),
         replaces_optimizer=any(technique.stage is Stage.OPTIMIZER for technique in others),
     )
 
@@ -168,8 +168,8 @@ def facts_for(facts: Facts, experiment: Experiment, target: str, known: tuple[ty
     """Return the facts with what techniques add for one target, whose own files express the techniques `known`."""
     exports = {technique: technique.export(target) for technique in _others(experiment, known)}
     missing = [
-        f"This is not the training that was measured: it is without {_in_words(technique)}, which these files cannot "
-        f"express; {CONSEQUENCES[technique.mathematics]}."
+        f"This is not the training that was measured: it is without {_settings_text(technique)}, which these files "
+        f"cannot express; {CONSEQUENCES[technique.mathematics]}."
         for technique, exported in exports.items()
         if exported is None
     ]
@@ -181,8 +181,8 @@ def _others(experiment: Experiment, known: tuple[type[Technique], ...]) -> list[
     return [each for each in experiment.techniques if each.active and not isinstance(each, known)]
 
 
-def _in_words(technique: Technique) -> str:
-    """Return the settings of a technique that differ from their defaults."""
+def _settings_text(technique: Technique) -> str:
+    """Return the settings of a technique that differ from their defaults, as `setting=value`."""
     default = type(technique)().model_dump()
     changed = [f"{name}={value}" for name, value in technique.model_dump().items() if value != default[name]]
     return ", ".join(changed) or type(technique).__name__

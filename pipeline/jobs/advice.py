@@ -154,11 +154,11 @@ def _share_of_peak(profiled: Profiled, num_bytes: int) -> float:
 
 
 def _other_cut(profiled: Profiled, larger: bool) -> str:
-    """Return the settings of the next micro-batch at the same effective batch, or say that there is none."""
+    """Return the settings of the next micro-batch size at the same effective batch, or a message that there is none."""
     effective, size = int(profiled.row.params["effective_batch_size"]), profiled.micro_batch_size
     sizes = [n for n in range(1, effective + 1) if effective % n == 0 and (n > size if larger else n < size)]
     if not sizes:
         other = "a larger effective_batch_size" if larger else "a shorter sequence_length"
-        return f"no other micro-batch keeps the effective batch; {other} changes the training"
+        return f"no other micro-batch size divides the effective batch; {other} changes the training"
     cut = sizes[0] if larger else sizes[-1]
     return f"micro_batch_size={cut}, accumulation_steps={effective // cut}, effective_batch_size={effective}"

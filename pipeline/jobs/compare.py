@@ -43,10 +43,10 @@ def compare(settings: CompareSettings, console: Console) -> int:
     """
     if settings.runs is None and settings.experiment is None and settings.filter is None:
         raise InvalidInputError(
-            "compare needs to know which runs: set runs=ID,ID, or experiment=NAME, or filter=\"tags.technique = 'x'\""
+            "compare needs runs: set runs=ID,ID, or experiment=NAME, or filter=\"tags.technique = 'x'\""
         )
     if settings.runs is not None and (settings.experiment is not None or settings.filter is not None):
-        raise InvalidInputError("runs are chosen by id or by experiment and filter; set runs, or the other two")
+        raise InvalidInputError("runs are selected by id, or by experiment and filter; set runs, or the other two")
     history = History()
     ids = [part.strip() for part in settings.runs.split(",") if part.strip()] if settings.runs else []
     chosen = history.by_id(ids) if ids else history.by_filter(settings.experiment, settings.filter)
@@ -82,7 +82,7 @@ def _conditions(row: Row) -> dict[str, str]:
 
 
 def _names(runs: Sequence[Any]) -> list[str]:
-    """Return unique names: with the technique where there are several, with the id where names repeat."""
+    """Return unique names: with the technique if there are several, with the id if names repeat."""
     techniques = {run.data.tags.get("technique") for run in runs}
     names = [str(run.info.run_name) for run in runs]
     if len(techniques) > 1:

@@ -87,7 +87,7 @@ def _run_comparison(plan: EntryPoint, comparison: Comparison, job: Job, rows: li
 
 
 def _summarize(variant: Variant, baseline: Row | None, result: Result) -> Summary:
-    """Return the summary of a variant, with the metrics against the baseline where there is one."""
+    """Return the summary of a variant, with the metrics against the baseline if there is one."""
     from pipeline.prediction.summary import summary  # imported after the training has started
 
     own = summary(variant.experiment, result)

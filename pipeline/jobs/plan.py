@@ -38,11 +38,11 @@ class PlanSettings(SpaceSettings):
     gpu: str = "auto"
     """Cards to plan for, separated by commas: h100, rtx4090, t4, ...; cpu; auto: the device of this machine."""
     expandable_segments: bool = False
-    """Whether the GPU's caching allocator will run with expandable_segments:True."""
+    """Whether the GPU's caching allocator is configured with expandable_segments:True."""
 
 
 def plan(given: Mapping[str, Any], console: Console) -> int:
-    """Predict, print and log; return the exit code: 1 where nothing is predicted to fit any card.
+    """Predict, print and log; return the exit code: 1 if nothing is predicted to fit any card.
 
     Raises:
         InvalidInputError: as make_plan(), or the tracking store cannot be reached.
@@ -70,7 +70,7 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
     for name in ("model", "effective_batch_size"):
         if name in space.dimensions:
             raise InvalidInputError(
-                f"a plan compares ways to train one thing, so {name} is no dimension; plan each alone"
+                f"all configurations of a plan share {name}, so it cannot be a dimension; make a plan for each value"
             )
     cards = tuple(
         _card_plan(target, budget, values, space, own, console)

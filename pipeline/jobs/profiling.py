@@ -45,7 +45,7 @@ def profiling(plan: EntryPoint, console: Console) -> int:
 
 
 class Profile(Observer):
-    """What the profiler emits: memory after every phase, so that a run that dies has left something, then time."""
+    """Collects the profiler's events: the memory after every phase, which a failed run keeps, then the time."""
 
     def __init__(self) -> None:
         self.memory_profile: MemoryProfile | None = None

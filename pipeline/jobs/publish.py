@@ -1,4 +1,4 @@
-"""A job's report: printed, written to disk and to MLflow, and as the description of the MLflow run."""
+"""Publishes a job's report: in the terminal, on disk, in MLflow, and as the description of the MLflow run."""
 
 from collections.abc import Mapping
 
@@ -10,8 +10,8 @@ from pipeline.tracking.job import Job
 
 
 def publish(findings: Findings, csv: Mapping[str, str], job: Job, console: Console) -> None:
-    """Print the report, and log it with its tables and pictures; `csv` adds files by name."""
-    job.file(FILE, to_json(findings))  # whatever becomes of the report, what was found is kept
+    """Print the report, and log it with its tables and plots; `csv` adds files by name."""
+    job.file(FILE, to_json(findings))  # first, so that the findings are kept if the report fails
     for name, content in csv.items():
         job.file(name, content)
     report = report_of(findings)

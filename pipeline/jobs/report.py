@@ -34,7 +34,7 @@ def report(settings: ReportSettings, console: Console) -> int:
         write_atomically(page, to_html(found).encode())
     except OSError as error:
         raise InvalidInputError(
-            f"{page} must be writable, and is not ({error.strerror}); give yourself the right, or copy the folder"
+            f"{page} must be writable, and is not ({error.strerror}); change its permissions, or copy the folder"
         ) from error
     console.print(f"written: {page}", highlight=False)
     return 0

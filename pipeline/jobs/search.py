@@ -92,7 +92,7 @@ def _measure(problem: SearchProblem, sampler: PredictiveSampler | None, console:
                 findings = _report(one, verification, job, console)
         return findings
 
-    with open_job("search", subject, problem.base.settings.output) as job, study.must_answer():
+    with open_job("search", subject, problem.base.settings.output) as job, study.storage_errors():
         job.params({**problem.base.params(), **problem.settings.model_dump(mode="json")})
         job.tags({"device": str(problem.base.device), "study": study.name})
         job.file("environment.json", json.dumps(environment(problem.base.device), indent=1))

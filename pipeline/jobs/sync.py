@@ -16,7 +16,7 @@ class SyncSettings(Settings):
 
 
 def sync(settings: SyncSettings, console: Console) -> int:
-    """Send what is missing and return the exit code: 1 where something could not be sent.
+    """Send what is missing and return the exit code: 1 if something could not be sent.
 
     Raises:
         InvalidInputError: the folder has no results of jobs.

@@ -52,7 +52,7 @@ class Pool(ABC):
 
     @abstractmethod
     def best_fit(self, size_bytes: int) -> Block | None:
-        """Remove the best-fitting free block from the pool and return it; None where none is large enough."""
+        """Remove the best-fitting free block from the pool and return it; None if none is large enough."""
 
     @abstractmethod
     def grow(self, size_bytes: int, segment_address: int | None) -> tuple[Block, int]:

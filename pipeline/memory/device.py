@@ -22,7 +22,7 @@ def find_device(text: str) -> torch.device:
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     kind, _, index = text.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdecimal()) or (kind == "cpu" and index):
-        raise InvalidInputError(f"a device is auto, cpu, cuda or cuda:N, not {text!r}; leave it out to take the best")
+        raise InvalidInputError(f"a device is auto, cpu, cuda or cuda:N, not {text!r}; leave it out for the default")
     if kind == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count()

@@ -28,15 +28,15 @@ class Meter(ABC):
 
     @abstractmethod
     def mark(self, step: int, phase: str) -> None:
-        """Note the end of a phase of optimizer step `step`, counted from 0; the last of a name counts."""
+        """Record the end of a phase of optimizer step `step`, counted from 0; of equal names the last counts."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop whatever slows the steps down; the watched steps are over."""
+        """Stop the profiler, if there is one: the profiled optimizer steps have ended."""
 
     @abstractmethod
     def read(self) -> MemoryUse:
-        """Return the peaks up to now."""
+        """Return the peaks so far."""
 
 
 def make_meter(device: torch.device) -> Meter:
@@ -60,7 +60,7 @@ class CpuMeter(Meter):
                 pass
 
     def stop(self) -> None:
-        """Stop the profiler and add its events up."""
+        """Stop the profiler and sum its events."""
         if self._profile is None:
             return
         self._profile.stop()
@@ -94,10 +94,10 @@ class AcceleratorMeter(Meter):
             self._allocated_bytes[step, phase] = torch.accelerator.memory_allocated(self._device)
 
     def stop(self) -> None:
-        """Nothing slows the steps down here."""
+        """Do nothing: there is no profiler."""
 
     def read(self) -> MemoryUse:
-        """Return the peaks; device bytes are the reserved peak and what the process uses besides, as its context."""
+        """Return the peaks; device bytes are the reserved peak plus the process's other memory, as its context."""
         before, now = self._used_bytes_before, used_bytes(self._device)
         peak_reserved = torch.accelerator.max_memory_reserved(self._device)
         beside = (

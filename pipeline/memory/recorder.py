@@ -1,7 +1,7 @@
-"""A recorder of storage lifetimes: a dispatch mode that notes every storage of a training run.
+"""A recorder of storage lifetimes: a dispatch mode that records every storage of a training run.
 
-It sees the operators that pass torch's dispatcher, on real tensors of any device and on fake ones. Workspaces, which an
-operator allocates inside its kernel, are not seen; a function that predicts them can be given.
+It sees the operators that pass through torch's dispatcher, on real tensors of any device and on fake ones. It does not
+see workspaces, which an operator allocates inside its kernel; a function that predicts them can be given.
 """
 
 import time
@@ -24,7 +24,7 @@ from pipeline.memory.gradient_sums import calibrate, in_backward, is_in_place_su
 from pipeline.memory.timeline import Lifetime, Span, Timeline
 
 OUTSIDE = {"load": "", "forward": "loss", "backward": "loss", "optimizer": "optimizer"}
-"""The name that a storage gets where no module is running, by phase."""
+"""The module name of storages that are allocated outside of all modules, by phase."""
 GET_DEVICE = torch.ops.prim.device.default
 """Called several times for each operator on fake tensors; it allocates nothing."""
 
@@ -43,7 +43,7 @@ Run = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
 
 
 def passed_on(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operator by torch's dispatcher."""
+    """Run an operator through torch's dispatcher."""
     return func(*args, **kwargs)
 
 
@@ -91,7 +91,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._categorize()
 
     def mark(self, step: int, phase: str) -> None:
-        """Note the end of a phase of optimizer step `step`."""
+        """Record the end of a phase of optimizer step `step`."""
         if phase in ("backward", "optimizer"):
             self._categorize()
         self._loading = False

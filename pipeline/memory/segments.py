@@ -63,7 +63,7 @@ class ExpandablePool(Pool):
         self.unmapped.append(Block(self, base_address, ADDRESS_SPACE_BYTES, mapped=False))
 
     def best_fit(self, size_bytes: int) -> Block | None:
-        """Remove and return the smallest free block, where a block counts with the unmapped block behind it.
+        """Remove and return the smallest free block, counting each block together with the unmapped block behind it.
 
         The next larger block is considered only as long as that is an improvement (get_free_block).
         """

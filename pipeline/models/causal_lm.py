@@ -70,15 +70,15 @@ class CausalLm(Model):
     pretrained: bool = False
     """Load the published weights (from the hub, the hub's local cache or a folder) instead of random weights."""
     num_layers: PositiveInt | None = None
-    """Layers, instead of the model's own number."""
+    """Number of layers; none: the model's own."""
     width: PositiveInt | None = None
-    """Channels of each layer, instead of the model's own number; the feed-forward part grows in proportion."""
+    """Channels of each layer; none: the model's own. The feed-forward width is scaled in proportion."""
     num_heads: PositiveInt | None = None
-    """Attention heads of each layer, instead of the model's own number."""
+    """Attention heads of each layer; none: the model's own number."""
     vocabulary_size: PositiveInt | None = None
-    """Rows of the embedding, instead of the model's own number."""
+    """Rows of the embedding; none: the model's own number."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
-    """Share of activations that dropout sets to zero, instead of the model's own."""
+    """Dropout probability; none: the model's own."""
 
     @classmethod
     def opens(cls, name: str) -> bool:

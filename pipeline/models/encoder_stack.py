@@ -22,7 +22,7 @@ class EncoderStack(Model):
     num_heads: PositiveInt = 12
     """Attention heads of each layer."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of activations that dropout sets to zero."""
+    """Dropout probability."""
 
     def describe(self, name: str) -> Description:
         """Return the description that the settings give."""

@@ -1,7 +1,8 @@
-"""A FakeTensorMode with a faster cache: the form of an operator's result, by the operator and its arguments' form.
+"""A FakeTensorMode with a faster cache of operators' results.
 
-torch's FakeTensorMode has such a cache too. A look-up in this one, which has no symbolic shapes, takes a fraction of
-its time, and look-ups are most of the time of a prediction.
+The key is an operator and the form of its arguments: shape, strides, storage offset, dtype and device of each tensor,
+and the value of each other argument. torch's FakeTensorMode has such a cache too. A look-up in this one, which has no
+symbolic shapes, takes a fraction of its time, and look-ups are most of the time of a prediction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ class NewTensor(NamedTuple):
     offset: int
     """Offset in its storage, in elements."""
     source: int | None
-    """Index of the argument whose storage it shares; None where it has its own."""
+    """Index of the argument whose storage it shares; None if it has its own."""
     attributes: Mapping[str, Any]
     """Python attributes of the fake tensor."""
 
@@ -60,7 +61,7 @@ Result = NewTensor | SameTensor | Value | Several
 Call = tuple[Any, ...]
 
 _cache: dict[Call | None, Result | None] = {}
-"""By operator and the form of its arguments; None where the result cannot be cached."""
+"""By operator and the form of its arguments; None if the result cannot be cached."""
 
 
 def clear_cache() -> None:
@@ -81,7 +82,7 @@ class CachedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return False
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the result of `func` for a dispatch mode above this one: directly where it is cached."""
+        """Return the result of `func` for a dispatch mode above this one: from the cache if possible."""
         cached = _cache.get(_call(func, args, kwargs))
         if cached is None:
             return func(*args, **kwargs)
@@ -124,7 +125,7 @@ class CachedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return fake
 
     def _cacheable(self, func: Any, args: Sequence[Any], result: Any) -> Result | None:
-        """Return the cache entry of `result`; None where it cannot be cached."""
+        """Return the cache entry of `result`; None if it cannot be cached."""
         try:
             return None if any(tag in func.tags for tag in UNCACHED_TAGS) else self._entry(args, result)
         except UncacheableError:
@@ -165,7 +166,7 @@ class CachedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 def _call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
-    """Return the cache key: an operator and the form of its arguments; None where there is none."""
+    """Return the cache key: an operator and the form of its arguments; None if the call cannot be cached."""
     try:
         forms = (*map(_form, args), *map(_option, kwargs.items()))
     except UncacheableError:
@@ -182,7 +183,7 @@ def _option(pair: tuple[str, Any]) -> object:
 
 
 def _form(arg: Any) -> object:
-    """Return what the form of an operator's result may depend on in an argument."""
+    """Return the properties of an argument on which the form of an operator's result may depend."""
     if isinstance(arg, Tensor):
         if not _is_simple(arg):
             raise UncacheableError

@@ -9,7 +9,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 
 CONTEXT_BYTES = 512 * MIB
-"""Size of a CUDA context where none has been measured: an assumed value.
+"""Assumed size of a CUDA context that has not been measured.
 
 Since CUDA 11.7 torch loads kernels when they are first used, and needs some hundred MiB (pytorch issue 107667).
 """

@@ -43,7 +43,7 @@ def context_bytes_of(target: Hardware) -> int:
 
 
 def measure_context(device: torch.device) -> int | None:
-    """Start to use a GPU, and return the bytes used beside those that torch reserved; None without NVML.
+    """Initialize a GPU, and return the bytes in use other than those that torch reserved; None without NVML.
 
     Another process that starts or ends on the card at the same time would be counted too.
     """

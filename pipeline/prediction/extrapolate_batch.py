@@ -45,7 +45,7 @@ class Growth:
 def growth_of(first: Recorded, second: Recorded) -> Growth | None:
     """Return the growth from the first size to the second.
 
-    It is None where the timelines differ in more than sizes, or where the growth per sequence is not an integer:
+    It is None if the timelines differ in more than sizes, or if the growth per sequence is not an integer:
     nothing is rounded.
     """
     (size, timeline), (other_size, other_timeline) = first, second

@@ -29,7 +29,7 @@ class RepeatedRow(Sequences):
         return {name: made[id(tensor)] for name, tensor in self._row.items()}
 
     def count(self, batch: Batch) -> tuple[int, int]:
-        """Return the tokens and targets of the batch, whose rows are alike."""
+        """Return the tokens and targets of the batch, whose rows are equal."""
         num_rows = len(next(iter(batch.values())))
         num_tokens, num_targets = self._counts
         return num_rows * num_tokens, num_rows * num_targets

@@ -36,7 +36,7 @@ def _result(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return an empty tensor of the product's form: a group for each offset, where two matrices are multiplied."""
+    """Return an empty tensor of the product's form: one group for each offset if both operands are matrices."""
     del bias
     rows, columns = left.shape[-2], right.shape[-1]
     shape: tuple[int, ...] = (rows, columns)

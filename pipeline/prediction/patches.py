@@ -1,4 +1,4 @@
-"""Replacements for functions that read values, which fake tensors do not have."""
+"""Replacements for functions that read the values of tensors, which fake tensors do not have."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -34,9 +34,9 @@ def without_values(*, counts_host_memory: bool) -> Iterator[None]:
 
 
 def _one_sequence_a_row(module: Any) -> Any:
-    """Return transformers' search for packed sequences within a row, made to find none.
+    """Return a replacement for transformers' search for packed sequences in a row that finds none.
 
-    It finds none where the model counts the positions itself, as it does here; then no mask is made.
+    transformers finds none if the model counts the positions itself, as it does here; then no mask is made.
     """
     find = getattr(module, "find_packed_sequence_indices", lambda positions: None)
 

@@ -51,11 +51,11 @@ class CardPlan:
     skipped: tuple[str, ...]
     """Reasons why configurations were left out, a sentence each."""
     breakdown: Breakdown | None
-    """Breakdown of the peak of the recommended configuration; None where nothing fits."""
+    """Breakdown of the peak of the recommended configuration; None if nothing fits."""
 
     @property
     def recommended(self) -> PlannedRow | None:
-        """Return the configuration that fits and is expected to be the fastest; None where nothing fits."""
+        """Return the configuration that fits and is expected to be the fastest; None if nothing fits."""
         return min((row for row in self.rows if row.fits), key=expected_order, default=None)
 
 
@@ -73,5 +73,5 @@ class PlanFindings:
 
     @property
     def recommended(self) -> PlannedRow | None:
-        """Return the recommended configuration for the first card; None where nothing fits."""
+        """Return the recommended configuration for the first card; None if nothing fits."""
         return self.cards[0].recommended

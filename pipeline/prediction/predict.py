@@ -28,7 +28,7 @@ NUM_IN_TASK = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The predicted memory of a run on a device; None where the device does not have such a figure."""
+    """The predicted memory of a run on a device; a value that the device does not have is None."""
 
     target: Hardware
     peak_allocated_bytes: int
@@ -41,7 +41,7 @@ class Prediction:
     phase_bytes: Mapping[str, int]
     """Maximum of the bytes alive in each phase, before the allocator rounds."""
     sequence_flops: int
-    """Floating-point operations for one sequence, recomputation included: the same for any cut of the batch."""
+    """Floating-point operations for one sequence, recomputation included: the same for any micro-batch size."""
     requests: Requests = field(repr=False)
     expandable_segments: bool = False
 
@@ -110,7 +110,7 @@ def predict_all(
     target: Hardware,
     **options: Any,
 ) -> Generator[tuple[int, Prediction], None, None]:
-    """Yield the number of each experiment and its prediction, as completed.
+    """Yield the index of each experiment and its prediction, as completed.
 
     Options are those of predict_each().
 
@@ -133,7 +133,7 @@ def predict_each(
     context_bytes: int | None = None,
     num_processes: int | None = None,
 ) -> Generator[tuple[int, Prediction | InvalidInputError], None, None]:
-    """Yield the number of each experiment and its prediction, or why it cannot be predicted.
+    """Yield the index of each experiment and its prediction, or why it cannot be predicted.
 
     Experiments from which others are extrapolated come first. `num_processes` is the number of worker processes, which
     end with the iterator; 0 predicts in this process. By default there is one for each core if the fork server is

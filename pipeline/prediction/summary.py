@@ -22,7 +22,7 @@ def summary(experiment: Experiment, result: Result) -> Summary:
     try:
         prediction = _prediction_of(experiment)
         return Summary(measured | _prediction_metrics(prediction, measured, result.outcome))
-    except Exception as error:  # whatever a model's code raises on fake tensors: the measurement is kept
+    except Exception as error:  # any error of the model's code on fake tensors: the measurement is kept
         return Summary(measured, {"prediction": f"not possible: {type(error).__name__}: {first_line(error)}"})
 
 

@@ -64,7 +64,7 @@ def others_need(experiment: Experiment) -> bool:
 
 
 def is_steady(timeline: Timeline) -> bool:
-    """Whether the second micro-batch of the last optimizer step leaves the same storages as it found."""
+    """Whether the second micro-batch of the last optimizer step leaves the storages that it found, and hardly more."""
     step = max(span.step for span in timeline.spans if span.phase == "backward")
     ends = [after.begin for span, after in pairwise(timeline.spans) if (span.step, span.phase) == (step, "backward")]
     if len(ends) != STEADY_STEPS:
@@ -165,7 +165,8 @@ def _value_was_read(error: DataDependentOutputException | DynamicOutputShapeExce
     remedy = "measure this configuration instead: headroom main"
     if "/transformers/models/" in frames[-1].filename:
         remedy += (
-            "; if it is a mixture of experts, set experts_implementation to grouped_mm in its config.json, for eager "
-            "routing allocates what the values decide"
+            "; if it is a mixture of experts, set experts_implementation to grouped_mm in its config.json, since eager "
+            "routing allocates memory that depends on values"
         )
-    return f"memory is predicted on fake tensors, which have no values, and {place} reads one ({error.func}); {remedy}"
+    problem = f"memory is predicted on fake tensors, which have no values, and {place} reads a value"
+    return f"{problem} ({error.func}); {remedy}"

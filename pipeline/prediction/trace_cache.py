@@ -63,7 +63,7 @@ def write_trace(file: Path, timeline: Timeline) -> None:
 
 
 def cache_size() -> str:
-    """Return the size of the cache in words.
+    """Return the number and size of the cached predictions, as text.
 
     Raises:
         InvalidInputError: the cache folder cannot be written.

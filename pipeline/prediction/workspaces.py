@@ -47,7 +47,7 @@ def _cublas_workspace(call: Call) -> int:
 
 
 def _flash_backward(call: Call) -> int:
-    """Return the bytes of softmax_d, dq_accum, and where heads share keys of dk and dv for every query head."""
+    """Return the bytes of softmax_d, dq_accum, and, if heads share keys, of dk and dv for every query head."""
     query: Tensor = call.args[1]
     key: Tensor = call.args[2]
     batch, heads, length, channels = query.shape
@@ -66,7 +66,7 @@ def _efficient_backward(call: Call) -> int:
 
 
 def _squared_errors(call: Call) -> int:
-    """Return the bytes of the errors of all elements, where they are reduced."""
+    """Return the bytes of the errors of all elements, if the loss is reduced."""
     inputs: Tensor = call.args[0]
     reduced = len(call.args) < 3 or call.args[2] != NO_REDUCTION
     return inputs.numel() * inputs.element_size() if reduced else 0

@@ -51,20 +51,20 @@ def comparison_report(findings: ComparisonFindings) -> Report:
     return Report(
         entry=findings.entry,
         question=findings.question,
-        answer=" ".join(text if one else f"{in_words(name).capitalize()}: {text}" for name, text in answers),
+        answer=" ".join(text if one else f"{readable(name).capitalize()}: {text}" for name, text in answers),
         sections=tuple(sections),
         environment=findings.environment,
         settings=common_settings([row.params for row in findings.rows]),
     )
 
 
-def in_words(name: str) -> str:
-    """Return the name of a comparison with spaces."""
+def readable(name: str) -> str:
+    """Return the name of a comparison with spaces instead of underscores."""
     return name.replace("_", " ")
 
 
 def _section(entry: str, name: str, rows: Sequence[Row]) -> Section:
-    title = f"{entry}: {in_words(name)}"
+    title = f"{entry}: {readable(name)}"
     drawn = any(row.result is not None and row.result.steps for row in rows)
     shared = common_settings([row.params for row in rows])
     where = f"{title} ({', '.join(str(shared[name]) for name in ('model', 'device') if name in shared)})"
@@ -77,7 +77,7 @@ def _section(entry: str, name: str, rows: Sequence[Row]) -> Section:
 
 
 def comparison_frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return a line for each variant: its comparison, outcome, settings and metrics."""
+    """Return a row for each variant: its comparison, outcome, settings and metrics."""
     return pd.DataFrame(
         {
             "comparison": row.comparison,

@@ -56,7 +56,7 @@ def to_html(report: Report) -> str:
 
 
 def to_markdown(report: Report) -> str:
-    """Return question, answer and tables for the description of an MLflow run, cut to the longest that MLflow takes."""
+    """Return question, answer and tables for the description of an MLflow run, within MLflow's limit of length."""
     parts = [f"**{report.question}**", report.answer]
     for section in report.sections:
         for table in section.tables:

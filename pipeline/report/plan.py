@@ -26,7 +26,7 @@ ESTIMATED = "Which is the fastest is estimated from floating-point operations; a
 
 
 def plan_report(findings: PlanFindings) -> Report:
-    """Return the report; the terminal shows the details of a card where it is the only one."""
+    """Return the report; the terminal shows the details of a card if it is the only one."""
     several = len(findings.cards) > 1
     recommended = any(card.recommended for card in findings.cards)
     sections = [_card_section(card, findings, num_details=0 if several else None) for card in findings.cards]
@@ -125,7 +125,7 @@ def _largest_table(name: str, card: CardPlan, num_in_terminal: int | None) -> Ta
 
 
 def _cards_table(cards: Sequence[CardPlan]) -> Table:
-    """Return a line for each card: its memory and the configuration to start with."""
+    """Return a row for each card: its memory and the configuration to start with."""
     lines = []
     for card in cards:
         best = card.recommended

@@ -44,9 +44,9 @@ class ProfilingFindings:
     question: str
     row: Row
     memory: MemoryProfile | None
-    """None where the run failed before its first phase ended."""
+    """None if the run failed before its first phase ended."""
     time: TimeProfile | None
-    """None where the run failed before it was timed."""
+    """None if the run failed before it was timed."""
     advice: tuple[Advice, ...]
     environment: Mapping[str, str]
 

@@ -35,7 +35,7 @@ def answer(findings: SearchFindings) -> str:
     space = f"{len(one_per_configuration(rows))} of {findings.num_configurations} configurations measured"
     if best is None:
         peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None and row.tokens_per_second is not None]
-        smallest = f"the smallest peak seen is {min(peaks) / MIB:,.1f} MiB" if peaks else "none ran to its end"
+        smallest = f"the smallest measured peak is {min(peaks) / MIB:,.1f} MiB" if peaks else "none completed"
         return f"Nothing fits {budget / MIB:,.1f} MiB at an effective batch of {effective}: {smallest} ({space})."
     peak, speed = best.peak_bytes or 0, best.tokens_per_second or 0
     text = (
@@ -93,7 +93,7 @@ def _certified(findings: SearchFindings) -> tuple[Section, ...]:
 
 
 def trials_frame(rows: Sequence[Trial]) -> pd.DataFrame:
-    """Return a line for each trial, with every metric."""
+    """Return a row for each trial, with every metric."""
     return pd.DataFrame(
         {
             "trial": row.number,
@@ -178,7 +178,7 @@ def _predicted_mib(row: Trial) -> float | None:
 
 
 def _against_naive(findings: SearchFindings, best: Trial) -> str:
-    """Compare with the first naive configuration that fits, where it has been measured."""
+    """Compare with the first naive configuration that fits, if it has been measured."""
     fitting = {tuple(row.choice.items()): row for row in one_per_configuration(findings.rows) if row.fits}
     keys = [tuple(choice.items()) for choice in findings.naive]
     plain = next((fitting[key] for key in keys if key in fitting), None)

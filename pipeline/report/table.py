@@ -28,7 +28,7 @@ class Table:
     note: str | None = None
     """A line below the table."""
     num_in_terminal: int | None = None
-    """Number of lines that the terminal shows, the first ones; None for all, 0 leaves the table out there."""
+    """Number of rows, from the first, that the terminal shows; None for all, 0 omits the table."""
 
     @property
     def headings(self) -> list[str]:
@@ -37,7 +37,7 @@ class Table:
 
     @property
     def lines(self) -> list[list[str]]:
-        """Every cell as text, by line; a missing value is empty."""
+        """Every cell as text, row by row; a missing value is empty."""
         return [
             [self._written(heading, value) for heading, value in zip(self.headings, values, strict=True)]
             for values in self.frame.itertuples(index=False)

@@ -1,4 +1,4 @@
-"""The child process of a run: it does the work and sends events to the parent."""
+"""The child process of a run: it trains and sends events to the parent."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What measurements depend on beside the settings: hardware, versions and the allocator's configuration."""
+"""What measurements depend on besides the settings: hardware, versions and the allocator's configuration."""
 
 import os
 import platform

@@ -22,7 +22,7 @@ class Run:
 
 
 class Observer:
-    """Receives the events of runs, one run after the other; by default it ignores them."""
+    """Receives the events of runs, one run at a time; by default it ignores them."""
 
     def started(self, run: Run) -> None:
         """Receive the run that starts now; its folder exists and holds config.yaml."""
@@ -34,7 +34,7 @@ class Observer:
         """Receive the memory used so far."""
 
     def message(self, message: Any) -> None:
-        """Receive what other work than training emits."""
+        """Receive an event of other work than training."""
 
     def finished(self, result: Result, summary: Summary) -> None:
         """Receive the outcome; result.json in the run's folder holds it already, unless the run was aborted."""

@@ -1,4 +1,4 @@
-"""Experiments in clean processes: whatever becomes of the process, the outcome is a value."""
+"""Runs experiments in clean processes: out of memory, a crash and a time-out are outcomes, not exceptions."""
 
 import signal
 import time
@@ -39,7 +39,7 @@ class _Received:
 
 
 def never_stop(_: Sequence[float]) -> bool:
-    """Return False: the training takes all of its optimizer steps."""
+    """Return False: the run takes all of its optimizer steps."""
     return False
 
 
@@ -53,7 +53,7 @@ def run(
 ) -> tuple[Result, Summary]:
     """Train in a clean process, write the results into the run's folder, and emit every event to the observers.
 
-    `then` is further work in a second clean process; if it fails, so does a run that was completed. `summarize` returns
+    `then` is further work in a second clean process; if it fails, the run fails as well. `summarize` returns
     the summary metrics of a result, by default those that were measured.
 
     Raises:
@@ -202,12 +202,12 @@ def _await_end(process: BaseProcess) -> None:
 def _judge(
     experiment: Experiment, received: _Received, exit_code: int | None, log_file: Path
 ) -> tuple[Outcome, str | None]:
-    """Return the outcome of a process that has ended, and why it did not end well."""
+    """Return the outcome of a process that has ended, and the reason if it failed."""
     if received.failed is not None:
         return received.failed.outcome, received.failed.detail
     if received.finished is None and exit_code != 0:
         if exit_code == -signal.SIGKILL:
-            return Outcome.OUT_OF_MEMORY, "killed by SIGKILL, as the kernel does when the machine's memory is used up"
+            return Outcome.OUT_OF_MEMORY, "killed by SIGKILL, probably by the kernel for lack of memory"
         return Outcome.CRASHED, _how_it_died(exit_code, log_file)
     budget = experiment.budget_bytes
     peak = received.memory.peak_bytes if received.memory else None

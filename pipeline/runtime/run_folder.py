@@ -43,7 +43,7 @@ class RunFolder:
         except OSError as error:
             if not self._has_failed:
                 self._has_failed = True
-                print(f"{path} cannot be written ({error.strerror}); training goes on", file=sys.stderr)  # noqa: T201
+                print(f"{path} cannot be written ({error.strerror}); training continues", file=sys.stderr)  # noqa: T201
 
     def write_result(self, result: Result, summary: Summary) -> None:
         """Write settings, summary metrics, optimizer steps and outcome.
@@ -68,7 +68,7 @@ def write_result_file(path: Path, content: str | bytes) -> None:
         write_atomically(path, content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise InvalidInputError(
-            f"the output folder must take the results, and {path} cannot be written ({error.strerror}); free some "
+            f"the output folder must be writable, and {path} cannot be written ({error.strerror}); free some "
             "space, or set output to another folder"
         ) from error
 

@@ -1,4 +1,4 @@
-"""Model shapes that cannot be built, refused before anything runs."""
+"""Checks that models can be built in their shapes, before anything runs."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ from pipeline.runtime.worker_pool import run_in_worker
 
 
 def check_shapes(experiments: Iterable[Experiment]) -> None:
-    """Build each distinct model without memory for its weights, in a worker, which has its code loaded already.
+    """Build each distinct model on the meta device, in a worker process that has imported transformers already.
 
     Raises:
         InvalidInputError: a model cannot be built in its shape.
@@ -32,7 +32,7 @@ def _build(given: tuple[Model, str]) -> None:
             model.build(name, model.describe(name).vocabulary_size or 1)
     except InvalidInputError:
         raise
-    except Exception as error:  # whatever a model's code raises
+    except Exception as error:  # any error of the model's code
         raise InvalidInputError(
             f"{name} cannot be built in this shape: {first_line(error)}; change its settings"
         ) from error

@@ -23,7 +23,7 @@ class WorkerError(RuntimeError):
 
 @contextmanager
 def worker_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Give a pool of worker processes; an exception inside, as of Ctrl-C, ends them at once."""
+    """Yield a pool of worker processes; an exception in the body, such as KeyboardInterrupt, ends them at once."""
     pool = ProcessPoolExecutor(num_processes, CONTEXT, initializer=_start_worker)
     try:
         yield pool
@@ -51,9 +51,7 @@ def run_all(
         for future in as_completed(futures):
             yield futures[future], future.result()
     except BrokenProcessPool as error:
-        raise WorkerError(
-            "a worker process ended before its task was done, as when the machine's memory is used up"
-        ) from error
+        raise WorkerError("a worker process ended before its task was done, probably for lack of memory") from error
 
 
 def run_in_worker(function: Callable[[Argument], Returned], argument: Argument) -> Returned:
@@ -86,7 +84,7 @@ def _end_with_parent() -> None:
 
 
 def _call(function: Callable[[Argument], Returned], argument: Argument) -> Returned:
-    """Call the function; not every error of a library can be pickled, so others than ours are sent as text."""
+    """Call the function; an error other than InvalidInputError is sent as text, since it may not be picklable."""
     try:
         return function(argument)
     except InvalidInputError:

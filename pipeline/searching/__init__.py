@@ -1,1 +1,1 @@
-"""The fastest configuration that fits a memory budget: choosing a trial, running it and judging it are three things."""
+"""Search for the fastest configuration that fits a memory budget: proposals, trials, study and verification."""

@@ -28,9 +28,9 @@ class Rules:
 
     budget_bytes: int
     fit_confidence: float = 0.95
-    """Probability of fitting from which on a configuration is feasible."""
+    """Minimum probability of fitting for a configuration to be feasible."""
     gap: float = 0.01
-    """Fraction of its time by which the answer may be slower than the best configuration."""
+    """The search ends once no unmeasured configuration is likely to be faster by more than this fraction."""
     kind: str = "cpu"
     """Kind of device: cpu or cuda."""
     whole_front: bool = False
@@ -39,20 +39,20 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """What has been measured, by index of candidate."""
+    """The measurements so far, by index of the candidate."""
 
     log_seconds: Mapping[int, float]
-    """Logarithm of the seconds per token of those that ran to their end."""
+    """Logarithm of the seconds per token of each candidate that completed."""
     peak_bytes: Mapping[int, float]
-    """Peaks of those that reached theirs."""
+    """Peaks of the candidates that completed, whether or not they fit."""
     peak_lower_bounds: Mapping[int, float] = field(default_factory=dict)
-    """Of those that ran out of memory: what they had reserved and asked for, below their true peak."""
+    """Lower bounds of the peaks of candidates that ran out of memory: reserved bytes plus the failed allocation."""
     over_budget: frozenset[int]
     failed: frozenset[int]
-    """Those whose runs ended otherwise: neither time nor memory is known."""
+    """Candidates that failed for another reason: neither time nor memory is known."""
     running: frozenset[int]
     repeated: frozenset[int] = frozenset()
-    """Those measured more than once, or being so."""
+    """Candidates that were measured more than once, or are being measured again."""
 
     @property
     def taken(self) -> frozenset[int]:
@@ -65,24 +65,24 @@ class Acquisition:
     """The candidates evaluated on the measurements so far."""
 
     next: int | None
-    """Index of the candidate to measure next; None where no measurement is worth its time."""
+    """Index of the candidate to measure next; None if no measurement is worth its time."""
     best_remaining: int | None
-    """Index of the candidate to measure where one must be: `next`, else the best feasible one that is left."""
+    """Index of the candidate to measure if one is demanded: `next`, else the best feasible one that is left."""
     bound: float | None
-    """Fraction of its time by which the best of all candidates may beat the best measured one, with CONFIDENCE; None
-    where nothing that fits was measured."""
+    """Upper bound, with CONFIDENCE, of the fraction by which the best of all candidates is faster than the best
+    measured one; None if nothing that fits was measured."""
     remaining_improvement: float | None
-    """The same for the best candidate that is not measured: what further measurements may gain."""
+    """The same bound for the best unmeasured candidate alone: what further measurements may gain."""
     feasible: frozenset[int]
-    """Indices of the candidates that fit with the confidence asked for."""
+    """Indices of the candidates that fit with a probability of at least `fit_confidence`."""
     predicted_seconds: Vector | None
     """Predicted seconds of an optimizer step of each; None before anything was measured."""
     residual_rms: float
     """Root mean square residual of the time model, as a fraction."""
     outlier: int | None
-    """Index of a measured candidate to measure again, because its time is an outlier; None where there is none.
+    """Index of a measured candidate to measure again, because its time is an outlier; None if there is none.
 
-    Only slow outliers count: another load on the machine can make a run slower, and nothing makes it faster.
+    Only slow outliers count: other load on the machine can make a run slower, and nothing makes it faster.
     """
 
     @property
@@ -129,7 +129,7 @@ def _outlier(measured: Measurements, leave_one_out: Mapping[int, float]) -> int 
 
 
 def _rivals(candidates: Sequence[Candidate], measured: Measurements, whole_front: bool) -> list[list[int]]:
-    """Return for each candidate the measured ones to beat: those that fit; for the front, those of no higher peak."""
+    """Return for each candidate the measured ones to beat: those that fit and, for the front, have no higher peak."""
     fitting = [number for number in measured.log_seconds if number not in measured.over_budget]
     if not whole_front:
         return [fitting] * len(candidates)
@@ -161,10 +161,10 @@ def _expected_improvement(
 def _bounds(
     posterior: GaussianMixture, measured: Measurements, rivals: Sequence[Sequence[int]], remaining: frozenset[int]
 ) -> tuple[float | None, float | None]:
-    """Return two fractions of time that hold with CONFIDENCE; None where nothing that fits was measured.
+    """Return two fractions of time that hold with CONFIDENCE; None if nothing that fits was measured.
 
     The first is by how much the fastest of `remaining` beats the fastest measured one. The second is by how much the
-    fastest of all beats the incumbent: the one that was measured to be the fastest, whose own time is uncertain, too.
+    fastest of all beats the incumbent: the fastest measured one, whose own time is uncertain as well.
     """
     fitting = {number for number in measured.log_seconds if number not in measured.over_budget}
     if not fitting or any(not rivals[number] for number in remaining):
@@ -188,7 +188,7 @@ def _upper_bound(differences: Sequence[Vector]) -> float:
 def _choose(
     improvement_N: Vector, probability_N: Vector, mean_N: Vector, taken: frozenset[int], rules: Rules, *, is_open: bool
 ) -> int | None:
-    """Return the best feasible candidate while the bound is open, then one whose improvement is worth its risk."""
+    """Return the best feasible candidate until `gap` is reached, then one whose improvement is worth its risk."""
     free = [number for number in range(len(improvement_N)) if number not in taken]
     safe = [number for number in free if probability_N[number] >= rules.fit_confidence]
     if is_open and safe:

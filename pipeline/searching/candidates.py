@@ -24,7 +24,7 @@ class Candidate:
     """Floating-point operations of one sequence, recomputation included."""
     precision: str
     predicted_bytes: int | None
-    """The peak that the budget limits; None where it cannot be predicted."""
+    """The peak that the budget limits; None if it cannot be predicted."""
     fits: Callable[[int], bool]
     """Whether it is predicted to fit a budget in bytes."""
 
@@ -73,5 +73,5 @@ def _candidate(choice: Choice, experiment: Experiment, prediction: Prediction | 
 
 
 def _may_fit(_: int) -> bool:
-    """Return True, where there is no prediction."""
+    """Return True: without a prediction any configuration may fit."""
     return True

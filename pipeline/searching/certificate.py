@@ -26,11 +26,11 @@ class Certificate:
     """A bound on how much slower the answer is than the best configuration, and what the bound rests on."""
 
     gap: float
-    """Fraction of its time by which the answer was allowed to be slower."""
+    """The setting `gap`: the remaining improvement at which the search ends."""
     bound: float | None
-    """The fraction reached; None where nothing that fits was measured, or the time model is not adequate."""
+    """Fraction by which the best may be faster than the answer; None if nothing fits or the model is not adequate."""
     remaining_improvement: float | None
-    """Fraction by which an unmeasured configuration may beat the measured ones; the rest is measurement noise."""
+    """Fraction by which an unmeasured one may be faster; the rest of the bound is measurement noise."""
     confidence: float
     """Probability with which the bound holds, according to the time model."""
     residual_rms: float

@@ -1,4 +1,4 @@
-"""The predictions of a whole space, before anything is stored or run: the sampler, or why nothing fits."""
+"""Predicts every configuration of a space and makes the sampler, before anything is stored or run."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,14 +43,14 @@ def _nothing_fits(problem: SearchProblem, candidates: Sequence[Candidate]) -> st
     peak_bytes, number = min(_known_peaks(candidates))
     leanest, peak, budget = candidates[number], peak_bytes / MIB, problem.budget_bytes / MIB
     return (
-        f"something must fit the budget, and the smallest predicted peak is {peak:,.1f} MiB, "
+        f"no configuration is predicted to fit the budget: the smallest predicted peak is {peak:,.1f} MiB, "
         f"{peak - budget:,.1f} MiB more than the {budget:,.1f} MiB ({label(leanest.choice)}); "
         f"{_what_would_help(problem, leanest.choice)}"
     )
 
 
 def _what_would_help(problem: SearchProblem, choice: Choice) -> str:
-    """Return which change of a setting lowers the smallest predicted peak most, and to what."""
+    """Return the change of one setting that lowers the smallest predicted peak most, and the new peak, as text."""
     settings: Any = problem.experiment(choice).settings
     changes = {
         "micro_batch_size": 1,

@@ -1,4 +1,4 @@
-"""From the result of a run to the state, value and constraint of its Optuna trial."""
+"""Converts the result of a run to the state, value and constraint of its Optuna trial."""
 
 import re
 from collections.abc import Mapping
@@ -27,9 +27,9 @@ class Verdict:
     tokens_per_second: float | None
     peak_bytes: int | None
     violation_bytes: float | None
-    """Bytes over the budget, negative within it; None where the run ended for another reason than memory."""
+    """Bytes over the budget, negative within it; None if the run failed for another reason than memory."""
     is_lower_bound: bool
-    """Whether the violation may be greater: the trial ran out of memory before its peak."""
+    """Whether the violation is a lower bound: the trial ran out of memory before its peak."""
 
     @property
     def fits(self) -> bool:
@@ -58,6 +58,6 @@ def peak_bytes(metrics: Mapping[str, float]) -> int | None:
 
 
 def attempted_bytes(text: str) -> int:
-    """Return the size of the allocation that an out-of-memory message names, 0 where it names none."""
+    """Return the size of the allocation that an out-of-memory message names, 0 if it names none."""
     match = ATTEMPT.search(text)
     return int(float(match["number"]) * UNIT_BYTES[match["unit"]]) if match else 0

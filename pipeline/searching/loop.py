@@ -40,13 +40,13 @@ SECONDS_BETWEEN_POLLS = 1.0
 
 
 class SearchObserver(Observer):
-    """Receives the events of a search beside those of its runs; by default it ignores them."""
+    """Receives the events of a search in addition to those of its runs; by default it ignores them."""
 
     def trials(self, num_measured: int, best: Trial | None) -> None:
         """Receive how many configurations are measured and the fastest that fits, before each trial."""
 
     def waiting(self) -> None:
-        """Receive that the search waits for the trials of other processes."""
+        """Called when the search starts to wait for the trials of other processes."""
 
     def trial(self, name: str, trial: Trial) -> None:
         """Receive a trial that has ended."""
@@ -57,7 +57,7 @@ class SearchObserver(Observer):
 
 @dataclass(frozen=True)
 class Search:
-    """A search under way: what is searched, where its trials are stored, and who receives its events."""
+    """A running search: its problem, its study and the observer of its events."""
 
     problem: SearchProblem
     study: StoredStudy
@@ -84,12 +84,12 @@ class Search:
 
     @property
     def trials(self) -> list[Trial]:
-        """The study's measured trials, those of earlier sessions and other processes included."""
+        """The study's measured trials, including those of earlier sessions and other processes."""
         return trials_of(self.problem, self.study)
 
 
 def trials_of(problem: SearchProblem, study: StoredStudy) -> list[Trial]:
-    """Return the study's measured trials, those of earlier sessions and other processes included."""
+    """Return the study's measured trials, including those of earlier sessions and other processes."""
     return [
         Trial(
             number=trial.number,
@@ -105,10 +105,10 @@ def trials_of(problem: SearchProblem, study: StoredStudy) -> list[Trial]:
 
 
 def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = ()) -> None:
-    """Measure configurations until the proposer has no proposal, there are num_trials, or the deadline has passed.
+    """Measure configurations until the proposer returns None, num_trials are reached, or the deadline has passed.
 
-    The first trial is run whatever the deadline, which is in seconds of time.monotonic(). `extra` has measurements
-    beside the trials.
+    The deadline is in seconds of time.monotonic(); the first trial is run even after it. `extra` has measurements in
+    addition to the trials.
     """
     study, total = search.study, search.problem.settings.num_trials
     while len(trials := search.trials) < total and (not trials or time.monotonic() < deadline):
@@ -129,9 +129,9 @@ def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = (
 
 
 def search_and_verify(search: Search) -> Verification | None:
-    """Run the trials, then verify the answer; where a run of the verification contradicts it, the search goes on.
+    """Run the trials, then verify the answer; if a run of the verification contradicts it, the search continues.
 
-    What the verification measures of a plain configuration without a trial becomes a trial of the study.
+    If the plain configuration of the verification has no trial, its measurement is added to the study as one.
     """
     deadline, settings = deadline_of(search.problem), search.problem.settings
     verification: Verification | None = None
@@ -162,7 +162,7 @@ def _verify(search: Search, title: str) -> Verification | None:
 
 
 def deadline_of(problem: SearchProblem) -> float:
-    """Return the second of time.monotonic() after which no further trial begins, for a search that starts now."""
+    """Return the deadline of a search that starts now, in seconds of time.monotonic()."""
     return time.monotonic() + (problem.settings.search_time_limit or math.inf)
 
 
@@ -190,7 +190,7 @@ def _run_trial(search: Search, proposal: Proposal, trial: optuna.Trial, best: Tr
 
 
 def _trial_length(problem: SearchProblem, experiment: Experiment, best: Trial | None) -> TrialLength:
-    """Return when a trial may stop; a slow one is given up only where throughput alone is the objective."""
+    """Return when a trial may stop; a slow one is stopped early only if throughput is the only objective."""
     settings = problem.settings
     tokens = experiment.effective_batch_size * experiment.settings.sequence_length
     speed = best.tokens_per_second if best is not None and settings.objectives == "throughput" else None
@@ -219,7 +219,7 @@ def findings_of(
     certificate: Certificate | None = None,
     verification: Verification | None = None,
 ) -> SearchFindings:
-    """Return everything that the report shows."""
+    """Return the findings of the search, from which its report is made."""
     return SearchFindings(
         entry="search",
         model=problem.base.settings.model,

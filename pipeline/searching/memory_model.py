@@ -30,7 +30,7 @@ def posterior(
     """Return the posterior of log(measured / predicted peak) of every candidate, after measuring some, by index.
 
     `lower_bounds_bytes` has the censored ones: what ran out of memory within the budget has a peak above its bound. If
-    it was predicted to fit, its prediction was too low, even where the predicted peak is above the bound: the
+    it was predicted to fit, its prediction was too low, even if the predicted peak is above the bound: the
     allocator gives back cached memory near a cap.
     """
     correlation = correlation_of([candidate.group for candidate in candidates], 0.5)

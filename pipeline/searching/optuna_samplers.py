@@ -1,4 +1,4 @@
-"""Trials by one of Optuna's samplers: the naive configurations first, and none twice."""
+"""Trials by one of Optuna's samplers: the naive configurations first, and no configuration twice."""
 
 import random
 import warnings
@@ -36,7 +36,7 @@ def choose(
     sampler: str,
     seed: int,
 ) -> Choice | None:
-    """Return one of `choices` of `space` that is not among `taken`, or None where all are.
+    """Return one of `choices` of `space` that is not among `taken`, or None if all are.
 
     The sampler proposes within a study in memory that has the finished trials, so that the stored study holds measured
     configurations only.

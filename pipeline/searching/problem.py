@@ -103,14 +103,14 @@ def automatic_budget(device: torch.device) -> tuple[str, tuple[str, ...]]:
     commands, which must not make another budget and so another study.
     """
     if device.type == "cpu":
-        return CPU_BUDGET, (f"budget: {CPU_BUDGET}, the default on a CPU, in scale with gpt2-nano",)
+        return CPU_BUDGET, (f"budget: {CPU_BUDGET}, the default on a CPU, which suits gpt2-nano",)
     free = free_bytes(device)
     budget_mib = int(SHARE_OF_FREE * free / MIB) // BUDGET_STEP_MIB * BUDGET_STEP_MIB
     where = f"{free / 2**30:.1f} GiB that are free on {device_name(device)}"
     if not budget_mib:
         raise InvalidInputError(
             f"an automatic budget is {100 * SHARE_OF_FREE:.0f} % of the free memory in steps of {BUDGET_STEP_MIB} MiB, "
-            f"which is nothing of the {where}; end what uses the GPU, or set budget"
+            f"which leaves nothing of the {where}; end what uses the GPU, or set budget"
         )
     budget = f"{budget_mib / 1024:g}GiB"
     return budget, (f"budget: {budget}, {100 * SHARE_OF_FREE:.0f} % of the {where}, rounded down",)
@@ -125,7 +125,7 @@ def _check(problem: SearchProblem) -> None:
     settings = problem.settings
     reason = why_untimed("verify_steps", settings.verify_steps, problem.base.settings.timing_warmup_steps)
     if settings.verify_steps and reason:
-        raise InvalidInputError(f"{reason}, or 0 to leave the check out")
+        raise InvalidInputError(f"{reason}, or 0 to skip the verification")
     experiments = [problem.experiment(choice) for choice in problem.space.choices]
     check_shapes(experiments)
     prepared: set[str] = set()

@@ -27,19 +27,19 @@ class Proposal:
 
 
 class Proposer(Protocol):
-    """Proposes what to measure, and certifies the answer where it can.
+    """Proposes the configuration to measure next, and certifies the answer if it can.
 
-    `extra` has measurements beside the trials, such as those of a verification.
+    `extra` has measurements in addition to the trials, such as those of a verification.
     """
 
     def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
-        """Return what to measure after these trials; None where no measurement is worth its time."""
+        """Return the configuration to measure after these trials; None if no measurement is worth its time."""
 
     def naive(self, rows: Sequence[Trial]) -> Choice | None:
         """Return the naive configuration with the largest micro-batch that fits, as far as is known."""
 
     def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Certificate | None:
-        """Return the certificate of the answer; None where the sampler proves nothing."""
+        """Return the certificate of the answer; None if the sampler states no bound."""
 
 
 class OptunaProposer:
@@ -49,7 +49,7 @@ class OptunaProposer:
         self._problem, self._study = problem, study
 
     def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
-        """Return the middle of the naive micro-batches still possible, then what the sampler proposes."""
+        """Return the middle of the naive micro-batches that may fit, then the proposals of the sampler."""
         problem, study = self._problem, self._study
         choice = next_naive(problem.naive, _fitting(rows), study.taken) or choose(
             problem.space.choices,
@@ -68,18 +68,18 @@ class OptunaProposer:
         return next((choice for choice in self._problem.naive if choice in fitting), None)
 
     def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:
-        """Return None: nothing is known of configurations that were not measured."""
+        """Return None: Optuna's samplers give no bound."""
         return
 
 
 class PredictiveProposer:
-    """Proposes what is predicted to fit and may be faster, until the bound is reached."""
+    """Proposes configurations that are predicted to fit and may be faster, until `gap` is reached."""
 
     def __init__(self, problem: SearchProblem, study: StoredStudy, sampler: PredictiveSampler) -> None:
         self._problem, self._study, self._sampler = problem, study, sampler
 
     def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
-        """Return an outlier to measure again, else the best candidate; TPE's where the time model is not adequate."""
+        """Return an outlier to measure again, else the best candidate, or TPE's if the time model is not adequate."""
         acquisition = self._study.evaluate(self._sampler, extra)
         if acquisition.outlier is not None:
             return Proposal(self._sampler.candidates[acquisition.outlier].choice, is_repeat=True)
@@ -98,7 +98,7 @@ class PredictiveProposer:
         return next((choice for choice in self._problem.naive if choice in fitting), None)
 
     def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Certificate:
-        """Return the bound that the measurements have reached, and what was not measured."""
+        """Return the bound after these measurements, and the configurations that were not measured."""
         acquisition = self._study.evaluate(self._sampler, extra)
         counting = one_per_configuration(rows)
         choices = [*(row.choice for row in counting), *(one.choice for one in extra)]
@@ -143,7 +143,7 @@ class PredictiveProposer:
 
 
 def make_proposer(problem: SearchProblem, study: StoredStudy, sampler: PredictiveSampler | None) -> Proposer:
-    """Return the predictive proposer with its sampler, or that of one of Optuna's samplers where there is none."""
+    """Return the predictive proposer with its sampler, or that of one of Optuna's samplers if `sampler` is None."""
     return OptunaProposer(problem, study) if sampler is None else PredictiveProposer(problem, study, sampler)
 
 

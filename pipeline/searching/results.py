@@ -29,7 +29,7 @@ class Trial:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Throughput; None where the run did not reach its end."""
+        """Throughput; None if the run did not complete."""
         return self.metrics.get("tokens_per_second") if self.outcome in ("ok", "over_budget") else None
 
     @property
@@ -42,12 +42,12 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """A run of a configuration beside its trials, such as one of the verification."""
+    """A run of a configuration in addition to its trials, such as one of the verification."""
 
     choice: Mapping[str, Any]
     outcome: str
     tokens_per_second: float | None
-    """None where the run did not reach its end."""
+    """None if the run did not complete."""
     peak_bytes: float | None
     """The peak that the budget limits."""
 
@@ -63,9 +63,9 @@ def heading(dimension: str) -> str:
 
 
 def one_per_configuration(rows: Sequence[Trial]) -> list[Trial]:
-    """Return the trial that counts of each configuration: of two the one that did not fit, else the faster one.
+    """Return one trial for each configuration: of two, the one that did not fit, else the faster one.
 
-    A configuration is measured again where its first time is an outlier: another load may have slowed that run.
+    A configuration is measured again if its first time is an outlier: other load may have slowed that run.
     """
     counting: dict[tuple[Any, ...], Trial] = {}
     for row in sorted(rows, key=lambda row: (row.outcome not in TOO_LARGE, -(row.tokens_per_second or 0))):
@@ -80,7 +80,7 @@ def best_trial(rows: Sequence[Trial]) -> Trial | None:
 
 
 def pareto_front(rows: Sequence[Trial]) -> list[Trial]:
-    """Return the measured configurations that no other beats in both memory and throughput, by ascending peak."""
+    """Return the measured configurations that are not dominated in memory and throughput, by ascending peak."""
     front: list[Trial] = []
     ended = measured(one_per_configuration(rows))
     for row in sorted(ended, key=lambda row: (row.peak_bytes or 0, -(row.tokens_per_second or 0))):
@@ -90,7 +90,7 @@ def pareto_front(rows: Sequence[Trial]) -> list[Trial]:
 
 
 def measured(rows: Sequence[Trial]) -> list[Trial]:
-    """Return the trials that reached their end."""
+    """Return the trials that completed."""
     return [row for row in rows if row.tokens_per_second is not None and row.peak_bytes is not None]
 
 
@@ -100,7 +100,7 @@ class Verification:
 
     choice: Mapping[str, Any]
     plain: Mapping[str, Any] | None
-    """The largest naive micro-batch that fits; None where there is no other configuration to compare with."""
+    """The largest naive micro-batch that fits; None if there is no other configuration to compare with."""
     num_steps: int
     outcome: str
     metrics: Mapping[str, float]
@@ -115,17 +115,17 @@ class Verification:
     measurements: tuple[Measurement, ...] = ()
     """All its runs: the answer, faster configurations that were refuted, and the plain one."""
     refuted: tuple[str, ...] = ()
-    """Faster configurations that did not fit, did not end, or were slower, when they were trained again."""
+    """Faster configurations that did not fit, did not complete or were slower when they were trained again."""
 
     def is_contradicted(self, gap: float) -> bool:
-        """Return whether the answer took longer than the plain configuration by more than the share `gap`."""
+        """Return whether the answer was slower than the plain configuration by more than the fraction `gap`."""
         speed, plain = (metrics.get("tokens_per_second") for metrics in (self.metrics, self.plain_metrics))
         is_ok = self.plain_outcome == Outcome.OK and self.outcome == Outcome.OK
         return is_ok and speed is not None and plain is not None and speed < (1 - gap) * plain
 
     @property
     def same_training(self) -> bool | None:
-        """Whether the losses agree; None where they were not compared."""
+        """Whether the losses agree; None if they were not compared."""
         return None if self.max_loss_difference is None else self.max_loss_difference <= self.tolerance
 
     @property
@@ -155,7 +155,7 @@ class Verification:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchFindings:
-    """All that the report of a search is made from."""
+    """The findings of a search, from which its report is made."""
 
     entry: str
     model: str
@@ -169,9 +169,9 @@ class SearchFindings:
     """Whether the answer names the Pareto front."""
     rows: tuple[Trial, ...]
     certificate: Certificate | None = None
-    """None where the sampler proves nothing."""
+    """None if the sampler states no bound."""
     verification: Verification | None = None
-    """None where the answer was not trained again."""
+    """None if the answer was not trained again."""
     notes: tuple[str, ...] = ()
     """The automatic budget, and why values of the space were removed; a sentence each."""
     settings: Mapping[str, Any]
@@ -179,7 +179,7 @@ class SearchFindings:
 
     @property
     def best(self) -> Trial | None:
-        """Return the fastest trial that fits and was not refuted by the verification; None where there is none."""
+        """Return the fastest trial that fits and was not refuted by the verification; None if there is none."""
         if self.verification is None:
             return best_trial(self.rows)
         verified = self.verification.choice if self.verification.outcome == "ok" else None

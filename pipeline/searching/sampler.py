@@ -24,7 +24,7 @@ CANDIDATE = "candidate"
 
 
 class NothingLeftError(RuntimeError):
-    """Every configuration that is predicted to fit is measured, or being measured."""
+    """Every configuration that is predicted to fit has been measured, or is being measured."""
 
 
 class PredictiveSampler(BaseSampler):  # type: ignore[misc]
@@ -54,13 +54,13 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
 
     @property
     def first(self) -> int | None:
-        """Return the index of the candidate to measure first in an empty study; None where nothing can fit."""
+        """Return the index of the candidate to measure first in an empty study; None if nothing can fit."""
         return evaluate(self.candidates, self._measurements([], maximize=True), self.rules).next
 
     def evaluate(
         self, study: Study, instead: FrozenTrial | None = None, extra: Sequence[Measurement] = ()
     ) -> Acquisition:
-        """Return the candidates evaluated on all trials of `study`, those of other workers included.
+        """Return the candidates evaluated on all trials of `study`, including those of other workers.
 
         `instead` replaces the stored trial of its number. `extra` has further measurements of any configurations, such
         as those of a verification: the time of a configuration is the geometric mean of its trial's and theirs, and one
@@ -83,7 +83,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return the best configuration that is left, even where no measurement is worth its time.
+        """Return the best configuration that is left, even if no measurement is worth its time.
 
         Raises:
             NothingLeftError: no configuration is left that is predicted to fit.
@@ -114,7 +114,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         )
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """Stop `study.optimize` where no further measurement is worth its time."""
+        """Stop `study.optimize` if no further measurement is worth its time."""
         ended = copy.copy(trial)  # the storage does not have its state and values yet
         ended.state, ended.values = state, list(values) if values is not None else None
         if self.evaluate(study, instead=ended).next is None:
@@ -127,7 +127,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         return any(self._number(other) == number and not _is_interrupted(other) for other in others)
 
     def _measurements(self, trials: Sequence[FrozenTrial], maximize: bool) -> Measurements:
-        """Return what the trials measured: of two of a configuration the faster time, and the larger peak."""
+        """Return the measurements of the trials; of two of one configuration, the faster time and the larger peak."""
         seconds: dict[int, float] = {}
         peaks: dict[int, float] = {}
         bounds: dict[int, float] = {}
@@ -187,7 +187,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         )
 
     def _number(self, trial: FrozenTrial) -> int | None:
-        """Return the index of a trial's configuration; None where it is not known."""
+        """Return the index of a trial's configuration; None if it is not in the space."""
         known = self._numbers.get(_key(trial.params))
         stored = trial.system_attrs.get(CANDIDATE)
         return known if known is not None or stored is None else int(stored)
@@ -199,7 +199,7 @@ def _is_interrupted(trial: FrozenTrial) -> bool:
 
 
 def _is_lower_bound(trial: FrozenTrial, excess: float) -> bool:
-    """Whether a trial ended before its peak: as stored with it, else where it was pruned over the budget."""
+    """Whether a trial ended before its peak: as stored with it, else if it was pruned over the budget."""
     return bool(trial.user_attrs.get(LOWER_BOUND, trial.state is TrialState.PRUNED and excess > 0))
 
 

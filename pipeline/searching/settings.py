@@ -14,19 +14,19 @@ class SearchSettings(SpaceSettings):
     """The space, the method, and the storage of the study."""
 
     budget: str = "auto"
-    """Memory to stay within: 8GiB, 8GB, 512MiB, 80%; auto: 80% of what is free on a GPU, 256MiB on a CPU."""
+    """Memory budget: 8GiB, 8GB, 512MiB, 80%; auto: 80% of the free memory of a GPU, 256MiB on a CPU."""
     num_trials: PositiveInt = 24
-    """Greatest number of trials, those of earlier sessions of the study included."""
+    """Maximum number of trials of the study, including those of earlier sessions."""
     search_time_limit: PositiveFloat | None = None
     """Seconds after which no further trial starts; none: no limit."""
     sampler: Literal["predictive", "tpe", "gp", "random", "brute", "nsga2"] = "predictive"
-    """predictive, which ends as soon as its bound is reached, or one of Optuna's samplers."""
+    """predictive, which ends as soon as `gap` is reached, or one of Optuna's samplers."""
     gap: float = Field(default=0.01, gt=0, lt=1)
-    """Fraction of its time by which the predictive sampler's answer may be slower than the best configuration."""
+    """The predictive sampler ends once no unmeasured configuration is likely to be faster by this fraction."""
     fit_confidence: float = Field(default=0.95, gt=0.5, lt=1)
-    """Probability of fitting from which on the predictive sampler takes a configuration as feasible."""
+    """Minimum probability of fitting the budget for the predictive sampler to consider a configuration feasible."""
     precision_percent: PositiveFloat = 2.0
-    """A trial ends once its median time per step is known this well (half its 95 % interval), or after num_steps."""
+    """A trial ends once half the 95 % interval of its median step time is below this percentage, or after num_steps."""
     verify_steps: NonNegativeInt = 10
     """Optimizer steps for which the answer and the naive configuration are trained again; 0: no verification."""
     objectives: Literal["throughput", "pareto"] = "throughput"
@@ -34,4 +34,4 @@ class SearchSettings(SpaceSettings):
     storage: str = "sqlite:///optuna.db"
     """URL of the Optuna storage that keeps the study."""
     study: str = AUTO_STUDY
-    """Name of the study in that storage; auto: the same command resumes its own study, and another begins its own."""
+    """Name of the study in that storage; auto: derived from the settings, so the same command resumes its study."""

@@ -46,7 +46,7 @@ class StoredStudy:
 
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        with _reachable(storage, Exception):  # whatever the database and its driver raise
+        with _reachable(storage, Exception):  # any error of the database and its driver
             self._study = _open(storage, name, directions, identity)
             self._refuse_other(identity)
             self.free_abandoned()
@@ -60,7 +60,7 @@ class StoredStudy:
 
     @property
     def trials(self) -> list[FrozenTrial]:
-        """Trials that ended, whatever their outcome."""
+        """Trials that ended, with any outcome."""
         return [trial for trial in self._study.trials if _is_known(trial)]
 
     @property
@@ -75,11 +75,11 @@ class StoredStudy:
         return sum(_runs_here(trial) for trial in self._study.get_trials(deepcopy=False))
 
     def evaluate(self, sampler: PredictiveSampler, extra: Sequence[Measurement] = ()) -> Acquisition:
-        """Return the sampler's candidates evaluated on all trials, and on measurements beside them."""
+        """Return the sampler's candidates evaluated on all trials, and on the measurements `extra`."""
         return sampler.evaluate(self._study, extra=extra)
 
     def start(self, choice: Choice, space: Space, total: int, *, repeat: bool = False) -> optuna.Trial | None:
-        """Return a running trial of this configuration; None where another process has it, or `total` is reached.
+        """Return a running trial of this configuration; None if another process has it, or `total` is reached.
 
         A measured configuration gets a second trial only as a `repeat`, and no third. A trial is stored at once with
         its number, configuration and owner: of two processes that choose the same at the same moment, the one with the
@@ -143,13 +143,13 @@ class StoredStudy:
             if owner is None or is_gone(owner):
                 self.abandon(trial.number)
 
-    def must_answer(self) -> AbstractContextManager[None]:
-        """Return a context that raises InvalidInputError where the storage cannot be reached."""
+    def storage_errors(self) -> AbstractContextManager[None]:
+        """Return a context manager that raises InvalidInputError if the storage cannot be reached."""
         return _reachable(self._storage, StorageInternalError)
 
 
 def _open(storage: str, name: str, directions: Sequence[str], identity: Mapping[str, Any]) -> optuna.Study:
-    """Return the study, created where it is missing; another process may create it at the same moment."""
+    """Return the study, created if it is missing; another process may create it at the same moment."""
     deadline = time.monotonic() + SECONDS_FOR_A_LOCK
     while True:
         try:
@@ -166,7 +166,7 @@ def _open(storage: str, name: str, directions: Sequence[str], identity: Mapping[
 
 
 def _name_of(identity: Mapping[str, Any], storage: BaseStorage) -> str:
-    """Return the name of the study with this identity: that of a digest, or PLAIN_NAME where it has the identity."""
+    """Return the name of the study with this identity: PLAIN_NAME if that study has it, else one with its digest."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
     plain = next((one for one in storage.get_all_studies() if one.study_name == PLAIN_NAME), None)
     has_identity = plain is not None and plain.user_attrs.get(IDENTITY) == identity
@@ -189,8 +189,8 @@ def _reachable(storage: str, kind: type[Exception]) -> Iterator[None]:
     except kind as error:
         first = first_line(error.__cause__ or error)
         raise InvalidInputError(
-            f"the study's storage must be reachable, and {storage} is not ({first}); the same command goes on once it "
-            "is, or set storage=sqlite:///optuna.db"
+            f"the study's storage must be reachable, and {storage} is not ({first}); the same command resumes the "
+            "search once it is, or set storage=sqlite:///optuna.db"
         ) from error
 
 

@@ -111,7 +111,7 @@ class TimeFit:
     posterior: GaussianMixture
     """Of the logarithm of the seconds per token of each candidate."""
     residual_rms: float
-    """Root mean square residual of the fitted model, as a fraction; 0 where nothing is measured."""
+    """Root mean square residual of the fitted model, as a fraction; 0 if nothing is measured."""
     leave_one_out: Mapping[int, float]
     """Standardized leave-one-out residual of each measured candidate; positive where it was slower than predicted."""
 

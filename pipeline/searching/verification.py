@@ -24,11 +24,11 @@ Measure = Callable[[Choice, str], Measured]
 def verify(
     problem: SearchProblem, trials: Sequence[Trial], naive: Choice | None, measure: Measure
 ) -> Verification | None:
-    """Train the fastest configurations that fit again, and a naive one; None where nothing fits.
+    """Train the fastest configurations that fit again, and a naive one; None if nothing fits.
 
-    The fastest of many noisy measurements is likely to have been measured too fast. So the answer is the fastest by the
+    The fastest of many noisy measurements is likely to overstate its speed. So the answer is the fastest by the
     geometric mean of both of its measurements, and configurations are trained again as long as their trial was faster
-    than that. One that does not fit or does not end is refuted.
+    than that. One that does not fit or does not complete is refuted.
     """
     tried: list[_Again] = []
     for trial in sorted((trial for trial in one_per_configuration(trials) if trial.fits), key=_speed, reverse=True):
@@ -70,12 +70,12 @@ class _Again:
 
     @property
     def speed(self) -> float:
-        """Geometric mean of both speeds in tokens per second; only where it is ok."""
+        """Geometric mean of both speeds in tokens per second; defined only if `is_ok`."""
         return math.sqrt(self.speed_in_trial * self.measured[1]["tokens_per_second"])
 
 
 def _plain(problem: SearchProblem, choice: Choice, naive: Choice | None) -> Choice | None:
-    """Return the naive configuration or, where that is the answer, the one with the next smaller micro-batch."""
+    """Return the naive configuration or, if that is the answer, the one with the next smaller micro-batch."""
     smaller = (other for other in problem.naive if _size(other) < _size(choice))
     return naive if naive != choice else next(smaller, None)
 
@@ -93,12 +93,12 @@ def _verification(
     losses = [record.loss for record in result.steps]
     formats = [problem.experiment(one).settings.precision for one in (answer.choice, plain or answer.choice)]  # type: ignore[attr-defined]
     failed = [
-        f"{label(one.choice)} was faster and ended {one.measured[0].outcome} when it was trained again"
+        f"{label(one.choice)} was faster in its trial, but ended {one.measured[0].outcome} when it was trained again"
         for one in tried
         if not one.is_ok
     ]
     slower = [
-        f"{label(one.choice)} was faster in its trial, and slower by the two together"
+        f"{label(one.choice)} was faster in its trial, but slower by the mean of its two runs"
         for one in tried[: tried.index(answer)]
         if one.is_ok
     ]

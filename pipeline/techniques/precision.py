@@ -46,7 +46,7 @@ class Precision(Technique):
         return TRIED_ON["older cuda" if is_older else hardware.kind]
 
     def unsupported(self, hardware: Hardware) -> str | None:
-        """Return why `hardware` cannot compute in this format, or None where it can."""
+        """Return why `hardware` cannot compute in this format, or None if it can."""
         if self.precision == "tf32" and hardware.kind != "cuda":
             return (
                 f"tf32 needs a CUDA GPU of compute capability 8.0 (Ampere) or newer, and the device is {hardware.kind}"

@@ -1,4 +1,4 @@
-"""Runs that MLflow keeps -> Rows, as reports show them."""
+"""Reads runs of the MLflow tracking store as the Rows of a report."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,14 +32,14 @@ class History:
             check_database(get_tracking_uri())
             self._client = MlflowClient()
             self._names = {e.name: e.experiment_id for e in self._client.search_experiments()}
-        except Exception as error:  # whatever a store, its driver or its network raises
+        except Exception as error:  # any error of a store, its driver or its network
             raise unreachable(error) from error
 
     def by_id(self, ids: Sequence[str]) -> list[Run]:
         """Return these runs; a parent's id stands for its children.
 
         Raises:
-            InvalidInputError: there is no such run, or it is neither measured nor the parent of such runs.
+            InvalidInputError: there is no such run, or neither it nor a child of it has metrics.
 
         """
         found: list[Run] = []
@@ -63,7 +63,7 @@ class History:
         """Return the measured runs of an experiment (of all by default) that the filter lets through, oldest first.
 
         Raises:
-            InvalidInputError: no experiment has this name, the filter is malformed, or nothing measured matches.
+            InvalidInputError: no experiment has this name, the filter is malformed, or no measured run matches.
 
         """
         if experiment is not None and experiment not in self._names:
@@ -82,12 +82,12 @@ class History:
         if not measured:
             raise InvalidInputError(
                 f"at least one run with metrics must match, and of {len(runs)} that match "
-                f"experiment={experiment or 'none'} filter={filter_string or 'none'} none has any; widen the choice"
+                f"experiment={experiment or 'none'} filter={filter_string or 'none'} none has any; widen the selection"
             )
         return measured
 
     def row(self, run: Run, baseline: bool, name: str, comparison: str) -> Row:
-        """Return a run as reports show it, with the steps that MLflow has of it."""
+        """Return a run as the row of a report, with the optimizer steps that MLflow has of it."""
         tags, params = run.data.tags, _typed(run.data.params)
         params |= {name: tags[name] for name in CONDITIONS if name in tags}
         digests = [entry.dataset.digest for entry in run.inputs.dataset_inputs]
@@ -151,7 +151,7 @@ def _is_measured(run: Run) -> bool:
 
 
 def _typed(params: Mapping[str, str]) -> dict[str, Any]:
-    """Return params, which MLflow keeps as text, as the settings that they were; as text where they are not ours."""
+    """Parse params, which MLflow stores as text, to settings; a param that is not a setting stays text."""
     try:
         settings = validate(AllSettings, nested(params), "compare")
     except InvalidInputError:

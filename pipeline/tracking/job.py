@@ -62,7 +62,7 @@ class TrackedRun:
         self._update(params={**self._unsent.manifest.params, **values})
 
     def tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags, shortened to what every store takes."""
+        """Set tags, shortened to the length that every store accepts."""
         values = {name: text[:TAG_CHARACTERS] for name, text in tags.items()}
         self._update(tags={**self._unsent.manifest.tags, **values})
 
@@ -96,7 +96,7 @@ class TrackedRun:
         self._update(status=status, end_time=milliseconds_now())
 
     def send(self) -> None:
-        """Send in the background what was logged since."""
+        """Send in the background what has been logged since the last call."""
         self._sender.send(self._unsent)
 
     def _update(self, **changes: Any) -> None:
@@ -105,7 +105,7 @@ class TrackedRun:
 
 
 class Job(TrackedRun, Observer):
-    """The parent run of a job; as an observer it makes each run that it receives a child run."""
+    """The parent run of a job; as an observer it creates a child run for each run that it receives."""
 
     def __init__(self, unsent: UnsentRun, sender: Sender, entry: str) -> None:
         super().__init__(unsent, sender)
@@ -116,7 +116,7 @@ class Job(TrackedRun, Observer):
         """Whether the run ends FINISHED; a job that completed nothing sets it to False."""
 
     def describe(self, question: str, answer: str, description: str) -> None:
-        """Log what the job asked and found: as tags, and as the Markdown that MLflow shows with the run."""
+        """Log question and answer as tags, and the report as the run's description in Markdown."""
         self.tags({"question": question, "answer": answer})
         self._update(tags={**self._unsent.manifest.tags, "mlflow.note.content": description})
 
@@ -168,7 +168,7 @@ class Job(TrackedRun, Observer):
 
 @contextmanager
 def open_job(entry: str, subject: str, output: Path) -> Iterator[Job]:
-    """Give the job's run: the one that `mlflow run` has created, or a new one; it ends FINISHED, FAILED or KILLED.
+    """Yield the job's run: the one that `mlflow run` has created, or a new one; it ends FINISHED, FAILED or KILLED.
 
     Raises:
         InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
@@ -251,7 +251,7 @@ def _adopt_or_create(entry: str, name: str) -> tuple[MlflowClient, Any]:
         client.set_tag(run.info.run_id, "technique", entry)
         if RANDOM_NAME.fullmatch(run.info.run_name or ""):
             client.set_tag(run.info.run_id, "mlflow.runName", name)
-    except Exception as error:  # whatever a store, its driver or its network raises
+    except Exception as error:  # any error of a store, its driver or its network
         raise unreachable(error) from error
     return client, run
 

@@ -1,4 +1,4 @@
-"""Sends runs to MLflow from a background thread: training never waits for the store, and never fails with it."""
+"""Sends runs to MLflow from a background thread: training does not wait for the store, and does not fail if it does."""
 
 import sys
 import time
@@ -41,7 +41,7 @@ class Sender:
         self._executor.submit(call)
 
     def close(self) -> None:
-        """Send everything that is left, whatever failed before, and report what stays on disk."""
+        """Send everything that is left, try again what failed, and report what stays on disk."""
         self._executor.submit(self._attempt_all)
         self._executor.shutdown(wait=True)
         unsent = [run for run in self._runs if not run.is_sent]
@@ -50,7 +50,7 @@ class Sender:
         if unsent:
             _report(f"{len(unsent)} of {len(self._runs)} runs have not reached MLflow completely; {REMEDY}")
         elif self._has_reported:
-            _report("everything has reached MLflow since")
+            _report("all results have reached MLflow now")
 
     def _attempt_all(self) -> None:
         self._paused_until = 0.0
@@ -65,7 +65,7 @@ class Sender:
         if error is None:
             return
         if not self._has_reported:
-            _report(f"MLflow did not accept what was sent ({first_line(error)}); going on, the results are on disk")
+            _report(f"MLflow did not accept the results ({first_line(error)}); the job continues, and they are on disk")
             self._has_reported = True
         if time.monotonic() - start > SLOW_SECONDS:
             self._paused_until = time.monotonic() + SECONDS_BEFORE_RETRY

@@ -55,13 +55,13 @@ def portable_uri(uri: str) -> str:
 
 
 def address_of(uri: str) -> str:
-    """Return the address for a written URI: the current store's where it is the same, since that has its password."""
+    """Return the address of the store with this URI: the current one, which has the password, if they agree."""
     current = get_tracking_uri()
     return current if portable_uri(current) == uri else uri
 
 
 def unreachable(error: Exception) -> InvalidInputError:
-    """Return the error of a tracking store that cannot be reached."""
+    """Return the InvalidInputError of a tracking store that cannot be reached."""
     return InvalidInputError(
         f"the tracking store must be reachable, and {get_tracking_uri()} is not ({first_line(error)}); start it, "
         "or set MLFLOW_TRACKING_URI=sqlite:///mlflow.db"

@@ -25,15 +25,15 @@ OLD_NAME = "unsent.jsonl"
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What became of one run."""
+    """The result of sending one run."""
 
     text: str
     is_complete: bool
-    """Whether nothing of it is left to send."""
+    """Whether MLflow has all of it."""
 
 
 def sync(output: Path) -> Iterator[SyncReport]:
-    """Send each run below `output` whose process has ended, and yield what became of it.
+    """Send each run below `output` whose process has ended, and yield a report of each.
 
     Raises:
         InvalidInputError: `output` is not a folder with the results of jobs, or it cannot be written.
@@ -46,7 +46,7 @@ def sync(output: Path) -> Iterator[SyncReport]:
         for path in sorted(output.glob(f"**/{NAME}")):
             yield _sync_one(path, clients, unreachable)
     for path in sorted(output.glob(f"**/{OLD_NAME}")):
-        text = f"{path} was written by an older version, which can send it; the results are in the files beside it"
+        text = f"{path} was written by an older version, which can send it; the results are in the files next to it"
         yield SyncReport(text, is_complete=False)
 
 
@@ -70,17 +70,17 @@ def _sync_one(path: Path, clients: dict[str, MlflowClient], unreachable: dict[st
     except FileNotFoundError:
         return SyncReport(f"{path.parent}: sent by its own process", is_complete=True)
     except (OSError, ValueError) as unreadable:
-        text = f"{path} cannot be read ({first_line(unreadable)}); the results are in the files beside it"
+        text = f"{path} cannot be read ({first_line(unreadable)}); the results are in the files next to it"
         return SyncReport(text, is_complete=False)
     uri = run.manifest.uri
     if not _is_abandoned(run):
-        return SyncReport(f"{path.parent}: left to the process that is sending it", is_complete=True)
+        return SyncReport(f"{path.parent}: skipped: another process is sending it", is_complete=True)
     _end(run)
     error = unreachable.get(uri) or _send(run, clients)
     if error is None:
         return SyncReport(f"{path.parent}: sent", is_complete=True)
     if is_refusal(error):
-        remedy = f"delete {path} to leave it so"
+        remedy = f"delete {path} to skip it in future"
     else:
         unreachable[uri] = error
         remedy = "run sync again when the store is back"
@@ -90,7 +90,7 @@ def _sync_one(path: Path, clients: dict[str, MlflowClient], unreachable: dict[st
 def _send(run: UnsentRun, clients: dict[str, MlflowClient]) -> Exception | None:
     try:
         return run.send(_client(run.manifest.uri, clients))
-    except Exception as error:  # whatever a store, its driver or its network raises
+    except Exception as error:  # any error of a store, its driver or its network
         return error
 
 
@@ -111,7 +111,7 @@ def _client(uri: str, clients: dict[str, MlflowClient]) -> MlflowClient:
 
 
 def _end(run: UnsentRun) -> None:
-    """End a run whose process was killed: with the outcome it had, else as interrupted, at the time it last wrote."""
+    """End a killed run: with the outcome in its result.json, else as interrupted, at the time of its last write."""
     if run.manifest.status is not None:
         return
     files = [run.folder / name for name in (NAME, STEPS) if (run.folder / name).exists()]
@@ -122,7 +122,7 @@ def _end(run: UnsentRun) -> None:
 
 
 def _outcome(folder: Path) -> Outcome:
-    """Return the outcome in a run's result.json; `interrupted` where there is none."""
+    """Return the outcome in a run's result.json; `interrupted` if there is none."""
     try:
         return Outcome(json.loads((folder / RESULT).read_text())["result"]["outcome"])
     except (OSError, ValueError, KeyError):
@@ -131,9 +131,9 @@ def _outcome(folder: Path) -> Outcome:
 
 @contextmanager
 def _locked(output: Path) -> Iterator[None]:
-    """Hold the output folder's lock, so that one process at a time sends what others have left.
+    """Hold the output folder's lock, so that one process at a time sends abandoned runs.
 
-    The lock ends with the process however it ends.
+    The operating system releases the lock when the process ends.
     """
     descriptor = os.open(output, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""One MLflow run as files: `unsent.json` holds what MLflow has to know, `steps.jsonl` each optimizer step.
+"""One MLflow run as files: `unsent.json` holds what is left to send, `steps.jsonl` each optimizer step.
 
 Sending is idempotent. MLflow's SQL store ignores a metric whose time, step and value it has, and a dataset that the run
 has (SqlAlchemyStore._log_metrics_once, _log_inputs_impl); tags, artifacts and the end overwrite themselves; params that
@@ -31,7 +31,7 @@ METRICS_IN_A_BATCH, PAIRS_IN_A_BATCH = 1000, 100
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What MLflow has to know of a run, beside its optimizer steps; times are in milliseconds since 1970."""
+    """The content of `unsent.json`: a run without its optimizer steps; times are in milliseconds since 1970."""
 
     uri: str
     """The tracking store, without a password."""
@@ -39,7 +39,7 @@ class Manifest:
     name: str
     key: str
     owner: Mapping[str, Any] | None
-    """The process that sends the run; None once it has given up."""
+    """The process that sends the run; None once it has stopped trying."""
     start_time: int
     run_id: str | None = None
     """None until MLflow has created the run."""
@@ -51,7 +51,7 @@ class Manifest:
     artifacts: tuple[tuple[str, str | None], ...] = ()
     """Files of the folder, each with its folder among the run's artifacts."""
     status: str | None = None
-    """MLflow's status at the end; None while the run goes on."""
+    """MLflow's status at the end; None while the run is running."""
     end_time: int | None = None
 
 
@@ -115,14 +115,14 @@ class UnsentRun:
             write_result_file(self.folder / NAME, _to_json(self.manifest))
 
     def send(self, client: MlflowClient) -> Exception | None:
-        """Send what has not been sent, and return the first error; what an error does not concern is sent nevertheless.
+        """Send what has not been sent, and return the first error; the other parts are sent nevertheless.
 
         The manifest is deleted once the run has ended and all of it has arrived.
         """
         try:
             run_id = self.manifest.run_id or self._create_run(client)
             parts = list(self._parts(client, run_id))
-        except Exception as error:  # whatever a store, its driver or its network raises
+        except Exception as error:  # any error of a store, its driver or its network
             return error
         first_error: Exception | None = None
         failing: set[bool] = set()
@@ -147,7 +147,7 @@ class UnsentRun:
         return not (self.folder / NAME).exists()
 
     def _parts(self, client: MlflowClient, run_id: str) -> Iterator[Part]:
-        """Yield what has not been sent; the end of the run comes last, after artifacts that MLflow may not take now."""
+        """Yield what has not been sent; the end of the run comes last, after artifacts, which MLflow may refuse."""
         manifest = self.manifest
         for part in (
             *self._params(client, run_id, manifest),
@@ -187,7 +187,7 @@ class UnsentRun:
             yield Part(("steps", end), send)
 
     def _create_run(self, client: MlflowClient) -> str:
-        """Create the run, unless an attempt whose answer was lost has created it; return its id."""
+        """Create the run, unless an earlier attempt without an answer has created it; return its id."""
         manifest = self.manifest
         if not self._find_runs(client):
             tags = {**manifest.tags, KEY: manifest.key}

@@ -43,7 +43,7 @@ class MemoryProfile:
 
     peak: Breakdown
     course: StepMemory | None
-    """The memory over the second optimizer step; None where the run did not complete it."""
+    """The memory over the second optimizer step; None if the run did not complete it."""
     matrix_products_float32_percent: float | None
     """Percentage of the bytes of matrix products' results that are float32; None without matrix products."""
 
@@ -196,7 +196,7 @@ def _profile_time(loop: Loop, device: torch.device, folder: Path | None) -> Time
 
 
 def _idle_percent(profiled: profile, seconds: float) -> float | None:
-    """Return the percentage of the time in which no kernel ran; None where the profiler recorded no kernel.
+    """Return the percentage of the time in which no kernel ran; None if the profiler recorded no kernel.
 
     There is one stream, so kernels do not overlap; user annotations are listed among the kernels and are left out.
     """

@@ -126,7 +126,7 @@ def backpropagate(step: Step, window: Sequence[Batch], num_targets: int, mark: M
 
 @torch.no_grad()
 def _clip_gradients(step: Step, max_grad_norm: float | None) -> Tensor:
-    """Clip the gradients to a norm of `max_grad_norm`; return their norm before, or NaN where none are left to clip."""
+    """Clip the gradients to a norm of `max_grad_norm`; return the norm before, or NaN if no gradients are left."""
     parameters = [parameter for parameter in step.trainable.module.parameters() if parameter.grad is not None]
     if not parameters:
         return torch.full((), math.nan, device=step.device)

@@ -16,7 +16,7 @@ NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
 def check_sections(names: Iterable[str]) -> None:
-    """Raise InvalidInputError, with the valid names, where there is no section of a name."""
+    """Raise InvalidInputError, with the valid names, if there is no section of a name."""
     for name in names:
         if name not in NAMES:
             raise InvalidInputError(f"no section of a report is called {name!r}; the sections are {', '.join(NAMES)}")

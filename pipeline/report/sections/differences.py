@@ -27,7 +27,7 @@ def incomparable(row: Row, other: Row) -> set[str]:
 
 
 def section(rows: Sequence[Row]) -> Section:
-    """Return the tables `differences` (of settings, by value) and `not_comparable`, where there are any."""
+    """Return the tables `differences` (of settings, by value) and `not_comparable`, if there are any."""
     names = dict.fromkeys(name for row in rows for name in row.params)
     values = {name: _by_value(rows, name) for name in names}
     lines = [
@@ -40,14 +40,15 @@ def section(rows: Sequence[Row]) -> Section:
     flags = {row.name: incomparable(row, baseline) for row in rows}
     flagged = [{"run": name, "other": ", ".join(sorted(flag))} for name, flag in flags.items() if flag]
     note = (
-        f"Compared with {baseline.name}. With another effective batch, memory and time a sample compare, loss does not."
+        f"Compared with {baseline.name}. With another effective batch, memory and time per sample are comparable, and "
+        "the loss is not."
     )
     tables = []
     if lines:
         tables.append(Table(name="differences", title="settings that differ", frame=pd.DataFrame(lines)))
     if flagged:
         frame = pd.DataFrame(flagged)
-        tables.append(Table(name="not_comparable", title="what does not compare", frame=frame, note=note))
+        tables.append(Table(name="not_comparable", title="what is not comparable", frame=frame, note=note))
     return Section(title="differences", tables=tuple(tables))
 
 

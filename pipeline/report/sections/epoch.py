@@ -1,4 +1,4 @@
-"""An epoch: forward passes, updates and minutes, with the measured time of a step beside a linear model of it."""
+"""An epoch: forward passes, updates and minutes, with the measured time of a step next to a linear model of it."""
 
 import math
 import statistics
@@ -19,7 +19,7 @@ def section(rows: Sequence[Row]) -> Section:
 
 
 def _epoch(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return a line for each variant, for an epoch of dataset_size sequences."""
+    """Return a row for each variant, for an epoch of dataset_size sequences."""
     lines = []
     for row in rows:
         micro, steps = row.params["micro_batch_size"], row.params["accumulation_steps"]

@@ -1,4 +1,4 @@
-"""Recomputation: measured memory saving beside the theoretical one, and the number of recomputed layers."""
+"""Recomputation: measured memory saving next to the theoretical one, and the number of recomputed layers."""
 
 import math
 from collections.abc import Sequence
