@@ -1,0 +1,271 @@
+"""Failing tests of the review; each shows one finding."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TINY, tiny
+from mlflow import MlflowClient
+from optuna.trial import TrialState, create_trial
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.results import Outcome, Result
+from pipeline.config.experiment import Experiment
+from pipeline.prediction import predict as predict_module
+from pipeline.prediction.trace_cache import read_trace
+from pipeline.runtime.observer import Run
+from pipeline.runtime.run import run
+from pipeline.searching.candidates import make_candidates
+from pipeline.searching.study import OWNER, StoredStudy
+from pipeline.tracking.job import open_job
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    import mlflow
+
+    mlflow.set_tracking_uri(uri)
+    monkeypatch.chdir(tmp_path)
+    return uri
+
+
+def statuses(uri: str) -> dict[str, str]:
+    client = MlflowClient(uri)
+    ids = [one.experiment_id for one in client.search_experiments()]
+    return {run.info.run_name: run.info.status for run in client.search_runs(ids)}
+
+
+def test_ctrl_c_while_a_run_starts_leaves_no_child_running(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Job.started() sends the child run and then reads the corpus; run() calls it outside of its try."""
+    experiment = tiny(corpus="quick_fox")
+
+    def interrupted(self: Experiment) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), open_job("main", "x", tmp_path / "runs") as job:
+        monkeypatch.setattr(Experiment, "prepare", interrupted)
+        run(Run(name="one", experiment=experiment, folder=job.folder / "one"), [job])
+    assert set(statuses(store).values()) == {"KILLED"}, statuses(store)
+
+
+def test_a_disk_that_is_full_at_the_start_of_a_job_leaves_no_parent_running(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise InvalidInputError("no space")
+
+    monkeypatch.setattr("pipeline.tracking.unsent.write_result_file", full)
+    with pytest.raises(InvalidInputError), open_job("main", "x", tmp_path / "runs"):
+        pass
+    monkeypatch.undo()
+    assert "RUNNING" not in statuses(store).values(), statuses(store)
+
+
+def test_two_processes_free_an_abandoned_trial_at_the_same_moment(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    studies = [StoredStudy(storage, "one", ("maximize",), {}) for _ in range(2)]
+    gone = {"host": __import__("socket").gethostname(), "pid": 2**22 + 1, "started": 0.0}
+    studies[0]._study.add_trial(create_trial(state=TrialState.RUNNING, user_attrs={OWNER: gone}))
+    # both have read that the trial runs; the first closes it before the second does
+    first, second = studies
+    seen = second._study.get_trials(states=(TrialState.RUNNING,))
+    first.free_abandoned()
+    for trial in seen:
+        second.abandon(trial.number)
+
+
+def test_an_error_on_fake_tensors_of_one_configuration_does_not_end_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    experiments = [tiny(corpus="quick_fox", micro_batch_size=size, effective_batch_size=2) for size in (1, 2)]
+    choices: list[Any] = [{"micro_batch_size": 1}, {"micro_batch_size": 2}]
+    real = predict_module.predict
+
+    def fails(experiment: Experiment, *args: Any, **options: Any) -> Any:
+        if experiment.micro_batch_size == 1:
+            raise RuntimeError("fake tensors cannot do this")
+        return real(experiment, *args, **options)
+
+    monkeypatch.setattr(predict_module, "predict", fails)
+    candidates = make_candidates(choices, experiments)
+    assert [one.predicted_bytes is None for one in candidates] == [True, False]
+
+
+def test_the_search_goes_on_where_the_verification_refutes_the_answer(tmp_path: Path) -> None:
+    """The only trial does not fit when it is trained again; the proposer, told so, would measure another."""
+    from test_loop import ListedProposer, MadeUpSearch, choice_of
+
+    from pipeline.runtime.observer import Observer
+    from pipeline.searching.loop import SearchObserver, search_and_verify
+    from pipeline.searching.problem import make_problem
+    from pipeline.searching.proposals import Proposal
+
+    class Told(ListedProposer):
+        def next(self, trials: Any, extra: Any = ()) -> Proposal | None:
+            if not trials:
+                return Proposal(choice_of(4))
+            is_refuted = any(one.outcome == "out_of_memory" for one in extra)
+            return Proposal(choice_of(2)) if is_refuted and len(trials) == 1 else None
+
+    class Refuting(MadeUpSearch):
+        def run(self, name: str, experiment: Experiment, *rest: Any) -> Any:
+            if "verification" in name and experiment.micro_batch_size == 4:
+                failed = Result(
+                    outcome=Outcome.OUT_OF_MEMORY, detail=None, steps=(), memory=None, finished=None, seconds_total=1.0
+                )
+                return failed, {}
+            return super().run(name, experiment, *rest)
+
+    space = {"micro_batch_size": [1, 2, 4], "checkpointing": ["none"], "precision": ["fp32"]}
+    problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
+    study = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {})
+    proposer: Any = Told([], naive_size=1)
+    one = Refuting(problem, study, proposer, tmp_path, Observer(), SearchObserver(), {1: 50.0, 2: 80.0, 4: 100.0})
+    verification = search_and_verify(one)
+    assert verification is not None and verification.outcome == "ok", [dict(trial.choice) for trial in one.trials]
+
+
+def test_what_the_verification_measured_is_stored_while_another_process_measures(tmp_path: Path) -> None:
+    from test_loop import ListedProposer, MadeUpSearch, choice_of
+
+    from pipeline.runtime.observer import Observer
+    from pipeline.searching.loop import SearchObserver, store_measurement
+    from pipeline.searching.problem import make_problem
+
+    space = {"micro_batch_size": [1, 2, 4], "checkpointing": ["none"], "precision": ["fp32"]}
+    problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
+    study = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {})
+    proposer: Any = ListedProposer([], naive_size=1)
+    one = MadeUpSearch(problem, study, proposer, tmp_path, Observer(), SearchObserver(), {1: 50.0})
+    assert study.start(choice_of(4), problem.space, 24) is not None  # what another process measures at this moment
+    store_measurement(one, choice_of(1), *one.run("verification: plain", problem.experiment(choice_of(1))))
+    assert [dict(trial.choice) for trial in one.trials] == [choice_of(1)]
+
+
+def test_an_edited_technique_begins_another_study(tmp_path: Path) -> None:
+    """The digest of the user's code is in the identity only where the first configuration uses it."""
+    import os
+    import subprocess
+    import sys
+
+    source = (Path(__file__).parent / "outside" / "optimizer_in_backward.py").read_text()
+    script = (
+        "import json, sys; from pipeline.searching.problem import make_problem\n"
+        "p = make_problem({'model': 'gpt2-nano', 'device': 'cpu', 'corpus': 'quick_fox', 'sequence_length': 16,\n"
+        "  'effective_batch_size': 1, 'max_grad_norm': None, 'budget': '1GiB', 'space': {'optimizer_in_backward': [False, True]}})\n"
+        "assert p.space.dimensions['optimizer_in_backward'] == (False, True); print(json.dumps(p.identity, sort_keys=True))"
+    )
+    seen = []
+    for text in (source, source + "\n# edited\n"):
+        (tmp_path / "mine.py").write_text(text)
+        environment = {**os.environ, "HEADROOM_TECHNIQUES": "mine", "PYTHONPATH": f"{Path(__file__).parent.parent}"}
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        seen.append(done.stdout)
+    assert seen[0] != seen[1]
+
+
+def test_findings_of_the_version_before_say_what_to_do(tmp_path: Path) -> None:
+    from pipeline.report.findings import read_findings
+
+    (tmp_path / "findings.json").write_text(json.dumps({"kind": "SearchFindings", "entry": "search", "rows": []}))
+    with pytest.raises(InvalidInputError) as error:
+        read_findings(tmp_path)
+    assert "give a job's folder" not in str(error.value), "it is a job's folder"
+
+
+def test_a_trace_that_is_evicted_while_it_is_read_is_recorded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline.memory.device import hardware_of
+    from pipeline.prediction import trace as trace_module
+    from pipeline.prediction.predict import predict
+
+    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    experiment = tiny(corpus="quick_fox", micro_batch_size=1, effective_batch_size=1)
+    predict(experiment, hardware_of(experiment.device))
+    for file in tmp_path.glob("trace-*"):
+        file.write_bytes(file.read_bytes()[:100])
+    read_trace.cache_clear()
+    trace_module._verified_growth.cache_clear()
+    predict(experiment, hardware_of(experiment.device))
+
+
+def test_a_value_that_is_listed_twice_is_one_value() -> None:
+    """`run_trials` proposes the second of two equal candidates forever; each attempt adds a failed trial."""
+    from pipeline.searching.problem import make_problem
+
+    space = {"micro_batch_size": [1, 1, 2], "checkpointing": ["none"], "precision": ["fp32"]}
+    problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 2, "space": space})
+    assert len(problem.space.choices) == 2
+
+
+def test_a_run_of_a_killed_process_ends_whatever_folder_the_next_job_writes_to(store: str, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from pipeline.runtime.ownership import this_process
+    from pipeline.tracking.unsent import Manifest, UnsentRun
+
+    client = MlflowClient(store)
+    experiment_id = client.create_experiment("headroom")
+    gone = {**this_process(), "pid": 2**22 + 1}
+    manifest = Manifest(uri=store, experiment_id=experiment_id, name="killed", key="k", owner=gone, start_time=1)
+    (tmp_path / "first" / "job").mkdir(parents=True)
+    UnsentRun.create(tmp_path / "first" / "job", manifest).send(client)
+    with open_job("main", "x", tmp_path / "second"):
+        pass
+    assert statuses(store)["killed"] == "KILLED"
+
+
+def test_ctrl_c_while_memory_is_predicted_prints_no_traceback(tmp_path: Path) -> None:
+    """`_leave` kills the resource tracker as well; the exit functions then start it again, and it complains."""
+    import os
+    import signal
+    import subprocess
+    import sys
+
+    script = (
+        "import os, signal, sys, time, multiprocessing\n"
+        "from pipeline.runtime.signals import exit_on_signal\n"
+        "from pipeline.runtime.worker_pool import worker_pool, run_all\n"
+        "exit_on_signal()\n"
+        "with worker_pool(1) as pool:\n"
+        "    for _ in run_all(pool, time.sleep, [0.0, 60.0]):\n"
+        "        print('ready', flush=True)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parent.parent}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err, err
+
+
+def test_ctrl_c_while_a_run_is_summarized_keeps_its_result(tmp_path: Path) -> None:
+    from pipeline.runtime.observer import Observer
+
+    class Last(Observer):
+        def finished(self, result: Result, summary: Any) -> None:
+            self.result = result
+
+    def interrupted(_: Result) -> Any:
+        raise KeyboardInterrupt
+
+    last = Last()
+    this = Run(name="one", experiment=tiny(corpus="quick_fox"), folder=tmp_path / "one")
+    with pytest.raises(KeyboardInterrupt):
+        run(this, [last], summarize=interrupted)
+    assert (tmp_path / "one" / "result.json").exists() and len(last.result.steps) == 4
