@@ -205,7 +205,7 @@ def test_ctrl_c_marks_the_runs_killed_and_keeps_what_was_measured(entry: str, wa
         _, err = process.communicate(timeout=60)
     assert process.returncode not in (0, 2)
     assert way == "mlflow run" or process.returncode == 130, err
-    assert way == "mlflow run" or "interrupted: what was measured is kept" in err
+    assert way == "mlflow run" or "interrupted: everything measured so far is kept" in err
     wait_for(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), "the end of its processes")
     parent = project.parent_of(entry)
     [child] = project.children_of(parent).values()

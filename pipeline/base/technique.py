@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 import torch
 from torch import nn
@@ -150,7 +150,9 @@ class Technique(Settings, ABC):
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
         """Return the values of `setting` that `auto` means for `hardware`: by default, all values of a Literal type."""
         del hardware
-        return get_args(cls.model_fields[setting].annotation)
+        annotation = cls.model_fields[setting].annotation
+        kinds = [annotation, *get_args(annotation)]  # the setting may be optional
+        return next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
 
     def environment(self) -> Mapping[str, str]:
         """Return the environment variables that a run's process needs before its first CUDA call."""

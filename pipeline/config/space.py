@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import Field
@@ -33,14 +34,12 @@ class Space:
     excluded: tuple[Choice, ...] = ()
     """Combinations of these values that are not configurations of the space."""
 
-    @property
+    @cached_property
     def choices(self) -> list[Choice]:
         """Every configuration."""
-        names = list(self.dimensions)
-        combinations = (
-            dict(zip(names, values, strict=True)) for values in itertools.product(*self.dimensions.values())
-        )
-        return [choice for choice in combinations if choice not in self.excluded]
+        names, excluded = list(self.dimensions), {tuple(choice.values()) for choice in self.excluded}
+        combinations = itertools.product(*self.dimensions.values())
+        return [dict(zip(names, values, strict=True)) for values in combinations if values not in excluded]
 
     def without(self, unsupported: Callable[[Choice], str | None]) -> tuple["Space", tuple[str, ...]]:
         """Return the space without the unsupported configurations, and each reason once.
@@ -54,11 +53,12 @@ class Space:
         found = tuple(dict.fromkeys(reason for _, reason in reasons if reason is not None))
         if not supported:
             raise InvalidInputError(f"{'; '.join(found)}; no configuration is left; give the space other values")
+        left = {name: {choice[name] for choice in supported} for name in self.dimensions}
         dimensions = {
-            name: tuple(value for value in values if any(choice[name] == value for choice in supported))
-            for name, values in self.dimensions.items()
+            name: tuple(value for value in values if value in left[name]) for name, values in self.dimensions.items()
         }
-        excluded = [choice for choice in Space(dimensions).choices if choice not in supported] if found else []
+        kept = {tuple(choice.values()) for choice in supported}
+        excluded = [choice for choice in Space(dimensions).choices if tuple(choice.values()) not in kept]
         return Space(dimensions, tuple(excluded)), found
 
 
@@ -111,7 +111,7 @@ def make_space(
         elif values == "auto":
             dimensions[name] = _values_to_try(name, hardware)
         else:
-            dimensions[name] = divisors if values == "divisors" else tuple(values)
+            dimensions[name] = divisors if values == "divisors" else tuple(dict.fromkeys(values))
         if not dimensions[name]:
             raise InvalidInputError(
                 f"a dimension needs at least one value, and space.{name} has none; list some or remove it"

@@ -120,7 +120,10 @@ class Facts:
             f"fused={fused})"
         )
         for each in self.exported:
-            expression = each.optimizer.format(optimizer=expression, **numbers)
+            names = {"optimizer": expression, **numbers}
+            expression = each.optimizer
+            for name, value in names.items():
+                expression = expression.replace(f"{{{name}}}", str(value))
         return expression
 
 

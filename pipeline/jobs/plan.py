@@ -24,7 +24,7 @@ from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
-from pipeline.prediction.predict import Prediction, predict_all
+from pipeline.prediction.predict import Prediction, predict_each
 from pipeline.prediction.trace_cache import cache_size
 from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
@@ -143,7 +143,8 @@ def _card_plan(
     experiments, choices, skipped = _experiments(target, values, space)
     rows: dict[int, PlannedRow] = {}
     breakdowns: dict[int, Breakdown] = {}
-    predictions = predict_all(experiments, target, expandable_segments=own.expandable_segments or None)
+    unpredicted: dict[str, None] = {}
+    predictions = predict_each(experiments, target, expandable_segments=own.expandable_segments or None)
     with closing(predictions):
         shown = track(
             predictions,
@@ -155,10 +156,15 @@ def _card_plan(
         )
         for number, prediction in shown:
             experiment = experiments[number]
+            if isinstance(prediction, InvalidInputError):
+                unpredicted[str(prediction)] = None
+                continue
             rows[number] = _row(choices[number], experiment, prediction, budget_bytes)
             breakdowns[number] = prediction.breakdown
     ordered = tuple(rows[number] for number in sorted(rows))
-    card = CardPlan(card=target.name, budget_bytes=budget_bytes, rows=ordered, skipped=skipped, breakdown=None)
+    card = CardPlan(
+        card=target.name, budget_bytes=budget_bytes, rows=ordered, skipped=(*skipped, *unpredicted), breakdown=None
+    )
     best = card.recommended or min(ordered, key=lambda row: row.peak_bytes, default=None)
     return replace(card, breakdown=next((breakdowns[number] for number, row in rows.items() if row is best), None))
 

@@ -9,9 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pipeline.base.errors import first_line
 from pipeline.base.files import write_atomically
 from pipeline.base.results import Result
 from pipeline.base.units import MIB
+from pipeline.config.experiment import Experiment
 from pipeline.runtime.environment import environment
 from pipeline.runtime.fork_server import loading, start_server
 from pipeline.runtime.signals import interrupt_on_signal
@@ -104,7 +106,6 @@ def _measure(problem: SearchProblem, sampler: PredictiveSampler | None, console:
 
 def _report(search: Search, verification: Verification | None, job: Any, console: Console) -> SearchFindings | None:
     """Print and log what was found, and write the answer as files; return None if nothing was measured."""
-    from pipeline.export.write import export_files
     from pipeline.jobs.publish import publish
     from pipeline.report.search import trials_frame
 
@@ -120,10 +121,22 @@ def _report(search: Search, verification: Verification | None, job: Any, console
         job.file("best.yaml", config)
         with contextlib.suppress(OSError):  # a convenience: the job's own folder has it too
             write_atomically(Path("best.yaml"), config.encode())
-        for name, content in export_files(experiment).items():
-            job.file(f"handover/{name}", content, "handover")
         job.metrics({f"best_{name}": value for name, value in best.metrics.items()})
     publish(findings, {"trials.csv": trials_frame(trials).to_csv(index=False)}, job, console)
     if best is not None:
+        _export(problem.experiment(dict(best.choice)), job, console)
         console.print("run it: headroom main --config best.yaml", highlight=False)
     return findings
+
+
+def _export(experiment: Experiment, job: Any, console: Console) -> None:
+    """Log the files that train the answer in other frameworks; a technique's own code that fails is reported."""
+    from pipeline.export.write import export_files
+
+    try:
+        files = export_files(experiment)
+    except Exception as error:  # whatever a technique's export() raises
+        console.print(f"the answer cannot be exported: {type(error).__name__}: {first_line(error)}", highlight=False)
+        return
+    for name, content in files.items():
+        job.file(f"handover/{name}", content, "handover")

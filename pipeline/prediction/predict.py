@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from pipeline.base.contracts import Hardware, Prepared
-from pipeline.base.errors import InvalidInputError
+from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import limited_peak
 from pipeline.config.experiment import Experiment
 from pipeline.memory.allocator import OutOfMemoryError
@@ -169,6 +169,8 @@ def _prediction_or_error(
         return predict(experiment, target, **options)
     except InvalidInputError as error:
         return error
+    except Exception as error:  # whatever a model or a technique raises on fake tensors
+        return InvalidInputError(f"a configuration cannot be predicted: {type(error).__name__}: {first_line(error)}")
 
 
 def _tasks(experiments: Sequence[Experiment], numbers: Sequence[int]) -> list[list[int]]:

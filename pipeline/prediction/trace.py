@@ -22,7 +22,7 @@ from pipeline.prediction.extrapolate_batch import Growth, growth_of, same_memory
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.fake_card import CARD, HOST, move_to_card
 from pipeline.prediction.fake_device import simulated
-from pipeline.prediction.trace_cache import read_trace, trace_file, write_trace
+from pipeline.prediction.trace_cache import find_trace, read_trace, trace_file, write_trace
 from pipeline.prediction.workspaces import WorkspaceTable
 from pipeline.training.profiler import record_lifetimes
 from pipeline.training.step import on_device
@@ -82,8 +82,9 @@ def _cached(experiment: Experiment, target: Hardware, prepared: Prepared, num_ro
     if experiment.settings.model not in experiment.model.names:
         return record(experiment, target, prepared, num_rows)  # its configuration files may change
     file = trace_file(experiment, target, prepared, num_rows)
-    if file.exists():
-        return read_trace(file)
+    cached = find_trace(file)
+    if cached is not None:
+        return cached
     extrapolated = _extrapolated(experiment, target, prepared, num_rows)
     if extrapolated is not None:
         return extrapolated
@@ -97,10 +98,8 @@ def _extrapolated(experiment: Experiment, target: Hardware, prepared: Prepared, 
     size = experiment.micro_batch_size
     if size <= RECORDED_SIZES[0]:
         return None  # one sequence may take other code paths: an axis of one element is always contiguous
-    files = [_file_of_size(known, experiment, target, prepared, num_rows) for known in RECORDED_SIZES]
-    if not all(file.exists() for file in files):
-        return None
-    growth = _verified_growth(tuple(files))
+    files = tuple(_file_of_size(known, experiment, target, prepared, num_rows) for known in RECORDED_SIZES)
+    growth = _verified_growth(files) if all(find_trace(file) is not None for file in files) else None
     return None if growth is None else growth.extrapolated(size)
 
 

@@ -1,10 +1,12 @@
 """Recorded timelines in the cache folder: found by a key, and the least recently used removed above a limit."""
 
+import contextlib
 import hashlib
 import os
 import platform
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from functools import lru_cache
 from importlib.metadata import version
@@ -45,14 +47,18 @@ def read_trace(file: Path) -> Timeline:
     return timeline
 
 
+def find_trace(file: Path) -> Timeline | None:
+    """Return the timeline in a file; None if there is no such file, or it is damaged."""
+    try:
+        return read_trace(file)
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error):
+        return None
+
+
 def write_trace(file: Path, timeline: Timeline) -> None:
-    """Write a timeline, then remove the least recently used files above the limit.
-
-    Raises:
-        OSError: it cannot be written.
-
-    """
-    write_atomically(file, dump(timeline))
+    """Write a timeline, unless the disk is full, and remove the least recently used files above the limit."""
+    with contextlib.suppress(OSError):
+        write_atomically(file, dump(timeline))
     used = sorted(_files(file.parent))
     total = sum(num_bytes for _, num_bytes, _ in used)
     for last_used, num_bytes, old in used:

@@ -54,9 +54,13 @@ def read_findings(folder: Path) -> Findings:
         content = json.loads(file.read_text())
         found: Findings = TypeAdapter(kinds[content.pop("kind")]).validate_python(content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = "does not exist" if isinstance(error, FileNotFoundError) else "cannot be read by this version"
+        if isinstance(error, FileNotFoundError):
+            raise InvalidInputError(
+                f"a report is made from the {FILE} of a finished job, and {file} does not exist; give a job's folder, "
+                "such as runs/20260131-120000-combined-x1y2z3"
+            ) from error
         raise InvalidInputError(
-            f"a report is made from the {FILE} of a finished job, and {file} {reason}; give a job's folder, such as "
-            "runs/20260131-120000-combined-x1y2z3"
+            f"{file} must be what this version of Headroom writes, and cannot be read as that; its report.html is "
+            "complete, and the version that wrote it (git_commit in environment.json) can make it again"
         ) from error
     return found

@@ -1,5 +1,6 @@
 """Runs experiments in clean processes: out of memory, a crash and a time-out are outcomes, not exceptions."""
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.contracts import Prepared
+from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Finished, MemoryUse, Outcome, Result, StepRecord
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
@@ -63,16 +65,24 @@ def run(
     """
     folder, experiment = RunFolder(this), this.experiment
     folder.write_config()
-    for observer in observers:
-        observer.started(this)
+    measured: Result | None = None
     result, summary = _aborted(), Summary({})
     try:
+        for observer in observers:
+            observer.started(this)
         measured = execute(experiment, this.folder / LOG, [_StepWriter(folder), *observers], stop=stop)
         if then is not None and measured.outcome is not Outcome.INTERRUPTED:
             measured = _with(execute(experiment, this.folder / "traces" / LOG, observers, work=then), measured)
-        measured_metrics = summarize(measured) if summarize else measured_summary(experiment, measured)
-        folder.write_result(measured, measured_metrics)
-        result, summary = measured, measured_metrics
+        concluded = summarize(measured) if summarize else measured_summary(experiment, measured)
+        folder.write_result(measured, concluded)
+        result, summary = measured, concluded
+    except BaseException:
+        if measured is not None:  # what was measured is kept, without what summarize() adds
+            with contextlib.suppress(InvalidInputError):
+                concluded = measured_summary(experiment, measured)
+                folder.write_result(measured, concluded)
+                result, summary = measured, concluded
+        raise
     finally:
         for observer in observers:
             observer.finished(result, summary)
@@ -116,6 +126,9 @@ def execute(
     except KeyboardInterrupt:
         process.kill()
         received.failed = Failed(Outcome.INTERRUPTED, f"interrupted after {len(received.steps)} optimizer steps")
+    except BaseException:
+        process.kill()
+        raise
     finally:
         _await_end(process)
         receiver.close()

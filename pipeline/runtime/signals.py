@@ -3,6 +3,7 @@
 import atexit
 import os
 import signal
+from multiprocessing import resource_tracker
 
 import psutil
 
@@ -35,8 +36,10 @@ def ignore_signals() -> None:
 
 def _leave(*_: object) -> None:
     ignore_signals()
+    tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]  # ends by itself; the exit functions need it
     for process in psutil.Process().children(recursive=True):
-        process.kill()
+        if process.pid != tracker:
+            process.kill()
     stdout, stderr = 1, 2  # file descriptors: the Python objects may be in the middle of a write
     if os.isatty(stdout):
         os.write(stdout, SHOW_CURSOR)

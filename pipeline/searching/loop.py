@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -168,7 +169,7 @@ def deadline_of(problem: SearchProblem) -> float:
 
 def store_measurement(search: Search, choice: Choice, result: Result, metrics: dict[str, float]) -> None:
     """Add a run that was measured outside of the trials to the study, unless its configuration has a trial."""
-    trial = search.study.start(choice, search.problem.space, len(search.trials) + 1)
+    trial = search.study.start(choice, search.problem.space, sys.maxsize)
     if trial is not None:
         search.study.finish(trial, judge(result, metrics, search.problem.budget_bytes), result, metrics)
 

@@ -9,6 +9,7 @@ import torch
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
+from pipeline.base.user_functions import module_digest
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import Experiment, make_experiment, why_untimed
 from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings, dotted, merged, nested, validate
@@ -67,12 +68,22 @@ class SearchProblem:
         facts = {
             **{name: value for name, value in self.base.params().items() if name not in left_out},
             **{f"space.{name}": list(values) for name, values in self.space.dimensions.items()},
+            **self._user_techniques(),
             "objectives": self.settings.objectives,
             "device_name": about["device_name"],
             "torch": about["torch"],
         }
         stored: dict[str, Any] = json.loads(json.dumps(facts))
         return stored
+
+    def _user_techniques(self) -> dict[str, str]:
+        """Return a digest of the code of each user technique that has a dimension."""
+        return {
+            f"code.{name}": module_digest(technique.__module__)
+            for name, technique in TECHNIQUES.items()
+            if not technique.__module__.startswith("pipeline.")
+            and set(technique.model_fields) & {*self.space.dimensions}
+        }
 
 
 def make_problem(given: Mapping[str, Any]) -> SearchProblem:

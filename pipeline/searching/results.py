@@ -118,7 +118,11 @@ class Verification:
     """Faster configurations that did not fit, did not complete or were slower when they were trained again."""
 
     def is_contradicted(self, gap: float) -> bool:
-        """Return whether the answer was slower than the plain configuration by more than the fraction `gap`."""
+        """Return whether a faster configuration failed, or the plain one was faster by more than the share `gap`."""
+        failed = (one.outcome != Outcome.OK for one in self.measurements if one.choice != self.plain)
+        return any(failed) or self._is_slower_than_plain(gap)
+
+    def _is_slower_than_plain(self, gap: float) -> bool:
         speed, plain = (metrics.get("tokens_per_second") for metrics in (self.metrics, self.plain_metrics))
         is_ok = self.plain_outcome == Outcome.OK and self.outcome == Outcome.OK
         return is_ok and speed is not None and plain is not None and speed < (1 - gap) * plain

@@ -5,11 +5,11 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import optuna
-from optuna.exceptions import StorageInternalError
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
@@ -118,9 +118,10 @@ class StoredStudy:
 
     def abandon(self, number: int) -> None:
         """Close an interrupted trial, so that its configuration may be proposed again."""
-        trial = optuna.Trial(self._study, self._study.trials[number]._trial_id)
-        trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
-        self._study.tell(number, state=TrialState.FAIL)
+        with suppress(UpdateFinishedTrialError):  # another process has closed it at the same moment
+            trial = optuna.Trial(self._study, self._study.trials[number]._trial_id)
+            trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
+            self._study.tell(number, state=TrialState.FAIL)
 
     def _refuse_other(self, identity: Mapping[str, Any]) -> None:
         """Store the identity with a new study, and refuse a study of another one."""

@@ -192,7 +192,11 @@ def open_job(entry: str, subject: str, output: Path) -> Iterator[Job]:
         run_id=run.info.run_id,
     )
     sender.do(lambda: send_abandoned(output, manifest.uri, client))
-    job = Job(UnsentRun.create(folder, manifest), sender, entry)
+    try:
+        job = Job(UnsentRun.create(folder, manifest), sender, entry)
+    except BaseException:  # a full disk, or Ctrl-C: no file would tell `sync` about the run
+        client.set_terminated(run.info.run_id, "FAILED")
+        raise
     status = "FAILED"
     try:
         yield job

@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def sync(output: Path) -> Iterator[SyncReport]:
 
 def send_abandoned(output: Path, uri: str, client: MlflowClient) -> None:
     """Send and end the runs below `output` that ended processes have left for the store `uri`, without a report."""
-    with _locked(output):
+    with suppress(BlockingIOError), _locked(output, wait=False):  # else another process is sending them
         for path in sorted(output.glob(f"**/{NAME}")):
             try:
                 run = UnsentRun.read(path)
@@ -130,14 +130,14 @@ def _outcome(folder: Path) -> Outcome:
 
 
 @contextmanager
-def _locked(output: Path) -> Iterator[None]:
+def _locked(output: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold the output folder's lock, so that one process at a time sends abandoned runs.
 
     The operating system releases the lock when the process ends.
     """
     descriptor = os.open(output, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
     finally:
         os.close(descriptor)

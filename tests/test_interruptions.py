@@ -1,4 +1,4 @@
-"""Failing tests of the review; each shows one finding."""
+"""Interruptions and errors at rare moments: of a run's start and end, a verification, a study and the cache."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def statuses(uri: str) -> dict[str, str]:
 def test_ctrl_c_while_a_run_starts_leaves_no_child_running(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Job.started() sends the child run and then reads the corpus; run() calls it outside of its try."""
+    """The child run is sent before its corpus is read."""
     experiment = tiny(corpus="quick_fox")
 
     def interrupted(self: Experiment) -> Any:
@@ -97,7 +97,7 @@ def test_an_error_on_fake_tensors_of_one_configuration_does_not_end_the_search(
 
 
 def test_the_search_goes_on_where_the_verification_refutes_the_answer(tmp_path: Path) -> None:
-    """The only trial does not fit when it is trained again; the proposer, told so, would measure another."""
+    """The only trial does not fit when it is trained again, and the proposer would measure another."""
     from test_loop import ListedProposer, MadeUpSearch, choice_of
 
     from pipeline.runtime.observer import Observer
@@ -105,7 +105,7 @@ def test_the_search_goes_on_where_the_verification_refutes_the_answer(tmp_path: 
     from pipeline.searching.problem import make_problem
     from pipeline.searching.proposals import Proposal
 
-    class Told(ListedProposer):
+    class RefutedProposer(ListedProposer):
         def next(self, trials: Any, extra: Any = ()) -> Proposal | None:
             if not trials:
                 return Proposal(choice_of(4))
@@ -124,7 +124,7 @@ def test_the_search_goes_on_where_the_verification_refutes_the_answer(tmp_path: 
     space = {"micro_batch_size": [1, 2, 4], "checkpointing": ["none"], "precision": ["fp32"]}
     problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
     study = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {})
-    proposer: Any = Told([], naive_size=1)
+    proposer: Any = RefutedProposer([], naive_size=1)
     one = Refuting(problem, study, proposer, tmp_path, Observer(), SearchObserver(), {1: 50.0, 2: 80.0, 4: 100.0})
     verification = search_and_verify(one)
     assert verification is not None and verification.outcome == "ok", [dict(trial.choice) for trial in one.trials]
@@ -148,7 +148,7 @@ def test_what_the_verification_measured_is_stored_while_another_process_measures
 
 
 def test_an_edited_technique_begins_another_study(tmp_path: Path) -> None:
-    """The digest of the user's code is in the identity only where the first configuration uses it."""
+    """The technique is inactive in the first configuration of the space."""
     import os
     import subprocess
     import sys
@@ -157,8 +157,10 @@ def test_an_edited_technique_begins_another_study(tmp_path: Path) -> None:
     script = (
         "import json, sys; from pipeline.searching.problem import make_problem\n"
         "p = make_problem({'model': 'gpt2-nano', 'device': 'cpu', 'corpus': 'quick_fox', 'sequence_length': 16,\n"
-        "  'effective_batch_size': 1, 'max_grad_norm': None, 'budget': '1GiB', 'space': {'optimizer_in_backward': [False, True]}})\n"
-        "assert p.space.dimensions['optimizer_in_backward'] == (False, True); print(json.dumps(p.identity, sort_keys=True))"
+        "  'effective_batch_size': 1, 'max_grad_norm': None, 'budget': '1GiB',\n"
+        "  'space': {'optimizer_in_backward': [False, True]}})\n"
+        "assert p.space.dimensions['optimizer_in_backward'] == (False, True)\n"
+        "print(json.dumps(p.identity, sort_keys=True))"
     )
     seen = []
     for text in (source, source + "\n# edited\n"):
@@ -199,7 +201,7 @@ def test_a_trace_that_is_evicted_while_it_is_read_is_recorded_again(
 
 
 def test_a_value_that_is_listed_twice_is_one_value() -> None:
-    """`run_trials` proposes the second of two equal candidates forever; each attempt adds a failed trial."""
+    """Of two equal candidates the second could never be measured."""
     from pipeline.searching.problem import make_problem
 
     space = {"micro_batch_size": [1, 1, 2], "checkpointing": ["none"], "precision": ["fp32"]}
@@ -207,25 +209,8 @@ def test_a_value_that_is_listed_twice_is_one_value() -> None:
     assert len(problem.space.choices) == 2
 
 
-def test_a_run_of_a_killed_process_ends_whatever_folder_the_next_job_writes_to(store: str, tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from pipeline.runtime.ownership import this_process
-    from pipeline.tracking.unsent import Manifest, UnsentRun
-
-    client = MlflowClient(store)
-    experiment_id = client.create_experiment("headroom")
-    gone = {**this_process(), "pid": 2**22 + 1}
-    manifest = Manifest(uri=store, experiment_id=experiment_id, name="killed", key="k", owner=gone, start_time=1)
-    (tmp_path / "first" / "job").mkdir(parents=True)
-    UnsentRun.create(tmp_path / "first" / "job", manifest).send(client)
-    with open_job("main", "x", tmp_path / "second"):
-        pass
-    assert statuses(store)["killed"] == "KILLED"
-
-
 def test_ctrl_c_while_memory_is_predicted_prints_no_traceback(tmp_path: Path) -> None:
-    """`_leave` kills the resource tracker as well; the exit functions then start it again, and it complains."""
+    """The resource tracker, which the exit functions need, is not killed."""
     import os
     import signal
     import subprocess
