@@ -119,8 +119,6 @@ class Commands:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         words = [*shlex.split(command), "--output", str(unfinished)]
-        if words[0] == "plan":
-            words += ["--expandable_segments", str(uses_expandable_segments()).lower()]
         else:
             words += [*shlex.split(self._settings), "--device", str(self._device), "--seed", str(seed)]
         done = subprocess.run(

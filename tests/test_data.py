@@ -213,7 +213,7 @@ def test_an_unwritable_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
     with pytest.raises(
-        InvalidInputError, match="the model has 300, and the corpus 512; set vocabulary_size=300 or less"
+        InvalidInputError, match="the model has 300 tokens, and the corpus 512; set vocabulary_size=300 or less"
     ):
         tiny(causal_lm__vocabulary_size=300).prepare()
 

@@ -161,6 +161,8 @@ def _card_plan(
                 continue
             rows[number] = _row(choices[number], experiment, prediction, budget_bytes)
             breakdowns[number] = prediction.breakdown
+    if unpredicted and not rows:
+        raise InvalidInputError("\n".join(unpredicted))
     ordered = tuple(rows[number] for number in sorted(rows))
     card = CardPlan(
         card=target.name, budget_bytes=budget_bytes, rows=ordered, skipped=(*skipped, *unpredicted), breakdown=None

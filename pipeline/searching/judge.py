@@ -53,8 +53,8 @@ def judge(result: Result, metrics: Mapping[str, float], budget_bytes: int) -> Ve
 
 def peak_bytes(metrics: Mapping[str, float]) -> int | None:
     """Return the peak that the budget limits."""
-    allocated, reserved = metrics.get("peak_allocated_mib"), metrics.get("peak_reserved_mib")
-    return None if allocated is None else round(limited_peak(allocated, reserved) * MIB)
+    peak = limited_peak(metrics.get("peak_allocated_mib"), metrics.get("peak_reserved_mib"))
+    return None if peak is None else round(peak * MIB)
 
 
 def attempted_bytes(text: str) -> int:
