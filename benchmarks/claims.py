@@ -39,7 +39,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import write_atomically
 from pipeline.base.results import Outcome
 from pipeline.memory.device import find_device
-from pipeline.runtime.environment import environment, uses_expandable_segments
+from pipeline.runtime.environment import environment
 
 ROOT = Path(__file__).parent.parent
 FILE = Path(__file__).with_suffix(".yaml")
@@ -119,7 +119,7 @@ class Commands:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         words = [*shlex.split(command), "--output", str(unfinished)]
-        else:
+        if words[0] != "plan":
             words += [*shlex.split(self._settings), "--device", str(self._device), "--seed", str(seed)]
         done = subprocess.run(
             [sys.executable, "-m", "pipeline", *words],

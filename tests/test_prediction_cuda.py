@@ -250,7 +250,7 @@ from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
 for model in ("gpt2-xl", "llama-7b"):
     values = {"device": "cpu", "model": model, "sequence_length": 1024, "micro_batch_size": 4, "precision": "bf16"}
-    print(predict(make_experiment(values, "main"), find_card("h200")).anatomy.category_bytes["parameters"] // 4)
+    print(predict(make_experiment(values, "main"), find_card("h200")).breakdown.category_bytes["parameters"] // 4)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
