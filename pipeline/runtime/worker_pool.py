@@ -30,6 +30,7 @@ def worker_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
     except BaseException:
         for process in list(pool._processes.values()):  # pool.kill_workers() from Python 3.14 on
             process.kill()
+        pool._result_queue._writer.close()  # type: ignore[attr-defined]  # else its thread waits for a killed worker
         raise
     finally:
         pool.shutdown(cancel_futures=True)
