@@ -157,7 +157,7 @@ def test_a_predictive_search_that_is_killed_goes_on_where_it_was(project: Projec
     assert found["certificate"]["num_measured"] == len(configurations(project))
     assert found["verification"]["outcome"] == "ok"
     certificate = found["certificate"]  # steps this short are noisy: after the second measurement more may be open
-    assert not certificate["holds"] or 0 <= certificate["left"] <= certificate["bound"] < 1
+    assert not certificate["is_adequate"] or 0 <= certificate["remaining_improvement"] <= certificate["bound"] < 1
     assert found["verification"]["max_loss_difference"] <= found["verification"]["tolerance"]
     assert {row["number"] for row in found["rows"]} >= {trial.number for trial in complete(project)}
     assert (job / "handover" / "train.py").exists()
