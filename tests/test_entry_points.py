@@ -266,7 +266,7 @@ def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) ->
     assert "The fastest that fits 64.0 MiB at an effective batch of 8" in " ".join(done["search"].stdout.split())
     parent = project.parent_of("search")
     trials = pd.read_csv(download(project, parent.info.run_id, "trials.csv"))
-    assert len(trials) == 4
+    assert len(trials) in (4, 5)  # the verification adds the plain configuration where it had no trial
     [findings] = project.folder.glob("runs/*-search-*/findings.json")
     checked = json.loads(findings.read_text())["verification"]
     of_answer = [trials[name] == value for name, value in checked["choice"].items()]

@@ -47,7 +47,7 @@ def test_its_prediction_for_a_cpu_is_what_a_run_then_measures(finished: tuple[Pr
         row = predicted[line["micro_batch_size"], line["checkpointing"], line["precision"]]
         assert row.peak_allocated_bytes / 2**20 == pytest.approx(line["peak_allocated_mib"], rel=0.015)
         compared += 1
-    assert compared == 4
+    assert compared == len(measured) >= 4
 
 
 def test_several_cards_give_a_line_each(project: Project) -> None:
