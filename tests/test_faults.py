@@ -12,7 +12,6 @@ from finished import SETTINGS
 from processes import started, wait_for
 from project import SMALL, Project, as_words
 
-from pipeline.config.entry_points import entry_points
 from pipeline.runtime.run_folder import STEPS
 from pipeline.tracking.unsent import NAME
 
@@ -189,9 +188,17 @@ def test_a_search_that_is_stopped_while_it_predicts_ends_at_once(project: Projec
 @pytest.mark.parametrize(
     ("entry", "way"),
     [
-        *((entry, "pipeline") for entry in entry_points() if entry != "plan"),
+        *((entry, "pipeline") for entry in ("main", "profiling", "combined", "search")),
         ("accumulation", "mlflow run"),
-        ("search", "mlflow run"),
+        *(
+            pytest.param(entry, way, marks=pytest.mark.slow)
+            for entry, way in (
+                ("precision", "pipeline"),
+                ("accumulation", "pipeline"),
+                ("checkpointing", "pipeline"),
+                ("search", "mlflow run"),
+            )
+        ),
     ],
 )
 def test_ctrl_c_marks_the_runs_killed_and_keeps_what_was_measured(entry: str, way: str, project: Project) -> None:
