@@ -11,7 +11,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.contracts import Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Finished, MemoryUse, Outcome, Result, StepRecord
 from pipeline.base.units import MIB
@@ -20,11 +19,9 @@ from pipeline.runtime.child import Failed, Work, child_main
 from pipeline.runtime.fork_server import CONTEXT, without_main
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run_folder import LOG, RunFolder
-from pipeline.training.loop import train
+from pipeline.training.loop import Stop, never_stop, train
 from pipeline.training.metrics import Summary, summarize
 
-Stop = Callable[[Sequence[float]], bool]
-"""Seconds of each optimizer step so far -> whether the training may end; evaluated in the process, so picklable."""
 Summarize = Callable[[Result], Summary]
 LAST_LINES = 5
 """Lines of a crashed run's stderr that are kept in its result."""
@@ -38,11 +35,6 @@ class _Received:
     memory: MemoryUse | None = None
     finished: Finished | None = None
     failed: Failed | None = None
-
-
-def never_stop(_: Sequence[float]) -> bool:
-    """Return False: the run takes all of its optimizer steps."""
-    return False
 
 
 def run(
@@ -112,7 +104,7 @@ def execute(
     log_file.parent.mkdir(parents=True, exist_ok=True)
     received = _Received()
     receiver, sender = CONTEXT.Pipe(duplex=False)
-    arguments = (experiment, sender, log_file, work or partial(_train, stop))
+    arguments = (experiment, sender, log_file, work or partial(train, stop=stop))
     process = CONTEXT.Process(target=child_main, args=arguments, daemon=True)
     with without_main():
         process.start()  # the first time, this waits until the fork server has imported torch and transformers
@@ -235,7 +227,3 @@ def _how_it_died(exit_code: int | None, log_file: Path) -> str:
     log = log_file.read_text(errors="replace") if log_file.exists() else ""
     lines = [line for line in log.splitlines() if line.strip()]
     return "\n".join([end, *lines[-LAST_LINES:]])
-
-
-def _train(stop: Stop, experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:
-    train(experiment, prepared, emit, stop)

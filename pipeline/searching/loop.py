@@ -17,7 +17,7 @@ from pipeline.config.space import Choice
 from pipeline.prediction.summary import summary
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
-from pipeline.runtime.run import Stop, Summarize, never_stop, run
+from pipeline.runtime.run import Summarize, run
 from pipeline.searching.certificate import Certificate
 from pipeline.searching.judge import CONSTRAINT, OUTCOME, judge, peak_bytes
 from pipeline.searching.problem import SearchProblem
@@ -34,6 +34,7 @@ from pipeline.searching.results import (
 from pipeline.searching.study import DETAIL, FIGURES, StoredStudy
 from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
 from pipeline.searching.verification import Measured, verified_experiment, verify
+from pipeline.training.loop import Stop, never_stop
 from pipeline.training.metrics import Summary
 
 SECONDS_BETWEEN_POLLS = 1.0
