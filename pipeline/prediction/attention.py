@@ -20,7 +20,7 @@ CUDNN_FIRST = ((9, 0), (10, 0), (10, 3))
 """Compute capabilities on which cuDNN's kernel comes first (check_prefer_cudnn_attention)."""
 FLASH_MULTIPLE = 8
 """The flash kernel pads the channels of a head to a multiple of it (pad_last_dim)."""
-BIAS_MULTIPLE = 16
+BIAS_MULTIPLE = 8
 """Memory-efficient attention needs rows of the bias that begin at a multiple of it, in elements."""
 FLASH_SMALL_MEMORY = ((8, 6), (8, 7), (8, 9), (12, 0), (12, 1))
 """Compute capabilities with less shared memory than flash's backward pass needs for some head sizes."""
@@ -121,9 +121,9 @@ def attention_of(capability: tuple[int, int]) -> Attention:
             result = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)
             return result[0][..., : query.shape[-1]] if _ragged(query) else result[0]  # type: ignore[no-any-return]
         elif kernel == "efficient":
-            wide = None if bias is None else _for_each_head(bias, query)
+            bias = None if bias is None else _for_each_head(bias, query)
             result = aten._scaled_dot_product_efficient_attention(
-                *heads, wide, call.trains, dropout_p, is_causal, scale=scale
+                *heads, bias, call.trains, dropout_p, is_causal, scale=scale
             )
         else:
             with _adding_in_place():

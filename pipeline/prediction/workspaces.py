@@ -19,7 +19,13 @@ from pipeline.base.units import MIB
 from pipeline.memory.gradient_sums import in_backward
 from pipeline.memory.inside import NOTHING, Buffer, Inside
 from pipeline.prediction.attention import adds_mask_in_place
-from pipeline.prediction.attention_buffers import cudnn_backward, efficient_backward, flash_backward
+from pipeline.prediction.attention_buffers import (
+    cudnn_backward,
+    efficient_backward,
+    efficient_forward,
+    flash_backward,
+    flash_forward,
+)
 from pipeline.prediction.reductions import column_sum_bytes, embedding_buffer_bytes
 
 aten = torch.ops.aten
@@ -42,6 +48,12 @@ class Call:
         """Compute capability of the device, which is CUDA."""
         assert self.hardware.capability is not None
         return self.hardware.capability
+
+    @property
+    def num_multiprocessors(self) -> int:
+        """Number of multiprocessors of the device, which is CUDA."""
+        assert self.hardware.num_multiprocessors is not None
+        return self.hardware.num_multiprocessors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +150,19 @@ ROWS = (
         "(TORCH_CUBLASLT_UNIFIED_WORKSPACE is on in torch's own builds, torch/backends/cuda/__init__.py)",
     ),
     Row(
+        operators=(aten._scaled_dot_product_flash_attention.default,),
+        inside=lambda call: flash_forward(call.args[0], call.args[1], call.args[3], call.num_multiprocessors),
+        source="aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, set_params_splitkv",
+    ),
+    Row(
         operators=(aten._scaled_dot_product_flash_attention_backward.default,),
         inside=lambda call: flash_backward(call.args[1], call.args[2]),
         source="aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd",
+    ),
+    Row(
+        operators=(aten._scaled_dot_product_efficient_attention.default,),
+        inside=lambda call: efficient_forward(call.args[0], call.args[2]),
+        source="aten/src/ATen/native/transformers/cuda/attention.cu, _efficient_attention_forward",
     ),
     Row(
         operators=(aten._scaled_dot_product_efficient_attention_backward.default,),
