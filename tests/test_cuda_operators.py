@@ -31,8 +31,8 @@ HALF, SINGLE = torch.float16, torch.float32
 
 
 def heads(channels: int, dtype: torch.dtype = HALF, num_heads: int = 8) -> Tensor:
-    """Return 2 sequences of 1,024 tokens."""
-    return torch.empty(2, num_heads, 1024, channels, dtype=dtype, device="meta")
+    """Return 2 sequences of 1,024 tokens, whose heads are the third axis in memory."""
+    return torch.empty(2, 1024, num_heads, channels, dtype=dtype, device="meta").transpose(1, 2)
 
 
 def signed(inside: Inside) -> list[int]:
@@ -47,9 +47,9 @@ def signed(inside: Inside) -> list[int]:
 
 def test_flash_attention_expands_gradients_of_shared_heads() -> None:
     rows, query = 2 * 8 * 1024 * 4, 2 * 8 * 1024 * 64 * 4
-    assert signed(flash_backward(heads(64), heads(64))) == [rows, query, -query, -rows]
+    assert signed(flash_backward(heads(64), heads(64), heads(64), heads(64))) == [rows, query, -query, -rows]
     expanded = query // 2  # in 16 bits, once for keys and once for values
-    shared = signed(flash_backward(heads(64), heads(64, num_heads=2)))
+    shared = signed(flash_backward(heads(64), heads(64), heads(64, num_heads=2), heads(64)))
     assert shared == [rows, query, expanded, expanded, -expanded, -expanded, -query, -rows]
 
 
@@ -86,22 +86,27 @@ def test_memory_efficient_attention_keeps_a_block_of_the_querys_gradient_for_eac
     num_blocks = 2 * 8 * (1024 // rows) * -(-channels // columns)
     workspace = num_blocks * (4 * rows * columns + 16)
     query = heads(channels, dtype)
-    assert signed(efficient_backward(query, query, dropout, capability))[-4:][-1] == -workspace
+    assert signed(efficient_backward(query, query, query, dropout, capability))[-4:][-1] == -workspace
 
 
 def test_memory_efficient_attention_frees_its_product_before_the_workspace() -> None:
     rows, product, workspace = 2 * 8 * 1024 * 4, 2 * 8 * 1024 * 64 * 4, 2 * 8 * 16 * (4 * 64 * 64 + 16)
-    assert signed(efficient_backward(heads(64), heads(64), 0.0, (8, 0))) == [rows, workspace, -rows, -workspace]
+    assert signed(efficient_backward(heads(64), heads(64), heads(64), 0.0, (8, 0))) == [
+        rows,
+        workspace,
+        -rows,
+        -workspace,
+    ]
     single = heads(64, SINGLE)
     changes = [product, rows, rows, -rows, -product, workspace, -rows, -workspace]
-    assert signed(efficient_backward(single, single, 0.0, (8, 0))) == changes
+    assert signed(efficient_backward(single, single, single, 0.0, (8, 0))) == changes
 
 
 def test_memory_efficient_attention_sums_keys_and_values_of_wide_heads_in_float32() -> None:
     splits = 200 // 16  # of at most 200 for all heads
     floats = 8 * 5 * (128 * 64 + 4) + 2 * splits * 64 * 384
     query = heads(264)
-    assert signed(efficient_backward(query, query, 0.0, (8, 0)))[-1] == -2 * 8 * floats * 4
+    assert signed(efficient_backward(query, query, query, 0.0, (8, 0)))[-1] == -2 * 8 * floats * 4
     assert signed(efficient_forward(query, query)) == [query.numel() * 4, -query.numel() * 4]
     assert signed(efficient_forward(heads(128), heads(128))) == []
 
@@ -169,6 +174,15 @@ def attention(
     return attend
 
 
+def attention_then_transposed(device: str) -> Tensor:
+    """Return attention whose gradient arrives by head instead of by token."""
+    return attention(dropout=0.1)(device).contiguous()
+
+
+def transposed_with_bias(device: str) -> Tensor:
+    return F.linear(leaf(device, 1024, 4, 768).transpose(0, 1), leaf(device, 2304, 768), leaf(device, 2304))
+
+
 def with_bias(device: str) -> Tensor:
     return F.linear(leaf(device, 4, 1024, 768), leaf(device, 2304, 768), leaf(device, 2304))
 
@@ -211,7 +225,11 @@ CASES: dict[str, Case] = {
         leaf(device, 4, 8, 256, 256, dtype=torch.bfloat16), -1, dtype=SINGLE
     ),
     "dropout": lambda device: F.dropout(leaf(device, 4, 1024, 768), 0.1),
+    "attention, then contiguous": attention_then_transposed,
+    "attention, then contiguous, without dropout": lambda device: attention()(device).contiguous(),
+    "attention, then contiguous, in float32": lambda device: attention(dtype=SINGLE)(device).contiguous(),
     "linear with a bias": with_bias,
+    "linear of transposed inputs": transposed_with_bias,
     "product with a weight": with_weight,
     "embedding": embedded,
     "norms of a list": norms,

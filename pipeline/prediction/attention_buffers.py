@@ -46,17 +46,19 @@ def _rounded_channels(channels: int) -> int:
     return round_up(channels, 32 if channels <= 128 else 64)
 
 
-def flash_backward(query: Tensor, key: Tensor) -> Inside:
+def flash_backward(gradient: Tensor, query: Tensor, key: Tensor, output: Tensor) -> Inside:
     """Return softmax_d, dq_accum and, if heads share keys, dk and dv of every head.
 
-    They are those of mha_bwd in aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
+    What is not contiguous by tokens is copied before. The source is mha_bwd in
+    aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
     """
     batch, heads, length, channels = query.shape
     rows = 4 * batch * heads * round_up(length, 128)
-    softmax, gradient = Buffer(rows), Buffer(rows * _rounded_channels(channels))
+    softmax, query_gradient = Buffer(rows), Buffer(rows * _rounded_channels(channels))
+    copies = (*_copy(gradient), *_copy(output))
     expanded = batch * key.shape[2] * heads * channels * key.element_size() if heads != key.shape[1] else 0
     parts = (Buffer(expanded), Buffer(expanded)) if expanded else ()
-    return Inside(after=(softmax, gradient, *parts, *parts, gradient, softmax))
+    return Inside(before=copies, after=(softmax, query_gradient, *parts, *parts, query_gradient, softmax, *copies))
 
 
 def cudnn_backward(query: Tensor) -> Inside:
@@ -82,20 +84,29 @@ def efficient_forward(query: Tensor, value: Tensor) -> Inside:
     return Inside(after=(output, output))
 
 
-def efficient_backward(query: Tensor, key: Tensor, dropout: float, capability: tuple[int, int]) -> Inside:
+def efficient_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, dropout: float, capability: tuple[int, int]
+) -> Inside:
     """Return the row sums of output x gradient, and the workspace, of memory-efficient attention.
+
+    A gradient that is not contiguous by tokens is copied before.
 
     In float32 torch itself computes the sums. The source is _efficient_attention_backward in
     aten/src/ATen/native/transformers/cuda/attention_backward.cu.
     """
     batch, heads, length, channels = query.shape
-    blocks = _blocks_of(query, dropout, capability)
+    blocks, copy = _blocks_of(query, dropout, capability), _copy(gradient)
     elements = blocks.workspace_elements(batch * heads, length, key.shape[2], channels)
     sums, workspace = Buffer(4 * batch * heads * length), Buffer(4 * batch * heads * round_up(elements, 4))
     if query.dtype != torch.float32:
-        return Inside(after=(sums, workspace, sums, workspace))
+        return Inside(before=copy, after=(sums, workspace, sums, workspace, *copy))
     product, rows = Buffer(4 * query.numel()), Buffer(sums.num_bytes)
-    return Inside(after=(product, rows, sums, rows, product, workspace, sums, workspace))
+    return Inside(before=copy, after=(product, rows, sums, rows, product, workspace, sums, workspace, *copy))
+
+
+def _copy(heads: Tensor) -> tuple[Buffer, ...]:
+    """Return a copy of what is not contiguous by sequence, token, head and channel."""
+    return () if heads.transpose(1, 2).is_contiguous() else (Buffer(heads.numel() * heads.element_size()),)
 
 
 @dataclass(frozen=True)

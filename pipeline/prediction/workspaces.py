@@ -18,7 +18,6 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.units import MIB
 from pipeline.memory.gradient_sums import in_backward
 from pipeline.memory.inside import NOTHING, Buffer, Inside
-from pipeline.prediction.attention import adds_mask_in_place
 from pipeline.prediction.attention_buffers import (
     cudnn_backward,
     efficient_backward,
@@ -27,6 +26,7 @@ from pipeline.prediction.attention_buffers import (
     flash_forward,
 )
 from pipeline.prediction.reductions import column_sum_bytes, embedding_buffer_bytes
+from pipeline.prediction.sums_in_place import adds_in_place
 
 aten = torch.ops.aten
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
@@ -127,12 +127,13 @@ def _safe_softmax(call: Call) -> Inside:
 
 
 def _squared_errors(call: Call) -> Inside:
-    """Return the errors of all elements, if the loss is reduced."""
+    """Return the errors of all elements, if the loss is reduced; on CUDA the loss itself is made in that size too."""
     inputs: Tensor = call.args[0]
     if len(call.args) > 2 and call.args[2] == NO_REDUCTION:
         return NOTHING
-    errors = Buffer(inputs.numel() * inputs.element_size())
-    return Inside(before=(errors,), after=(errors,))
+    num_bytes = inputs.numel() * inputs.element_size()
+    errors = (Buffer(num_bytes), Buffer(num_bytes)) if call.hardware.capability else (Buffer(num_bytes),)
+    return Inside(before=errors, after=errors)
 
 
 ROWS = (
@@ -156,7 +157,7 @@ ROWS = (
     ),
     Row(
         operators=(aten._scaled_dot_product_flash_attention_backward.default,),
-        inside=lambda call: flash_backward(call.args[1], call.args[2]),
+        inside=lambda call: flash_backward(call.args[0], call.args[1], call.args[2], call.args[4]),
         source="aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd",
     ),
     Row(
@@ -166,7 +167,7 @@ ROWS = (
     ),
     Row(
         operators=(aten._scaled_dot_product_efficient_attention_backward.default,),
-        inside=lambda call: efficient_backward(call.args[1], call.args[2], call.args[9], call.capability),
+        inside=lambda call: efficient_backward(call.args[0], call.args[1], call.args[2], call.args[9], call.capability),
         source="aten/src/ATen/native/transformers/cuda/attention_backward.cu, _efficient_attention_backward",
     ),
     Row(
@@ -201,8 +202,8 @@ ROWS = (
     ),
     Row(
         operators=(aten.add.Tensor,),
-        inside=lambda call: Inside(in_place=adds_mask_in_place()),
-        source="aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math",
+        inside=lambda call: Inside(in_place=adds_in_place()),
+        source="pipeline/prediction/sums_in_place.py",
     ),
     Row(
         operators=(aten.native_dropout.default,),
