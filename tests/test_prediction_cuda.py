@@ -18,7 +18,6 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import make_experiment
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction import autocast
-from pipeline.prediction.attention import choose_kernel
 from pipeline.prediction.cards import CARDS, CONTEXT_BYTES, find_card
 from pipeline.prediction.cuda_operators import cuda_operators
 from pipeline.prediction.predict import Prediction, predict
@@ -132,34 +131,6 @@ def test_operators_are_restored_after_an_error() -> None:
     assert kernels() == before and dict(results_under_autocast()) == dtypes
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype", "channels", "kernel"),
-    [
-        ((8, 0), torch.bfloat16, 64, "flash"),
-        ((8, 9), torch.float16, 80, "flash"),
-        ((8, 9), torch.float16, 224, "efficient"),
-        ((9, 0), torch.bfloat16, 64, "cudnn"),
-        ((9, 0), torch.bfloat16, 20, "flash"),
-        ((9, 0), torch.float32, 64, "efficient"),
-        ((7, 5), torch.float16, 64, "efficient"),
-        ((8, 0), torch.float32, 25, "math"),
-    ],
-)
-def test_the_attention_kernel_follows_the_card(
-    capability: tuple[int, int], dtype: torch.dtype, channels: int, kernel: str
-) -> None:
-    heads = torch.empty(1, 2, 4, channels, dtype=dtype, device="meta")
-    assert choose_kernel(capability, heads, heads, heads, None) == kernel
-
-
-def test_a_mask_and_shared_heads_exclude_kernels() -> None:
-    heads, fewer = (torch.empty(1, n, 4, 64, dtype=torch.bfloat16, device="meta") for n in (4, 2))
-    assert choose_kernel((8, 0), heads, heads, heads, torch.empty(4, 4, device="meta")) == "efficient"
-    assert choose_kernel((8, 0), heads, fewer, fewer, None) == "flash"
-    single = [part.float() for part in (heads, fewer, fewer)]
-    assert choose_kernel((8, 0), *single, None) == "math"
-
-
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("channels", [20, 64])
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0)])
@@ -189,10 +160,11 @@ def test_the_workspaces_of_both_threads_are_counted_once() -> None:
     lifetimes = trace(experiment, A100, experiment.read_corpus()).lifetimes
     inside = [lifetime for lifetime in lifetimes if lifetime.operator.startswith("inside ")]
     assert sorted(lifetime.num_bytes for lifetime in inside if lifetime.freed_at is None) == [8320 * 1024] * 2
-    backward = [lifetime for lifetime in inside if lifetime.freed_at is not None]
+    backward = [lifetime for lifetime in inside if "flash" in lifetime.operator]
     # softmax_d and dq_accum of 8 sequences of 64 tokens (rounded to 128), 4 heads of 16 channels (rounded to 32).
     assert [lifetime.num_bytes for lifetime in backward] == [
-        8 * 4 * 128 * (1 + 32) * 4
+        8 * 4 * 128 * 4,
+        8 * 4 * 128 * 32 * 4,
     ] * 4  # 2 layers, 2 optimizer steps
 
 
