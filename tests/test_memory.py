@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import UNIT_BYTES, parse_budget
-from pipeline.memory.device import device_name, find_device, total_bytes
+from pipeline.memory.device import device_name, find_device, fraction_of, total_bytes
 from pipeline.memory.meter import make_meter
+from pipeline.prediction.cards import CARDS
 
 TOTAL = 16 * 2**30
 
@@ -53,6 +54,22 @@ def test_a_budget_beyond_the_device_is_refused(text: str) -> None:
 @given(number=st.integers(1, 10**6), unit=st.sampled_from(sorted(UNIT_BYTES)))
 def test_a_budget_is_its_number_times_its_unit(number: int, unit: str) -> None:
     assert parse_budget(f"{number}{unit}", 2**80) == number * UNIT_BYTES[unit]
+
+
+@given(total_mib=st.sampled_from([14_912, 24_084, 81_152, 143_156]), step=st.integers(1, 10**6))
+def test_the_cap_is_the_budget_to_the_byte(total_mib: int, step: int) -> None:
+    """Torch's cap is the whole number of bytes in the share times the card's total."""
+    total = total_mib * 2**20
+    for budget in (step * 2**20 % total + 1, step * 999_983 % total + 1, total - step, total):
+        assert int(fraction_of(budget, total) * total) == budget
+        assert fraction_of(budget, total) <= 1  # as set_per_process_memory_fraction() demands
+
+
+def test_every_whole_mib_of_every_card_is_a_budget_that_torch_keeps() -> None:
+    for card in CARDS.values():
+        total = card.memory_bytes
+        budgets = range(2 * 2**20, total + 1, 2 * 2**20)
+        assert [budget for budget in budgets if int(fraction_of(budget, total) * total) != budget] == []
 
 
 def test_the_cpu_meter_counts_live_bytes_and_their_peak() -> None:

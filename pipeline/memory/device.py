@@ -47,7 +47,15 @@ def occupy(device: torch.device, budget_bytes: int | None) -> None:
         return
     torch.cuda.set_device(device)
     if budget_bytes is not None:
-        torch.cuda.set_per_process_memory_fraction(budget_bytes / total_bytes(device), device)
+        torch.cuda.set_per_process_memory_fraction(fraction_of(budget_bytes, total_bytes(device)), device)
+
+
+def fraction_of(budget_bytes: int, total: int) -> float:
+    """Return a share of `total` bytes of which torch makes exactly `budget_bytes`: it multiplies and rounds down.
+
+    The quotient alone can be rounded to a byte less. (setMemoryFraction of c10/cuda/CUDACachingAllocator.cpp)
+    """
+    return min(1.0, (budget_bytes + 0.5) / total)
 
 
 def used_bytes(device: torch.device) -> int | None:
