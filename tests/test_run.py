@@ -89,7 +89,7 @@ MESSAGES = (
     "cuDNN Frontend error: execute failed, CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`. If you keep seeing this",
     "cuFFT error: CUFFT_ALLOC_FAILED",
-    'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "c10/cuda/CUDACachingAllocator.cpp":1407, please report a bug to PyTorch.',
+    'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "c10/cuda/CUDACachingAllocator.cpp":1407, please report a bug',
 )
 OTHERS = (
     "CUDA error: no kernel image is available for execution on the device",
