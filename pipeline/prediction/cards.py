@@ -16,8 +16,8 @@ T4: 140.875 MiB after steps in float16, torch 2.10+cu128 and 2.14+cu130 (Anassbz
 OTHER_CONTEXT_MIB = 512
 """Assumed size of a CUDA context that nobody measured after training: rather too large than too small.
 
-Without any kernel it takes 120 to 550 MiB, which depends on the card (llama.cpp pull request 20595); among them 256 on an
-RTX 3090 (InvokeAI issue 9413) and 426 on an RTX 6000 Ada (unsloth-zoo pull request 1053).
+Without any kernel it takes 120 to 550 MiB, which depends on the card (llama.cpp pull request 20595): 256 on an RTX 3090
+(InvokeAI issue 9413), 426 on an RTX 6000 Ada (unsloth-zoo pull request 1053).
 """
 OLDEST_CAPABILITY = (7, 5)
 """Compute capability from which on torch's builds for CUDA 13 have kernels, the default ones.
