@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import prediction_gpu
 import pytest
 import torch
 from conftest import ROOT
@@ -186,3 +187,26 @@ def test_only_completed_runs_are_compared_with_their_prediction(outcome: str, ex
     }
     assert error_percent(row, "allocated") == expected
     assert error_percent({"predicted": row["predicted"]}, "allocated") is None
+
+
+def test_predictions_are_on_disk_before_the_first_run_and_runs_go_on_where_they_stopped(tmp_path: Path) -> None:
+    words = ["--device", "cpu", "--tiny", "--sample", "2", "--date", "2026-01-02", "--folder", str(tmp_path)]
+    assert prediction_gpu.main([*words, "--minutes", "1e-9"]) == UNFINISHED
+    file = tmp_path / "prediction_tiny_cpu_2026-01-02.json"
+    predicted = [row["predicted"] for row in json.loads(file.read_text())["rows"]]
+    assert len(predicted) == 2 and file.with_suffix(".md").read_text().count("not run yet") == 2
+    assert prediction_gpu.main(words) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["predicted"] for row in rows] == predicted
+    assert max(abs(error_percent(row, "allocated") or 100) for row in rows) < 1
+    before = file.read_text()
+    assert prediction_gpu.main(words) == 0 and file.read_text() == before
+
+
+def test_predictions_of_other_conditions_are_not_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "prediction_tiny_cpu_2026-01-02.json").write_text(
+        json.dumps({"conditions": {"torch": "1"}, "rows": []})
+    )
+    words = ["--device", "cpu", "--tiny", "--sample", "1", "--date", "2026-01-02", "--folder", str(tmp_path)]
+    assert prediction_gpu.main(words) == 2
+    assert "had other settings, versions or hardware; move that file away" in capsys.readouterr().err
