@@ -1,8 +1,9 @@
-# make search   the main job: the fastest configuration that fits a memory budget
-# make test     lint, types, layers, and one test case for each part
-# make test-all the same with the full matrices
-# make test-cuda   the tests marked gpu, on simulated cards (1.2 GB in .venv-cuda; needs gcc, no GPU)
-# make ui       the MLflow UI on what the runs wrote
+# make search    the main job: the fastest configuration that fits a memory budget
+# make test      lint, types, layers, and one test case for each part
+# make test-all  the same with the full matrices
+# make test-cuda the tests marked gpu, on simulated cards (1.2 GB in .venv-cuda; needs gcc, no GPU)
+# make evidence  all that needs a GPU, in at most 9 minutes; the next call goes on where this one stopped
+# make ui        the MLflow UI on what the runs wrote
 # Pass settings on with ARGS: make search ARGS="-P budget=8GiB -P effective_batch_size=64"
 PYTHON ?= python3
 ARGS ?=
@@ -12,7 +13,7 @@ IN_PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 CARD := $(BIN)/python tests/cuda_without_gpu/cards.py
 
-.PHONY: search test test-all test-cuda check ui clean
+.PHONY: search test test-all test-cuda check evidence ui clean
 
 search: .venv/installed
 	PATH="$(abspath $(BIN)):$$PATH" mlflow run . -e search --env-manager=local --experiment-name headroom $(ARGS)
@@ -34,6 +35,9 @@ check: .venv/installed-for-tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports --no-logo --no-cache
+
+evidence: .venv/installed
+	$(BIN)/python benchmarks/evidence.py $(ARGS)
 
 ui: .venv/installed
 	$(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT)

@@ -1,7 +1,7 @@
 """Common claims about training memory, checked by running the project's entry points; the claims are in claims.yaml.
 
     python benchmarks/claims.py                            on a GPU, the long form
-    python benchmarks/claims.py --short                    on a GPU, in minutes (benchmarks/gpu/claims.sh)
+    python benchmarks/claims.py --short                    on a GPU, in minutes
     python benchmarks/claims.py --device cpu --tiny        the same claims on small models, anywhere
     python benchmarks/claims.py --claims precision,cards   some of the claims
 
@@ -32,7 +32,7 @@ import torch
 from claims_evaluation import NotMeasuredError, Row
 from claims_page import page
 from claims_spec import Check, Claims, checks_of, read_claims
-from exit_code import exit_code_of
+from exit_code import Deadline, exit_code_of
 from mlflow import MlflowClient
 
 from pipeline.base.errors import InvalidInputError
@@ -53,9 +53,9 @@ CONDITIONS = ("device_name", "torch", "transformers", "cuda", "allocator")
 class Commands:
     """The entry points' commands, each with its results in a folder of its own below the working folder."""
 
-    def __init__(self, folder: Path, device: torch.device, settings: str, minutes: float | None) -> None:
+    def __init__(self, folder: Path, device: torch.device, settings: str, deadline: Deadline) -> None:
         self._folder, self._device, self._settings = folder, device, settings
-        self._deadline = None if minutes is None else time.monotonic() + 60 * minutes
+        self._deadline = deadline
         about = environment(device)
         self._conditions = [about.get(name) for name in CONDITIONS] + [torch.get_num_threads()]
 
@@ -63,8 +63,7 @@ class Commands:
         """Run commands with their seeds, those without results that stay; begin none after the deadline."""
         todo = [(command, seed) for command, seed in todo if not self._is_measured(command, seed)]
         for place, (command, seed) in enumerate(todo, 1):
-            if self._deadline is not None and time.monotonic() > self._deadline:
-                print(f"time is over: the same command continues with the other {len(todo) - place + 1} commands")
+            if self._deadline.is_over:
                 return
             start = time.monotonic()
             ended = self._run(command, seed)
@@ -152,6 +151,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--claims", help="those to measure, with commas between them; by default all")
     parser.add_argument("--runs", type=int, default=3, help="runs of each command, each with its own seed")
     parser.add_argument("--minutes", type=float, help="begin no command after this many minutes")
+    parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the files")
     parser.add_argument("--folder", type=Path, default=FILE.parent, help="where the page and the table are written")
     parser.add_argument("--work", type=Path, help="where results are kept, by default runs/claims_<device>_<form>")
     given = parser.parse_args(words)
@@ -160,7 +160,7 @@ def main(words: Sequence[str]) -> int:
     return exit_code_of(lambda: _measure(given))
 
 
-def _measure(given: argparse.Namespace) -> None:
+def _measure(given: argparse.Namespace) -> int:
     claims, form = read_claims(FILE), given.form or "full"
     names = given.claims.split(",") if given.claims else list(claims.claims)
     for name in names:
@@ -168,15 +168,14 @@ def _measure(given: argparse.Namespace) -> None:
             raise InvalidInputError(f"no claim is called {name!r}; the claims are {', '.join(claims.claims)}")
     if given.runs < 1:
         raise InvalidInputError(f"--runs must be 1 or more, and is {given.runs}; leave it out for 3")
-    if given.minutes is not None and given.minutes <= 0:
-        raise InvalidInputError(f"--minutes must be more than 0, and is {given.minutes:g}; leave it out for no limit")
+    deadline = Deadline(given.minutes)
     device = _device(given.device, form)
     for folder in (given.folder, work := given.work or ROOT / "runs" / f"claims_{device.type}_{form}"):
         _require_writable(folder)
-    commands = Commands(work.resolve(), device, claims.settings, given.minutes)
+    commands = Commands(work.resolve(), device, claims.settings, deadline)
     checks = [check for name in names for check in checks_of(claims, name, form, commands.predict)]
     commands.run(_in_random_order(checks, given.runs))
-    _write(checks, claims, commands, given, device)
+    return _write(checks, claims, commands, given, device)
 
 
 def _device(name: str, form: str) -> torch.device:
@@ -209,7 +208,8 @@ def _in_random_order(checks: Sequence[Check], num_seeds: int) -> list[tuple[str,
 
 def _write(
     checks: Sequence[Check], claims: Claims, commands: Commands, given: argparse.Namespace, device: torch.device
-) -> None:
+) -> int:
+    """Write the page and the table; return the number of checks that lack runs."""
     used: dict[tuple[str, int], Row] = {}
     lines, num_incomplete = [], 0
     for check in checks:
@@ -226,17 +226,17 @@ def _write(
         lines.append(check.evaluate(rounds))
         num_incomplete += any(str(one) == NOT_RUN_YET for one in rounds)
     table = pd.DataFrame(lines)
-    date = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
-    about = {**environment(device), "threads": str(torch.get_num_threads()), "date": date}
+    about = {**environment(device), "threads": str(torch.get_num_threads()), "date": given.date}
     form = given.form or "full"
     origin = f"Written by `{given.command}`."
     if num_incomplete:
         origin += f" {num_incomplete} of {len(lines)} checks lack runs: the same command continues."
     text = page(table, claims, form, [(run, row) for (run, _), row in used.items()], about, origin)
     for ending, content in {"md": text, "csv": table.to_csv(index=False, float_format="%.6g")}.items():
-        file = given.folder / f"claims_{device.type}_{date}.{ending}"
+        file = given.folder / f"claims_{device.type}_{given.date}.{ending}"
         write_atomically(file, content.encode())
         print(file)
+    return num_incomplete
 
 
 if __name__ == "__main__":

@@ -1,20 +1,47 @@
-"""The exit code of a benchmark that can be interrupted."""
+"""The exit code of a benchmark that can be interrupted, or ends when its time is over."""
 
+import math
+import os
 import sys
+import time
 from collections.abc import Callable
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.runtime.signals import INTERRUPTED
 
+UNFINISHED = os.EX_TEMPFAIL
+"""The exit code if something is left, mostly because the time was over."""
+
+
+class Deadline:
+    """The moment after which a benchmark begins no further run."""
+
+    def __init__(self, minutes: float | None) -> None:
+        """Count from now on; None: without end."""
+        if minutes is not None and minutes <= 0:
+            raise InvalidInputError(f"--minutes must be more than 0, and is {minutes:g}; leave it out for no limit")
+        self._end = math.inf if minutes is None else time.monotonic() + 60 * minutes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() > self._end
+
 
 def exit_code_of(run: Callable[[], object]) -> int:
-    """Run a benchmark; return 0, 2 after invalid input or 130 after Ctrl-C, and print the reason."""
+    """Run a benchmark, which returns the number of runs that are left, if it can leave any; return its exit code.
+
+    0: complete, 2: invalid input, 75: runs are left, 130: Ctrl-C. The reason is printed.
+    """
     try:
-        run()
+        num_left = run()
     except InvalidInputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted: what was measured is kept, and the same command goes on", file=sys.stderr)
         return INTERRUPTED
+    if num_left:
+        print(f"not complete: the same command goes on with what is left ({num_left})", file=sys.stderr)
+        return UNFINISHED
     return 0

@@ -9,19 +9,17 @@ to the .csv as it ends; the same command resumes an interrupted one.
 
 import argparse
 import datetime
-import math
 import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from exit_code import exit_code_of
+from exit_code import Deadline, exit_code_of
 from journal import Journal
 from peer_run import BARE, PEERS, run
 from peers_cases import CONFIGURATIONS, FRAMEWORKS, MODELS, Case, about_machine, cases_of, conditions_of, schedule
@@ -53,7 +51,7 @@ COLUMNS = (
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure what is not measured yet, write the page; return the exit code: 0, 2 invalid input, 130 interrupted."""
+    """Measure what is not measured yet, write the page; return the exit code, as exit_code_of() does."""
     given = _parser().parse_args(words)
     return exit_code_of(lambda: _run(given))
 
@@ -66,21 +64,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--peers", default=",".join(PEERS), help="with commas between; the bare loop always")
     parser.add_argument("--runs", type=int, default=5, help="of each peer in each configuration")
     parser.add_argument("--num_steps", type=int, default=20)
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=math.inf,
-        help="after which no further run is started; the same command goes on",
-    )
+    parser.add_argument("--minutes", type=float, help="begin no run after this many minutes")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try this script out")
     parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the files")
     parser.add_argument("--folder", type=Path, default=ROOT / "benchmarks", help="where the files are written")
     return parser
 
 
-def _run(given: argparse.Namespace) -> None:
+def _run(given: argparse.Namespace) -> int:
     if given.runs < 1:
         raise InvalidInputError(f"runs must be 1 or more, and is {given.runs}; leave it out for 5")
+    deadline = Deadline(given.minutes)
     peers = [peer for peer in PEERS if peer in {BARE, *chosen("peer", given.peers, PEERS)}]
     device = find_device(given.device)
     models = given.models.split(",") if given.models else MODELS[device.type]
@@ -90,7 +84,7 @@ def _run(given: argparse.Namespace) -> None:
     about = about_machine(device)
     name = f"peers_{'tiny_' if given.tiny else ''}{device.type}_{given.date}"
     journal = Journal.open(given.folder / f"{name}.csv", COLUMNS, SUBJECT, conditions_of(cases, about))
-    num_left = measure_all(journal, list(schedule(cases, peers, given.runs)), given.seconds)
+    num_left = measure_all(journal, list(schedule(cases, peers, given.runs)), deadline)
     command = " ".join(["python", "benchmarks/peers.py", *sys.argv[1:]])
     experiments = {(case.model, case.configuration): case.experiment for case in cases}
     title = f"The same training in Headroom and its peers, {device.type}, {given.date}"
@@ -98,9 +92,10 @@ def _run(given: argparse.Namespace) -> None:
     (given.folder / f"{name}.md").write_text(text)
     (given.folder / f"{name}.png").write_bytes(plot(journal.rows(), list(experiments), about["device_name"]))
     print(text)
+    return num_left
 
 
-def measure_all(journal: Journal, runs: Sequence[tuple[int, Case, str]], seconds_limit: float) -> int:
+def measure_all(journal: Journal, runs: Sequence[tuple[int, Case, str]], deadline: Deadline) -> int:
     """Measure the runs that the journal lacks until the time is over; return how many are left.
 
     Raises:
@@ -108,10 +103,9 @@ def measure_all(journal: Journal, runs: Sequence[tuple[int, Case, str]], seconds
 
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # the check must not initialize CUDA before forks
-    end = time.monotonic() + seconds_limit
     done = {(row["model"], row["configuration"], row["round"], row["peer"]) for row in journal.rows()}
     waiting = [run for run in runs if (run[1].model, run[1].configuration, str(run[0]), run[2]) not in done]
-    while waiting and time.monotonic() < end:
+    while waiting and not deadline.is_over:
         number, case, peer = waiting.pop(0)
         row = measured(case, peer)
         if row["outcome"] == Outcome.INTERRUPTED:

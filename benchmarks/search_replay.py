@@ -10,6 +10,8 @@ measures a configuration twice, except an outlier. An interrupted call resumes.
 import argparse
 import csv
 import os
+import sys
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, fields
 from functools import partial
@@ -17,9 +19,12 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
+from exit_code import Deadline, exit_code_of
 from replay.page import page, summary
 from replay.search import REPLAYS, Replayed, replay
 from replay.table import budgets, read
+
+from pipeline.base.errors import InvalidInputError
 
 SHARES_THAT_FIT = (0.33, 0.6)
 """Of the space, at the two budgets at which all samplers are replayed."""
@@ -41,14 +46,22 @@ def replayed(file: Path) -> dict[tuple[str, int, int], Replayed]:
     return {(one.sampler, one.budget_bytes, one.seed): one for one in read}
 
 
-def main() -> None:
-    """Replay the missing tasks and write the table."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Replay the missing tasks and write the table; return the exit code: 0, 2 invalid input, 75 tasks are left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
     parser.add_argument("--seeds", type=int, default=100)
-    given = parser.parse_args()
+    parser.add_argument("--minutes", type=float, help="begin no replay after this many minutes")
+    given = parser.parse_args(words)
+    return exit_code_of(lambda: _run(given))
+
+
+def _run(given: argparse.Namespace) -> int:
+    deadline = Deadline(given.minutes)
     if not given.table.exists():
-        parser.error(f"the table must exist, and {given.table} does not; measure it: python benchmarks/search_table.py")
+        raise InvalidInputError(
+            f"the table must exist, and {given.table} does not; measure it: python benchmarks/search_table.py"
+        )
     entries = read(given.table)
     searches = [
         *product(budgets(entries, SHARES_THAT_FIT), REPLAYS),
@@ -69,10 +82,16 @@ def main() -> None:
             results[task] = result
             writer.writerow(asdict(result))
             file.flush()
-    command = f"python benchmarks/search_replay.py {given.table} --seeds {given.seeds}"
-    shown = list(summary([results[task] for task in tasks]))
-    output.with_suffix(".md").write_text(page(shown, given.table, entries, command))
+            if deadline.is_over:
+                pool.shutdown(cancel_futures=True)
+                break
+    num_left = sum(task not in results for task in tasks)
+    if not num_left:
+        command = f"python benchmarks/search_replay.py {given.table} --seeds {given.seeds}"
+        shown = list(summary([results[task] for task in tasks]))
+        output.with_suffix(".md").write_text(page(shown, given.table, entries, command))
+    return num_left
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from exit_code import exit_code_of
+from exit_code import Deadline, exit_code_of
 from journal import Journal
 
 from pipeline.base.results import Outcome
@@ -77,18 +77,25 @@ FORMS = {
 }
 
 
-def measure(choices: Sequence[Choice], experiments: Sequence[Experiment], journal: Journal, repeats: int) -> None:
-    """Measure the runs that the journal lacks, in random order, each configuration equally often."""
+def measure(
+    choices: Sequence[Choice], experiments: Sequence[Experiment], journal: Journal, repeats: int, deadline: Deadline
+) -> int:
+    """Measure the runs that the journal lacks, in random order, each equally often; return how many are left."""
     predicted = dict(predict_all(experiments, hardware_of(experiments[0].device)))
     order = [(repeat, number) for repeat in range(repeats) for number in range(len(choices))]
     shuffled = sorted(order, key=lambda pair: (pair[0], random.Random(repr(pair)).random()))  # noqa: S311
     done = {(row["repeat"], *(row[name] for name in DIMENSIONS)) for row in journal.rows()}
-    for repeat, number in shuffled:
-        choice = choices[number]
-        if (str(repeat), *(str(choice[name]) for name in DIMENSIONS)) not in done:
-            row = {"repeat": repeat, **choice, **measured(experiments[number], predicted[number])}
-            journal.add(row)
-            print(row, file=sys.stderr, flush=True)
+    waiting = [
+        (repeat, number)
+        for repeat, number in shuffled
+        if (str(repeat), *(str(choices[number][name]) for name in DIMENSIONS)) not in done
+    ]
+    while waiting and not deadline.is_over:
+        repeat, number = waiting.pop(0)
+        row = {"repeat": repeat, **choices[number], **measured(experiments[number], predicted[number])}
+        journal.add(row)
+        print(row, file=sys.stderr, flush=True)
+    return len(waiting)
 
 
 def measured(experiment: Experiment, prediction: Prediction) -> dict[str, Any]:
@@ -108,7 +115,7 @@ def measured(experiment: Experiment, prediction: Prediction) -> dict[str, Any]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure all, and write the conditions; return the exit code: 0, 2 invalid input, 130 interrupted."""
+    """Measure all, and write the conditions; return the exit code, as exit_code_of() does."""
     given = _parser().parse_args(words)
     return exit_code_of(lambda: _run(given))
 
@@ -119,12 +126,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help="by default gpt2-nano on a CPU, gpt2 on a GPU")
     parser.add_argument("--tiny", action="store_true", help="a space of four, to try this script out")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--minutes", type=float, help="begin no run after this many minutes")
     parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the files")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the files are written")
     return parser
 
 
-def _run(given: argparse.Namespace) -> None:
+def _run(given: argparse.Namespace) -> int:
+    deadline = Deadline(given.minutes)
     device = find_device(given.device)
     form = FORMS["tiny" if given.tiny else device.type]
     form = replace(form, common={**form.common, "device": str(device), "model": given.model or form.common["model"]})
@@ -134,7 +143,7 @@ def _run(given: argparse.Namespace) -> None:
     decisive = json.dumps({name: value for name, value in about.items() if not name.startswith("git_")})
     journal = Journal.open(given.folder / f"{name}.csv", COLUMNS, (), {"": decisive})
     (given.folder / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
-    measure(form.space.choices, experiments, journal, given.repeats)
+    return measure(form.space.choices, experiments, journal, given.repeats, deadline)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import yaml
 from claims_evaluation import METRICS, NotMeasuredError, Row, run_metric, summarize, verdict
 from claims_spec import Check, checks_of, read_claims
 from conftest import ROOT
+from exit_code import UNFINISHED
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.cli import parse
@@ -29,6 +30,8 @@ from pipeline.config.experiment import make_experiment
 from pipeline.config.settings import nested
 from pipeline.config.variants import load_entry_point
 
+COMMAND = [sys.executable, str(ROOT / "benchmarks" / "claims.py"), "--short"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 COMMITTED = ROOT / "benchmarks" / "claims_cpu_2026-11-21.csv"
 TINY_MODEL = "--model gpt2-nano --causal_lm.num_layers 2 --causal_lm.width 32 --causal_lm.num_heads 2"
 FORM = {
@@ -353,12 +356,11 @@ def lines_of(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def test_without_time_nothing_runs_and_the_table_says_so(tmp_path: Path) -> None:
-    script = str(ROOT / "benchmarks" / "gpu" / "claims.sh")
     words = ["--device", "cpu", "--tiny", "--claims", "encoder,cards", "--minutes", "1e-9", "--folder", str(tmp_path)]
-    environment = {**os.environ, "PYTHON": sys.executable}
-    command = [script, *words, "--work", str(tmp_path / "work")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "time is over: the same command continues with the other 6 commands" in done.stdout
+    command = [*COMMAND, *words, "--work", str(tmp_path / "work")]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == UNFINISHED, done.stderr
+    assert "not complete: the same command goes on with what is left (10)" in done.stderr
     lines = lines_of(tmp_path).values()
     assert {line["verdict"] for line in lines} == {"not measured: not run yet"}
     assert {line["claim"] for line in lines} == {"encoder", "cards"}
@@ -369,16 +371,15 @@ def test_without_time_nothing_runs_and_the_table_says_so(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_interrupted_or_killed_the_same_command_continues(tmp_path: Path) -> None:
     words = ["--device", "cpu", "--tiny", "--claims", "encoder,billion", "--runs", "1", "--folder", str(tmp_path)]
-    command = [str(ROOT / "benchmarks" / "gpu" / "claims.sh"), *words, "--work", str(tmp_path / "work")]
-    environment = {**os.environ, "PYTHON": sys.executable}
+    command = [*COMMAND, *words, "--work", str(tmp_path / "work")]
     for kind, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)):
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             next(line for line in process.stdout if re.match(r"1 of \d:", line))
             process.send_signal(kind)
             process.wait()
         assert process.returncode == code
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert re.findall(r"^\d of \d:", done.stdout, re.MULTILINE) == ["1 of 2:", "2 of 2:"]
     assert {line["runs"] for line in lines_of(tmp_path).values()} == {"1"}
 

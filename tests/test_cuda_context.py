@@ -1,49 +1,61 @@
 """The CUDA context: measured once if the card is in this machine, else an assumed value."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny
+from conftest import TINY, tiny
 
+from pipeline.base.results import Outcome, Result
+from pipeline.config.experiment import Experiment
 from pipeline.jobs.plan import _budget_bytes
 from pipeline.memory.device import hardware_of
 from pipeline.prediction import cuda_context as context
-from pipeline.prediction.cards import CONTEXT_BYTES, find_card
-from pipeline.prediction.cuda_context import context_bytes_of, measure_context
+from pipeline.prediction.cards import CONTEXT_MIB, OTHER_CONTEXT_MIB, find_card
+from pipeline.prediction.cuda_context import context_bytes_of, measure_context, trainings
 from pipeline.prediction.predict import predict, predict_all
 
 MIB = 2**20
 T4 = find_card("t4")
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[torch.device]:
-    """Give this machine a T4 whose context takes 321 MiB, and the list of the devices that were asked for it."""
-    asked: list[torch.device] = []
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
+    """Give this machine a T4 whose context takes 321 MiB, and the list of the precisions that were trained in."""
+    asked: list[list[str]] = []
 
-    def measure(pool: object, function: object, devices: list[torch.device]) -> list[tuple[int, int]]:
-        assert function is measure_context
-        asked.extend(devices)
-        return [(0, 321 * MIB)]
+    def measure(experiments: Sequence[Experiment]) -> int:
+        asked.append([experiment.settings.precision for experiment in experiments])  # type: ignore[attr-defined]
+        return 321 * MIB
 
     monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(context, "device_name", lambda device: ["NVIDIA L4", T4.name][device.index])
+    monkeypatch.setattr(context, "_own_device", lambda card: CPU if card == T4 else None)
     monkeypatch.setattr(context, "environment", lambda device: {"device_name": T4.name, "torch": "2", "driver": "1"})
-    monkeypatch.setattr(context, "run_all", measure)
+    monkeypatch.setattr(context, "measure_context", measure)
     return asked
 
 
-def test_the_context_is_measured_once(measured: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_context_is_measured_once(measured: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     assert context_bytes_of(T4) == context_bytes_of(T4) == 321 * MIB
-    assert measured == [torch.device("cuda", 1)]
+    assert measured == [["fp32", "fp16"]]  # a T4 has neither tf32 nor bf16
     monkeypatch.setattr(context, "environment", lambda device: {"device_name": T4.name, "torch": "2", "driver": "2"})
     assert context_bytes_of(T4) == 321 * MIB and len(measured) == 2  # by another driver
-    assert context_bytes_of(find_card("a100")) == CONTEXT_BYTES and len(measured) == 2
+    monkeypatch.setattr(context, "SETTINGS", {**context.SETTINGS, "sequence_length": 64})
+    assert context_bytes_of(T4) == 321 * MIB and len(measured) == 3  # after another training
+    assert context_bytes_of(find_card("a100")) == OTHER_CONTEXT_MIB * MIB and len(measured) == 3
 
 
-def test_predictions_and_plans_use_the_measured_context(measured: list[torch.device]) -> None:
+def test_a_context_that_could_not_be_measured_is_not_cached(
+    measured: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(context, "measure_context", lambda experiments: None)
+    assert context_bytes_of(T4) == CONTEXT_MIB[T4.name] * MIB
+    assert not list(tmp_path.glob("context-*"))
+
+
+def test_predictions_and_plans_use_the_measured_context(measured: list[list[str]]) -> None:
     alone, [(_, one_of_many)] = predict(tiny(), T4), predict_all([tiny()], T4)
     for prediction in (alone, one_of_many):
         assert prediction.peak_reserved_bytes is not None
@@ -52,10 +64,10 @@ def test_predictions_and_plans_use_the_measured_context(measured: list[torch.dev
     assert len(measured) == 1
 
 
-def test_the_context_of_another_card_has_the_assumed_size() -> None:
-    cpu = hardware_of(torch.device("cpu"))
-    if not torch.cuda.is_available():
-        assert context_bytes_of(T4) == CONTEXT_BYTES
+def test_the_context_of_another_card_has_the_assumed_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "_own_device", lambda card: None)
+    assert context_bytes_of(T4) == 141 * MIB and context_bytes_of(find_card("h200")) == 512 * MIB
+    cpu = hardware_of(CPU)
     assert context_bytes_of(cpu) == 0 and _budget_bytes(None, cpu) == cpu.memory_bytes
 
 
@@ -65,10 +77,29 @@ def test_the_context_of_another_card_has_the_assumed_size() -> None:
 def test_reserved_bytes_are_not_part_of_the_context(
     used: tuple[int | None, int | None], expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The work of the clean process is done in this one, which has no training to do."""
+
+    def here(experiment: Experiment, log: Path, observers: Sequence[context._Received], *, work: object) -> Result:
+        work(experiment, None, observers[0].message)  # type: ignore[operator]
+        return Result(outcome=Outcome.OK, detail=None, steps=(), memory=None, finished=None, seconds_total=1.0)
+
     readings = iter(used)
     monkeypatch.setattr(context, "used_bytes", lambda device: next(readings))
+    monkeypatch.setattr(context, "train", lambda *_: None)
+    monkeypatch.setattr(context, "execute", here)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 20)
-    assert measure_context(torch.device("cpu")) == expected
+    assert measure_context([tiny()]) == expected
+
+
+def test_the_clean_process_trains_in_each_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU the trainings are the same, and there is no context."""
+    monkeypatch.setattr(context, "SETTINGS", {**TINY, "num_steps": 3, "timing_warmup_steps": 2})
+    experiments = trainings(CPU, hardware_of(CPU))
+    assert [experiment.settings.precision for experiment in experiments] == ["fp32", "fp16", "bf16"]  # type: ignore[attr-defined]
+    emitted: list[object] = []
+    context._train_all(experiments[:1], experiments[0], experiments[0].prepare(), emitted.append)
+    assert emitted == []
+    assert measure_context([experiments[0], experiments[2]]) is None
 
 
 @pytest.mark.gpu

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import UNIT_BYTES, parse_budget
-from pipeline.memory.device import device_name, find_device, total_bytes
+from pipeline.memory.device import device_name, find_device, fraction_of, occupy, total_bytes
 from pipeline.memory.meter import make_meter
+from pipeline.prediction.cards import CARDS
 
 TOTAL = 16 * 2**30
 
@@ -60,6 +61,22 @@ def test_a_budget_is_its_number_times_its_unit(number: int, unit: str) -> None:
     assert parse_budget(f"{number}{unit}", 2**80) == number * UNIT_BYTES[unit]
 
 
+@given(total_mib=st.sampled_from([14_912, 24_084, 81_152, 143_156]), step=st.integers(1, 10**6))
+def test_the_cap_is_the_budget_to_the_byte(total_mib: int, step: int) -> None:
+    """Torch's cap is the whole number of bytes in the share times the card's total."""
+    total = total_mib * 2**20
+    for budget in (step * 2**20 % total + 1, step * 999_983 % total + 1, total - step, total):
+        assert int(fraction_of(budget, total) * total) == budget
+        assert fraction_of(budget, total) <= 1  # as set_per_process_memory_fraction() demands
+
+
+def test_every_whole_mib_of_every_card_is_a_budget_that_torch_keeps() -> None:
+    for card in CARDS.values():
+        total = card.memory_bytes
+        budgets = range(2 * 2**20, total + 1, 2 * 2**20)
+        assert [budget for budget in budgets if int(fraction_of(budget, total) * total) != budget] == []
+
+
 def test_the_cpu_meter_counts_live_bytes_and_their_peak() -> None:
     meter = make_meter(torch.device("cpu"))
     kept = torch.empty(1000, dtype=torch.float32)
@@ -97,6 +114,36 @@ def test_a_device_that_this_machine_lacks_is_refused() -> None:
         find_device("cuda:99")
 
 
+BUILT = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "runs"),
+    [
+        ((7, 5), True),
+        ((8, 9), True),
+        ((9, 0), True),
+        ((12, 1), True),
+        ((13, 0), True),
+        ((7, 0), False),
+        ((11, 0), False),
+    ],
+)
+def test_a_gpu_that_torch_has_no_kernels_for_is_refused(
+    capability: tuple[int, int], runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machine code runs on cards of its major version from its minor version on, PTX on all newer cards."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: BUILT)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100-SXM2-16GB")
+    if runs:
+        assert find_device("cuda") == torch.device("cuda", 0)
+        return
+    with pytest.raises(InvalidInputError, match=r"kernels for \(sm_75, .*Tesla V100.* has compute capability .*12\.6"):
+        find_device("cuda")
+
+
 def test_the_cpu_has_a_name_and_a_size() -> None:
     device = find_device("cpu")
     assert total_bytes(device) == psutil.virtual_memory().total
@@ -123,3 +170,20 @@ def test_the_cuda_meter_sees_allocations_and_the_context() -> None:
     tensor, loaded, allocated, reserved, on_device = json.loads(done.stdout)
     assert tensor <= loaded <= allocated <= reserved
     assert on_device is None or on_device > reserved
+
+
+@pytest.mark.gpu
+def test_a_tensor_as_large_as_the_budget_fits() -> None:
+    device = torch.device("cuda", 0)
+    total = total_bytes(device)
+    rounded_down = (b for b in range(20 * 2**20, total, 2 * 2**20) if int(b / total * total) < b)
+    budget = next(rounded_down)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(device)
+    try:
+        occupy(device, budget + before)
+        assert torch.empty(budget, dtype=torch.uint8, device=device).nbytes == budget
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(budget + 1, dtype=torch.uint8, device=device)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)

@@ -18,7 +18,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import make_experiment
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction import autocast
-from pipeline.prediction.cards import CARDS, CONTEXT_BYTES, find_card
+from pipeline.prediction.cards import CARDS, OTHER_CONTEXT_MIB, find_card
 from pipeline.prediction.cuda_operators import cuda_operators
 from pipeline.prediction.predict import Prediction, predict
 from pipeline.prediction.trace import trace
@@ -152,7 +152,7 @@ def test_device_bytes_exceed_reserved_bytes_which_exceed_allocated_bytes(predict
     reserved = prediction.peak_reserved_bytes
     assert reserved is not None and reserved >= prediction.peak_allocated_bytes > prediction.breakdown.peak_bytes
     assert reserved % (2 * MIB) == 0
-    assert prediction.peak_device_bytes == reserved + CONTEXT_BYTES
+    assert prediction.peak_device_bytes == reserved + OTHER_CONTEXT_MIB * MIB
 
 
 def test_the_workspaces_of_both_threads_are_counted_once() -> None:

@@ -144,3 +144,11 @@ def test_other_runs_are_not_said_to_have_ended_well() -> None:
     assert answer(lone).startswith("ok-0 peaks at 1.0 MiB")
     bare = [replace(row, metrics={}) for row in rows("ok", "ok")]
     assert answer(bare) == "2 of 2 runs completed; the baseline was not measured."
+
+
+def test_a_mean_loss_of_zero_leaves_its_column_empty() -> None:
+    still = replace(GOOD, steps=tuple(replace(step, loss=0.0) for step in GOOD.steps))
+    [row] = rows("ok")
+    [section] = make_sections(("smoothness",), [replace(row, result=still, metrics=summarize(still, 4, 2))])
+    [line] = section.tables[0].frame.to_dict("records")
+    assert line["loss std"] == 0 and pd.isna(line["loss cv"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from conftest import Received, no_synchronization, tiny
 from pipeline.base.contracts import Prepared
 from pipeline.base.results import MemoryUse, Outcome, Result, StepRecord
 from pipeline.config.experiment import Experiment
+from pipeline.runtime.child import OUT_OF_MEMORY_TEXTS
 from pipeline.runtime.observer import Run
 from pipeline.runtime.run import execute, run
 from pipeline.runtime.run_folder import read_steps
@@ -72,6 +74,49 @@ def test_memory_that_the_machine_lacks_is_out_of_memory(log: Path) -> None:
     result = execute(tiny(causal_lm__vocabulary_size=2**37), log)
     assert result.outcome is Outcome.OUT_OF_MEMORY
     assert "RuntimeError" in (result.detail or "") and "allocate" in (result.detail or "")
+
+
+MESSAGES = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8",
+    "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com/cuda/",
+    "CUDA error: out of memory when calling `cusparseCreate(handle)`",
+    "CUDA driver error: out of memory",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "cuDNN Frontend error: execute failed, CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`. If you keep seeing this",
+    "cuFFT error: CUFFT_ALLOC_FAILED",
+    'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "c10/cuda/CUDACachingAllocator.cpp":1407, please report a bug',
+)
+OTHERS = (
+    "CUDA error: no kernel image is available for execution on the device",
+    "CUDA driver error: device not ready",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "cuDNN Frontend error: [cudnn_frontend] Error: No execution plans support the graph.",
+    "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+)
+
+
+def fail_with(text: str, experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:
+    raise RuntimeError(text)
+
+
+@pytest.mark.parametrize("text", MESSAGES)
+def test_what_a_library_says_when_memory_is_short_is_out_of_memory(text: str, log: Path) -> None:
+    result = execute(tiny(), log, work=partial(fail_with, text))
+    assert (result.outcome, result.detail) == (Outcome.OUT_OF_MEMORY, f"RuntimeError: {text.splitlines()[0]}")
+
+
+@pytest.mark.parametrize("text", OTHERS)
+def test_other_errors_of_the_libraries_are_crashes(text: str, log: Path) -> None:
+    result = execute(tiny(), log, work=partial(fail_with, text))
+    assert result.outcome is Outcome.CRASHED and text in str(result.detail)
+
+
+def test_each_text_of_an_out_of_memory_error_is_tested() -> None:
+    assert all(any(text in message for message in MESSAGES) for text in OUT_OF_MEMORY_TEXTS)
 
 
 def test_sigkill_from_outside_is_out_of_memory_and_keeps_the_steps(log: Path) -> None:

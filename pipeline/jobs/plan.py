@@ -21,7 +21,7 @@ from pipeline.config.space import Choice, Space, SpaceSettings, read_space
 from pipeline.config.variants import read_yaml
 from pipeline.memory.breakdown import Breakdown
 from pipeline.memory.device import find_device, hardware_of
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_card, note_on
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.prediction.predict import Prediction, predict_each
@@ -164,8 +164,14 @@ def _card_plan(
     if unpredicted and not rows:
         raise InvalidInputError("\n".join(unpredicted))
     ordered = tuple(rows[number] for number in sorted(rows))
+    note = note_on(target)
     card = CardPlan(
-        card=target.name, budget_bytes=budget_bytes, rows=ordered, skipped=(*skipped, *unpredicted), breakdown=None
+        card=target.name,
+        budget_bytes=budget_bytes,
+        rows=ordered,
+        skipped=(*skipped, *unpredicted),
+        breakdown=None,
+        notes=(note,) if note else (),
     )
     best = card.recommended or min(ordered, key=lambda row: row.peak_bytes, default=None)
     return replace(card, breakdown=next((breakdowns[number] for number, row in rows.items() if row is best), None))

@@ -15,11 +15,12 @@ def find_device(text: str) -> torch.device:
     """Return the device that `auto`, `cpu`, `cuda` or `cuda:1` names on this machine.
 
     Raises:
-        InvalidInputError: it is not the name of a device, or this machine does not have it.
+        InvalidInputError: it is not the name of a device, this machine does not have it, or this build of torch has no
+            kernels for it.
 
     """
     if text == "auto":
-        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        text = "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, index = text.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdecimal()) or (kind == "cpu" and index):
         raise InvalidInputError(f"a device is auto, cpu, cuda or cuda:N, not {text!r}; leave it out for the default")
@@ -28,7 +29,24 @@ def find_device(text: str) -> torch.device:
     count = torch.cuda.device_count()
     if int(index or 0) >= count:
         raise InvalidInputError(f"device {text} needs a CUDA GPU, and this machine has {count}; use device=cpu or auto")
-    return torch.device("cuda", int(index or 0))
+    device = torch.device("cuda", int(index or 0))
+    _require_kernels(torch.cuda.get_device_capability(device), device)
+    return device
+
+
+def _require_kernels(capability: tuple[int, int], device: torch.device) -> None:
+    """Raise InvalidInputError if this build of torch has neither machine code nor PTX that the GPU can run."""
+    built = torch.cuda.get_arch_list()
+    for text in built:
+        kind, _, digits = text.rstrip("af").partition("_")
+        version = int(digits[:-1]), int(digits[-1])
+        if version <= capability and (kind == "compute" or version[0] == capability[0]):
+            return
+    raise InvalidInputError(
+        f"the GPU must be one that this build of torch has kernels for ({', '.join(built)}), and "
+        f"{device_name(device)} has compute capability {capability[0]}.{capability[1]}; for one older than 7.5 install "
+        "torch 2.14 or older built for CUDA 12.6, or use device=cpu"
+    )
 
 
 def total_bytes(device: torch.device) -> int:
@@ -47,7 +65,15 @@ def occupy(device: torch.device, budget_bytes: int | None) -> None:
         return
     torch.cuda.set_device(device)
     if budget_bytes is not None:
-        torch.cuda.set_per_process_memory_fraction(budget_bytes / total_bytes(device), device)
+        torch.cuda.set_per_process_memory_fraction(fraction_of(budget_bytes, total_bytes(device)), device)
+
+
+def fraction_of(budget_bytes: int, total: int) -> float:
+    """Return a share of `total` bytes of which torch makes exactly `budget_bytes`: it multiplies and rounds down.
+
+    The quotient alone can be rounded to a byte less. (setMemoryFraction of c10/cuda/CUDACachingAllocator.cpp)
+    """
+    return min(1.0, (budget_bytes + 0.5) / total)
 
 
 def used_bytes(device: torch.device) -> int | None:

@@ -1,60 +1,116 @@
 """The size of a CUDA context: measured once if the card is in this machine, else an assumed value."""
 
 import hashlib
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
 
-from pipeline.base.contracts import Hardware
+from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.files import cache_folder, write_atomically
+from pipeline.base.results import Outcome
+from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.memory.device import device_name, used_bytes
-from pipeline.prediction.cards import CONTEXT_BYTES
+from pipeline.prediction.cards import assumed_context_bytes
 from pipeline.runtime.environment import environment
-from pipeline.runtime.worker_pool import run_all, worker_pool
+from pipeline.runtime.observer import Observer
+from pipeline.runtime.run import execute
+from pipeline.techniques.precision import Precision
+from pipeline.training.loop import train
 
-WIDTH = 256
-"""Width of the matrices whose product loads the libraries that training uses."""
+SETTINGS = {
+    "model": "gpt2-nano",
+    "causal_lm": {"width": 128, "num_heads": 2},  # heads of 64 channels, as most models have
+    "sequence_length": 128,
+    "micro_batch_size": 2,
+    "effective_batch_size": 2,
+    "num_steps": 3,
+    "timing_warmup_steps": 2,
+    "eval_steps": 0,
+}
+"""Settings of the training before which and after which memory is read."""
+PRECISIONS = get_args(Precision.model_fields["precision"].annotation)
+FACTS = ("device_name", "driver", "torch", "cuda", "transformers")
+"""What the size depends on besides the kernels that the training loads."""
 
 
 def context_bytes_of(target: Hardware) -> int:
     """Return the bytes of the CUDA context on `target`, which come on top of the reserved bytes; 0 on a CPU.
 
-    A measurement is cached by card, driver and version of torch.
+    A measurement is cached by card, versions and training.
 
     Raises:
         InvalidInputError: the cache folder cannot be written.
+        KeyboardInterrupt: Ctrl-C ended the measurement.
 
     """
     if target.kind != "cuda":
         return 0
     device = _own_device(target)
     if device is None:
-        return CONTEXT_BYTES
+        return assumed_context_bytes(target)
+    experiments = trainings(device, target)
     about = environment(device)
-    facts = [about.get(name) for name in ("device_name", "driver", "torch", "cuda")]
-    file = cache_folder() / f"context-{hashlib.sha256(repr(facts).encode()).hexdigest()[:20]}.txt"
+    key = [about.get(name) for name in FACTS], [experiment.params() for experiment in experiments]
+    file = cache_folder() / f"context-{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.txt"
     if file.exists():
         return int(file.read_text())
-    with worker_pool(1) as pool:  # a new process, which has no context yet
-        [(_, measured)] = run_all(pool, measure_context, [device])
+    measured = measure_context(experiments)
     if measured is None:
-        return CONTEXT_BYTES
+        return assumed_context_bytes(target)
     write_atomically(file, str(measured).encode())
     return measured
 
 
-def measure_context(device: torch.device) -> int | None:
-    """Initialize a GPU, and return the bytes in use other than those that torch reserved; None without NVML.
+def trainings(device: torch.device, target: Hardware) -> list[Experiment]:
+    """Return a short training on a device in each precision that it supports."""
+    settings = [{**SETTINGS, "device": str(device), "precision": precision} for precision in PRECISIONS]
+    experiments = [make_experiment(each, "main") for each in settings]
+    return [experiment for experiment in experiments if experiment.unsupported(target) is None]
 
-    Another process that starts or ends on the card at the same time would be counted too.
+
+def measure_context(experiments: Sequence[Experiment]) -> int | None:
+    """Train in a clean process, and return the bytes in use then other than those that torch reserved.
+
+    Kernels are loaded when they are first used, so that the context grows with each precision. None without NVML, or if
+    the training fails. Another process that starts or ends on the card at the same time would be counted too.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C ended the process.
+
     """
-    before = used_bytes(device)
-    square = torch.ones(WIDTH, WIDTH, device=device)
-    (square @ square).sum().item()  # waits for the device
-    after = used_bytes(device)
-    if before is None or after is None:
-        return None
-    taken = after - before - torch.cuda.memory_reserved(device)
-    return taken if taken > 0 else None
+    received = _Received()
+    with tempfile.TemporaryDirectory() as folder:
+        work = partial(_train_all, experiments)
+        result = execute(experiments[0], Path(folder) / "log.txt", [received], work=work)
+    if result.outcome is Outcome.INTERRUPTED:
+        raise KeyboardInterrupt
+    return received.taken_bytes if received.taken_bytes and received.taken_bytes > 0 else None
+
+
+class _Received(Observer):
+    """Receives the bytes that _train_all() emits."""
+
+    taken_bytes: int | None = None
+
+    def message(self, message: Any) -> None:
+        """Receive them."""
+        self.taken_bytes = message
+
+
+def _train_all(
+    experiments: Sequence[Experiment], first: Experiment, prepared: Prepared, emit: Callable[[Any], None]
+) -> None:
+    """Train each experiment in this process, and emit the bytes that this took outside the caching allocator."""
+    before = used_bytes(first.device)
+    for experiment in experiments:
+        train(experiment, prepared, lambda _: None)
+    after = used_bytes(first.device)
+    if before is not None and after is not None:
+        emit(after - before - torch.cuda.memory_reserved(first.device))
 
 
 def _own_device(target: Hardware) -> torch.device | None:

@@ -52,6 +52,8 @@ class CardPlan:
     """Reasons why configurations were left out, a sentence each."""
     breakdown: Breakdown | None
     """Breakdown of the peak of the recommended configuration; None if nothing fits."""
+    notes: tuple[str, ...] = ()
+    """What training on the card needs besides memory, a sentence each."""
 
     @property
     def recommended(self) -> PlannedRow | None:

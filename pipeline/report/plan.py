@@ -65,7 +65,7 @@ def _answer(card: CardPlan) -> str:
 
 def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | None) -> Section:
     if not card.rows:
-        return Section(title=card.card, notes=card.skipped)
+        return Section(title=card.card, notes=(*card.notes, *card.skipped))
     name = re.sub(r"[^a-z0-9]+", "_", card.card.lower()).strip("_")
     tables = [_configurations_table(name, card, findings.dataset_size), _largest_table(name, card, num_details)]
     plots = [_fit_plot(f"fit_{name}", f"what fits {card.card}", card.rows, card.budget_bytes)]
@@ -76,7 +76,7 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | Non
         tables.append(replace(tensors, num_in_terminal=num_details))
         panel = categories_panel(card.breakdown)
         plots.append(Plot(name=f"breakdown_{name}", title=f"{which}, by category", panels=(panel,)))
-    return Section(title=card.card, tables=tuple(tables), notes=card.skipped, plots=tuple(plots))
+    return Section(title=card.card, tables=tuple(tables), notes=(*card.notes, *card.skipped), plots=tuple(plots))
 
 
 def _configurations_table(name: str, card: CardPlan, dataset_size: int) -> Table:

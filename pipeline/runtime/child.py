@@ -20,11 +20,21 @@ from pipeline.runtime.fork_server import loaded
 from pipeline.training.loop import DivergedError
 
 OUT_OF_MEMORY_TEXTS = (
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDA error: out of memory",
-    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: can't allocate memory",  # c10/core/impl/alloc_cpu.cpp
+    "CUDA error: out of memory",  # c10_cuda_check_implementation, and cuSPARSE's CUSPARSE_STATUS_ALLOC_FAILED
+    "CUDA driver error: out of memory",  # C10_CUDA_DRIVER_CHECK: expandable segments, memory pools
+    "CUBLAS_STATUS_ALLOC_FAILED",  # TORCH_CUDABLAS_CHECK
+    "CUDNN_STATUS_ALLOC_FAILED",  # AT_CUDNN_CHECK; up to cuDNN 8
+    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",  # its name from cuDNN 9 on (cudnn_graph.h)
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED",  # TORCH_CUSOLVER_CHECK
+    "CUFFT_ALLOC_FAILED",  # CUFFT_CHECK
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",  # the report of an OutOfMemoryError fails on MIG: pytorch issue 112377
 )
-"""Texts of out-of-memory errors that are not torch.OutOfMemoryError."""
+"""Texts of out-of-memory errors that are not torch.OutOfMemoryError, with torch's macro that writes them.
+
+cuDNN's front end passes the name of the status on; its plans' workspaces are allocated by torch.
+"""
 Work = Callable[[Experiment, Prepared, Callable[[Any], None]], None]
 """What the process does: (experiment, its corpus, emit) -> None."""
 

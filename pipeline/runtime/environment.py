@@ -5,7 +5,7 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pynvml
@@ -26,7 +26,7 @@ def environment(device: torch.device) -> dict[str, str]:
         "host_memory_mib": f"{total_bytes(torch.device('cpu')) / 2**20:.0f}",
         "system": platform.platform(),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "transformers", "tokenizers", "mlflow", "optuna")},
+        **{name: _version(name) for name in ("torch", "transformers", "tokenizers", "mlflow", "optuna")},
         "cuda": torch.version.cuda,
         "driver": _driver() if device.type == "cuda" else None,
         "allocator": allocator_configuration(),
@@ -44,6 +44,14 @@ def allocator_configuration(variables: Mapping[str, str] = os.environ) -> str:
 def uses_expandable_segments(experiment: Experiment) -> bool:
     """Whether the caching allocator of the run's process grows its segments instead of adding new ones."""
     return "expandable_segments:True" in allocator_configuration({**os.environ, **experiment.environment})
+
+
+def _version(package: str) -> str | None:
+    """Return the version of an installed package; those of MLflow and Optuna are not needed to train or to predict."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _driver() -> str | None:

@@ -33,7 +33,7 @@ CARDS = {
     "h200": SimulatedCard("NVIDIA H200", (9, 0), 132, 143_156),
     "a100": SimulatedCard("NVIDIA A100-SXM4-80GB", (8, 0), 108, 81_152),
     "rtx4090": SimulatedCard("NVIDIA GeForce RTX 4090", (8, 9), 128, 24_084),
-    "t4": SimulatedCard("Tesla T4", (7, 5), 40, 15_095),
+    "t4": SimulatedCard("Tesla T4", (7, 5), 40, 14_912),
 }
 
 

@@ -39,7 +39,7 @@ def _smoothness(row: Row) -> dict[str, object]:
         "comparison": row.comparison,
         "variant": row.name,
         "loss std": row.metrics["loss_std"],
-        "loss cv": row.metrics["loss_cv"],
+        "loss cv": row.metrics.get("loss_cv"),
         "mean distance from moving average": statistics.fmean(distances),
         "mean gradient norm": row.metrics.get("mean_grad_norm"),
         "std gradient norm": row.metrics.get("std_grad_norm"),

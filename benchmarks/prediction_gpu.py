@@ -1,9 +1,10 @@
 """How far predicted peaks are from a GPU's measured ones; every prediction is on disk before anything is measured.
 
-    python benchmarks/gpu/prediction.py                        writes prediction_<device>_<date>.md and .json next to it
-    python benchmarks/gpu/prediction.py --device cpu --tiny    the same in two minutes, without a GPU
+    python benchmarks/prediction_gpu.py                        writes benchmarks/prediction_<device>_<date>.md and .json
+    python benchmarks/prediction_gpu.py --device cpu --tiny    the same in two minutes, without a GPU
 
-Every configuration is trained for three optimizer steps in a process of its own.
+Every configuration is trained for three optimizer steps in a process of its own. A run is added to the .json as it
+ends: the same command resumes an interrupted one.
 """
 
 import argparse
@@ -13,11 +14,16 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
+from exit_code import Deadline, exit_code_of
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.files import write_atomically
 from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import merged, nested
@@ -30,6 +36,8 @@ SHORT = {"num_steps": 3, "timing_warmup_steps": 2, "eval_steps": 0}
 TINY = {"causal_lm.num_layers": 2, "causal_lm.width": 64, "causal_lm.num_heads": 2, "vocabulary_size": 512}
 POLICIES = ("none", "every_layer", "every_2_layers")
 SHOWN = ("device_name", "device_memory_mib", "driver", "cuda", "torch", "transformers", "python", "allocator")
+DECISIVE = ("device_name", "driver", "cuda", "torch", "transformers", "python", "allocator")
+"""Conditions that all runs of a file share."""
 QUANTITIES = {"allocated": "peak_allocated_bytes", "reserved": "peak_reserved_bytes", "device": "peak_device_bytes"}
 
 
@@ -81,6 +89,8 @@ def measured(experiment: Experiment) -> dict[str, Any]:
     """Return what a real run used, in bytes, and how it ended."""
     with tempfile.TemporaryDirectory() as folder:
         result: Result = execute(experiment, Path(folder) / "log")
+    if result.outcome is Outcome.INTERRUPTED:
+        raise KeyboardInterrupt
     values = {name: getattr(result.memory, name, None) for name in QUANTITIES.values()}
     phases = {f"{p.step}:{p.phase}": p.allocated_bytes for p in result.memory.phases} if result.memory else {}
     return {**values, "phases": phases, "outcome": str(result.outcome), "detail": result.detail}
@@ -88,24 +98,24 @@ def measured(experiment: Experiment) -> dict[str, Any]:
 
 def error_percent(row: dict[str, Any], quantity: str) -> float | None:
     """Return how much more was predicted than measured; None where the run did not complete, before its peak maybe."""
-    if not Outcome(row["measured"]["outcome"]).completed:
+    if "measured" not in row or not Outcome(row["measured"]["outcome"]).completed:
         return None
     guess, truth = (row[side].get(QUANTITIES[quantity]) for side in ("predicted", "measured"))
     return None if not guess or not truth else 100 * (guess / truth - 1)
 
 
-def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
+def summary(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield a line for each quantity that the device has."""
     for quantity in QUANTITIES:
         errors = sorted(abs(error) for row in rows if (error := error_percent(row, quantity)) is not None)
         if errors:
             yield (
-                f"- {quantity}: {len(errors)} configurations, median error {statistics.median(errors):.2f} %, "
-                f"95th percentile {errors[int(0.95 * (len(errors) - 1))]:.2f} %, worst {errors[-1]:.2f} %"
+                f"- {quantity}: {len(errors)} configurations, median error {statistics.median(errors):.4f} %, "
+                f"95th percentile {errors[int(0.95 * (len(errors) - 1))]:.4f} %, worst {errors[-1]:.4f} %"
             )
 
 
-def page(rows: list[dict[str, Any]], about: dict[str, str], title: str, command: str) -> str:
+def page(rows: Sequence[dict[str, Any]], about: Mapping[str, str], title: str, command: str) -> str:
     """Return the table as Markdown."""
 
     def cells(row: dict[str, Any]) -> Iterator[str]:
@@ -113,10 +123,10 @@ def page(rows: list[dict[str, Any]], about: dict[str, str], title: str, command:
         for quantity, name in QUANTITIES.items():
             error = error_percent(row, quantity)
             for side in ("predicted", "measured"):
-                yield f"{row[side][name] / 2**20:,.1f}" if row[side].get(name) else ""
-            yield f"{error:+.2f} %" if error is not None else ""
+                yield f"{row[side][name] / 2**20:,.1f}" if row.get(side, {}).get(name) else ""
+            yield f"{error:+.4f} %" if error is not None else ""
         yield f"{row['predicted']['seconds']:.2f}"
-        yield row["measured"]["outcome"]
+        yield row["measured"]["outcome"] if "measured" in row else "not run yet"
 
     heads = [f"{quantity} {side}" for quantity in QUANTITIES for side in ("predicted MiB", "measured MiB", "error")]
     head = ["configuration", *heads, "s to predict", "outcome"]
@@ -128,34 +138,73 @@ def page(rows: list[dict[str, Any]], about: dict[str, str], title: str, command:
     return "\n".join([*lines, ""])
 
 
-def main() -> None:
-    """Predict all, write that down, measure all, write the table."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent)
-    chosen = parser.parse_args()
-    device = find_device(chosen.device)
-    date = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
-    file = chosen.output / f"prediction_{'tiny_' if chosen.tiny else ''}{device.type}_{date}.json"
-    rows: list[dict[str, Any]] = []
-    for settings in tiny() if chosen.tiny else on_gpu():
-        experiment = make_experiment(merged(nested({**SHORT, "device": str(device)}), nested(settings)), "main")
-        experiment.prepare()
-        rows.append({"settings": settings, "experiment": experiment, "predicted": predicted(experiment)})
-    plain = [{key: value for key, value in row.items() if key != "experiment"} for row in rows]
-    file.write_text(json.dumps(plain, indent=1))
+def predictions(
+    experiments: Sequence[tuple[dict[str, Any], Experiment]], file: Path, decisive: Mapping[str, str]
+) -> Any:
+    """Return the content of the file, which is made with all predictions if there is none.
+
+    Raises:
+        InvalidInputError: its runs had other conditions or settings, or it cannot be written.
+
+    """
+    chosen = [settings for settings, _ in experiments]
+    if file.exists():
+        found = json.loads(file.read_text())
+        if found["conditions"] != decisive or [row["settings"] for row in found["rows"]] != chosen:
+            raise InvalidInputError(
+                f"runs must be measured under one set of conditions, and those in {file} had other settings, versions "
+                "or hardware; move that file away, or name another folder: --folder results"
+            )
+        return found
+    rows = [{"settings": settings, "predicted": predicted(experiment)} for settings, experiment in experiments]
+    content = {"conditions": decisive, "rows": rows}
+    write_atomically(file, json.dumps(content, indent=1).encode())
     print(f"{len(rows)} predictions are in {file}", flush=True)
-    for row, kept in zip(rows, plain, strict=True):
-        kept["measured"] = measured(row["experiment"])
-        error = error_percent(kept, "allocated")
-        print(described(row["settings"]), kept["measured"]["outcome"], error, flush=True)
-        file.write_text(json.dumps(plain, indent=1))
-    title = f"Predicted and measured peak memory, {device.type}, {date}"
-    command = " ".join(["python", "benchmarks/gpu/prediction.py", *sys.argv[1:]])
-    file.with_suffix(".md").write_text(page(plain, environment(device), title, command))
-    print("\n".join(summary(plain)))
+    return content
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Predict all, write that down, measure all, write the table; return the exit code (exit_code.py)."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="small models, for any machine")
+    parser.add_argument("--sample", type=int, help="only so many configurations, evenly chosen")
+    parser.add_argument("--minutes", type=float, help="begin no run after this many minutes")
+    parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the files")
+    parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="where the files are written")
+    given = parser.parse_args(words)
+    return exit_code_of(lambda: _run(given))
+
+
+def _run(given: argparse.Namespace) -> int:
+    deadline, device = Deadline(given.minutes), find_device(given.device)
+    settings = list(tiny() if given.tiny else on_gpu())
+    settings = settings[:: max(1, len(settings) // given.sample)][: given.sample] if given.sample else settings
+    experiments = [(each, _experiment(each, device)) for each in settings]
+    about = environment(device)
+    file = given.folder / f"prediction_{'tiny_' if given.tiny else ''}{device.type}_{given.date}.json"
+    content = predictions(experiments, file, {name: about[name] for name in DECISIVE if name in about})
+    rows = content["rows"]
+    waiting = [
+        (row, experiment) for row, (_, experiment) in zip(rows, experiments, strict=True) if "measured" not in row
+    ]
+    while waiting and not deadline.is_over:
+        row, experiment = waiting.pop(0)
+        row["measured"] = measured(experiment)
+        print(described(row["settings"]), row["measured"]["outcome"], error_percent(row, "allocated"), flush=True)
+        write_atomically(file, json.dumps(content, indent=1).encode())
+    title = f"Predicted and measured peak memory, {device.type}, {given.date}"
+    command = " ".join(["python", "benchmarks/prediction_gpu.py", *sys.argv[1:]])
+    file.with_suffix(".md").write_text(page(rows, about, title, command))
+    print("\n".join(summary(rows)))
+    return len(waiting)
+
+
+def _experiment(settings: Mapping[str, Any], device: torch.device) -> Experiment:
+    experiment = make_experiment(merged(nested({**SHORT, "device": str(device)}), nested(settings)), "main")
+    experiment.prepare()
+    return experiment
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
