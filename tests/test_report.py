@@ -144,3 +144,11 @@ def test_other_runs_are_not_said_to_have_ended_well() -> None:
     assert answer(lone).startswith("ok-0 peaks at 1.0 MiB")
     bare = [replace(row, metrics={}) for row in rows("ok", "ok")]
     assert answer(bare) == "2 of 2 runs completed; the baseline was not measured."
+
+
+def test_reserved_memory_is_a_column_where_it_was_measured() -> None:
+    [row] = rows("ok")
+    without = {name: value for name, value in row.metrics.items() if name != "peak_reserved_mib"}
+    assert "reserved MiB" not in overview_table("title", [replace(row, metrics=without)]).frame
+    on_cuda = replace(row, metrics={**without, "peak_reserved_mib": 7.0})
+    assert list(overview_table("title", [on_cuda]).frame["reserved MiB"]) == [7.0]
