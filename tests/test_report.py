@@ -152,3 +152,11 @@ def test_reserved_memory_is_a_column_where_it_was_measured() -> None:
     assert "reserved MiB" not in overview_table("title", [replace(row, metrics=without)]).frame
     on_cuda = replace(row, metrics={**without, "peak_reserved_mib": 7.0})
     assert list(overview_table("title", [on_cuda]).frame["reserved MiB"]) == [7.0]
+
+
+def test_losses_of_zero_have_no_coefficient_of_variation() -> None:
+    [row] = rows("ok")
+    zeros = replace(GOOD, steps=tuple(replace(record, loss=0.0) for record in GOOD.steps))
+    [section] = make_sections(("smoothness",), [replace(row, result=zeros, metrics=summarize(zeros, 4, 2))])
+    [table] = section.tables
+    assert table.frame["loss std"][0] == 0 and pd.isna(table.frame["loss cv"][0])

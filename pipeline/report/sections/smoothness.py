@@ -38,8 +38,8 @@ def _smoothness(row: Row) -> dict[str, object]:
     return {
         "comparison": row.comparison,
         "variant": row.name,
-        "loss std": row.metrics["loss_std"],
-        "loss cv": row.metrics["loss_cv"],
+        "loss std": row.metrics.get("loss_std"),
+        "loss cv": row.metrics.get("loss_cv"),
         "mean distance from moving average": statistics.fmean(distances),
         "mean gradient norm": row.metrics.get("mean_grad_norm"),
         "std gradient norm": row.metrics.get("std_grad_norm"),
