@@ -37,7 +37,10 @@ TINY: dict[str, Any] = {
 
 IS_SIMULATED = "SIMULATED_CARD_NAME" in os.environ
 """Whether this process runs on a simulated card: see tests/cuda_without_gpu/README.md."""
-LONGEST = ("entry_points", "faults", "docs", "search_faults", "tracking_faults", "compare", "plan", "user_code", "ui")
+LONGEST = (
+    *("cuda_entry_points", "cuda_budget"),
+    *("entry_points", "faults", "docs", "search_faults", "tracking_faults", "compare", "plan", "user_code", "ui"),
+)
 """Files of tests that take longest, by what follows `test_`; the first makes what others share."""
 
 

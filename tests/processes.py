@@ -5,10 +5,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 from project import Project
 
 
@@ -17,6 +18,18 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 90) -> N
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(0.1)
+
+
+def wait_for_the_end(family: Sequence[psutil.Process]) -> None:
+    """Wait until none of these processes runs any more."""
+    wait_for(lambda: not any(map(_runs, family)), "the end of its processes")
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import mlflow
 import psutil
 import pytest
 from finished import SETTINGS
-from processes import started, wait_for
+from processes import started, wait_for, wait_for_the_end
 from project import SMALL, Project, as_words
 
 from pipeline.runtime.run_folder import STEPS
@@ -169,7 +169,7 @@ def test_a_command_that_is_stopped_while_it_loads_ends_at_once(kind: signal.Sign
         os.killpg(process.pid, kind) if kind is signal.SIGINT else process.send_signal(kind)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and err.splitlines() == ["interrupted: nothing was started"], err
-    wait_for(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), "the end of its processes")
+    wait_for_the_end(family)
     assert not (project.folder / "runs").exists()
 
 
@@ -181,7 +181,7 @@ def test_a_search_that_is_stopped_while_it_predicts_ends_at_once(project: Projec
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and err.splitlines() == ["interrupted: nothing was started"], err
-    wait_for(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), "the end of its processes")
+    wait_for_the_end(family)
     assert not (project.folder / "runs").exists() and not (project.folder / "optuna.db").exists()
 
 
@@ -215,7 +215,7 @@ def test_ctrl_c_marks_the_runs_killed_and_keeps_what_was_measured(entry: str, wa
     assert process.returncode not in (0, 2)
     assert way == "mlflow run" or process.returncode == 130, err
     assert way == "mlflow run" or "interrupted: everything measured so far is kept" in err
-    wait_for(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), "the end of its processes")
+    wait_for_the_end(family)
     parent = project.parent_of(entry)
     [child] = project.children_of(parent).values()
     assert child.info.status == "KILLED"

@@ -92,6 +92,16 @@ def test_its_report_is_made_again_from_the_findings(plain: tuple[Profiled, Path]
     assert "Memory peaks at" in report.answer
 
 
+def test_memory_that_is_no_tensor_is_said(plain: tuple[Profiled, Path]) -> None:
+    """As on CUDA, where cuBLAS holds its workspaces."""
+    found = findings(plain[0])
+    assert "as workspaces" not in report_of(found).answer
+    assert found.memory is not None
+    more = {"peak_allocated_mib": found.memory.peak.peak_bytes / 2**20 + 64}
+    with_workspaces = replace(found, row=replace(found.row, metrics={**found.row.metrics, **more}))
+    assert "has 64.0 MiB more, which operators hold as workspaces" in report_of(with_workspaces).answer
+
+
 def test_dominant_logits_ask_for_a_smaller_micro_batch(plain: tuple[Profiled, Path]) -> None:
     [logits] = [advice for advice in advise(plain[0]) if advice.text.startswith("Logits")]
     assert logits.setting == "micro_batch_size=4, accumulation_steps=2, effective_batch_size=8"

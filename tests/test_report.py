@@ -152,3 +152,11 @@ def test_a_mean_loss_of_zero_leaves_its_column_empty() -> None:
     [section] = make_sections(("smoothness",), [replace(row, result=still, metrics=summarize(still, 4, 2))])
     [line] = section.tables[0].frame.to_dict("records")
     assert line["loss std"] == 0 and pd.isna(line["loss cv"])
+
+
+def test_reserved_memory_is_a_column_where_it_was_measured() -> None:
+    [row] = rows("ok")
+    without = {name: value for name, value in row.metrics.items() if name != "peak_reserved_mib"}
+    assert "reserved MiB" not in overview_table("title", [replace(row, metrics=without)]).frame
+    on_cuda = replace(row, metrics={**without, "peak_reserved_mib": 7.0})
+    assert list(overview_table("title", [on_cuda]).frame["reserved MiB"]) == [7.0]

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import Received, no_synchronization, tiny
+from conftest import Received, tiny
 
 from pipeline.base.contracts import Prepared
 from pipeline.base.results import MemoryUse, Outcome, Result, StepRecord
@@ -25,7 +25,6 @@ from pipeline.runtime.run import execute, run
 from pipeline.runtime.run_folder import read_steps
 from pipeline.training.loop import train
 from pipeline.training.metrics import Summary
-from pipeline.training.step import build_step, make_optimizer, optimizer_step
 
 MANY = 100_000
 """Optimizer steps that no test waits for."""
@@ -307,18 +306,3 @@ def test_cuda_and_cpu_learn_the_same(precision: str, log: Path) -> None:
     on_cpu, on_cuda = execute(tiny(), log), cuda_result(log, precision=precision)
     assert on_cuda.outcome is Outcome.OK, on_cuda.detail
     assert [r.loss for r in on_cuda.steps] == pytest.approx([r.loss for r in on_cpu.steps], rel=5e-3)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_a_step_does_not_wait_for_the_gpu(precision: str) -> None:
-    """On a model of our own: transformers' mask code asks one question of the device in each forward pass."""
-    experiment = tiny(device="cuda", precision=precision, model="encoder_stack", corpus="random_vectors")
-    prepared = experiment.prepare()
-    step = build_step(experiment, prepared)
-    optimizer = make_optimizer(step.trainable.module, experiment.settings)
-    batch = prepared.train.batch(range(experiment.effective_batch_size))
-    batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
-    optimizer_step(step, optimizer, [batch], 1, 1.0)
-    with no_synchronization():
-        optimizer_step(step, optimizer, [batch], 1, 1.0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import no_synchronization, tiny, with_corpus_of
+from conftest import tiny, with_corpus_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
@@ -447,17 +447,3 @@ def test_reading_a_step_waits_for_its_own_end_alone(monkeypatch: pytest.MonkeyPa
     assert [record.step for record in records] == [0, 1, 2, 3]
     assert waited == [1, 2, 3, 4]  # the event before the first step is the start of its time
     assert all(behind[:3]) and not behind[3], "each step but the last is read while the next one is still queued"
-
-
-@pytest.mark.gpu
-def test_the_loop_does_not_synchronize_the_device() -> None:
-    experiment = tiny(**with_corpus_of("encoder_stack"), device="cuda", num_steps=8)
-    prepared = experiment.prepare()
-    step = build_step(experiment, prepared)
-    records: list[Any] = []
-    with step.run_context():
-        loop = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), records.append)
-        loop.advance(2)
-        with no_synchronization():
-            loop.advance(6)
-    assert len(records) == 8 and all(math.isfinite(record.loss) for record in records)

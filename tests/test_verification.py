@@ -1,12 +1,14 @@
 """The check of an answer: trained again, and again the next that was faster, until the fastest is so by both."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 from conftest import TINY
 
 from pipeline.base.results import Outcome, Result
+from pipeline.report.search import verification_table
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.results import Trial, Verification
 from pipeline.searching.verification import verify
@@ -95,3 +97,11 @@ def test_the_naive_configuration_that_is_the_answer_is_not_its_own_rival(plan: S
 
 def test_nothing_that_fits_is_nothing_to_check(plan: SearchProblem) -> None:
     assert verified(plan, {}, {})[0] is None
+
+
+def test_its_peak_is_the_one_that_the_budget_limits(plan: SearchProblem) -> None:
+    done, _ = verified(plan, {4: 100.0}, {1: 50.0, 4: 98.0})
+    assert done is not None
+    on_cuda = replace(done, metrics={**done.metrics, "peak_allocated_mib": 7.0, "peak_reserved_mib": 9.0})
+    assert "98 tokens/s, 9.0 MiB; against" in replace(on_cuda, max_loss_difference=0.0).summary
+    assert verification_table(on_cuda).frame["peak MiB"][0] == 9.0

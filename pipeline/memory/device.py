@@ -28,7 +28,10 @@ def find_device(text: str) -> torch.device:
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if int(index or 0) >= count:
-        raise InvalidInputError(f"device {text} needs a CUDA GPU, and this machine has {count}; use device=cpu or auto")
+        names = f" ({', '.join(f'cuda:{number}' for number in range(count))})" if count else ""
+        raise InvalidInputError(
+            f"device {text} needs a CUDA GPU, and this machine has {count}{names}; use device=cpu or auto"
+        )
     device = torch.device("cuda", int(index or 0))
     _require_kernels(torch.cuda.get_device_capability(device), device)
     return device

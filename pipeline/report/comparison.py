@@ -16,6 +16,7 @@ from pipeline.training.metrics import AGAINST_BASELINE, Row, common_settings
 
 COLUMNS = {
     "peak_allocated_mib": ("peak MiB", "{:,.1f}"),
+    "peak_reserved_mib": ("reserved MiB", "{:,.1f}"),
     "prediction_error_percent": ("prediction error %", "{:+.2f}"),
     "memory_saving_percent": ("saved %", "{:+.1f}"),
     "seconds_per_step": ("s/step", "{:.4f}"),

@@ -22,6 +22,8 @@ from pipeline.training.profiler import MemoryProfile, OperatorCost, TimeProfile
 
 NUM_MODULES = 12
 NUM_OPERATORS = 15
+SHARE_WORTH_SAYING = 0.01
+"""Share of the tensors' peak from which the report says that the measured peak has more."""
 PHASE_COLOURS = {"data": "#BBBBBB", "forward": colour(4), "backward": colour(1), "optimizer": colour(3)}
 
 
@@ -85,6 +87,7 @@ def _answer(findings: ProfilingFindings) -> str:
             f"Memory peaks at {peak.peak_bytes / MIB:,.1f} MiB in the {peak.phase} phase of optimizer step "
             f"{peak.step + 1}, at {peak.operator} in {peak.module or 'the model as a whole'}: {parts}."
         )
+        sentences += _beside_tensors(findings.row, peak.peak_bytes / MIB)
     if findings.time is not None:
         phases = findings.time.phase_seconds
         greatest = max(phases, key=phases.__getitem__)
@@ -92,6 +95,18 @@ def _answer(findings: ProfilingFindings) -> str:
         sentences.append(f"Most of the time goes into {greatest} ({percent:.0f} %).")
     sentences += [f"{one.text} Try {one.setting}." for one in findings.advice[:1]]
     return " ".join(sentences)
+
+
+def _beside_tensors(row: Row, tensors_mib: float) -> list[str]:
+    """Return a sentence on what the allocator measured beside tensors, if that is a share worth saying."""
+    measured_mib = row.metrics.get("peak_allocated_mib")
+    is_complete = row.result is not None and row.result.outcome.completed
+    if not is_complete or measured_mib is None or measured_mib < (1 + SHARE_WORTH_SAYING) * tensors_mib:
+        return []
+    return [
+        f"The measured peak of {measured_mib:,.1f} MiB has {measured_mib - tensors_mib:,.1f} MiB more, which operators "
+        "hold as workspaces and not as tensors."
+    ]
 
 
 def _advice_section(advice: Sequence[Advice]) -> Section:

@@ -18,6 +18,7 @@ from pipeline.searching.results import (
     one_per_configuration,
     pareto_front,
 )
+from pipeline.training.metrics import limited_peak_mib
 
 
 def question(findings: SearchFindings) -> str:
@@ -161,7 +162,7 @@ def verification_table(verification: Verification) -> Table:
         {
             **{heading(name): value for name, value in choice.items()},
             "outcome": outcome,
-            "peak MiB": metrics.get("peak_allocated_mib"),
+            "peak MiB": limited_peak_mib(metrics),
             "tokens/s": metrics.get("tokens_per_second"),
             "final loss": metrics.get("final_loss"),
             "": label,

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from optuna.trial import TrialState
 
-from pipeline.base.results import Outcome, Result, limited_peak
+from pipeline.base.results import Outcome, Result
 from pipeline.base.units import MIB
+from pipeline.training.metrics import limited_peak_mib
 
 CONSTRAINT = "bytes_over_budget"
 """Name of the constraint: bytes by which a trial exceeded its budget, at most zero within it."""
@@ -53,7 +54,7 @@ def judge(result: Result, metrics: Mapping[str, float], budget_bytes: int) -> Ve
 
 def peak_bytes(metrics: Mapping[str, float]) -> int | None:
     """Return the peak that the budget limits."""
-    peak = limited_peak(metrics.get("peak_allocated_mib"), metrics.get("peak_reserved_mib"))
+    peak = limited_peak_mib(metrics)
     return None if peak is None else round(peak * MIB)
 
 

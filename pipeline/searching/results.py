@@ -7,6 +7,7 @@ from typing import Any
 from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
 from pipeline.searching.certificate import Certificate
+from pipeline.training.metrics import limited_peak_mib
 
 TOO_LARGE = (Outcome.OUT_OF_MEMORY, Outcome.OVER_BUDGET)
 """Outcomes of a configuration that does not fit."""
@@ -143,7 +144,7 @@ class Verification:
     @property
     def summary(self) -> str:
         """The result in one sentence, with its numbers."""
-        speed, peak = self.metrics.get("tokens_per_second"), self.metrics.get("peak_allocated_mib")
+        speed, peak = self.metrics.get("tokens_per_second"), limited_peak_mib(self.metrics)
         text = f"Trained again for {self.num_steps} optimizer steps in a fresh process: {self.outcome}"
         text += f", {speed:,.0f} tokens/s" if speed else ""
         text += f", {peak:,.1f} MiB" if peak else ""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.base.results import MemoryUse, Result, StepRecord
+from pipeline.base.results import MemoryUse, Result, StepRecord, limited_peak
 from pipeline.base.units import MIB
 
 MOVING_AVERAGE_STEPS = 10
@@ -66,6 +66,11 @@ def summarize(result: Result, effective_batch_size: int, timing_warmup_steps: in
         if result.finished.gradient_underflow_percent is not None:
             metrics["gradient_underflow_percent"] = result.finished.gradient_underflow_percent
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def limited_peak_mib(metrics: Mapping[str, float]) -> float | None:
+    """Return the peak that a budget limits, in MiB, from summary metrics; None if it was not measured."""
+    return limited_peak(metrics.get("peak_allocated_mib"), metrics.get("peak_reserved_mib"))
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
