@@ -21,8 +21,7 @@ def flash_backward(query: Tensor, key: Tensor) -> Inside:
     rounded = round_up(channels, 32 if channels <= 128 else 64)
     rows = 4 * batch * heads * round_up(length, 128)
     softmax, gradient = Buffer(rows), Buffer(rows * rounded)
-    expanded = batch * key.shape[2] * heads * channels * key.element_size() if heads != key.shape[1] else 0
-    parts = (Buffer(expanded), Buffer(expanded)) if expanded else ()
+    parts = _of_every_head(query, key)
     return Inside(after=(softmax, gradient, *parts, *parts, gradient, softmax))
 
 
@@ -39,17 +38,28 @@ def cudnn_backward(query: Tensor) -> Inside:
 def efficient_backward(query: Tensor, key: Tensor, dropout: float, capability: tuple[int, int]) -> Inside:
     """Return the row sums of output x gradient, and the workspace, of memory-efficient attention.
 
-    In float32 torch itself computes the sums. The source is _efficient_attention_backward in
+    In float32 torch itself computes the sums. If heads share keys, the gradients of keys and values of every head come
+    first. The source is _efficient_attention_backward in
     aten/src/ATen/native/transformers/cuda/attention_backward.cu.
     """
     batch, heads, length, channels = query.shape
     blocks = _blocks_of(query, dropout, capability)
     elements = blocks.workspace_elements(batch * heads, length, key.shape[2], channels)
     sums, workspace = Buffer(4 * batch * heads * length), Buffer(4 * batch * heads * round_up(elements, 4))
+    parts = _of_every_head(query, key)
     if query.dtype != torch.float32:
-        return Inside(after=(sums, workspace, sums, workspace))
+        return Inside(after=(*parts, sums, workspace, sums, workspace, *parts))
     product, rows = Buffer(4 * query.numel()), Buffer(sums.num_bytes)
-    return Inside(after=(product, rows, sums, rows, product, workspace, sums, workspace))
+    return Inside(after=(*parts, product, rows, sums, rows, product, workspace, sums, workspace, *parts))
+
+
+def _of_every_head(query: Tensor, key: Tensor) -> tuple[Buffer, ...]:
+    """Return the gradients of keys and values for every head of the query, which are summed for those that share."""
+    batch, heads, _, channels = query.shape
+    if heads == key.shape[1]:
+        return ()
+    num_bytes = batch * heads * key.shape[2] * channels * key.element_size()
+    return Buffer(num_bytes), Buffer(num_bytes)
 
 
 @dataclass(frozen=True)
