@@ -30,6 +30,8 @@ class Inside:
     """What happens after it."""
     results_reversed: bool = False
     """Whether the last result is allocated first."""
+    in_place: bool = False
+    """Whether the result takes the memory of the first argument."""
 
 
 NOTHING = Inside()

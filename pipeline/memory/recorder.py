@@ -111,7 +111,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         inside, buffers = self._inside_of(func, args), dict[Buffer, int]()
         self._follow(inside.before, func, buffers)
-        in_place = is_in_place_sum(func, args)
+        in_place = inside.in_place or is_in_place_sum(func, args)
         result = self._run(func, args, kwargs)
         self._flops += operations_of(func, args, kwargs, result)
         if in_place:

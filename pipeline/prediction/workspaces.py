@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.units import MIB
 from pipeline.memory.gradient_sums import in_backward
 from pipeline.memory.inside import NOTHING, Buffer, Inside
+from pipeline.prediction.attention import adds_mask_in_place
 from pipeline.prediction.attention_buffers import cudnn_backward, efficient_backward, flash_backward
 from pipeline.prediction.reductions import column_sum_bytes, embedding_buffer_bytes
 
@@ -66,15 +68,18 @@ def cublas_workspace_bytes(capability: tuple[int, int], variables: Mapping[str, 
 
 
 def _column_sums(call: Call) -> Inside:
-    """Return the buffers of the sum of a contiguous matrix over its first axes."""
-    matrix: Tensor = call.args[0]
-    axes = sorted(axis % matrix.dim() for axis in (call.args[1] or ())) if len(call.args) > 1 else []
-    if not 0 < len(axes) < matrix.dim() or axes != list(range(len(axes))) or not matrix.is_contiguous():
+    """Return the buffers of the sum of a dense tensor over the axes that are outermost in memory."""
+    tensor: Tensor = call.args[0]
+    summed = {axis % tensor.dim() for axis in (call.args[1] or ())} if len(call.args) > 1 else set()
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis not in summed))
+    outer = order[: len(summed)]
+    if set(outer) != summed or not 0 < len(outer) < tensor.dim() or not tensor.permute(order).is_contiguous():
         return NOTHING
-    rows = matrix.shape[: len(axes)].numel()
-    columns = matrix.numel() // max(rows, 1)
-    partial, semaphores = column_sum_bytes(rows, columns, call.hardware)
-    sums = Buffer(partial, (rows, columns), torch.float32)
+    rows = prod(tensor.shape[axis] for axis in outer)
+    columns = prod(tensor.shape[axis] for axis in order[len(outer) :])
+    partial_sums, semaphores = column_sum_bytes(rows, columns, call.hardware)
+    sums = Buffer(partial_sums, (rows, columns), torch.float32)
     locks = Buffer(semaphores, (rows, columns), torch.int32)
     return Inside(after=(sums, locks, locks, sums))
 
@@ -100,6 +105,13 @@ def _softmax_backward(call: Call) -> Inside:
     gradient: Tensor = call.args[0]
     product = Buffer(gradient.numel() * gradient.element_size())
     return Inside(after=(product, product))
+
+
+def _safe_softmax(call: Call) -> Inside:
+    """Return which scores are -inf, and in which rows all are."""
+    scores: Tensor = call.args[0]
+    masked, rows = Buffer(scores.numel()), Buffer(scores.numel() // scores.shape[-1])
+    return Inside(after=(masked, rows, rows, masked))
 
 
 def _squared_errors(call: Call) -> Inside:
@@ -159,6 +171,16 @@ ROWS = (
         operators=(aten._softmax_backward_data.default,),
         inside=_softmax_backward,
         source="aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out",
+    ),
+    Row(
+        operators=(aten._safe_softmax.default,),
+        inside=_safe_softmax,
+        source="aten/src/ATen/native/transformers/attention.cpp, _safe_softmax",
+    ),
+    Row(
+        operators=(aten.add.Tensor,),
+        inside=lambda call: Inside(in_place=adds_mask_in_place()),
+        source="aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math",
     ),
     Row(
         operators=(aten.native_dropout.default,),
