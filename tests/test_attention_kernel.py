@@ -102,7 +102,27 @@ def mask_of(kind: str, batch: int, lengths: tuple[int, int], dtype: torch.dtype,
     ],
 )
 def test_the_kernel_follows_the_card(capability: tuple[int, int], case: dict[str, Any], kernel: str) -> None:
-    assert choose_kernel(capability, call_of(**case)) == kernel
+    assert choose_kernel(capability, call_of(**case), (2, 13)) == kernel
+
+
+@pytest.mark.parametrize(
+    ("capability", "case", "kernels"),
+    [
+        ((9, 0), {}, "flash cudnn cudnn cudnn cudnn"),  # 2.10 has an older cuDNN
+        ((9, 0), {"dropout": 0.1}, "flash cudnn flash flash flash"),
+        ((9, 0), {"channels": 192}, "flash cudnn cudnn cudnn flash"),
+        ((9, 0), {"channels": 192, "trains": False}, "flash cudnn cudnn cudnn cudnn"),
+        ((10, 0), {"channels": 256}, "flash flash flash flash cudnn"),
+        ((8, 0), {"dtype": torch.float32, "heads": (4, 2, True)}, "math math math math efficient"),
+        ((8, 0), {"mask": "bool", "heads": (4, 2, True)}, "math math math math efficient"),
+        ((8, 0), {"heads": (4, 2, True)}, "flash flash flash flash flash"),
+    ],
+)
+def test_the_kernel_follows_the_version_of_torch(
+    capability: tuple[int, int], case: dict[str, Any], kernels: str
+) -> None:
+    versions = ((2, 10), (2, 11), (2, 12), (2, 13), (2, 14))
+    assert " ".join(choose_kernel(capability, call_of(**case), version) for version in versions) == kernels
 
 
 def test_without_gradients_heads_of_any_size_take_the_flash_kernel() -> None:

@@ -19,6 +19,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import MemoryUse, StepRecord
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import AllSettings, merged, validate
+from pipeline.memory.flops import operations_of
 from pipeline.models import causal_lm
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.extrapolate_batch import growth_of, same_memory
@@ -303,6 +304,16 @@ def test_operations_equal_those_that_torch_counts(settings: dict[str, Any]) -> N
     with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
         loop.advance(1)
     assert predict(experiment, CPU).sequence_flops * experiment.effective_batch_size == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("kernel", ["cudnn_attention", "efficient_attention", "flash_attention_for_cpu"])
+def test_operations_of_attention_are_those_of_every_head_if_heads_share_keys(kernel: str) -> None:
+    forward = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}").default
+    backward = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_backward").default
+    query, key = torch.empty(2, 4, 8, 16, device="meta"), torch.empty(2, 2, 8, 16, device="meta")
+    product = 2 * query.numel() * 8  # of all queries with all keys
+    assert operations_of(forward, (query, key, key), {}, query) == 2 * product
+    assert operations_of(backward, (query, query, key, key), {}, query) == 5 * product
 
 
 def test_sizes_that_do_not_grow_linearly_are_not_extrapolated() -> None:

@@ -1,23 +1,44 @@
 """Floating-point operations of an operator call, by torch's own formulas: matrix products and attention."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+aten = torch.ops.aten
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query.shape, *_of_every_head(query, key, value)))  # type: ignore[no-untyped-call]
+
+
+def _attention_backward(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    shapes = _of_every_head(query, key, value)
+    return int(sdpa_backward_flop_count(gradient.shape, query.shape, *shapes))  # type: ignore[no-untyped-call]
+
+
+def _of_every_head(query: Tensor, *parts: Tensor) -> Iterator[torch.Size]:
+    """Yield the shapes of keys and values for every head of the query: torch 2.11 refuses shared ones."""
+    for part in parts:
+        yield torch.Size((part.shape[0], query.shape[1], *part.shape[2:]))
+
+
 FORMULAS = {
     **flop_registry,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
-        lambda q, k, v, *_, **__: sdpa_flop_count(q.shape, k.shape, v.shape)  # type: ignore[no-untyped-call]
-    ),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        lambda out, q, k, v, *_, **__: sdpa_backward_flop_count(out.shape, q.shape, k.shape, v.shape)  # type: ignore[no-untyped-call]
-    ),
-    torch.ops.aten._grouped_mm: lambda a, b, *_, **__: 2 * a.shape.numel() * b.shape[-1],
+    aten._scaled_dot_product_cudnn_attention: _attention,
+    aten._scaled_dot_product_cudnn_attention_backward: _attention_backward,
+    aten._scaled_dot_product_efficient_attention: _attention,
+    aten._scaled_dot_product_efficient_attention_backward: _attention_backward,
+    aten._scaled_dot_product_flash_attention: _attention,
+    aten._scaled_dot_product_flash_attention_backward: _attention_backward,
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    aten._grouped_mm: lambda a, b, *_, **__: 2 * a.shape.numel() * b.shape[-1],
 }
-"""The formulas of torch.utils.flop_counter, and those it lacks: attention on a CPU, and grouped matrix products."""
+"""The formulas of torch.utils.flop_counter, and those that some versions lack: attention on a CPU, attention in which
+heads share keys, and grouped matrix products."""
 
 
 _counted: dict[tuple[Any, ...], int] = {}

@@ -48,7 +48,9 @@ class CpuMeter(Meter):
     """Sums the allocator's events, as the profiler records them."""
 
     def __init__(self) -> None:
-        self._profile: profile | None = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        # acc_events: without it torch 2.10 and 2.11 warn of events that a second cycle would clear; there is one.
+        activities = [ProfilerActivity.CPU]
+        self._profile: profile | None = profile(activities=activities, profile_memory=True, acc_events=True)
         self._profile.start()
         self._peak_bytes: int | None = None
         self._phases: tuple[PhaseMemory, ...] = ()

@@ -1,8 +1,8 @@
 """Scaled dot-product attention on CPU tensors by the kernel that a CUDA device would choose.
 
-The rules are those of torch 2.13 with a cuDNN newer than 9.15: aten/src/ATen/native/transformers/attention.cpp and
-cuda/sdp_utils.cpp (priority_order and the can_use_* functions), for dense tensors. Two of them change in later
-versions: memory-efficient attention accepts grouped queries, and cuDNN with a newer front end other head sizes.
+The rules are those of torch 2.9 to 2.15 with the cuDNN that each is built with: aten/src/ATen/native/transformers/
+attention.cpp and cuda/sdp_utils.cpp (priority_order and the can_use_* functions), for dense tensors. They are compiled
+into builds for CUDA only, so that a build for a CPU can tell them by its version alone.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,10 @@ from torch import Tensor
 from pipeline.prediction.sums_in_place import adding_in_place
 
 aten = torch.ops.aten
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+"""Version of torch, major and minor."""
 CUDNN_FIRST = ((9, 0), (10, 0), (10, 3))
-"""Compute capabilities on which cuDNN's kernel comes first (check_prefer_cudnn_attention)."""
+"""Compute capabilities on which cuDNN's kernel comes first (check_prefer_cudnn_attention: a cuDNN newer than 9.15)."""
 FLASH_MULTIPLE = 8
 """The flash kernel pads the channels of a head to a multiple of it (pad_last_dim)."""
 BIAS_MULTIPLE = 8
@@ -133,34 +135,45 @@ def attention_of(capability: tuple[int, int]) -> Attention:
     return attend
 
 
-def choose_kernel(capability: tuple[int, int], call: AttentionCall) -> str:
-    """Return `cudnn`, `flash`, `efficient` or `math`: the first supported kernel in the device's order."""
+def choose_kernel(capability: tuple[int, int], call: AttentionCall, version: tuple[int, ...] = TORCH) -> str:
+    """Return `cudnn`, `flash`, `efficient` or `math`: the first that this version of torch supports, in its order."""
     if all(part.dim() == 4 and part.shape[0] == call.query.shape[0] for part in call.heads):
-        if _cudnn_runs(capability, call):
+        if _cudnn_runs(capability, call, version):
             return "cudnn"
         if _flash_runs(capability, call):
             return "flash"
-        if _efficient_runs(capability, call):
+        if _efficient_runs(capability, call, version):
             return "efficient"
     return "math"
 
 
-def _cudnn_runs(capability: tuple[int, int], call: AttentionCall) -> bool:
+def _cudnn_runs(capability: tuple[int, int], call: AttentionCall, version: tuple[int, ...]) -> bool:
     """Whether can_use_cudnn_attention holds, on a device that prefers it."""
-    largest, single = max(call.channels, call.value.shape[-1]), call.key.shape[-2] == 1
-    wide = (call.channels, call.value.shape[-1]) == (192, 128) and capability[0] == 10
+    whole_sixteenths = (call.dropout * 16).is_integer() or version < (2, 12)  # check_cudnn_dropout came with 2.12
     return (
         capability in CUDNN_FIRST
+        and version >= (2, 11)  # the first with such a cuDNN
         and call.of_types(torch.float16, torch.bfloat16)
-        and (wide or largest <= (256 if capability == (9, 0) else 128))
-        and call.channels % 8 == call.value.shape[-1] % 8 == 0
-        and (call.dropout * 16).is_integer()  # the resolution of its dropout
-        and not single
+        and _cudnn_has_size(capability, call, version)
+        and whole_sixteenths
+        and call.key.shape[-2] != 1
         and not (call.dropout and call.query.shape[-2] == 1)
         and (call.equal_heads or call.shared_heads)
         and call.adjacent_channels
         and not (call.mask is not None and call.mask.requires_grad)
     )
+
+
+def _cudnn_has_size(capability: tuple[int, int], call: AttentionCall, version: tuple[int, ...]) -> bool:
+    """Whether cuDNN's kernel takes these channels (check_cudnn_tensor_shapes and, from 2.14 on, its _d256_bprop_)."""
+    sizes = (call.channels, call.value.shape[-1])
+    if any(size % 8 for size in sizes):
+        return False
+    if max(sizes) <= 128 or (sizes == (192, 128) and capability[0] == 10):
+        return True
+    if version < (2, 14):
+        return capability == (9, 0) and max(sizes) <= 256
+    return sizes in ((192, 128), (256, 256)) or (max(sizes) <= 256 and not call.trains)
 
 
 def _flash_runs(capability: tuple[int, int], call: AttentionCall) -> bool:
@@ -179,7 +192,7 @@ def _flash_runs(capability: tuple[int, int], call: AttentionCall) -> bool:
     )
 
 
-def _efficient_runs(capability: tuple[int, int], call: AttentionCall) -> bool:
+def _efficient_runs(capability: tuple[int, int], call: AttentionCall, version: tuple[int, ...]) -> bool:
     """Whether can_use_mem_efficient_attention holds; channels are aligned as minimum_gemm_alignment says."""
     half = call.query.dtype != torch.float32
     multiple = 8 if half else 4 if capability >= (8, 0) else 1
@@ -188,7 +201,7 @@ def _efficient_runs(capability: tuple[int, int], call: AttentionCall) -> bool:
         call.of_types(torch.float16, torch.float32, *newer)
         and call.channels == call.key.shape[-1]
         and call.channels % multiple == call.value.shape[-1] % multiple == 0
-        and call.equal_heads
+        and (call.equal_heads or (call.shared_heads and version >= (2, 14)))
         and call.adjacent_channels
     )
 

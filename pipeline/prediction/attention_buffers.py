@@ -55,9 +55,7 @@ def flash_backward(gradient: Tensor, query: Tensor, key: Tensor, output: Tensor)
     batch, heads, length, channels = query.shape
     rows = 4 * batch * heads * round_up(length, 128)
     softmax, query_gradient = Buffer(rows), Buffer(rows * _rounded_channels(channels))
-    copies = (*_copy(gradient), *_copy(output))
-    expanded = batch * key.shape[2] * heads * channels * key.element_size() if heads != key.shape[1] else 0
-    parts = (Buffer(expanded), Buffer(expanded)) if expanded else ()
+    copies, parts = (*_copy(gradient), *_copy(output)), _of_every_head(query, key)
     return Inside(before=copies, after=(softmax, query_gradient, *parts, *parts, query_gradient, softmax, *copies))
 
 
@@ -89,24 +87,34 @@ def efficient_backward(
 ) -> Inside:
     """Return the row sums of output x gradient, and the workspace, of memory-efficient attention.
 
-    A gradient that is not contiguous by tokens is copied before.
-
-    In float32 torch itself computes the sums. The source is _efficient_attention_backward in
+    A gradient that is not contiguous by tokens is copied before. In float32 torch itself computes the sums. If heads
+    share keys, the gradients of keys and values of every head come first. The source is _efficient_attention_backward in
     aten/src/ATen/native/transformers/cuda/attention_backward.cu.
     """
     batch, heads, length, channels = query.shape
     blocks, copy = _blocks_of(query, dropout, capability), _copy(gradient)
     elements = blocks.workspace_elements(batch * heads, length, key.shape[2], channels)
     sums, workspace = Buffer(4 * batch * heads * length), Buffer(4 * batch * heads * round_up(elements, 4))
+    parts = _of_every_head(query, key)
     if query.dtype != torch.float32:
-        return Inside(before=copy, after=(sums, workspace, sums, workspace, *copy))
+        return Inside(before=copy, after=(*parts, sums, workspace, sums, workspace, *parts, *copy))
     product, rows = Buffer(4 * query.numel()), Buffer(sums.num_bytes)
-    return Inside(before=copy, after=(product, rows, sums, rows, product, workspace, sums, workspace, *copy))
+    after = (*parts, product, rows, sums, rows, product, workspace, sums, workspace, *parts, *copy)
+    return Inside(before=copy, after=after)
 
 
 def _copy(heads: Tensor) -> tuple[Buffer, ...]:
     """Return a copy of what is not contiguous by sequence, token, head and channel."""
     return () if heads.transpose(1, 2).is_contiguous() else (Buffer(heads.numel() * heads.element_size()),)
+
+
+def _of_every_head(query: Tensor, key: Tensor) -> tuple[Buffer, ...]:
+    """Return the gradients of keys and values for every head of the query, which are summed for those that share."""
+    batch, heads, _, channels = query.shape
+    if heads == key.shape[1]:
+        return ()
+    num_bytes = batch * heads * key.shape[2] * channels * key.element_size()
+    return Buffer(num_bytes), Buffer(num_bytes)
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,9 @@ class _PhaseClock:
 
 def _profile_time(loop: Loop, device: torch.device, folder: Path | None) -> TimeProfile:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    with loop.step.run_context(), profile(activities=activities, profile_memory=True, record_shapes=True) as profiled:
+    # acc_events: as in memory/meter.py
+    profiling = profile(activities=activities, profile_memory=True, record_shapes=True, acc_events=True)
+    with loop.step.run_context(), profiling as profiled:
         clock = _PhaseClock(device)
         loop.advance(PROFILED_STEPS, clock.mark)
     if folder is not None:

@@ -1,6 +1,7 @@
 """Makes the environment in which torch's CUDA build runs on simulated cards.
 
-    python tests/cuda_without_gpu/install.py .venv-cuda
+    python tests/cuda_without_gpu/install.py .venv-cuda            the version of torch that runs this script
+    python tests/cuda_without_gpu/install.py .venv-cuda 2.15.0     another
 
 Beside torch it installs none of the libraries that torch's CUDA build asks for: the stand-in takes their names. All
 other packages are those of the environment that runs this script. It needs gcc and binutils.
@@ -47,8 +48,8 @@ class Symbol:
 def main() -> None:
     """Make or update the environment in the folder that the command line names."""
     folder = Path(sys.argv[1])
+    wanted = sys.argv[2] if len(sys.argv) > 2 else version("torch").partition("+")[0]
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
-    wanted = version("torch").partition("+")[0]
     torch = _installed_torch(packages)
     if torch is None or torch.version != wanted:
         venv.create(folder, clear=True, symlinks=True)
