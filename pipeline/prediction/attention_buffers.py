@@ -88,8 +88,8 @@ def efficient_backward(
     """Return the row sums of output x gradient, and the workspace, of memory-efficient attention.
 
     A gradient that is not contiguous by tokens is copied before. In float32 torch itself computes the sums. If heads
-    share keys, the gradients of keys and values of every head come first. The source is _efficient_attention_backward in
-    aten/src/ATen/native/transformers/cuda/attention_backward.cu.
+    share keys, the gradients of keys and values of every head come first. The source is _efficient_attention_backward
+    in aten/src/ATen/native/transformers/cuda/attention_backward.cu.
     """
     batch, heads, length, channels = query.shape
     blocks, copy = _blocks_of(query, dropout, capability), _copy(gradient)
