@@ -5,7 +5,11 @@
 # make evidence  all that needs a GPU, in at most 9 minutes; the next call goes on where this one stopped
 # make ui        the MLflow UI on what the runs wrote
 # Pass settings on with ARGS: make search ARGS="-P budget=8GiB -P effective_batch_size=64"
+# Tests run on torch 2.13, which an index may offer in a small build for CPUs: another is TORCH=2.15.0 (with an empty
+# .venv), and for `make test-cuda` TORCH_CUDA=2.15.0.  `pip install .` takes the newest that pyproject.toml admits.
 PYTHON ?= python3
+TORCH ?= 2.13.*
+TORCH_CUDA ?=
 ARGS ?=
 PORT ?= 5000
 BIN := .venv/bin
@@ -24,7 +28,9 @@ test: check
 test-all: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL)
 
-test-cuda: .venv-cuda/installed
+CUDA_INSTALLED := .venv-cuda/installed$(TORCH_CUDA:%=-%)
+
+test-cuda: $(CUDA_INSTALLED)
 	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(IN_PARALLEL) -m "gpu and not slow"
 	for card in a100 rtx4090 t4; do \
 		OMP_NUM_THREADS=1 $(CARD) $$card -m pytest $(IN_PARALLEL) -m "every_card and not slow" || exit 1; \
@@ -45,15 +51,15 @@ ui: .venv/installed
 .venv/installed: pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("headroom needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . 'torch==$(TORCH)'
 	touch $@
 
 .venv/installed-for-tests: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' 'torch==$(TORCH)'
 	touch $@
 
-.venv-cuda/installed: .venv/installed-for-tests $(wildcard tests/cuda_without_gpu/*.[ch]) tests/cuda_without_gpu/install.py
-	$(BIN)/python tests/cuda_without_gpu/install.py .venv-cuda
+$(CUDA_INSTALLED): .venv/installed-for-tests $(wildcard tests/cuda_without_gpu/*.[ch]) tests/cuda_without_gpu/install.py
+	$(BIN)/python tests/cuda_without_gpu/install.py .venv-cuda $(TORCH_CUDA)
 	touch $@
 
 clean:

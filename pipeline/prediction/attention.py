@@ -1,6 +1,6 @@
 """Scaled dot-product attention on CPU tensors by the kernel that a CUDA device would choose.
 
-The rules are those of torch 2.9 to 2.15 with the cuDNN that each is built with: aten/src/ATen/native/transformers/
+The rules are those of torch 2.9 to 2.15, each with the cuDNN that it is built with: aten/src/ATen/native/transformers/
 attention.cpp and cuda/sdp_utils.cpp (priority_order and the can_use_* functions), for dense tensors. They are compiled
 into builds for CUDA only, so that a build for a CPU can tell them by its version alone.
 """

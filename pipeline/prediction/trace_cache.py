@@ -18,6 +18,7 @@ from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction.timeline_file import dump, load
+from pipeline.prediction.workspaces import WORKSPACE_VARIABLES
 
 LIMIT_BYTES = 1024 * MIB
 """Size above which the least recently used files are removed."""
@@ -106,7 +107,7 @@ def _key(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows:
         num_rows,
         [(name, shape, dtype, tensors.index(number)) for name, (shape, dtype, number) in example.items()],
         prepared.vocabulary_size,
-        (target.kind, target.capability, target.num_multiprocessors, os.environ.get("CUBLAS_WORKSPACE_CONFIG")),
+        (target.kind, target.capability, target.num_multiprocessors, *map(os.environ.get, WORKSPACE_VARIABLES)),
         code_digest(Path(__file__).parent.parent),
         [_file_digest(sys.modules[type(technique).__module__].__file__) for technique in experiment.techniques],
     )

@@ -18,6 +18,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.units import MIB
 from pipeline.memory.gradient_sums import in_backward
 from pipeline.memory.inside import NOTHING, Buffer, Inside
+from pipeline.prediction.attention import TORCH
 from pipeline.prediction.attention_buffers import (
     cudnn_backward,
     efficient_backward,
@@ -30,6 +31,10 @@ from pipeline.prediction.sums_in_place import adds_in_place
 
 aten = torch.ops.aten
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+WORKSPACE_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLAS_WORKSPACE_CACHE")
+"""The environment variables that change the workspaces of matrix products."""
+KEEPS_WORKSPACES = TORCH < (2, 15) or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+"""Whether each thread keeps its workspace of matrix products (CublasHandlePool.cpp, cached workspaces; until 2.14)."""
 FOREACH_CHUNK = 65536
 """Elements that a block of threads works on in an operator on lists (MultiTensorApply.cuh, kChunkSize)."""
 NO_REDUCTION = 0
@@ -77,6 +82,20 @@ def cublas_workspace_bytes(capability: tuple[int, int], variables: Mapping[str, 
     if given:
         return sum(int(size) * 1024 * int(count) for size, count in given)
     return 32 * MIB if capability[0] in (9, 10, 11, 12) else 2 * 4 * MIB + 8 * 16 * 1024
+
+
+def product(call: Call, keeps_workspaces: bool) -> Inside:
+    """Return the workspace of cuBLAS; if it is not kept, a product with a bias has that of cuBLASLt, which is smaller.
+
+    Blas.cpp, isInputCompliesAddmmCudaLt: the bias is a vector, or all is in 16 bits.
+    """
+    workspace = Buffer(cublas_workspace_bytes(call.capability))
+    if keeps_workspaces:
+        return Inside(after=(workspace,))
+    bias: Tensor = call.args[0]
+    if len(call.args) == 3 and bias.dim() < 3 and (bias.dim() == 1 or bias.element_size() == 2):
+        workspace = Buffer(int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", "1024")) * 1024)
+    return Inside(after=(workspace, workspace))
 
 
 def _column_sums(call: Call) -> Inside:
@@ -145,8 +164,8 @@ ROWS = (
     ),
     Row(
         operators=PRODUCTS,
-        inside=lambda call: Inside(after=(Buffer(cublas_workspace_bytes(call.capability)),)),
-        once=True,
+        inside=lambda call: product(call, KEEPS_WORKSPACES),
+        once=KEEPS_WORKSPACES,
         source="aten/src/ATen/cuda/CublasHandlePool.cpp, getCurrentCUDABlasHandle; cublasLt shares it "
         "(TORCH_CUBLASLT_UNIFIED_WORKSPACE is on in torch's own builds, torch/backends/cuda/__init__.py)",
     ),
