@@ -43,7 +43,8 @@ class Plot:
         figure = Figure((PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows + 0.4), DOTS_PER_INCH, layout="constrained")
         for number, panel in enumerate(self.panels, 1):
             panel(figure.add_subplot(rows, columns, number))
-        figure.suptitle(self.title)
+        if any(axes.get_title() != self.title for axes in figure.axes):
+            figure.suptitle(self.title)
         return _png(figure)
 
     def to_panel_pngs(self) -> list[bytes]:

@@ -44,7 +44,7 @@ def _over_time(axes: Axes, *, rows: Sequence[Trial]) -> None:
     axes.set(title="trials over time", xlabel="trial", ylabel="tokens per second", ylim=(0, None))
     axes.set_xticks(numbers if len(numbers) <= 20 else numbers[:: len(numbers) // 10])
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", loc="lower right")
+    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)
 
 
 def _plane(axes: Axes, *, rows: Sequence[Trial], budget_mib: float, best: Trial | None) -> None:
