@@ -1,0 +1,110 @@
+"""One simulated card: predicts configurations, and runs them on it; started by benchmarks/cuda_without_gpu.py.
+
+    python benchmarks/simulated_run.py FOLDER < tasks
+
+Reads a JSON object from each line of its input, and answers each with one on its output. FOLDER holds the models'
+configurations.
+"""
+
+import json
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu.prediction import SHORT, measured, predicted
+
+from pipeline.base.results import Outcome
+from pipeline.base.units import MIB
+from pipeline.config.experiment import Experiment, make_experiment
+from pipeline.config.settings import merged, nested
+from pipeline.memory.device import hardware_of
+from pipeline.prediction.predict import Prediction, predict
+from pipeline.runtime.environment import environment
+from pipeline.runtime.run import execute
+
+UNIT_BYTES = 2 * MIB
+"""All reserved bytes are multiples of it, so a budget between two multiples equals the lower one."""
+
+
+def experiment_of(settings: dict[str, Any], folder: Path, **changes: Any) -> Experiment:
+    """Return the experiment, with a local folder in place of the name of a configuration in `folder`."""
+    local = folder / settings["model"]
+    model = {"model": str(local)} if local.is_dir() else {}
+    values = {**SHORT, "device": "cuda:0", **changes}
+    return make_experiment(merged(nested(values), nested({**settings, **model})), "main")
+
+
+def smallest_budget(experiment: Experiment) -> int:
+    """Return the smallest multiple of UNIT_BYTES that `Prediction.fits` accepts."""
+    prediction: Prediction = predict(experiment, hardware_of(experiment.device))
+    low, high = prediction.peak_allocated_bytes // UNIT_BYTES - 1, prediction.peak_bytes // UNIT_BYTES + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if prediction.fits(middle * UNIT_BYTES) else (middle, high)
+    return high * UNIT_BYTES
+
+
+def completes(settings: dict[str, Any], folder: Path, budget_bytes: int) -> bool:
+    """Whether a real run under this cap ends without an error for lack of memory.
+
+    Raises:
+        RuntimeError: it ended in another way.
+
+    """
+    experiment = experiment_of(settings, folder, budget=f"{budget_bytes // MIB}MiB")
+    with tempfile.TemporaryDirectory() as logs:
+        result = execute(experiment, Path(logs) / "log")
+    if result.outcome not in (Outcome.OK, Outcome.OUT_OF_MEMORY):
+        raise RuntimeError(f"under a budget of {budget_bytes} bytes: {result.outcome}, {result.detail}")
+    return result.outcome is Outcome.OK
+
+
+def real_smallest_budget(settings: dict[str, Any], folder: Path, start_bytes: int) -> int:
+    """Return the smallest budget under which a real run completes: a bracket around `start_bytes`, then bisection."""
+    step, known = 1, start_bytes // UNIT_BYTES
+    fits = completes(settings, folder, known * UNIT_BYTES)
+    while True:
+        other = known + (-step if fits else step)
+        if completes(settings, folder, other * UNIT_BYTES) != fits:
+            break
+        known, step = other, 3 * step
+    low, high = (other, known) if fits else (known, other)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if completes(settings, folder, middle * UNIT_BYTES) else (middle, high)
+    return high * UNIT_BYTES
+
+
+def answer(task: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return what a task asks for."""
+    if task["kind"] == "about":
+        return environment(torch.device("cuda", 0))  # type: ignore[return-value]
+    settings = task["settings"]
+    if task["kind"] == "explain":
+        from simulated_difference import difference
+
+        return {"lines": list(difference(experiment_of(settings, folder)))}
+    experiment = experiment_of(settings, folder)
+    if task["kind"] == "budget":
+        expected = smallest_budget(experiment)
+        known = task["measured_bytes"]
+        return {"predicted": expected, "measured": known or real_smallest_budget(settings, folder, expected)}
+    return {"predicted": predicted(experiment), "measured": measured(experiment) if task["measure"] else None}
+
+
+def main() -> None:
+    """Answer every task."""
+    folder = Path(sys.argv[1])
+    for line in sys.stdin:
+        try:
+            reply = answer(json.loads(line), folder)
+        except Exception:
+            reply = {"error": traceback.format_exc()}
+        print(json.dumps(reply), flush=True)
+
+
+if __name__ == "__main__":
+    main()
