@@ -18,7 +18,6 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import make_experiment
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction import autocast
-from pipeline.prediction.attention import choose_kernel
 from pipeline.prediction.cards import CARDS, CONTEXT_BYTES, find_card
 from pipeline.prediction.cuda_operators import cuda_operators
 from pipeline.prediction.predict import Prediction, predict
@@ -130,34 +129,6 @@ def test_operators_are_restored_after_an_error() -> None:
         raise ZeroDivisionError
     assert during[:2] == ["<ScaledDotProductEfficientAttentionBackward0", "<NativeDropoutBackward0"] != before[:2]
     assert kernels() == before and dict(results_under_autocast()) == dtypes
-
-
-@pytest.mark.parametrize(
-    ("capability", "dtype", "channels", "kernel"),
-    [
-        ((8, 0), torch.bfloat16, 64, "flash"),
-        ((8, 9), torch.float16, 80, "flash"),
-        ((8, 9), torch.float16, 224, "efficient"),
-        ((9, 0), torch.bfloat16, 64, "cudnn"),
-        ((9, 0), torch.bfloat16, 20, "flash"),
-        ((9, 0), torch.float32, 64, "efficient"),
-        ((7, 5), torch.float16, 64, "efficient"),
-        ((8, 0), torch.float32, 25, "math"),
-    ],
-)
-def test_the_attention_kernel_follows_the_card(
-    capability: tuple[int, int], dtype: torch.dtype, channels: int, kernel: str
-) -> None:
-    heads = torch.empty(1, 2, 4, channels, dtype=dtype, device="meta")
-    assert choose_kernel(capability, heads, heads, heads, None) == kernel
-
-
-def test_a_mask_and_shared_heads_exclude_kernels() -> None:
-    heads, fewer = (torch.empty(1, n, 4, 64, dtype=torch.bfloat16, device="meta") for n in (4, 2))
-    assert choose_kernel((8, 0), heads, heads, heads, torch.empty(4, 4, device="meta")) == "efficient"
-    assert choose_kernel((8, 0), heads, fewer, fewer, None) == "flash"
-    single = [part.float() for part in (heads, fewer, fewer)]
-    assert choose_kernel((8, 0), *single, None) == "math"
 
 
 @pytest.mark.parametrize("masked", [False, True])
