@@ -1,4 +1,4 @@
-"""What benchmarks/cuda_without_gpu.py runs: shapes of published models, each in several configurations on every card."""
+"""What benchmarks/cuda_without_gpu.py runs: shapes of published models, in several configurations on every card."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,9 @@ DECODER = {
 }
 
 
-def _decoder(kind: str, layers: int, width: int, heads: tuple[int, int, int], inner: int, **more: Any) -> dict[str, Any]:
+def _decoder(
+    kind: str, layers: int, width: int, heads: tuple[int, int, int], inner: int, **more: Any
+) -> dict[str, Any]:
     """Return transformers' configuration of a decoder; `heads` are query heads, key heads and channels of a head."""
     return {
         "model_type": kind,

@@ -5,13 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 SHOWN = ("processor", "cores", "host_memory_mib", "system", "python", "torch", "cuda", "transformers")
 """Conditions besides the settings."""
+HEAD = ("card", "configurations", "out of memory", *("allocated: exact", "median", "worst"))
+HEAD += ("reserved: exact", "median", "worst")
 Row = Mapping[str, str]
 
 
 def summary(rows: Sequence[Row], budgets: Sequence[Row]) -> Iterator[str]:
     """Yield the lines of a table with the errors on each card and on all of them."""
-    yield "| card | configurations | out of memory | allocated: exact | median | worst | reserved: exact | median | worst |"
-    yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    yield "| " + " | ".join(HEAD) + " |"
+    yield "|---" + "|---:" * (len(HEAD) - 1) + "|"
     cards = list(dict.fromkeys(row["card"] for row in rows))
     for card in [*cards, "all"]:
         ran = [row for row in rows if card in ("all", row["card"])]

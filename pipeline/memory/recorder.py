@@ -125,7 +125,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = self._run(func, args, kwargs)
         self._flops += operations_of(func, args, kwargs, result)
         if in_place:
-            self._end_lifetime(args[0])
+            self._hand_on(args[0], result)
         for tensor in (result,) if isinstance(result, Tensor) else tree_leaves(result):
             if isinstance(tensor, Tensor) and tensor.device.type == self._device_type:
                 self._note(tensor, func)
@@ -133,21 +133,26 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._end(number)
         return result
 
-    def _end_lifetime(self, tensor: Tensor) -> None:
-        """End the lifetime of a storage that the result of the operator reuses."""
-        key = tensor.untyped_storage()._cdata
+    def _hand_on(self, summand: Tensor, result: Tensor) -> None:
+        """Let a result continue the lifetime of the storage that it is computed in."""
+        key = summand.untyped_storage()._cdata
         number = self._by_storage.pop(key, None)
         if number is not None:
             del self._guards[key]
-            self._end(number)
+            self._follow_storage(result.untyped_storage(), number)
 
     def _note(self, tensor: Tensor, func: Any) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._by_storage:
             number = self._begin(storage.nbytes(), tuple(tensor.shape), tensor.dtype, _name(func))
-            self._by_storage[key] = number
-            self._guards[key] = weakref.ref(storage, self._on_release(key, number))
+            self._follow_storage(storage, number)
+
+    def _follow_storage(self, storage: torch.UntypedStorage, number: int) -> None:
+        """End lifetime `number` when the storage is released."""
+        key = storage._cdata
+        self._by_storage[key] = number
+        self._guards[key] = weakref.ref(storage, self._on_release(key, number))
 
     def _begin(
         self, num_bytes: int, shape: tuple[int, ...], dtype: torch.dtype, operator: str, category: str | None = None
