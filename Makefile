@@ -1,6 +1,7 @@
 # make search   the main job: the fastest configuration that fits a memory budget
 # make test     lint, types, layers, and one test case for each part
 # make test-all the same with the full matrices
+# make test-cuda   the tests marked gpu, on simulated cards (2 GB in .venv-cuda; needs gcc, and no GPU)
 # make ui       the MLflow UI on what the runs wrote
 # Pass settings on with ARGS: make search ARGS="-P budget=8GiB -P effective_batch_size=64"
 PYTHON ?= python3
@@ -9,7 +10,9 @@ PORT ?= 5000
 BIN := .venv/bin
 IN_PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: search test test-all check ui clean
+CARD := $(BIN)/python tests/cuda_without_gpu/cards.py
+
+.PHONY: search test test-all test-cuda check ui clean
 
 search: .venv/installed
 	PATH="$(abspath $(BIN)):$$PATH" mlflow run . -e search --env-manager=local --experiment-name headroom $(ARGS)
@@ -19,6 +22,10 @@ test: check
 
 test-all: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL)
+
+test-cuda: .venv-cuda/installed
+	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(IN_PARALLEL) -m "gpu and not slow"
+	for card in a100 rtx4090 t4; do OMP_NUM_THREADS=1 $(CARD) $$card -m pytest -m "every_card and not slow" || exit 1; done
 
 check: .venv/installed-for-tests
 	$(BIN)/ruff format --check .
@@ -39,5 +46,9 @@ ui: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
+.venv-cuda/installed: .venv/installed-for-tests $(wildcard tests/cuda_without_gpu/*.[ch]) tests/cuda_without_gpu/install.py
+	$(BIN)/python tests/cuda_without_gpu/install.py .venv-cuda
+	touch $@
+
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-cuda build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,7 +3,9 @@
 import json
 import os
 import pickle
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -31,17 +33,21 @@ TINY: dict[str, Any] = {
 }
 
 
+IS_SIMULATED = "SIMULATED_CARD_NAME" in os.environ
+"""Whether this process runs on a simulated card: see tests/cuda_without_gpu/README.md."""
 LONGEST = ("entry_points", "faults", "docs", "search_faults", "tracking_faults", "compare", "plan", "user_code", "ui")
 """Files of tests that take longest, by what follows `test_`; the first makes what others share."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, so that processes end together; skip what needs a GPU where there is none."""
+    """Begin with what takes longest, so that processes end together; skip what the device cannot do."""
     turns = {f"test_{name}": number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: turns.get(item.path.stem, len(turns)))
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        elif item.get_closest_marker("needs_numbers") and IS_SIMULATED:
+            item.add_marker(pytest.mark.skip(reason="needs numbers: a simulated card computes none"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -79,6 +85,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if not kept.exists():
             kept.write_bytes(pickle.dumps(finish(shared / "finished")))
         return pickle.loads(kept.read_bytes())
+
+
+@contextmanager
+def no_synchronization() -> Iterator[None]:
+    """Make what waits for the GPU an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the mode is a prototype, and says so after it is set
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def tiny(**changes: Any) -> Experiment:

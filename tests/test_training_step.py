@@ -1,7 +1,6 @@
 """The optimizer step and the loop: the same losses for any micro-batch size and technique, and what they record."""
 
 import math
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny, with_corpus_of
+from conftest import no_synchronization, tiny, with_corpus_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
@@ -459,11 +458,6 @@ def test_the_loop_does_not_synchronize_the_device() -> None:
     with step.run_context():
         loop = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), records.append)
         loop.advance(2)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the mode is a prototype
-            torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_synchronization():
             loop.advance(6)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
     assert len(records) == 8 and all(math.isfinite(record.loss) for record in records)

@@ -1,0 +1,38 @@
+/* What the files of the stand-in share: the cards of this machine, and what of their memory this process uses.
+ *
+ * A function answers with CUDA's, NVML's or cuDNN's own types and error codes; those of ours begin with `card_`.
+ */
+#pragma once
+#include <stddef.h>
+
+#define MIB ((size_t)1 << 20)
+
+struct card {
+    char name[96];
+    int major, minor; /* the compute capability */
+    int num_multiprocessors;
+    size_t memory_bytes;
+    size_t context_bytes; /* what a CUDA context takes of it */
+    size_t others_bytes;  /* what other processes use of it */
+};
+
+/* The model of every card, read from the environment when the library is loaded, and how many there are. */
+extern struct card card_model;
+extern int card_count;
+
+/* A card by its number in the machine, which is what NVML counts; CUDA_VISIBLE_DEVICES changes what CUDA counts. */
+int card_num_visible(void);
+int card_number(int device);
+
+/* The thread's current device, as CUDA counts. */
+int card_current_device(void);
+
+/* Memory of a card, by its number: `card_take` says whether there was room. The first use makes the CUDA context. */
+int card_take(int number, size_t bytes);
+void card_return(int number, size_t bytes);
+size_t card_used(int number);
+void card_begin_context(int number);
+int card_has_context(int number);
+
+/* Whether the last kernel that this thread launched was that of torch.all. */
+int card_was_asked_for_all(void);

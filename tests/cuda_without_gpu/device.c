@@ -1,0 +1,222 @@
+/* The simulated card as CUDA describes it, and what runs on it: streams, events, errors, the driver's entry points.
+ *
+ * What follows from the compute capability is from the CUDA programming guide's table of technical specifications.
+ */
+#define _GNU_SOURCE
+#include "card.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define KIB ((size_t)1 << 10)
+
+/* ---- properties ---- */
+
+static int is_data_centre(void) { /* of those since Ampere: 8.0, 9.0, 10.0, 10.3 */
+    return card_model.major < 12 && (card_model.major != 8 || card_model.minor == 0);
+}
+
+static size_t shared_bytes_of_a_multiprocessor(void) {
+    if (card_model.major == 7) return (card_model.minor == 5 ? 64 : 96) * KIB;
+    if (!is_data_centre()) return 100 * KIB;
+    return (card_model.major == 8 ? 164 : 228) * KIB;
+}
+
+static int threads_of_a_multiprocessor(void) {
+    if (card_model.major == 7) return card_model.minor == 5 ? 1024 : 2048;
+    return is_data_centre() ? 2048 : 1536;
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *it, int device) {
+    size_t reserved_bytes = card_model.major == 7 ? 0 : 1 * KIB;
+    memset(it, 0, sizeof *it);
+    memcpy(it->name, card_model.name, sizeof card_model.name);
+    it->uuid.bytes[15] = (char)(card_number(device) + 1); /* as nvmlDeviceGetUUID says it */
+    it->pciBusID = card_number(device) + 1;
+    it->major = card_model.major, it->minor = card_model.minor;
+    it->totalGlobalMem = card_model.memory_bytes;
+    it->multiProcessorCount = card_model.num_multiprocessors;
+    it->sharedMemPerBlock = 48 * KIB;
+    it->sharedMemPerMultiprocessor = shared_bytes_of_a_multiprocessor();
+    it->sharedMemPerBlockOptin = it->sharedMemPerMultiprocessor - reserved_bytes;
+    it->reservedSharedMemPerBlock = reserved_bytes;
+    it->regsPerBlock = it->regsPerMultiprocessor = 65536;
+    it->warpSize = 32;
+    it->maxThreadsPerBlock = 1024;
+    it->maxThreadsDim[0] = it->maxThreadsDim[1] = 1024, it->maxThreadsDim[2] = 64;
+    it->maxGridSize[0] = 2147483647, it->maxGridSize[1] = it->maxGridSize[2] = 65535;
+    it->maxThreadsPerMultiProcessor = threads_of_a_multiprocessor();
+    it->textureAlignment = 512;
+    it->totalConstMem = 64 * KIB;
+    it->unifiedAddressing = it->canMapHostMemory = it->concurrentKernels = it->managedMemory = 1;
+    it->cooperativeLaunch = it->streamPrioritiesSupported = 1;
+    it->clusterLaunch = card_model.major >= 9;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
+    struct cudaDeviceProp it;
+    cudaGetDeviceProperties(&it, device);
+    switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor: *value = it.major; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = it.minor; break;
+    case cudaDevAttrMultiProcessorCount: *value = it.multiProcessorCount; break;
+    case cudaDevAttrWarpSize: *value = it.warpSize; break;
+    case cudaDevAttrMaxThreadsPerBlock: *value = it.maxThreadsPerBlock; break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = it.maxThreadsPerMultiProcessor; break;
+    case cudaDevAttrMaxRegistersPerBlock: *value = it.regsPerBlock; break;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)it.sharedMemPerBlock; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)it.sharedMemPerBlockOptin; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)it.sharedMemPerMultiprocessor; break;
+    case cudaDevAttrReservedSharedMemoryPerBlock: *value = (int)it.reservedSharedMemPerBlock; break;
+    case cudaDevAttrMaxGridDimX: *value = it.maxGridSize[0]; break;
+    case cudaDevAttrMaxGridDimY: *value = it.maxGridSize[1]; break;
+    case cudaDevAttrMaxGridDimZ: *value = it.maxGridSize[2]; break;
+    case cudaDevAttrUnifiedAddressing: *value = it.unifiedAddressing; break;
+    case cudaDevAttrCooperativeLaunch: *value = it.cooperativeLaunch; break;
+    default: *value = 0;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
+    snprintf(text, length, "0000:%02x:00.0", card_number(device) + 1); /* as nvmlDeviceGetHandleByPciBusId reads it */
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
+    *can = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int *version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version) { return cudaDriverGetVersion(version); }
+
+/* ---- errors: nothing is ever left over, since each function says at once what went wrong ---- */
+
+const char *cudaGetErrorName(cudaError_t error) {
+    return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "an error of the simulated card";
+}
+
+const char *cudaGetErrorString(cudaError_t error) {
+    switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
+    default: return "an error of the simulated card";
+    }
+}
+
+CUresult cuGetErrorString(CUresult error, const char **text) {
+    *text = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "an error of the simulated card";
+    return CUDA_SUCCESS;
+}
+
+/* ---- streams and events: all work is done at once, so an event is the time at which it was recorded ---- */
+
+static void *new_handle(void) { return calloc(1, sizeof(struct timespec)); }
+
+cudaError_t cudaStreamCreate(cudaStream_t *stream) {
+    *stream = new_handle();
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags) { return cudaStreamCreate(stream); }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned int flags, int priority) {
+    return cudaStreamCreate(stream);
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    free(stream);
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = *greatest = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
+    *priority = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
+    *status = cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
+                                     cudaGraph_t *graph, const cudaGraphNode_t **dependencies,
+                                     const cudaGraphEdgeData **edges, size_t *count) {
+    return cudaStreamIsCapturing(stream, status);
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *event) {
+    *event = new_handle();
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags) { return cudaEventCreate(event); }
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    free(event);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    clock_gettime(CLOCK_MONOTONIC, (struct timespec *)event);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned int flags) {
+    return cudaEventRecord(event, stream);
+}
+
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
+    struct timespec *from = (struct timespec *)start, *to = (struct timespec *)end;
+    *milliseconds = (float)((to->tv_sec - from->tv_sec) * 1e3 + (to->tv_nsec - from->tv_nsec) / 1e6);
+    return cudaSuccess;
+}
+
+/* ---- the driver: found by name in this library ---- */
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned int version,
+                                             unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *status) {
+    Dl_info own;
+    dladdr(&card_model, &own);
+    *function = dlsym(dlopen(own.dli_fname, RTLD_LAZY | RTLD_NOLOAD), name);
+    if (status) *status = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+
+CUresult cuDeviceGet(CUdevice *found, int device) {
+    *found = device;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
+    *value = 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active) {
+    *flags = 0, *active = card_has_context(card_number(device));
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext *context) {
+    *context = (CUcontext)&card_model;
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,191 @@
+/* Memory of the simulated cards: counted, never written and never read.
+ *
+ * An address of a card lies in a range that no process may touch, so that what would be wrong on a real card ends the
+ * process here too. Whatever is copied from a card is zero: no kernel has computed it.
+ */
+#include "card.h"
+
+#define __CUDA_API_VERSION_INTERNAL /* the driver's functions by the names that torch asks for */
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define PAGE (2 * MIB) /* the granularity of a card's memory */
+#define ALL_ADDRESSES ((size_t)1 << 45)
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char *addresses, *next_address;
+
+/* Memory that cudaMalloc or cudaHostAlloc gave; there are few of them, since torch caches what it frees. */
+static struct block {
+    char *address;
+    size_t bytes;
+    int number; /* of the card; -1 on the host */
+    struct block *next;
+} *blocks;
+
+static size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+
+/* Return addresses that were never given before; there are enough of them for any process. */
+static char *new_addresses(size_t bytes) {
+    pthread_mutex_lock(&lock);
+    if (!addresses) {
+        addresses = mmap(NULL, ALL_ADDRESSES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        next_address = (char *)whole_pages((size_t)addresses);
+    }
+    char *found = next_address;
+    next_address += whole_pages(bytes);
+    if (addresses == MAP_FAILED || next_address > addresses + ALL_ADDRESSES) {
+        fprintf(stderr, "simulated card: no addresses are left\n");
+        abort();
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+static int is_on_card(const void *pointer) {
+    return addresses && (char *)pointer >= addresses && (char *)pointer < addresses + ALL_ADDRESSES;
+}
+
+static void add_block(void *address, size_t bytes, int number) {
+    struct block *block = malloc(sizeof *block);
+    pthread_mutex_lock(&lock);
+    *block = (struct block){address, bytes, number, blocks};
+    blocks = block;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Return the block that a pointer lies in, and take it out of the list if `remove`. */
+static struct block find_block(const void *pointer, int remove) {
+    struct block found = {NULL, 0, -1, NULL};
+    pthread_mutex_lock(&lock);
+    for (struct block **at = &blocks; *at; at = &(*at)->next) {
+        if ((char *)pointer < (*at)->address || (char *)pointer >= (*at)->address + (*at)->bytes) continue;
+        found = **at;
+        if (remove) {
+            free(*at);
+            *at = found.next;
+        }
+        break;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+/* ---- the runtime: memory of the current device, and page-locked memory of the host ---- */
+
+cudaError_t cudaMalloc(void **pointer, size_t bytes) {
+    int number = card_number(card_current_device());
+    if (!card_take(number, whole_pages(bytes))) return cudaErrorMemoryAllocation;
+    *pointer = new_addresses(bytes);
+    add_block(*pointer, whole_pages(bytes), number);
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *pointer) {
+    card_begin_context(card_number(card_current_device()));
+    struct block block = find_block(pointer, 1);
+    if (block.address) card_return(block.number, block.bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
+    if (posix_memalign(pointer, 4096, bytes)) return cudaErrorMemoryAllocation;
+    add_block(*pointer, bytes, -1);
+    return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void *pointer) {
+    find_block(pointer, 1);
+    free(pointer);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
+    int number = card_number(card_current_device());
+    card_begin_context(number);
+    *total = card_model.memory_bytes;
+    *available = *total - card_used(number);
+    return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer) {
+    struct block block = find_block(pointer, 0);
+    void *address = (void *)pointer;
+    memset(attributes, 0, sizeof *attributes);
+    attributes->type = is_on_card(pointer) ? cudaMemoryTypeDevice
+                       : block.address     ? cudaMemoryTypeHost
+                                           : cudaMemoryTypeUnregistered;
+    attributes->devicePointer = attributes->type == cudaMemoryTypeUnregistered ? NULL : address;
+    attributes->hostPointer = is_on_card(pointer) ? NULL : address;
+    for (int device = 0; device < card_num_visible(); device++)
+        if (card_number(device) == block.number) attributes->device = device;
+    return cudaSuccess;
+}
+
+/* ---- copies: a card's memory reads as zero, but for the answer of torch.all, which is yes ----
+ *
+ * transformers asks in each forward pass whether all rows are one sequence each, and makes a mask if they are not.
+ */
+
+static void copy(void *to, const void *from, size_t bytes) {
+    if (is_on_card(to)) return;
+    if (!is_on_card(from)) memmove(to, from, bytes);
+    else memset(to, bytes == sizeof(char) && card_was_asked_for_all(), bytes);
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
+    copy(to, from, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    return cudaMemcpy(to, from, bytes, kind);
+}
+
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    for (size_t row = 0; row < height; row++)
+        copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
+    return cudaSuccess;
+}
+
+/* ---- the driver: pages that expandable segments map into addresses ---- */
+
+struct pages {
+    size_t bytes;
+    int number;
+};
+
+CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *properties,
+                                       CUmemAllocationGranularity_flags option) {
+    *bytes = PAGE;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr address,
+                             unsigned long long flags) {
+    *pointer = (CUdeviceptr)new_addresses(bytes);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                     unsigned long long flags) {
+    int number = card_number(properties->location.id);
+    if (!card_take(number, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+    struct pages *pages = malloc(sizeof *pages);
+    *pages = (struct pages){bytes, number};
+    *handle = (CUmemGenericAllocationHandle)pages;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+    struct pages *pages = (struct pages *)handle;
+    card_return(pages->number, pages->bytes);
+    free(pages);
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,71 @@
+/* NVML: the cards by their numbers, and what this process and others use of their memory; a status of 0 is success. */
+#include "card.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9 };
+
+struct memory {
+    unsigned long long total, free, used;
+};
+
+/* A handle is the card's number plus one: NULL would be no handle. */
+static int number_of(void *handle) { return (int)(size_t)handle - 1; }
+
+int nvmlInit(void) { return card_count ? 0 : DRIVER_NOT_LOADED; }
+int nvmlInit_v2(void) { return nvmlInit(); }
+int nvmlInitWithFlags(unsigned int flags) { return nvmlInit(); }
+int nvmlShutdown(void) { return 0; }
+const char *nvmlErrorString(int status) { return status ? "an error of the simulated card" : "Success"; }
+
+int nvmlSystemGetDriverVersion(char *text, unsigned int length) {
+    snprintf(text, length, "simulated");
+    return 0;
+}
+
+int nvmlDeviceGetCount_v2(unsigned int *count) {
+    *count = card_count;
+    return 0;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **handle) {
+    if (index >= (unsigned int)card_count) return INVALID_ARGUMENT;
+    *handle = (void *)(size_t)(index + 1);
+    return 0;
+}
+
+int nvmlDeviceGetHandleByPciBusId_v2(const char *text, void **handle) {
+    unsigned int domain, bus;
+    if (sscanf(text, "%x:%x", &domain, &bus) != 2 || bus < 1 || bus > (unsigned int)card_count) return NOT_FOUND;
+    return nvmlDeviceGetHandleByIndex_v2(bus - 1, handle);
+}
+
+int nvmlDeviceGetUUID(void *handle, char *text, unsigned int length) {
+    snprintf(text, length, "GPU-00000000-0000-0000-0000-%012x", number_of(handle) + 1);
+    return 0;
+}
+
+int nvmlDeviceGetName(void *handle, char *text, unsigned int length) {
+    snprintf(text, length, "%s", card_model.name);
+    return 0;
+}
+
+int nvmlDeviceGetMemoryInfo(void *handle, struct memory *memory) {
+    memory->total = card_model.memory_bytes;
+    memory->used = card_used(number_of(handle));
+    memory->free = memory->total - memory->used;
+    return 0;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned int *count, void *processes) {
+    *count = 0;
+    return 0;
+}
+
+int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned int *count, void *processes) {
+    return nvmlDeviceGetComputeRunningProcesses_v3(handle, count, processes);
+}
+
+int nvmlDeviceGetNvLinkRemoteDeviceType(void *handle, unsigned int link, void *type) { return NOT_SUPPORTED; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, unsigned int link, void *info) { return NOT_SUPPORTED; }
