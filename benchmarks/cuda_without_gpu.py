@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,21 @@ from simulated_page import page, summary
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent
 sys.path.insert(0, str(ROOT / "tests" / "cuda_without_gpu"))
-from cards import environment_of  # noqa: E402
+from cards import PYTHON, environment_of  # noqa: E402
 
-PYTHON = ROOT / ".venv-cuda" / "bin" / "python"
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-RUN_CODE = ("base", "config", "data", "models", "runtime", "techniques", "training", "memory/device.py")
-"""Files and folders of pipeline/ that a real run depends on."""
+RUN_CODE = (
+    "base/sequences.py",
+    "base/technique.py",
+    "data",
+    "models",
+    "techniques",
+    "training/loop.py",
+    "training/step.py",
+)
+"""Files and folders of pipeline/ that decide what a run allocates."""
 PREDICTION_CODE = ("base", "config", "memory", "models", "prediction", "techniques", "training")
-"""Those that a prediction depends on."""
+"""Those that decide what is predicted."""
 QUANTITIES = ("allocated", "reserved")
 Row = dict[str, str]
 
@@ -85,28 +93,37 @@ def simulated_card(card: str, *, expandable_segments: bool) -> Iterator[Simulate
 
 
 def compared(case: Case, card: SimulatedCard, old: Row) -> Row:
-    """Return the row of a configuration; the real run is that of the old row if its code has not changed."""
-    same_run = old.get("run_code") == digest(case, RUN_CODE)
-    reply = card.ask(kind="compare", settings=case.settings, measure=not same_run)
-    row = {"name": case.name, "card": case.card, "shape": case.shape}
-    measured = reply["measured"] or {f"peak_{name}_bytes": old[f"measured_{name}_bytes"] for name in QUANTITIES}
-    row["outcome"] = reply["measured"]["outcome"] if reply["measured"] else old["outcome"]
+    """Return the row of a configuration, predicted first; a side whose code has not changed is that of the old row."""
+    row = {"name": case.name, "card": case.card, "shape": case.shape, **codes(case)}
+    guess = old if old.get("prediction_code") == row["prediction_code"] else card.ask(kind="predict", **asdict(case))
+    truth = old if old.get("run_code") == row["run_code"] else card.ask(kind="measure", **asdict(case))
+    row["outcome"] = truth["outcome"]
     for name in QUANTITIES:
-        guess, truth = reply["predicted"][f"peak_{name}_bytes"], int(measured[f"peak_{name}_bytes"])
-        row |= {f"predicted_{name}_bytes": guess, f"measured_{name}_bytes": str(truth)}
-        row[f"{name}_error_percent"] = f"{100 * (guess / truth - 1):.5f}" if row["outcome"] == "ok" else ""
-    return row | {"run_code": digest(case, RUN_CODE), "prediction_code": digest(case, PREDICTION_CODE)}
+        sides = {f"predicted_{name}_bytes": guess, f"measured_{name}_bytes": truth}
+        row |= {column: str(side[column]) for column, side in sides.items()}
+        row[f"{name}_error_percent"] = _error(*(row[column] for column in sides)) if row["outcome"] == "ok" else ""
+    return row
 
 
 def budgeted(case: Case, card: SimulatedCard, old: Row) -> Row:
     """Return the predicted and the real smallest budget of a configuration."""
-    same_run = old.get("run_code") == digest(case, RUN_CODE)
-    known = int(old["measured_budget_bytes"]) if same_run else None
-    reply = card.ask(kind="budget", settings=case.settings, measured_bytes=known)
-    guess, truth = reply["predicted"], reply["measured"]
-    row = {"name": case.name, "card": case.card, "predicted_budget_bytes": guess, "measured_budget_bytes": truth}
-    row["error_percent"] = f"{100 * (guess / truth - 1):.5f}"
-    return row | {"run_code": digest(case, RUN_CODE), "prediction_code": digest(case, PREDICTION_CODE)}
+    row = {"name": case.name, "card": case.card, **codes(case)}
+    guess = card.ask(kind="predict_budget", **asdict(case))["bytes"]
+    if old.get("run_code") == row["run_code"]:
+        truth = old["measured_budget_bytes"]
+    else:
+        truth = card.ask(kind="measure_budget", start_bytes=guess, **asdict(case))["bytes"]
+    row |= {"predicted_budget_bytes": str(guess), "measured_budget_bytes": str(truth)}
+    return row | {"error_percent": _error(*list(row.values())[-2:])}
+
+
+def _error(predicted_bytes: str, measured_bytes: str) -> str:
+    return f"{100 * (int(predicted_bytes) / int(measured_bytes) - 1):.5f}"
+
+
+def codes(case: Case) -> Row:
+    """Return a digest of a configuration with the code that its run depends on, and one with the prediction's."""
+    return {"run_code": digest(case, RUN_CODE), "prediction_code": digest(case, PREDICTION_CODE)}
 
 
 def digest(case: Case, parts: tuple[str, ...]) -> str:
@@ -117,12 +134,6 @@ def digest(case: Case, parts: tuple[str, ...]) -> str:
         for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
             found.update(file.read_bytes())
     return found.hexdigest()[:12]
-
-
-def up_to_date(case: Case, row: Row) -> bool:
-    """Whether a row was made by the present code."""
-    codes = {"run_code": RUN_CODE, "prediction_code": PREDICTION_CODE}
-    return all(row.get(name) == digest(case, parts) for name, parts in codes.items())
 
 
 def read(file: Path) -> dict[str, Row]:
@@ -141,11 +152,11 @@ def write(file: Path, rows: list[Row]) -> None:
         writer.writerows(rows)
 
 
-def run_all(wanted: list[Case], work: Any, kept: dict[str, Row], file: Path | None) -> list[Row]:
+def run_all(wanted: list[Case], work: Any, kept: dict[str, Row], file: Path | None = None) -> list[Row]:
     """Return a row for each configuration, and write all rows into a file after each one that is new."""
     ordered = sorted(wanted, key=lambda case: (case.card, case.expandable_segments))
     for (name, expandable), group in groupby(ordered, key=lambda case: (case.card, case.expandable_segments)):
-        missing = [case for case in group if not up_to_date(case, kept.get(case.name, {}))]
+        missing = [case for case in group if not codes(case).items() <= kept.get(case.name, {}).items()]
         if not missing:
             continue
         with simulated_card(name, expandable_segments=expandable) as card:
@@ -165,7 +176,7 @@ def explain(case: Case) -> None:
     """Print where the predicted and the real allocations of a configuration differ."""
     print(case.name)
     with simulated_card(case.card, expandable_segments=case.expandable_segments) as card:
-        print("\n".join(card.ask(kind="explain", settings=case.settings)["lines"]))
+        print("\n".join(card.ask(kind="explain", **asdict(case))["lines"]))
 
 
 def main() -> None:
@@ -174,23 +185,23 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="a regular expression that the names of configurations contain")
     parser.add_argument("--sample", type=int, help="number of configurations, evenly spaced")
     parser.add_argument("--explain", metavar="ROWS", help="align the allocations of the first such configuration")
-    parser.add_argument("--budgets", action="store_true", help="only smallest budgets")
+    parser.add_argument("--budgets", action="store_true", help="the smallest budgets of these rows, not their peaks")
     parser.add_argument("--fresh", action="store_true", help="repeat rows that are in the .csv")
     asked = parser.parse_args()
     if asked.explain:
-        return explain(chosen(cases(), asked.explain, 1)[0])
-    partial = bool(asked.rows or asked.sample)
+        explain(chosen(cases(), asked.explain, 1)[0])
+        return
     date = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
     files = [FOLDER / f"cuda_without_gpu_{part}{date}.csv" for part in ("", "budgets_")]
-    works = [(compared, list(cases())), (budgeted, list(budget_cases()))]
-    tables: list[list[Row]] = []
-    for file, (work, all_cases) in zip(files, works, strict=True):
-        skipped = work is compared and asked.budgets or work is budgeted and partial and not asked.budgets
-        wanted = [] if skipped else chosen(all_cases, asked.rows, asked.sample)
-        kept = {} if asked.fresh else read(file)
-        tables.append(list(kept.values()) if skipped else run_all(wanted, work, kept, None if partial else file))
-    print("\n".join(summary(*tables)))
-    if not partial:
+    kept = [{} if asked.fresh else read(file) for file in files]
+    peaks, budgets = list(cases()), list(budget_cases())
+    if asked.budgets:
+        print("\n".join(summary([], run_all(chosen(budgets, asked.rows, asked.sample), budgeted, kept[1]))))
+    elif asked.rows or asked.sample:
+        print("\n".join(summary(run_all(chosen(peaks, asked.rows, asked.sample), compared, kept[0]), [])))
+    else:
+        tables = run_all(peaks, compared, kept[0], files[0]), run_all(budgets, budgeted, kept[1], files[1])
+        print("\n".join(summary(*tables)))
         with simulated_card("h200", expandable_segments=False) as card:
             files[0].with_suffix(".md").write_text(page(*tables, card.ask(kind="about"), date))
 

@@ -11,7 +11,16 @@ Row = Mapping[str, str]
 
 
 def summary(rows: Sequence[Row], budgets: Sequence[Row]) -> Iterator[str]:
-    """Yield the lines of a table with the errors on each card and on all of them."""
+    """Yield the lines of a table with the errors on each card and on all of them, and a line on budgets."""
+    if rows:
+        yield from _of_cards(rows)
+    if budgets:
+        exact, median, worst = _errors([float(row["error_percent"]) for row in budgets])
+        yield ""
+        yield f"Smallest budget: {len(budgets)} configurations, {exact} exact, median error {median}, worst {worst}."
+
+
+def _of_cards(rows: Sequence[Row]) -> Iterator[str]:
     yield "| " + " | ".join(HEAD) + " |"
     yield "|---" + "|---:" * (len(HEAD) - 1) + "|"
     cards = list(dict.fromkeys(row["card"] for row in rows))
@@ -22,11 +31,6 @@ def summary(rows: Sequence[Row], budgets: Sequence[Row]) -> Iterator[str]:
         for quantity in ("allocated", "reserved"):
             cells += _errors([float(row[f"{quantity}_error_percent"]) for row in completed])
         yield "| " + " | ".join(cells) + " |"
-    if budgets:
-        errors = [float(row["error_percent"]) for row in budgets]
-        exact, median, worst = _errors(errors)
-        yield ""
-        yield f"Smallest budget: {len(budgets)} configurations, {exact} exact, median error {median}, worst {worst}."
 
 
 def _errors(errors: Sequence[float]) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from gpu.prediction import SHORT, measured, predicted
+from simulated_difference import difference
 
 from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
@@ -27,6 +28,9 @@ from pipeline.runtime.run import execute
 
 UNIT_BYTES = 2 * MIB
 """All reserved bytes are multiples of it, so a budget between two multiples equals the lower one."""
+
+SIDES = {"predict": "predicted", "measure": "measured"}
+"""Tasks that return peaks, and the names of their columns."""
 
 
 def experiment_of(settings: dict[str, Any], folder: Path, **changes: Any) -> Experiment:
@@ -80,19 +84,19 @@ def real_smallest_budget(settings: dict[str, Any], folder: Path, start_bytes: in
 
 def answer(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return what a task asks for."""
-    if task["kind"] == "about":
-        return environment(torch.device("cuda", 0))  # type: ignore[return-value]
-    settings = task["settings"]
-    if task["kind"] == "explain":
-        from simulated_difference import difference
-
-        return {"lines": list(difference(experiment_of(settings, folder)))}
+    kind, settings = task["kind"], task.get("settings", {})
+    if kind == "about":
+        return {**environment(torch.device("cuda", 0))}
+    if kind == "measure_budget":
+        return {"bytes": real_smallest_budget(settings, folder, task["start_bytes"])}
     experiment = experiment_of(settings, folder)
-    if task["kind"] == "budget":
-        expected = smallest_budget(experiment)
-        known = task["measured_bytes"]
-        return {"predicted": expected, "measured": known or real_smallest_budget(settings, folder, expected)}
-    return {"predicted": predicted(experiment), "measured": measured(experiment) if task["measure"] else None}
+    if kind == "predict_budget":
+        return {"bytes": smallest_budget(experiment)}
+    if kind == "explain":
+        return {"lines": list(difference(experiment))}
+    side = predicted(experiment) if kind == "predict" else measured(experiment)
+    peaks = {f"{SIDES[kind]}_{name}_bytes": side[f"peak_{name}_bytes"] for name in ("allocated", "reserved")}
+    return {**peaks, "outcome": side.get("outcome")}
 
 
 def main() -> None:
