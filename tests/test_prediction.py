@@ -310,7 +310,9 @@ def test_sizes_that_do_not_grow_linearly_are_not_extrapolated() -> None:
     prepared = experiment.read_corpus()
     small, large = (trace(tiny(micro_batch_size=size), CPU, prepared) for size in (2, 4))
     growth = growth_of((2, small), (4, large))
-    assert growth is not None and same_memory(growth.extrapolated(3), trace(tiny(micro_batch_size=3), CPU, prepared))
+    assert growth is not None and same_memory(
+        growth.extrapolated(3, CPU), trace(tiny(micro_batch_size=3), CPU, prepared)
+    )
     odd = replace(large.lifetimes[-1], num_bytes=large.lifetimes[-1].num_bytes + 1)
     assert growth_of((2, small), (4, replace(large, lifetimes=(*large.lifetimes[:-1], odd)))) is None
     assert growth_of((2, small), (4, replace(large, events=large.events[:-1]))) is None

@@ -82,9 +82,11 @@ def device_name(device: torch.device) -> str:
 
 def hardware_of(device: torch.device) -> Hardware:
     """Return the hardware of a device of this machine."""
+    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return Hardware(
         kind=device.type,
         name=device_name(device),
         memory_bytes=total_bytes(device),
-        capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+        capability=(properties.major, properties.minor) if properties else None,
+        num_multiprocessors=properties.multi_processor_count if properties else None,
     )

@@ -1,7 +1,7 @@
 """A recorder of storage lifetimes: a dispatch mode that records every storage of a training run.
 
 It sees the operators that pass through torch's dispatcher, on real tensors of any device and on fake ones. It does not
-see workspaces, which an operator allocates inside its kernel; a function that predicts them can be given.
+see what an operator allocates inside its kernel; a function that predicts it can be given.
 """
 
 import time
@@ -21,21 +21,13 @@ from torch.utils._pytree import tree_leaves
 from pipeline.base.contracts import Trainable
 from pipeline.memory.flops import operations_of
 from pipeline.memory.gradient_sums import calibrate, in_backward, is_in_place_sum
+from pipeline.memory.inside import Buffer, InsideOf, nothing_inside
 from pipeline.memory.timeline import Lifetime, Span, Timeline
 
 OUTSIDE = {"load": "", "forward": "loss", "backward": "loss", "optimizer": "optimizer"}
 """The module name of storages that are allocated outside of all modules, by phase."""
 GET_DEVICE = torch.ops.prim.device.default
 """Called several times for each operator on fake tensors; it allocates nothing."""
-
-
-Workspaces = Callable[[Any, tuple[Any, ...]], Iterable[tuple[int, bool]]]
-"""(operator, its arguments) -> the bytes of each workspace, and whether it is kept after the call."""
-
-
-def no_workspaces(*_: object) -> Iterable[tuple[int, bool]]:
-    """Return no workspaces."""
-    return ()
 
 
 Run = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
@@ -50,10 +42,10 @@ def passed_on(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
 class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records storage lifetimes on one kind of device while it is active; enter it before the model is built."""
 
-    def __init__(self, device: torch.device, workspaces: Workspaces = no_workspaces, run: Run = passed_on) -> None:
+    def __init__(self, device: torch.device, inside_of: InsideOf = nothing_inside, run: Run = passed_on) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         calibrate()
-        self._device_type, self._workspaces, self._run = device.type, workspaces, run
+        self._device_type, self._inside_of, self._run = device.type, inside_of, run
         self._lifetimes: list[Lifetime] = []
         self._by_storage: dict[int, int] = {}
         self._guards: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -117,39 +109,46 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is GET_DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         kwargs = kwargs or {}
-        temporary = []
-        for num_bytes, kept in self._workspaces(func, args):
-            number = self._begin(num_bytes, (num_bytes,), torch.uint8, f"inside {_name(func)}", "temporary")
-            temporary += [] if kept else [number]
-        in_place = is_in_place_sum(func, args)
+        inside, buffers = self._inside_of(func, args), dict[Buffer, int]()
+        self._follow(inside.before, func, buffers)
+        in_place = inside.in_place or is_in_place_sum(func, args)
         result = self._run(func, args, kwargs)
         self._flops += operations_of(func, args, kwargs, result)
         if in_place:
-            self._hand_on(args[0], result)
-        for tensor in (result,) if isinstance(result, Tensor) else tree_leaves(result):
+            self._pass_on(args[0], result)
+        tensors = (result,) if isinstance(result, Tensor) else tree_leaves(result)
+        for tensor in reversed(tensors) if inside.results_reversed else tensors:
             if isinstance(tensor, Tensor) and tensor.device.type == self._device_type:
                 self._note(tensor, func)
-        for number in temporary:
-            self._end(number)
+        self._follow(inside.after, func, buffers)
         return result
 
-    def _hand_on(self, summand: Tensor, result: Tensor) -> None:
-        """Let a result continue the lifetime of the storage that it is computed in."""
-        key = summand.untyped_storage()._cdata
+    def _follow(self, changes: Iterable[Buffer], func: Any, buffers: dict[Buffer, int]) -> None:
+        """Allocate and free what an operator allocates inside its kernel."""
+        for buffer in changes:
+            if buffer in buffers:
+                self._end(buffers.pop(buffer))
+            else:
+                shape = (buffer.num_bytes,) if buffer.shape is None else buffer.shape
+                buffers[buffer] = self._begin(
+                    buffer.num_bytes, shape, buffer.dtype, f"inside {_name(func)}", "temporary"
+                )
+
+    def _pass_on(self, tensor: Tensor, result: Tensor) -> None:
+        """Let the result of an operator continue the lifetime of a storage that it reuses."""
+        key = tensor.untyped_storage()._cdata
         number = self._by_storage.pop(key, None)
         if number is not None:
             del self._guards[key]
-            self._follow_storage(result.untyped_storage(), number)
+            self._guard(result.untyped_storage(), number)
 
     def _note(self, tensor: Tensor, func: Any) -> None:
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self._by_storage:
-            number = self._begin(storage.nbytes(), tuple(tensor.shape), tensor.dtype, _name(func))
-            self._follow_storage(storage, number)
+        if storage._cdata not in self._by_storage:
+            self._guard(storage, self._begin(storage.nbytes(), tuple(tensor.shape), tensor.dtype, _name(func)))
 
-    def _follow_storage(self, storage: torch.UntypedStorage, number: int) -> None:
-        """End lifetime `number` when the storage is released."""
+    def _guard(self, storage: torch.UntypedStorage, number: int) -> None:
+        """Record the release of a storage as the end of lifetime `number`."""
         key = storage._cdata
         self._by_storage[key] = number
         self._guards[key] = weakref.ref(storage, self._on_release(key, number))

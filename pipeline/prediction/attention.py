@@ -5,8 +5,11 @@ cuda/sdp_utils.cpp (priority_order and the can_use_* functions), for dense tenso
 versions: memory-efficient attention accepts grouped queries, and cuDNN with a newer front end other head sizes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +20,14 @@ CUDNN_FIRST = ((9, 0), (10, 0), (10, 3))
 """Compute capabilities on which cuDNN's kernel comes first (check_prefer_cudnn_attention)."""
 FLASH_MULTIPLE = 8
 """The flash kernel pads the channels of a head to a multiple of it (pad_last_dim)."""
+BIAS_MULTIPLE = 16
+"""Memory-efficient attention needs rows of the bias that begin at a multiple of it, in elements."""
 FLASH_SMALL_MEMORY = ((8, 6), (8, 7), (8, 9), (12, 0), (12, 1))
 """Compute capabilities with less shared memory than flash's backward pass needs for some head sizes."""
 
 Attention = Callable[..., Tensor]
+
+_in_math: ContextVar[bool] = ContextVar("in_math", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +126,10 @@ def attention_of(capability: tuple[int, int]) -> Attention:
                 *heads, wide, call.trains, dropout_p, is_causal, scale=scale
             )
         else:
-            result = aten._scaled_dot_product_attention_math(
-                *heads, bias, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-            )
+            with _adding_in_place():
+                result = aten._scaled_dot_product_attention_math(
+                    *heads, bias, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+                )
         return result[0]  # type: ignore[no-any-return]
 
     return attend
@@ -187,6 +195,23 @@ def _efficient_runs(capability: tuple[int, int], call: AttentionCall) -> bool:
     )
 
 
+def adds_mask_in_place() -> bool:
+    """Whether a sum is that of math attention's scores and their mask, which torch computes in place.
+
+    It does so on plain tensors, not on fake ones (attention.cpp, areAnyTensorSubclassLike).
+    """
+    return _in_math.get()
+
+
+@contextmanager
+def _adding_in_place() -> Iterator[None]:
+    token = _in_math.set(True)
+    try:
+        yield
+    finally:
+        _in_math.reset(token)
+
+
 def _ragged(query: Tensor) -> bool:
     return query.shape[-1] % FLASH_MULTIPLE != 0
 
@@ -195,9 +220,13 @@ def _as_bias(mask: Tensor, query: Tensor) -> Tensor:
     """Return the mask as an additive bias (convert_boolean_attn_mask)."""
     if mask.dtype != torch.bool:
         return mask
-    return torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    options: dict[str, Any] = {"dtype": query.dtype, "device": mask.device}
+    return torch.where(mask, torch.scalar_tensor(0.0, **options), torch.scalar_tensor(float("-inf"), **options))
 
 
 def _for_each_head(bias: Tensor, query: Tensor) -> Tensor:
-    """Return the bias for each head and pair of positions."""
-    return bias.expand(query.shape[0], query.shape[1], *bias.shape[-2:])
+    """Return the bias for each head and pair of positions, with aligned rows (preprocess_mask and pad_bias)."""
+    if any(stride % BIAS_MULTIPLE for stride in bias.stride()[:-1]):
+        length = bias.shape[-1]
+        bias = F.pad(bias, (0, BIAS_MULTIPLE - length % BIAS_MULTIPLE))[..., :length]
+    return bias.expand(query.shape[0], query.shape[1], query.shape[2], bias.shape[-1])

@@ -1,8 +1,9 @@
 """CUDA's behaviour on CPU tensors, in a context: autocast, attention and dropout allocate what they would on a GPU."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ def cuda_operators(capability: tuple[int, int]) -> Iterator[None]:
                 *cuda_autocast(),
                 ("scaled_dot_product_attention", "AutogradCPU", attention_of(capability)),
                 ("dropout", "AutogradCPU", _dropout),
+                ("softmax.int", "AutogradCPU", _normalized(torch.ops.aten._softmax)),
+                ("log_softmax.int", "AutogradCPU", _normalized(torch.ops.aten._log_softmax)),
             ):
                 library.impl(name, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
         yield
@@ -35,3 +38,14 @@ def _dropout(inputs: Tensor, p: float, train: bool) -> Tensor:
     if not train or p == 0 or inputs.numel() == 0:
         return inputs
     return torch.native_dropout(inputs, p, train)[0]
+
+
+def _normalized(operator: Any) -> Callable[..., Tensor]:
+    """Return a softmax that reads float16 and computes in float32 without a copy (aten's SoftMax.cpp)."""
+
+    def normalize(inputs: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        if inputs.dtype == torch.float16 and dtype == torch.float32:
+            return operator(inputs, dim, True)  # type: ignore[no-any-return]
+        return operator(inputs if dtype is None else inputs.to(dtype), dim, False)  # type: ignore[no-any-return]
+
+    return normalize

@@ -1,9 +1,14 @@
-"""Extrapolation of a timeline to other micro-batch sizes: every storage grows linearly with the size."""
+"""Extrapolation of a timeline to other micro-batch sizes.
+
+Every storage grows linearly with the size, except some buffers inside operators, which are computed from their shape.
+"""
 
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from pipeline.base.contracts import Hardware
 from pipeline.memory.timeline import Lifetime, Timeline
+from pipeline.prediction.reductions import buffer_bytes, has_formula
 
 Recorded = tuple[int, Timeline]
 """A micro-batch size and its timeline."""
@@ -22,14 +27,17 @@ class Growth:
     sequence_flops: int
     """Floating-point operations per sequence."""
 
-    def extrapolated(self, size: int) -> Timeline:
+    def extrapolated(self, size: int, target: Hardware) -> Timeline:
         """Return the timeline at micro-batch size `size`."""
         more, lifetimes = size - self.size, list(self.timeline.lifetimes)
         for number, num_bytes, dimensions in self.growing:
             lifetime = lifetimes[number]
+            shape = tuple([value + more * growth for value, growth in zip(lifetime.shape, dimensions, strict=True)])
             lifetimes[number] = Lifetime(  # dataclasses.replace takes three times as long
-                num_bytes=lifetime.num_bytes + more * num_bytes,
-                shape=tuple([value + more * growth for value, growth in zip(lifetime.shape, dimensions, strict=True)]),
+                num_bytes=buffer_bytes(lifetime, shape, target)
+                if has_formula(lifetime)
+                else lifetime.num_bytes + more * num_bytes,
+                shape=shape,
                 dtype=lifetime.dtype,
                 operator=lifetime.operator,
                 module=lifetime.module,
@@ -56,7 +64,8 @@ def growth_of(first: Recorded, second: Recorded) -> Growth | None:
     for number, (one, other) in enumerate(zip(timeline.lifetimes, other_timeline.lifetimes, strict=True)):
         if len(one.shape) != len(other.shape) or _fixed(one) != _fixed(other):
             return None
-        growths = (other.num_bytes - one.num_bytes, *(b - a for a, b in zip(one.shape, other.shape, strict=True)))
+        num_bytes = 0 if has_formula(one) else other.num_bytes - one.num_bytes
+        growths = (num_bytes, *(b - a for a, b in zip(one.shape, other.shape, strict=True)))
         if any(growths):
             if any(growth % difference for growth in growths):
                 return None

@@ -99,16 +99,16 @@ def _extrapolated(experiment: Experiment, target: Hardware, prepared: Prepared, 
     if size <= RECORDED_SIZES[0]:
         return None  # one sequence may take other code paths: an axis of one element is always contiguous
     files = tuple(_file_of_size(known, experiment, target, prepared, num_rows) for known in RECORDED_SIZES)
-    growth = _verified_growth(files) if all(find_trace(file) is not None for file in files) else None
-    return None if growth is None else growth.extrapolated(size)
+    growth = _verified_growth(files, target) if all(find_trace(file) is not None for file in files) else None
+    return None if growth is None else growth.extrapolated(size, target)
 
 
 @lru_cache(maxsize=4)
-def _verified_growth(files: tuple[Path, ...]) -> Growth | None:
+def _verified_growth(files: tuple[Path, ...], target: Hardware) -> Growth | None:
     """Return the growth between the timelines of the first two files, if it predicts that of the third."""
     first, second, (size, timeline) = zip(RECORDED_SIZES, map(read_trace, files), strict=True)
     growth = growth_of(first, second)
-    return growth if growth is not None and same_memory(growth.extrapolated(size), timeline) else None
+    return growth if growth is not None and same_memory(growth.extrapolated(size, target), timeline) else None
 
 
 def _file_of_size(size: int, experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Path:
@@ -135,8 +135,8 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
     build = _from_host if target.capability else on_device
     try:
         with simulated(target) as mode:
-            example, workspaces = replace(prepared, train=rows), WorkspaceTable(target.capability)
-            timeline = record_lifetimes(on_fake_device, example, build=build, workspaces=workspaces, run=mode.run)
+            example, inside_of = replace(prepared, train=rows), WorkspaceTable(target)
+            timeline = record_lifetimes(on_fake_device, example, build=build, inside_of=inside_of, run=mode.run)
         return with_sorted_releases(timeline)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise InvalidInputError(_value_was_read(error)) from error

@@ -106,7 +106,7 @@ def _key(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows:
         num_rows,
         [(name, shape, dtype, tensors.index(number)) for name, (shape, dtype, number) in example.items()],
         prepared.vocabulary_size,
-        (target.kind, target.capability),
+        (target.kind, target.capability, target.num_multiprocessors, os.environ.get("CUBLAS_WORKSPACE_CONFIG")),
         code_digest(Path(__file__).parent.parent),
         [_file_digest(sys.modules[type(technique).__module__].__file__) for technique in experiment.techniques],
     )

@@ -1,21 +1,31 @@
-"""Workspaces: memory that operators allocate inside their kernels, in one table with the source of each row.
+"""What operators allocate inside their kernels, in one table with the source of each row.
 
-Not included, because no source says how large they are: the workspaces of cuDNN and (on a CPU) oneDNN, and the
-temporaries of cub and thrust.
+Not included: workspaces inside cuDNN's engines and (on a CPU) oneDNN, whose size no source gives, the temporaries of
+cub and thrust, and buffers of a few KiB.
 """
 
-from collections.abc import Callable, Iterator
+import os
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pipeline.base.contracts import Hardware
 from pipeline.base.units import MIB
 from pipeline.memory.gradient_sums import in_backward
+from pipeline.memory.inside import NOTHING, Buffer, Inside
+from pipeline.prediction.attention import adds_mask_in_place
+from pipeline.prediction.attention_buffers import cudnn_backward, efficient_backward, flash_backward
+from pipeline.prediction.reductions import column_sum_bytes, embedding_buffer_bytes
 
 aten = torch.ops.aten
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+FOREACH_CHUNK = 65536
+"""Elements that a block of threads works on in an operator on lists (MultiTensorApply.cuh, kChunkSize)."""
 NO_REDUCTION = 0
 """torch's number for reduction="none" (torch.nn._reduction)."""
 
@@ -24,106 +34,179 @@ NO_REDUCTION = 0
 class Call:
     """One call of an operator."""
 
-    capability: tuple[int, int] | None
-    """Compute capability of the device; None for a CPU."""
+    hardware: Hardware
     args: tuple[Any, ...]
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability of the device, which is CUDA."""
+        assert self.hardware.capability is not None
+        return self.hardware.capability
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The workspace of some operators."""
+    """What some operators allocate."""
 
     operators: tuple[Any, ...]
-    num_bytes: Callable[[Call], int]
-    only_cuda: bool
-    kept: bool
-    """Allocated once in each thread and kept, instead of freed when the operator ends."""
+    inside: Callable[[Call], Inside]
+    only_cuda: bool = True
+    once: bool = False
+    """Allocated by the first call in each thread, and kept."""
     source: str
 
 
-def _cublas_workspace(call: Call) -> int:
-    assert call.capability is not None  # the row is for CUDA
-    return 32 * MIB if call.capability[0] in (9, 10, 11, 12) else 2 * 4 * MIB + 8 * 16 * 1024
+def cublas_workspace_bytes(capability: tuple[int, int], variables: Mapping[str, str] = os.environ) -> int:
+    """Return the size of a cuBLAS workspace, which CUBLAS_WORKSPACE_CONFIG (:KiB:count, repeated) may set.
+
+    It is that of parseChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp.
+    """
+    given = re.findall(r":(\d+):(\d+)", variables.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if given:
+        return sum(int(size) * 1024 * int(count) for size, count in given)
+    return 32 * MIB if capability[0] in (9, 10, 11, 12) else 2 * 4 * MIB + 8 * 16 * 1024
 
 
-def _flash_backward(call: Call) -> int:
-    """Return the bytes of softmax_d, dq_accum, and, if heads share keys, of dk and dv for every query head."""
-    query: Tensor = call.args[1]
-    key: Tensor = call.args[2]
-    batch, heads, length, channels = query.shape
-    rounded_length, rounded_channels = _up(length, 128), _up(channels, 32 if channels <= 128 else 64)
-    float32_bytes = 4 * batch * heads * rounded_length * (1 + rounded_channels)
-    shared = heads != key.shape[1]
-    return float32_bytes + (2 * batch * key.shape[2] * heads * channels * key.element_size() if shared else 0)
+def _column_sums(call: Call) -> Inside:
+    """Return the buffers of the sum of a dense tensor over the axes that are outermost in memory."""
+    tensor: Tensor = call.args[0]
+    summed = {axis % tensor.dim() for axis in (call.args[1] or ())} if len(call.args) > 1 else set()
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis not in summed))
+    outer = order[: len(summed)]
+    if set(outer) != summed or not 0 < len(outer) < tensor.dim() or not tensor.permute(order).is_contiguous():
+        return NOTHING
+    rows = prod(tensor.shape[axis] for axis in outer)
+    columns = prod(tensor.shape[axis] for axis in order[len(outer) :])
+    partial_sums, semaphores = column_sum_bytes(rows, columns, call.hardware)
+    sums = Buffer(partial_sums, (rows, columns), torch.float32)
+    locks = Buffer(semaphores, (rows, columns), torch.int32)
+    return Inside(after=(sums, locks, locks, sums))
 
 
-def _efficient_backward(call: Call) -> int:
-    """Return the bytes of the row sums of output x gradient, and in float32 of the product itself."""
-    query: Tensor = call.args[1]
-    batch, heads, length, channels = query.shape
-    rows = 4 * batch * heads * length
-    return rows + (rows * channels if query.dtype == torch.float32 else 0)
+def _embedding_backward(call: Call) -> Inside:
+    """Return the gradients of parts of the sorted tokens."""
+    gradient, indices, vocabulary_size = call.args[:3]
+    shape = (indices.numel(), vocabulary_size, gradient.shape[-1])
+    parts = Buffer(embedding_buffer_bytes(*shape), shape, torch.float32)
+    return Inside(after=(parts, parts))
 
 
-def _squared_errors(call: Call) -> int:
-    """Return the bytes of the errors of all elements, if the loss is reduced."""
+def _norms(call: Call) -> Inside:
+    """Return the norms of all chunks: as many for each tensor as the largest has."""
+    tensors: list[Tensor] = call.args[0]
+    chunks = max(-(-tensor.numel() // FOREACH_CHUNK) for tensor in tensors)
+    norms = Buffer(4 * len(tensors) * chunks)
+    return Inside(before=(norms,), after=(norms,))
+
+
+def _softmax_backward(call: Call) -> Inside:
+    """Return the product of gradient and output."""
+    gradient: Tensor = call.args[0]
+    product = Buffer(gradient.numel() * gradient.element_size())
+    return Inside(after=(product, product))
+
+
+def _safe_softmax(call: Call) -> Inside:
+    """Return which scores are -inf, and in which rows all are."""
+    scores: Tensor = call.args[0]
+    masked, rows = Buffer(scores.numel()), Buffer(scores.numel() // scores.shape[-1])
+    return Inside(after=(masked, rows, rows, masked))
+
+
+def _squared_errors(call: Call) -> Inside:
+    """Return the errors of all elements, if the loss is reduced."""
     inputs: Tensor = call.args[0]
-    reduced = len(call.args) < 3 or call.args[2] != NO_REDUCTION
-    return inputs.numel() * inputs.element_size() if reduced else 0
+    if len(call.args) > 2 and call.args[2] == NO_REDUCTION:
+        return NOTHING
+    errors = Buffer(inputs.numel() * inputs.element_size())
+    return Inside(before=(errors,), after=(errors,))
 
 
 ROWS = (
     Row(
         operators=(aten.mse_loss.default,),
-        num_bytes=_squared_errors,
+        inside=_squared_errors,
         only_cuda=False,
-        kept=False,
         source="aten/src/ATen/native/BinaryOps.cpp and Loss.cpp, mse_loss_out; measured on a CPU",
     ),
     Row(
         operators=PRODUCTS,
-        num_bytes=_cublas_workspace,
-        only_cuda=True,
-        kept=True,
-        source="aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize; cublasLt shares it "
+        inside=lambda call: Inside(after=(Buffer(cublas_workspace_bytes(call.capability)),)),
+        once=True,
+        source="aten/src/ATen/cuda/CublasHandlePool.cpp, getCurrentCUDABlasHandle; cublasLt shares it "
         "(TORCH_CUBLASLT_UNIFIED_WORKSPACE is on in torch's own builds, torch/backends/cuda/__init__.py)",
     ),
     Row(
         operators=(aten._scaled_dot_product_flash_attention_backward.default,),
-        num_bytes=_flash_backward,
-        only_cuda=True,
-        kept=False,
+        inside=lambda call: flash_backward(call.args[1], call.args[2]),
         source="aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd",
     ),
     Row(
         operators=(aten._scaled_dot_product_efficient_attention_backward.default,),
-        num_bytes=_efficient_backward,
-        only_cuda=True,
-        kept=False,
-        source="aten/src/ATen/native/transformers/cuda/attention_backward.cu, _efficient_attention_backward, delta",
+        inside=lambda call: efficient_backward(call.args[1], call.args[2], call.args[9], call.capability),
+        source="aten/src/ATen/native/transformers/cuda/attention_backward.cu, _efficient_attention_backward",
+    ),
+    Row(
+        operators=(aten._scaled_dot_product_cudnn_attention_backward.default,),
+        inside=lambda call: cudnn_backward(call.args[1]),
+        source="aten/src/ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop",
+    ),
+    Row(
+        operators=(aten.sum.dim_IntList,),
+        inside=_column_sums,
+        source="aten/src/ATen/native/cuda/Reduce.cuh, gpu_reduce_kernel",
+    ),
+    Row(
+        operators=(aten.embedding_dense_backward.default,),
+        inside=_embedding_backward,
+        source="aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu, embedding_backward_cuda_kernel",
+    ),
+    Row(
+        operators=(aten._foreach_norm.Scalar,),
+        inside=_norms,
+        source="aten/src/ATen/native/cuda/ForeachReduceOp.cu, foreach_tensor_norm_cuda",
+    ),
+    Row(
+        operators=(aten._softmax_backward_data.default,),
+        inside=_softmax_backward,
+        source="aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out",
+    ),
+    Row(
+        operators=(aten._safe_softmax.default,),
+        inside=_safe_softmax,
+        source="aten/src/ATen/native/transformers/attention.cpp, _safe_softmax",
+    ),
+    Row(
+        operators=(aten.add.Tensor,),
+        inside=lambda call: Inside(in_place=adds_mask_in_place()),
+        source="aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math",
+    ),
+    Row(
+        operators=(aten.native_dropout.default,),
+        inside=lambda call: Inside(results_reversed=True),
+        source="aten/src/ATen/native/cuda/Dropout.cu, dropout_cuda: the mask comes before the output",
     ),
 )
 
 
 class WorkspaceTable:
-    """Returns the workspaces of a simulated run's operators."""
+    """Returns what the operators of a simulated run allocate inside their kernels."""
 
-    def __init__(self, capability: tuple[int, int] | None) -> None:
-        self._capability = capability
-        rows = [row for row in ROWS if capability or not row.only_cuda]
+    def __init__(self, hardware: Hardware) -> None:
+        self._hardware = hardware
+        rows = [row for row in ROWS if hardware.capability or not row.only_cuda]
         self._rows = {operator: row for row in rows for operator in row.operators}
-        self._kept: set[tuple[Row, bool]] = set()
+        self._done: set[tuple[Row, bool]] = set()
 
-    def __call__(self, operator: Any, args: tuple[Any, ...]) -> Iterator[tuple[int, bool]]:
-        """Yield the bytes of each workspace of this call, and whether it is kept after the call."""
+    def __call__(self, operator: Any, args: tuple[Any, ...]) -> Inside:
+        """Return the buffers of this call."""
         row = self._rows.get(operator)
         if row is None:
-            return
-        backward = in_backward()  # it has a thread of its own on CUDA
-        if not row.kept or (row, backward) not in self._kept:
-            self._kept.add((row, backward))
-            yield row.num_bytes(Call(capability=self._capability, args=args)), row.kept
-
-
-def _up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
+            return NOTHING
+        if row.once:
+            thread = (row, in_backward())  # a backward pass has a thread of its own on CUDA
+            if thread in self._done:
+                return NOTHING
+            self._done.add(thread)
+        return row.inside(Call(hardware=self._hardware, args=args))

@@ -14,8 +14,9 @@ from pipeline.base.contracts import Prepared
 from pipeline.config.experiment import Experiment
 from pipeline.memory.breakdown import Breakdown, StepMemory, at_peak, course_of
 from pipeline.memory.device import occupy
+from pipeline.memory.inside import InsideOf, nothing_inside
 from pipeline.memory.meter import WATCHED_STEPS
-from pipeline.memory.recorder import LifetimeRecorder, Run, Workspaces, no_workspaces, passed_on
+from pipeline.memory.recorder import LifetimeRecorder, Run, passed_on
 from pipeline.memory.timeline import Timeline
 from pipeline.training.loop import Loop
 from pipeline.training.step import Build, build_step, on_device, unmarked
@@ -104,11 +105,11 @@ def record_lifetimes(
     prepared: Prepared,
     mark: Callable[[int, str], None] = unmarked,
     build: Build = on_device,
-    workspaces: Workspaces = no_workspaces,
+    inside_of: InsideOf = nothing_inside,
     run: Run = passed_on,
 ) -> Timeline:
     """Build the model, take two optimizer steps and return the storage lifetimes; no tensor's value is read."""
-    recorder = LifetimeRecorder(experiment.device, workspaces, run)
+    recorder = LifetimeRecorder(experiment.device, inside_of, run)
     _begin(experiment, prepared, recorder, mark, build)
     return recorder.timeline()
 
