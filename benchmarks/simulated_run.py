@@ -14,36 +14,60 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu.prediction import SHORT, measured, predicted
 from simulated_difference import difference
+from simulated_training import train_any_weights
 
-from pipeline.base.results import Outcome
+from pipeline.base.results import Outcome, Result
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import merged, nested
 from pipeline.memory.device import hardware_of
-from pipeline.prediction.predict import Prediction, predict
+from pipeline.prediction.predict import predict
 from pipeline.runtime.environment import environment
 from pipeline.runtime.run import execute
 
+SHORT = {"device": "cuda:0", "num_steps": 3, "timing_warmup_steps": 2, "eval_steps": 0}
 UNIT_BYTES = 2 * MIB
 """All reserved bytes are multiples of it, so a budget between two multiples equals the lower one."""
-
-SIDES = {"predict": "predicted", "measure": "measured"}
-"""Tasks that return peaks, and the names of their columns."""
 
 
 def experiment_of(settings: dict[str, Any], folder: Path, **changes: Any) -> Experiment:
     """Return the experiment, with a local folder in place of the name of a configuration in `folder`."""
     local = folder / settings["model"]
     model = {"model": str(local)} if local.is_dir() else {}
-    values = {**SHORT, "device": "cuda:0", **changes}
-    return make_experiment(merged(nested(values), nested({**settings, **model})), "main")
+    return make_experiment(merged(nested({**SHORT, **changes}), nested({**settings, **model})), "main")
+
+
+def predicted(experiment: Experiment) -> dict[str, Any]:
+    """Return the predicted peaks, by the columns of a row."""
+    peaks = predict(experiment, hardware_of(experiment.device))
+    return {
+        "predicted_allocated_bytes": peaks.peak_allocated_bytes,
+        "predicted_reserved_bytes": peaks.peak_reserved_bytes,
+    }
+
+
+def measured(experiment: Experiment) -> dict[str, Any]:
+    """Return the outcome of a real run and its peaks, likewise."""
+    result = run(experiment)
+    if result.memory is None:
+        raise RuntimeError(f"{result.outcome}: {result.detail}")
+    return {
+        "outcome": str(result.outcome),
+        "measured_allocated_bytes": result.memory.peak_allocated_bytes,
+        "measured_reserved_bytes": result.memory.peak_reserved_bytes,
+    }
+
+
+def run(experiment: Experiment) -> Result:
+    """Train for three optimizer steps in a process of its own."""
+    with tempfile.TemporaryDirectory() as logs:
+        return execute(experiment, Path(logs) / "log", work=train_any_weights)
 
 
 def smallest_budget(experiment: Experiment) -> int:
     """Return the smallest multiple of UNIT_BYTES that `Prediction.fits` accepts."""
-    prediction: Prediction = predict(experiment, hardware_of(experiment.device))
+    prediction = predict(experiment, hardware_of(experiment.device))
     low, high = prediction.peak_allocated_bytes // UNIT_BYTES - 1, prediction.peak_bytes // UNIT_BYTES + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -59,8 +83,7 @@ def completes(settings: dict[str, Any], folder: Path, budget_bytes: int) -> bool
 
     """
     experiment = experiment_of(settings, folder, budget=f"{budget_bytes // MIB}MiB")
-    with tempfile.TemporaryDirectory() as logs:
-        result = execute(experiment, Path(logs) / "log")
+    result = run(experiment)
     if result.outcome not in (Outcome.OK, Outcome.OUT_OF_MEMORY):
         raise RuntimeError(f"under a budget of {budget_bytes} bytes: {result.outcome}, {result.detail}")
     return result.outcome is Outcome.OK
@@ -94,9 +117,7 @@ def answer(task: dict[str, Any], folder: Path) -> dict[str, Any]:
         return {"bytes": smallest_budget(experiment)}
     if kind == "explain":
         return {"lines": list(difference(experiment))}
-    side = predicted(experiment) if kind == "predict" else measured(experiment)
-    peaks = {f"{SIDES[kind]}_{name}_bytes": side[f"peak_{name}_bytes"] for name in ("allocated", "reserved")}
-    return {**peaks, "outcome": side.get("outcome")}
+    return predicted(experiment) if kind == "predict" else measured(experiment)
 
 
 def main() -> None:
