@@ -5,9 +5,7 @@ cuda/sdp_utils.cpp (priority_order and the can_use_* functions), for dense tenso
 versions: memory-efficient attention accepts grouped queries, and cuDNN with a newer front end other head sizes.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pipeline.prediction.sums_in_place import adding_in_place
+
 aten = torch.ops.aten
 CUDNN_FIRST = ((9, 0), (10, 0), (10, 3))
 """Compute capabilities on which cuDNN's kernel comes first (check_prefer_cudnn_attention)."""
 FLASH_MULTIPLE = 8
 """The flash kernel pads the channels of a head to a multiple of it (pad_last_dim)."""
-BIAS_MULTIPLE = 16
+BIAS_MULTIPLE = 8
 """Memory-efficient attention needs rows of the bias that begin at a multiple of it, in elements."""
 FLASH_SMALL_MEMORY = ((8, 6), (8, 7), (8, 9), (12, 0), (12, 1))
 """Compute capabilities with less shared memory than flash's backward pass needs for some head sizes."""
 
 Attention = Callable[..., Tensor]
-
-_in_math: ContextVar[bool] = ContextVar("in_math", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +119,12 @@ def attention_of(capability: tuple[int, int]) -> Attention:
             result = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)
             return result[0][..., : query.shape[-1]] if _ragged(query) else result[0]  # type: ignore[no-any-return]
         elif kernel == "efficient":
-            wide = None if bias is None else _for_each_head(bias, query)
+            bias = None if bias is None else _for_each_head(bias, query)
             result = aten._scaled_dot_product_efficient_attention(
-                *heads, wide, call.trains, dropout_p, is_causal, scale=scale
+                *heads, bias, call.trains, dropout_p, is_causal, scale=scale
             )
         else:
-            with _adding_in_place():
+            with adding_in_place():
                 result = aten._scaled_dot_product_attention_math(
                     *heads, bias, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
                 )
@@ -193,23 +191,6 @@ def _efficient_runs(capability: tuple[int, int], call: AttentionCall) -> bool:
         and call.equal_heads
         and call.adjacent_channels
     )
-
-
-def adds_mask_in_place() -> bool:
-    """Whether a sum is that of math attention's scores and their mask, which torch computes in place.
-
-    It does so on plain tensors, not on fake ones (attention.cpp, areAnyTensorSubclassLike).
-    """
-    return _in_math.get()
-
-
-@contextmanager
-def _adding_in_place() -> Iterator[None]:
-    token = _in_math.set(True)
-    try:
-        yield
-    finally:
-        _in_math.reset(token)
 
 
 def _ragged(query: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""What the backward passes of the fused attention kernels allocate besides the gradients, which come first.
+"""What the fused attention kernels allocate besides their results, which come first.
 
 Axes: B sequences, H heads, T tokens, C channels of a head; keys may have fewer heads and another length.
 """
@@ -9,21 +9,56 @@ import torch
 from torch import Tensor
 
 from pipeline.memory.blocks import round_up
-from pipeline.memory.inside import Buffer, Inside
+from pipeline.memory.inside import NOTHING, Buffer, Inside
+
+WIDEST_ROW = 128
+"""Most channels of which a kernel of memory-efficient attention keeps the output in registers."""
 
 
-def flash_backward(query: Tensor, key: Tensor) -> Inside:
-    """Return softmax_d, dq_accum and, if heads share keys, dk and dv of every head.
+def flash_forward(query: Tensor, key: Tensor, dropout: float, num_multiprocessors: int) -> Inside:
+    """Return the partial results of the parts of the keys, if there are too few heads and rows to divide.
 
-    They are those of mha_bwd in aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
+    They are those of set_params_splitkv in aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
     """
     batch, heads, length, channels = query.shape
-    rounded = round_up(channels, 32 if channels <= 128 else 64)
+    block = 256 if channels <= 64 else 128 if channels <= 128 else 64
+    tiles = batch * heads * -(-length // 64)
+    splits = 1 if dropout else _key_splits(tiles, 2 * num_multiprocessors, -(-key.shape[2] // block))
+    if splits == 1:
+        return NOTHING
+    rows = 4 * splits * batch * heads * length
+    sums, output = Buffer(rows), Buffer(rows * _rounded_channels(channels))
+    return Inside(after=(sums, output, output, sums))
+
+
+def _key_splits(tiles: int, places: int, blocks: int) -> int:
+    """Return the fewest parts of the keys that keep 85 % as many places busy as the best (num_splits_heuristic)."""
+    if tiles >= 0.8 * places:
+        return 1
+    counts = range(1, min(128, places, blocks) + 1)
+    eligible = [n for n in counts if n == 1 or -(-blocks // n) != -(-blocks // (n - 1))]
+    efficiency = {n: tiles * n / places / -(-tiles * n // places) for n in eligible}
+    return next(n for n in eligible if efficiency[n] >= 0.85 * max(efficiency.values()))
+
+
+def _rounded_channels(channels: int) -> int:
+    """Return the channels of a head as the flash kernels compute them (head_size_rounded)."""
+    return round_up(channels, 32 if channels <= 128 else 64)
+
+
+def flash_backward(gradient: Tensor, query: Tensor, key: Tensor, output: Tensor) -> Inside:
+    """Return softmax_d, dq_accum and, if heads share keys, dk and dv of every head.
+
+    What is not contiguous by tokens is copied before. The source is mha_bwd in
+    aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
+    """
+    batch, heads, length, channels = query.shape
     rows = 4 * batch * heads * round_up(length, 128)
-    softmax, gradient = Buffer(rows), Buffer(rows * rounded)
+    softmax, query_gradient = Buffer(rows), Buffer(rows * _rounded_channels(channels))
+    copies = (*_copy(gradient), *_copy(output))
     expanded = batch * key.shape[2] * heads * channels * key.element_size() if heads != key.shape[1] else 0
     parts = (Buffer(expanded), Buffer(expanded)) if expanded else ()
-    return Inside(after=(softmax, gradient, *parts, *parts, gradient, softmax))
+    return Inside(before=copies, after=(softmax, query_gradient, *parts, *parts, query_gradient, softmax, *copies))
 
 
 def cudnn_backward(query: Tensor) -> Inside:
@@ -36,20 +71,42 @@ def cudnn_backward(query: Tensor) -> Inside:
     return Inside(after=(workspace, workspace))
 
 
-def efficient_backward(query: Tensor, key: Tensor, dropout: float, capability: tuple[int, int]) -> Inside:
+def efficient_forward(query: Tensor, value: Tensor) -> Inside:
+    """Return the output in float32, which memory-efficient attention sums up for wide heads in 16 bits.
+
+    The source is _efficient_attention_forward in aten/src/ATen/native/transformers/cuda/attention.cu
+    (kNeedsOutputAccumulatorBuffer; kernels for more than 128 channels do not hold a row of the output).
+    """
+    batch, heads, length, _ = query.shape
+    if query.dtype == torch.float32 or value.shape[-1] <= WIDEST_ROW:
+        return NOTHING
+    output = Buffer(4 * batch * heads * length * value.shape[-1])
+    return Inside(after=(output, output))
+
+
+def efficient_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, dropout: float, capability: tuple[int, int]
+) -> Inside:
     """Return the row sums of output x gradient, and the workspace, of memory-efficient attention.
+
+    A gradient that is not contiguous by tokens is copied before.
 
     In float32 torch itself computes the sums. The source is _efficient_attention_backward in
     aten/src/ATen/native/transformers/cuda/attention_backward.cu.
     """
     batch, heads, length, channels = query.shape
-    blocks = _blocks_of(query, dropout, capability)
+    blocks, copy = _blocks_of(query, dropout, capability), _copy(gradient)
     elements = blocks.workspace_elements(batch * heads, length, key.shape[2], channels)
     sums, workspace = Buffer(4 * batch * heads * length), Buffer(4 * batch * heads * round_up(elements, 4))
     if query.dtype != torch.float32:
-        return Inside(after=(sums, workspace, sums, workspace))
+        return Inside(before=copy, after=(sums, workspace, sums, workspace, *copy))
     product, rows = Buffer(4 * query.numel()), Buffer(sums.num_bytes)
-    return Inside(after=(product, rows, sums, rows, product, workspace, sums, workspace))
+    return Inside(before=copy, after=(product, rows, sums, rows, product, workspace, sums, workspace, *copy))
+
+
+def _copy(heads: Tensor) -> tuple[Buffer, ...]:
+    """Return a copy of what is not contiguous by sequence, token, head and channel."""
+    return () if heads.transpose(1, 2).is_contiguous() else (Buffer(heads.numel() * heads.element_size()),)
 
 
 @dataclass(frozen=True)
@@ -80,7 +137,7 @@ def _blocks_of(query: Tensor, dropout: float, capability: tuple[int, int]) -> _B
         return _Blocks(64, 64, False)
     if query.dtype == torch.float32:
         return _Blocks(128 if large_memory else 64, 64, False)
-    if channels > 128:
+    if channels > WIDEST_ROW:
         return _Blocks(128, 64, True)
     if capability < (8, 0) or (capability in ((8, 6), (8, 9)) and channels <= 96 and not dropout):
         return _Blocks(128, 64, False)

@@ -11,6 +11,7 @@ from torch.library import Library
 
 from pipeline.prediction.attention import attention_of
 from pipeline.prediction.autocast import cuda_autocast
+from pipeline.prediction.sums_in_place import adding_in_place
 
 
 @contextmanager
@@ -24,6 +25,7 @@ def cuda_operators(capability: tuple[int, int]) -> Iterator[None]:
                 *cuda_autocast(),
                 ("scaled_dot_product_attention", "AutogradCPU", attention_of(capability)),
                 ("dropout", "AutogradCPU", _dropout),
+                ("linear", "AutogradCPU", _linear),
                 ("softmax.int", "AutogradCPU", _normalized(torch.ops.aten._softmax)),
                 ("log_softmax.int", "AutogradCPU", _normalized(torch.ops.aten._log_softmax)),
             ):
@@ -38,6 +40,12 @@ def _dropout(inputs: Tensor, p: float, train: bool) -> Tensor:
     if not train or p == 0 or inputs.numel() == 0:
         return inputs
     return torch.native_dropout(inputs, p, train)[0]
+
+
+def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the product, to which a bias that is not part of it is added in place."""
+    with adding_in_place():
+        return torch.ops.aten.linear.default.decompose(inputs, weight, bias)  # type: ignore[no-any-return]
 
 
 def _normalized(operator: Any) -> Callable[..., Tensor]:

@@ -18,9 +18,15 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.units import MIB
 from pipeline.memory.gradient_sums import in_backward
 from pipeline.memory.inside import NOTHING, Buffer, Inside
-from pipeline.prediction.attention import adds_mask_in_place
-from pipeline.prediction.attention_buffers import cudnn_backward, efficient_backward, flash_backward
+from pipeline.prediction.attention_buffers import (
+    cudnn_backward,
+    efficient_backward,
+    efficient_forward,
+    flash_backward,
+    flash_forward,
+)
 from pipeline.prediction.reductions import column_sum_bytes, embedding_buffer_bytes
+from pipeline.prediction.sums_in_place import adds_in_place
 
 aten = torch.ops.aten
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
@@ -42,6 +48,12 @@ class Call:
         """Compute capability of the device, which is CUDA."""
         assert self.hardware.capability is not None
         return self.hardware.capability
+
+    @property
+    def num_multiprocessors(self) -> int:
+        """Number of multiprocessors of the device, which is CUDA."""
+        assert self.hardware.num_multiprocessors is not None
+        return self.hardware.num_multiprocessors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +127,13 @@ def _safe_softmax(call: Call) -> Inside:
 
 
 def _squared_errors(call: Call) -> Inside:
-    """Return the errors of all elements, if the loss is reduced."""
+    """Return the errors of all elements, if the loss is reduced; on CUDA the loss itself is made in that size too."""
     inputs: Tensor = call.args[0]
     if len(call.args) > 2 and call.args[2] == NO_REDUCTION:
         return NOTHING
-    errors = Buffer(inputs.numel() * inputs.element_size())
-    return Inside(before=(errors,), after=(errors,))
+    num_bytes = inputs.numel() * inputs.element_size()
+    errors = (Buffer(num_bytes), Buffer(num_bytes)) if call.hardware.capability else (Buffer(num_bytes),)
+    return Inside(before=errors, after=errors)
 
 
 ROWS = (
@@ -138,13 +151,23 @@ ROWS = (
         "(TORCH_CUBLASLT_UNIFIED_WORKSPACE is on in torch's own builds, torch/backends/cuda/__init__.py)",
     ),
     Row(
+        operators=(aten._scaled_dot_product_flash_attention.default,),
+        inside=lambda call: flash_forward(call.args[0], call.args[1], call.args[3], call.num_multiprocessors),
+        source="aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, set_params_splitkv",
+    ),
+    Row(
         operators=(aten._scaled_dot_product_flash_attention_backward.default,),
-        inside=lambda call: flash_backward(call.args[1], call.args[2]),
+        inside=lambda call: flash_backward(call.args[0], call.args[1], call.args[2], call.args[4]),
         source="aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd",
     ),
     Row(
+        operators=(aten._scaled_dot_product_efficient_attention.default,),
+        inside=lambda call: efficient_forward(call.args[0], call.args[2]),
+        source="aten/src/ATen/native/transformers/cuda/attention.cu, _efficient_attention_forward",
+    ),
+    Row(
         operators=(aten._scaled_dot_product_efficient_attention_backward.default,),
-        inside=lambda call: efficient_backward(call.args[1], call.args[2], call.args[9], call.capability),
+        inside=lambda call: efficient_backward(call.args[0], call.args[1], call.args[2], call.args[9], call.capability),
         source="aten/src/ATen/native/transformers/cuda/attention_backward.cu, _efficient_attention_backward",
     ),
     Row(
@@ -179,8 +202,8 @@ ROWS = (
     ),
     Row(
         operators=(aten.add.Tensor,),
-        inside=lambda call: Inside(in_place=adds_mask_in_place()),
-        source="aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math",
+        inside=lambda call: Inside(in_place=adds_in_place()),
+        source="pipeline/prediction/sums_in_place.py",
     ),
     Row(
         operators=(aten.native_dropout.default,),
