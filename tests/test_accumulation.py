@@ -41,3 +41,14 @@ def test_the_recorded_peak_of_a_sum_of_gradients_is_the_allocators(loss: Callabl
     meter.stop()
     measured = meter.read().peak_allocated_bytes
     assert max(recorder.timeline().allocated_bytes) == pytest.approx(measured, abs=BYTES // 8)
+
+
+def test_a_sum_that_autograd_computes_in_place_allocates_nothing() -> None:
+    """A release and a new allocation would have the same peak, but the caching allocator may place it elsewhere."""
+    recorder = LifetimeRecorder(torch.device("cpu"))
+    weight = torch.ones(ROWS, COLUMNS, requires_grad=True)
+    with recorder:
+        unshared(weight).backward()
+    products = [lifetime for lifetime in recorder.timeline().lifetimes if lifetime.num_bytes == BYTES]
+    assert [product.operator for product in products] == ["mul"] * 4, "two products, and the gradient of each"
+    assert products[2].freed_at is None, "the first gradient has become the sum, which is weight.grad"
