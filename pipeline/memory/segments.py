@@ -31,7 +31,7 @@ class SegmentPool(Pool):
 
     def __init__(self, *, small: bool, base_address: int) -> None:
         super().__init__(small=small, base_address=base_address)
-        self._next_address = base_address
+        self._next_address = base_address + ADDRESS_SPACE_BYTES
         if not small:
             self.unsplit_bytes = SMALL_BYTES  # max_split_size is unlimited by default: no block is too large to split
 
@@ -41,10 +41,14 @@ class SegmentPool(Pool):
         return self.free.pop(index)[2] if index < len(self.free) else None
 
     def grow(self, size_bytes: int, segment_address: int | None) -> tuple[Block, int]:
-        """Return a new segment as one block (alloc_block)."""
+        """Return a new segment as one block (alloc_block), by default below all others.
+
+        CUDA gives descending addresses: only so are the reserved bytes those that were measured on a T4
+        (benchmarks/published).
+        """
         segment_bytes = segment_bytes_for(size_bytes)
+        self._next_address -= segment_bytes
         address = self._next_address if segment_address is None else segment_address
-        self._next_address += segment_bytes
         return Block(self, address, segment_bytes), segment_bytes
 
     def release(self) -> int:
