@@ -1,7 +1,7 @@
 # make search   the main job: the fastest configuration that fits a memory budget
 # make test     lint, types, layers, and one test case for each part
 # make test-all the same with the full matrices
-# make test-cuda   the tests marked gpu, on simulated cards (2 GB in .venv-cuda; needs gcc, and no GPU)
+# make test-cuda   the tests marked gpu, on simulated cards (1.2 GB in .venv-cuda; needs gcc, no GPU)
 # make ui       the MLflow UI on what the runs wrote
 # Pass settings on with ARGS: make search ARGS="-P budget=8GiB -P effective_batch_size=64"
 PYTHON ?= python3
@@ -25,7 +25,9 @@ test-all: check
 
 test-cuda: .venv-cuda/installed
 	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(IN_PARALLEL) -m "gpu and not slow"
-	for card in a100 rtx4090 t4; do OMP_NUM_THREADS=1 $(CARD) $$card -m pytest -m "every_card and not slow" || exit 1; done
+	for card in a100 rtx4090 t4; do \
+		OMP_NUM_THREADS=1 $(CARD) $$card -m pytest $(IN_PARALLEL) -m "every_card and not slow" || exit 1; \
+	done
 
 check: .venv/installed-for-tests
 	$(BIN)/ruff format --check .

@@ -3,12 +3,14 @@
 import json
 import os
 import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -62,6 +64,28 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ.pop("HEADROOM_CACHE")
     if before is not None:
         os.environ["HEADROOM_CACHE"] = before
+
+
+class OnCard(Protocol):
+    """Runs .venv-cuda's Python, with these words, on a machine with simulated cards of one model."""
+
+    def __call__(
+        self, card: str, *words: str, num_devices: int = 1, **variables: str
+    ) -> "subprocess.CompletedProcess[str]": ...
+
+
+@pytest.fixture
+def on_card() -> OnCard:
+    """Give a function that runs a process on simulated cards to its end."""
+    if not IS_SIMULATED:
+        pytest.skip("needs simulated cards: make test-cuda")
+    from cards import environment_of  # pytest finds it, and not each process that imports this module
+
+    def run(card: str, *words: str, num_devices: int = 1, **variables: str) -> "subprocess.CompletedProcess[str]":
+        environment = {**os.environ, **environment_of(card, num_devices), **variables}
+        return subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    return run
 
 
 @pytest.fixture(scope="session")

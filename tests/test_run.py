@@ -234,6 +234,7 @@ def cuda_result(log: Path, **settings: object) -> Result:
 
 
 @pytest.mark.gpu
+@pytest.mark.every_card
 def test_a_cuda_run_measures_all_kinds_of_memory(log: Path) -> None:
     result = cuda_result(log)
     assert result.outcome is Outcome.OK, result.detail
@@ -245,6 +246,7 @@ def test_a_cuda_run_measures_all_kinds_of_memory(log: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.every_card
 def test_a_budget_is_a_hard_cap_on_cuda(log: Path) -> None:
     result = cuda_result(log, budget="24MiB", micro_batch_size=64, sequence_length=256)
     assert result.outcome is Outcome.OUT_OF_MEMORY

@@ -132,6 +132,7 @@ with open(file, "wb") as out:
 
 
 @pytest.mark.gpu
+@pytest.mark.every_card
 @BOTH
 @pytest.mark.parametrize("cap_bytes", [None, CAP_BYTES], ids=["free", "capped"])
 @pytest.mark.parametrize("seed", [2, 8])

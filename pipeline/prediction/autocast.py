@@ -1,8 +1,8 @@
 """CUDA's autocast rules on CPU tensors: operators that run in float32, in the lower precision, or in the widest type.
 
 The lists, operators separated by blanks, are those of torch's aten/src/ATen/autocast_mode.h (AT_FORALL_FP32 and its
-siblings). Operators that the CPU and CUDA both run in the lower precision keep the CPU's own kernels, and with them
-torch's cache of cast weights.
+siblings) and, in a build for CUDA, of aten/src/ATen/cudnn/AutocastRNN.cpp. Operators that the CPU and CUDA both run in
+the lower precision keep the CPU's own kernels, and with them torch's cache of cast weights.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ FLOAT32_NORM = "norm.Scalar norm.ScalarOpt_dim"
 LOWER_PRECISION = """
     _convolution convolution addmv addr einsum mv chain_matmul linalg_multi_dot _thnn_fused_lstm_cell
     _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention
-    cudnn_convolution cudnn_convolution_transpose
+    cudnn_convolution cudnn_convolution_transpose _cudnn_rnn
 """
 WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot index_put tensordot scatter_add"
 HALVES = (torch.float16, torch.bfloat16)

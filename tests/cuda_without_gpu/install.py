@@ -63,7 +63,8 @@ def main() -> None:
         wheels = [f"nvidia-cuda-{name}~={major}.{minor}.0" for name in ("runtime", "crt")]
         _pip("install", "--target", str(headers), *wheels)
     cuda = f"nvidia/cu{runtime.partition('.')[0]}"
-    _build(packages / "torch" / "lib", headers / cuda / "include", packages / cuda / "lib", _cudnn_version(torch))
+    libraries, target, work = packages / "torch" / "lib", packages / cuda / "lib", folder / "build"
+    _build(libraries, headers / cuda / "include", target, work, _cudnn_version(torch))
     others = sysconfig.get_path("purelib")
     (packages / "other_packages.pth").write_text(f"import site; site.addsitedir({others!r})\n")
 
@@ -91,28 +92,30 @@ def _cudnn_version(torch: Distribution) -> int:
     return 10_000 * major + 100 * minor + patch
 
 
-def _build(torch_libraries: Path, headers: Path, target: Path, cudnn_version: int) -> None:
+def _build(torch_libraries: Path, headers: Path, target: Path, work: Path, cudnn_version: int) -> None:
     """Compile the stand-in into the folder in which torch looks for NVIDIA's libraries, under all their names."""
+    for folder in (target, work):
+        folder.mkdir(parents=True, exist_ok=True)
     libraries = sorted(torch_libraries.glob("*.so"))
-    target.mkdir(parents=True, exist_ok=True)
-    definitions = [f"-DCUDNN_VERSION={cudnn_version}", f"-DBUILT_CAPABILITIES={_capabilities(torch_libraries)}"]
-    sources = [str(source) for source in sorted(SOURCES.glob("*.c"))]
-    written = target / "written_out.o"
-    warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
-    compiler = ("gcc", "-O1", "-fPIC")
-    _run(*compiler, *warnings, *definitions, f"-isystem{headers}", "-shared", *sources, "-o", str(written))
-    ours = {symbol.name for symbol in _symbols(written) if symbol.is_defined}
     names = _needed_names(libraries)
     versions = _wanted(libraries, names)
-    wanted = {name for all_names in versions.values() for name in all_names} | _driver_functions(torch_libraries)
-    zeros, script = target / "zeros.c", target / "versions.txt"
+    wanted = {name for of_one in versions.values() for name in of_one} | _driver_functions(torch_libraries)
+    definitions = [f"-DCUDNN_VERSION={cudnn_version}", f"-DBUILT_CAPABILITIES={_capabilities(torch_libraries)}"]
+    compiler = ("gcc", "-O1", "-fPIC", "-shared", *definitions, f"-isystem{headers}")
+    warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
+    sources = [str(source) for source in sorted(SOURCES.glob("*.c"))]
+    without_zeros, zeros, script = work / "without_zeros.so", work / "zeros.c", work / "versions.txt"
+    _run(*compiler, *warnings, *sources, "-o", str(without_zeros))
+    ours = {symbol.name for symbol in _symbols(without_zeros) if symbol.is_defined}
     zeros.write_text(ZERO + "".join(f"ZERO({name})\n" for name in sorted(wanted - ours)))
     script.write_text("".join(f"{v} {{ {'; '.join(sorted(versions[v]))}; }};\n" for v in sorted(versions) if v))
-    link = ("-shared", f"-Wl,-soname,{LIBRARY}", f"-Wl,--version-script={script}", "-o", str(target / LIBRARY))
-    _run(*compiler, *definitions, f"-isystem{headers}", *sources, "-w", str(zeros), *link)
+    linker = (f"-Wl,-soname,{LIBRARY}", f"-Wl,--version-script={script}")
+    # The compiler has a declaration of its own for some of the names that answer 0, hence -w.
+    _run(*compiler, "-w", *sources, str(zeros), *linker, "-o", str(work / LIBRARY))
+    (work / LIBRARY).replace(target / LIBRARY)
     for name in (*names, *OPENED_BY_NAME):
-        (target / name).unlink(missing_ok=True)
-        (target / name).symlink_to(LIBRARY)
+        if not (target / name).is_symlink():
+            (target / name).symlink_to(LIBRARY)
 
 
 def _run(*words: str) -> str:

@@ -1,0 +1,184 @@
+"""The stand-in for a GPU: each of its cards, their memory, two of them in one machine."""
+
+import json
+import signal
+from typing import Any
+
+import pytest
+from conftest import OnCard
+
+pytestmark = pytest.mark.gpu
+MIB = 2**20
+
+
+def printed(on_card: OnCard, card: str, code: str, **options: Any) -> Any:
+    """Run code that prints one line of JSON on a card, and return what it says."""
+    done = on_card(card, "-c", f"import json, torch\n{code}", **options)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", ["h200", "a100", "rtx4090", "t4"])
+def test_a_process_is_on_the_card(name: str, on_card: OnCard) -> None:
+    code = """
+import pynvml
+pynvml.nvmlInit()
+it = torch.cuda.get_device_properties(0)
+in_nvml = pynvml.nvmlDeviceGetHandleByIndex(0)
+print(json.dumps({
+    "torch": [it.name, [it.major, it.minor], it.multi_processor_count, it.total_memory],
+    "nvml": [pynvml.nvmlDeviceGetName(in_nvml), pynvml.nvmlDeviceGetMemoryInfo(in_nvml).total],
+    "count": [torch.cuda.device_count(), pynvml.nvmlDeviceGetCount()],
+}))
+"""
+    from cards import CARDS
+
+    card = CARDS[name]
+    seen = printed(on_card, name, code)
+    memory_bytes = card.memory_mib * MIB
+    assert seen["torch"] == [card.name, list(card.capability), card.num_multiprocessors, memory_bytes]
+    assert seen["nvml"] == [card.name, memory_bytes] and seen["count"] == [1, 1]
+
+
+def test_without_a_cards_name_there_is_none(on_card: OnCard) -> None:
+    code = "import os; del os.environ['SIMULATED_CARD_NAME']; os.execv(sys.executable, [sys.executable, '-c', inner])"
+    inner = "import torch; print(torch.cuda.is_available(), torch.cuda.device_count())"
+    done = on_card("t4", "-c", f"import sys; inner = {inner!r}; {code}")
+    assert done.stdout.split() == ["False", "0"], done.stderr
+
+
+MEMORY = """
+def seen():
+    free, total = torch.cuda.mem_get_info()
+    return torch.cuda.memory_reserved(), total - free, torch.cuda.device_memory_used()
+torch.cuda.init()
+readings = [seen()]
+tensor = torch.empty(100 * 2**20, dtype=torch.uint8, device="cuda")
+readings.append(seen())
+del tensor
+torch.cuda.empty_cache()
+readings.append(seen())
+print(json.dumps(readings))
+"""
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_memory_is_what_the_allocator_reserved_and_the_context_and_that_of_others(
+    expandable: bool, on_card: OnCard
+) -> None:
+    sizes = {"SIMULATED_CARD_CONTEXT_MIB": "300", "SIMULATED_CARD_OTHERS_MIB": "50"}
+    allocator = {"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{expandable}"}
+    before, during, after = printed(on_card, "a100", MEMORY, **sizes, **allocator)
+    assert before == after == [0, 350 * MIB, 350 * MIB]
+    assert during == [100 * MIB, 450 * MIB, 450 * MIB]
+
+
+REFUSED = """
+torch.cuda.set_per_process_memory_fraction(0.25)
+def fits(mib):
+    try:
+        torch.empty(mib * 2**20, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        return False
+    return True
+capped = [fits(3700), fits(3800), torch.cuda.max_memory_reserved()]
+torch.cuda.set_per_process_memory_fraction(1.0)
+print(json.dumps([*capped, fits(14000), fits(14900)]))
+"""
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_a_cap_and_the_end_of_the_card_refuse_memory(expandable: bool, on_card: OnCard) -> None:
+    """A quarter of a T4's 15095 MiB is 3773 MiB; beside the context of 512 MiB, 14583 are left."""
+    allocator = {"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{expandable}"}
+    within, beyond, reserved, most, all_of_it = printed(on_card, "t4", REFUSED, **allocator)
+    assert (within, beyond) == (True, False) and reserved <= 3773 * MIB
+    assert (most, all_of_it) == (True, False)
+
+
+TWO_CARDS = """
+import pynvml
+def used():
+    free_bytes = [torch.cuda.mem_get_info(index) for index in range(torch.cuda.device_count())]
+    by_nvml = [torch.cuda.device_memory_used(index) for index in range(torch.cuda.device_count())]
+    return [total - free for free, total in free_bytes], by_nvml
+before = used()
+on_second = torch.empty(100 * 2**20, dtype=torch.uint8, device="cuda:1")
+during = used()
+on_first = torch.empty(40 * 2**20, dtype=torch.uint8, device="cuda:0")
+del on_second
+torch.cuda.empty_cache()
+pynvml.nvmlInit()
+by_nvml = [pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(2)]
+by_torch = [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in range(torch.cuda.device_count())]
+print(json.dumps([before, during, used(), by_nvml, by_torch]))
+"""
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_two_cards_count_their_memory_apart(expandable: bool, on_card: OnCard) -> None:
+    variables = {"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{expandable}", "SIMULATED_CARD_CONTEXT_MIB": "1"}
+    before, during, after, by_nvml, by_torch = printed(on_card, "rtx4090", TWO_CARDS, num_devices=2, **variables)
+    assert before == [[MIB, MIB], [MIB, MIB]]
+    assert during == [[MIB, 101 * MIB], [MIB, 101 * MIB]]
+    assert after == [[41 * MIB, MIB], [41 * MIB, MIB]]
+    assert by_nvml == by_torch and len(set(by_nvml)) == 2
+
+
+def test_visible_devices_are_those_of_the_machine_by_number(on_card: OnCard) -> None:
+    code = """
+import pynvml
+tensor = torch.empty(100 * 2**20, dtype=torch.uint8, device="cuda:0")
+pynvml.nvmlInit()
+handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2)]
+used = [pynvml.nvmlDeviceGetMemoryInfo(handle).used // 2**20 for handle in handles]
+print(json.dumps([torch.cuda.device_count(), used, torch.cuda.device_memory_used() // 2**20]))
+"""
+    variables = {"CUDA_VISIBLE_DEVICES": "1", "SIMULATED_CARD_CONTEXT_MIB": "1"}
+    assert printed(on_card, "h200", code, num_devices=2, **variables) == [1, [0, 101], 101]
+
+
+def test_a_forked_child_has_a_context_of_its_own(on_card: OnCard) -> None:
+    code = """
+import os
+assert torch.cuda.device_count() == 1
+child = os.fork()
+tensor = torch.empty((2 if child else 4) * 2**20, dtype=torch.uint8, device="cuda")
+(tensor + 1).sum()
+if not child:
+    os._exit(torch.cuda.memory_allocated() // 2**20)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(json.dumps([status, torch.cuda.memory_allocated() // 2**20]))
+"""
+    child, parent = printed(on_card, "t4", code)
+    assert 4 <= child != parent >= 2
+
+
+def test_what_is_read_from_a_card_is_zero_but_the_answer_of_all(on_card: OnCard) -> None:
+    code = """
+ones = torch.ones(3, device="cuda")
+losses = torch.full((), float("nan")).pin_memory().to("cuda", non_blocking=True)
+none, any_is = (ones == 0).all(), ones.isnan().any()
+print(json.dumps([ones.tolist(), losses.item(), bool(none), bool(any_is), bool((ones == 0).all())]))
+"""
+    assert printed(on_card, "h200", code) == [[0, 0, 0], 0, False, False, True]
+
+
+def test_the_host_cannot_touch_a_cards_memory(on_card: OnCard) -> None:
+    code = "import ctypes, torch; ctypes.string_at(torch.zeros(8, device='cuda').data_ptr(), 1)"
+    assert on_card("h200", "-c", code).returncode == -signal.SIGSEGV
+
+
+def test_the_workspace_of_a_cudnn_engine_is_allocated(on_card: OnCard) -> None:
+    code = """
+from torch.nn.attention import SDPBackend, sdpa_kernel
+heads = [torch.empty(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+torch.cuda.reset_peak_memory_stats()
+with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), torch.no_grad():
+    torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+print(torch.cuda.max_memory_allocated())
+"""
+    without, with_one = (
+        printed(on_card, "h200", code, SIMULATED_CARD_CUDNN_WORKSPACE=size) for size in ("0", str(3 * MIB))
+    )
+    assert with_one - without == 3 * MIB
