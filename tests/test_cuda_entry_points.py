@@ -1,0 +1,257 @@
+"""Every entry point as a user's command on a card: how it ends, what it leaves in MLflow, and what it refuses."""
+
+import json
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+from cards import CARDS, environment_of
+from conftest import IS_SIMULATED
+from finished import Done
+from mlflow.entities import Run
+from processes import started, wait_for, wait_for_the_end
+from project import SMALL, Project, as_words
+from recordings import EmptyCache, events_of, replay
+from test_entry_points import PNG
+from test_faults import MANY, is_training, unsent
+
+from pipeline.config.entry_points import TOOLS, entry_points
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_SIMULATED, reason="needs cards that this machine lacks")]
+
+NANO = {**SMALL, "device": "auto", "model": "gpt2-nano"}
+"""Settings that make any entry point short, on the first card."""
+SETTINGS = {
+    "checkpointing": {name: value for name, value in NANO.items() if name != "causal_lm.num_layers"},
+    "search": {**NANO, "effective_batch_size": "8", "num_trials": "3", "budget": "90MiB"},
+    "plan": {**NANO, "effective_batch_size": "8"},
+}
+"""How an entry point is run, where other than with NANO."""
+RUNS = {
+    "h200": ("main", "search", "plan"),
+    "a100": ("main", "precision", "profiling"),
+    "rtx4090": ("main", "checkpointing"),
+    "t4": ("main", "accumulation", "combined"),
+}
+"""The entry points that run on each card."""
+THIS = "h200"
+"""The card that the tests themselves run as."""
+ENTRIES_OF_CARDS = [(card, entry) for card, entries in RUNS.items() for entry in entries]
+MEMORY = ("peak_allocated_mib", "peak_reserved_mib", "peak_device_mib")
+PREDICTED = ("predicted_peak_allocated_mib", "predicted_peak_reserved_mib", "prediction_error_percent")
+
+
+def project_on(card: str, folder: Path, num_devices: int = 1) -> Project:
+    """Return a copy of the project whose commands run on a card."""
+    project = Project.copy(folder)
+    project.environment.update(environment_of(card, num_devices))
+    return project
+
+
+FinishedOn = Callable[[str], tuple[Project, Done]]
+
+
+@pytest.fixture(scope="module")
+def finished_on(tmp_path_factory: pytest.TempPathFactory) -> FinishedOn:
+    """Give a function that returns a project in which a card's entry points have run, and what each printed."""
+
+    @cache
+    def finish(card: str) -> tuple[Project, Done]:
+        project = project_on(card, tmp_path_factory.mktemp(card))
+        run = project.here if card == THIS else project.pipeline
+        return project, {entry: run(entry, SETTINGS.get(entry, NANO)) for entry in RUNS[card]}
+
+    return finish
+
+
+def test_every_entry_point_runs_on_a_card() -> None:
+    assert set(RUNS) == set(CARDS) and {entry for _, entry in ENTRIES_OF_CARDS} == set(entry_points())
+
+
+@pytest.mark.parametrize(("card", "entry"), ENTRIES_OF_CARDS)
+def test_it_ends_well_and_nothing_is_left_unfinished(card: str, entry: str, finished_on: FinishedOn) -> None:
+    project, done = finished_on(card)
+    assert done[entry].returncode == 0, done[entry].stdout + done[entry].stderr
+    assert "Traceback" not in done[entry].stderr and "results: " in done[entry].stdout
+    assert project.parent_of(entry).info.status == "FINISHED"
+    assert [(run.info.run_name, run.info.status) for run in project.runs() if run.info.status != "FINISHED"] == []
+    assert not unsent(project)
+    [job] = project.folder.glob(f"runs/*-{entry}-*")
+    assert (job / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(("card", "entry"), [one for one in ENTRIES_OF_CARDS if one[1] != "plan"])
+def test_each_run_has_all_kinds_of_memory_and_its_prediction(card: str, entry: str, finished_on: FinishedOn) -> None:
+    project, _ = finished_on(card)
+    children = project.children_of(project.parent_of(entry))
+    assert children
+    for name, run in children.items():
+        assert_is_measured(run, CARDS[card].name, name)
+
+
+def assert_is_measured(run: Run, card: str, name: str, device: str = "cuda:0") -> None:
+    """Check the outcome of a run on a card, its peaks of memory and the error of their prediction."""
+    tags, metrics = run.data.tags, run.data.metrics
+    assert (tags["outcome"], tags["device"], tags["device_name"]) == ("ok", device, card), name
+    assert {*MEMORY, *PREDICTED} <= set(metrics), (name, tags.get("prediction"))
+    allocated, reserved, on_device = (metrics[kind] for kind in MEMORY)
+    assert 0 < allocated <= reserved <= on_device and metrics["allocation_retries"] == 0, name
+    assert abs(metrics["prediction_error_percent"]) < 0.2, name
+    assert abs(metrics["predicted_peak_reserved_mib"] - reserved) <= 2, name  # a small segment of the allocator
+
+
+def test_a_format_that_a_card_does_not_support_is_skipped_with_the_reason(finished_on: FinishedOn) -> None:
+    project, done = finished_on("t4")
+    said = " ".join(done["combined"].stdout.split())
+    assert "precision: skipped, bf16 needs compute capability 8.0 (Ampere) or newer, and Tesla T4 is older" in said
+    ran = project.children_of(project.parent_of("combined"))
+    assert {*ran} == {"fp32", "accumulation", "checkpointing", "accumulation + checkpointing"}
+
+
+def test_all_four_formats_run_on_an_ampere_card(finished_on: FinishedOn) -> None:
+    project, _ = finished_on("a100")
+    assert {*project.children_of(project.parent_of("precision"))} == {"fp32", "tf32", "fp16", "bf16"}
+
+
+def test_the_tools_read_what_ran_on_a_card(finished_on: FinishedOn) -> None:
+    project, _ = finished_on("h200")
+    [job] = project.folder.glob("runs/*-main-*")
+    ids = ",".join(run.info.run_id for run in project.children_of(project.parent_of("search")).values())
+    (job / "report.html").unlink()
+    given: dict[str, dict[str, str]] = {
+        "report": {"folder": str(job)},
+        "compare": {"runs": ids},
+        "export": {"config": "best.yaml"},
+        "sync": {},
+    }
+    assert set(given) == set(TOOLS)
+    for tool, settings in given.items():
+        done = project.here(tool, settings)
+        assert done.returncode == 0, (tool, done.stdout, done.stderr)
+    assert (job / "report.html").exists()
+
+
+def test_a_plan_for_the_card_of_this_machine_says_what_its_runs_need(finished_on: FinishedOn) -> None:
+    project, _ = finished_on("h200")
+    [file] = project.folder.glob("runs/*-plan-*/plan*.csv")
+    planned = pd.read_csv(file).set_index(["micro-batch", "checkpointing", "precision"])
+    [main] = project.children_of(project.parent_of("main")).values()
+    row, metrics = planned.loc[(8, "none", "fp32")], main.data.metrics
+    assert row["reserved MiB"] == metrics["peak_reserved_mib"] and row["device MiB"] == metrics["peak_device_mib"]
+    assert row["allocated MiB"] == metrics["predicted_peak_allocated_mib"]
+
+
+def test_a_profile_has_the_snapshot_and_the_timeline_of_its_memory(finished_on: FinishedOn) -> None:
+    project, _ = finished_on("a100")
+    [job] = project.folder.glob("runs/*-profiling-*")
+    [traces] = job.glob("*/traces")
+    assert (traces / "trace.json.gz").stat().st_size > 1000
+    assert "<script" in (traces / "memory_trace.html").read_text()
+    plots = {plot.stem: plot.read_bytes() for plot in job.glob("plots/*.png")}
+    assert {*plots} == {"phases", "memory", "time"} and all(plot.startswith(PNG) for plot in plots.values())
+    course = json.loads((job / "findings.json").read_text())["memory"]["course"]
+    assert course is not None and [phase for phase, _ in course["phases"]] == ["forward", "backward", "optimizer"]
+
+
+def test_the_snapshot_of_a_profile_replays_to_the_peaks_of_its_run(finished_on: FinishedOn) -> None:
+    """The recorded optimizer step is one like those that the run measured, so it has its peaks."""
+    project, _ = finished_on("a100")
+    [file] = project.folder.glob("runs/*-profiling-*/*/traces/memory_snapshot.pickle")
+    snapshot = pickle.loads(file.read_bytes())
+    [trace] = snapshot["device_traces"]
+    events = events_of(snapshot)
+    assert len(trace) > 100 and EmptyCache() not in events
+    [result] = project.folder.glob("runs/*-profiling-*/*/result.json")
+    memory = json.loads(result.read_text())["result"]["memory"]
+    peaks = replay(events)
+    assert peaks.peak_allocated_bytes == memory["peak_allocated_bytes"]
+    assert peaks.peak_reserved_bytes == memory["peak_reserved_bytes"]
+
+
+@pytest.fixture(scope="module")
+def two_cards(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return project_on("a100", tmp_path_factory.mktemp("two"), num_devices=2)
+
+
+def test_a_run_on_the_second_card_uses_no_memory_of_the_first(two_cards: Project) -> None:
+    done = two_cards.pipeline("profiling", {**NANO, "device": "cuda:1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    parent = two_cards.parent_of("profiling")
+    [run] = two_cards.children_of(parent).values()
+    assert_is_measured(run, CARDS["a100"].name, "on the second card", "cuda:1")
+    assert parent.data.tags["device"] == "cuda:1"
+    [file] = two_cards.folder.glob("runs/*-profiling-*/*/traces/memory_snapshot.pickle")
+    snapshot = pickle.loads(file.read_bytes())
+    on_first, on_second = snapshot["device_traces"]
+    assert not on_first and on_second
+    assert {segment["device"] for segment in snapshot["segments"]} == {1}
+
+
+def test_a_budget_limits_the_second_card(two_cards: Project) -> None:
+    done = two_cards.pipeline("main", {**NANO, "device": "cuda:1", "budget": "22MiB"})
+    assert done.returncode == 1
+    said = " ".join(done.stdout.split())
+    assert "GPU 1 has a total capacity of" in said and "22.00 MiB allowed" in said
+    [run] = two_cards.children_of(two_cards.parent_of("main")).values()
+    assert run.data.tags["outcome"] == "out_of_memory" and run.data.metrics["peak_reserved_mib"] <= 22
+
+
+def test_a_value_that_a_card_does_not_support_is_refused_or_leaves_the_space(tmp_path: Path) -> None:
+    project = project_on("t4", tmp_path)
+    refused = project.pipeline("main", {**NANO, "precision": "bf16"})
+    assert refused.returncode == 2
+    reason = "bf16 needs compute capability 8.0 (Ampere) or newer, and Tesla T4 is older"
+    assert refused.stderr.splitlines()[-1] == f"error: {reason}; choose another value"
+    few = {"num_trials": "2", "verify_steps": "0", "space": '{"precision": ["fp32", "bf16"]}'}
+    done = project.pipeline("search", {**SETTINGS["search"], **few})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"left out of the space: {reason}" in " ".join(done.stdout.split())
+    children = project.children_of(project.parent_of("search"))
+    assert {run.data.params["precision"] for run in children.values()} == {"fp32"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "settings", "words"),
+    [
+        ("main", {"budget": "4TiB"}, "a budget cannot be more than the device's memory: '4TiB' is 4096.0 GiB of"),
+        ("main", {"device": "cuda:99"}, "use device=cpu or auto"),
+        ("search", {"budget": "1MiB"}, "no configuration is predicted to fit the budget: the smallest predicted peak"),
+    ],
+)
+def test_what_no_card_can_do_is_refused_before_anything_runs(
+    entry: str, settings: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    project = Project.copy(tmp_path)
+    refused = project.here(entry, {**NANO, **settings})
+    assert refused.returncode == 2 and words in " ".join(refused.stderr.split()), refused.stderr
+    assert not (project.folder / "runs").exists() and not project.runs()
+
+
+def test_a_budget_that_the_weights_exceed_ends_the_run_out_of_memory(tmp_path: Path) -> None:
+    project = Project.copy(tmp_path)
+    done = project.here("main", {**NANO, "budget": "1MiB"})
+    assert done.returncode == 1 and "fp32: out_of_memory, OutOfMemoryError: CUDA" in " ".join(done.stdout.split())
+    [run] = project.children_of(project.parent_of("main")).values()
+    assert run.data.metrics["peak_reserved_mib"] == 0
+
+
+def test_ctrl_c_in_the_middle_of_a_run_on_a_card_keeps_what_was_measured(tmp_path: Path) -> None:
+    project = project_on("rtx4090", tmp_path)
+    with started(project, "python", "-m", "pipeline", "main", *as_words({**NANO, "num_steps": MANY})) as process:
+        wait_for(lambda: is_training(project), "the first steps")
+        family = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted: everything measured so far is kept" in err
+    wait_for_the_end(family)
+    parent = project.parent_of("main")
+    [child] = project.children_of(parent).values()
+    assert parent.info.status == child.info.status == "KILLED"
+    assert child.data.metrics["peak_reserved_mib"] > 0 and child.data.metrics["tokens_seen"] > 0
+    assert not unsent(project)
