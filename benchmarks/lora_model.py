@@ -21,8 +21,8 @@ ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
 NUM_AHEAD = 12
 """Weights that transformers' loading threads are ahead of the one that is quantized (core_model_loading.py).
 
-It was not recorded and varies between runs. With 12 the reserved bytes of SmolLM2-1.7B are those published; its
-allocated bytes do not depend on it, and no other row was used.
+It was not recorded and varies between runs. Chosen with SmolLM2-1.7B, whose reserved bytes are those published with 12
+and whose allocated bytes do not depend on it.
 """
 
 
