@@ -1,0 +1,158 @@
+"""The LoRA step of benchmarks/published on fake tensors, and its peaks on the simulated caching allocator.
+
+The step is not that of pipeline/training: adapters of peft, no autocast, and an output that stays alive until the
+optimizer's step has ended.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from lora_model import Run, build
+from replayed import Phase, served
+from torch import Tensor
+
+from pipeline.base.contracts import Hardware
+from pipeline.base.units import MIB
+from pipeline.memory.allocator import CachingAllocator
+from pipeline.memory.gradient_sums import in_backward
+from pipeline.memory.inside import Buffer, Inside
+from pipeline.memory.recorder import LifetimeRecorder
+from pipeline.memory.timeline import Lifetime, Timeline
+from pipeline.prediction.fake_card import CARD
+from pipeline.prediction.fake_device import simulated
+from pipeline.prediction.workspaces import WorkspaceTable
+
+WARM_UP, MEASURED, BY_PHASE = range(3)
+"""The three optimizer steps of a measurement."""
+LT_WORKSPACE_BYTES = MIB
+"""Default workspace of cublasLt (torch's CublasHandlePool.cpp, parseCUDABlasLtWorkspaceSize)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """The storage lifetimes of a measurement."""
+
+    timeline: Timeline
+    loaded_at: int
+    """Index of the first event after the model was loaded."""
+    emptied_at: int | None
+    """Index of the event before which the cache was emptied."""
+    phases: dict[int, Phase]
+    """By the index of their first event."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peaks:
+    """What a measurement reads from the allocator, in bytes."""
+
+    after_load: int
+    forward: int
+    backward: int
+    optimizer: int
+    allocated: int
+    reserved: int
+
+
+def trace(run: Run, shape: dict[str, str], target: Hardware) -> Trace:
+    """Return the lifetimes of loading the model and of three optimizer steps."""
+    emptied: list[int] = []
+    with (
+        _replaced_functions(),
+        simulated(target) as mode,
+        LifetimeRecorder(CARD, _SeparateWorkspaces(target), mode.run) as recorder,
+    ):
+        model = build(run, shape, lambda: emptied.append(_num_events(recorder)))
+        loaded_at = _num_events(recorder)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=1e-4, foreach=True)  # torch's default on CUDA
+        tokens = torch.empty((run.batch_size, run.sequence_length), dtype=torch.long, device=CARD)
+        recorder.mark(WARM_UP, "load")
+        phases: dict[int, Phase] = {0: (WARM_UP, "load")}
+        for step in (WARM_UP, MEASURED, BY_PHASE):
+            optimizer.zero_grad(set_to_none=True)
+            phases[_num_events(recorder)] = step, "forward"
+            output = model(input_ids=tokens, labels=tokens)
+            phases[_num_events(recorder)] = step, "backward"
+            output.loss.backward()
+            phases[_num_events(recorder)] = step, "optimizer"
+            optimizer.step()
+            del output
+        timeline = recorder.timeline()
+    emptied_at = emptied[0] if emptied else None
+    return Trace(timeline=timeline, loaded_at=loaded_at, emptied_at=emptied_at, phases=phases)
+
+
+def replay(trace: Trace) -> Peaks:
+    """Return the peaks of an allocator that serves the lifetimes."""
+    allocator, after_load, reserved = CachingAllocator(), 0, 0
+    peaks = Counter[Phase]()
+    for number, phase in served(trace.timeline, allocator, trace.phases, _bytes_on_card):
+        peaks[phase] = max(peaks[phase], allocator.allocated_bytes)
+        if number + 1 == trace.loaded_at:
+            after_load = allocator.allocated_bytes
+        if number + 1 == trace.emptied_at:
+            allocator.empty_cache()
+        if phase[0] == MEASURED:
+            reserved = allocator.reserved_bytes
+    return Peaks(
+        after_load=after_load,
+        forward=peaks[BY_PHASE, "forward"],
+        backward=peaks[BY_PHASE, "backward"],
+        optimizer=peaks[BY_PHASE, "optimizer"],
+        allocated=max(peak for (step, _), peak in peaks.items() if step == MEASURED),
+        reserved=reserved,
+    )
+
+
+class _SeparateWorkspaces(WorkspaceTable):
+    """The workspaces of a torch whose cublasLt has its own, in each thread that adds a bias to a product.
+
+    torch 2.10 is older than pull request 168175, which lets it share that of cuBLAS; the published figures of 2.14
+    show it again (pull request 183923). The project's own torch versions share it.
+    """
+
+    def __init__(self, target: Hardware) -> None:
+        super().__init__(target)
+        self._threads: set[bool] = set()
+
+    def __call__(self, operator: Any, args: tuple[Any, ...]) -> Inside:
+        """Return the buffers of this call."""
+        inside = super().__call__(operator, args)
+        if operator is not torch.ops.aten.addmm.default or in_backward() in self._threads:
+            return inside
+        self._threads.add(in_backward())
+        return Inside(before=inside.before, after=(*inside.after, Buffer(LT_WORKSPACE_BYTES)))
+
+
+@contextmanager
+def _replaced_functions() -> Iterator[None]:
+    """Repeat keys and values before attention, as the measurement did, and read no optimizer's step count."""
+    attention = F.scaled_dot_product_attention
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor:
+        groups = query.shape[1] // key.shape[1]
+        if groups > 1:
+            key, value = (heads.repeat_interleave(groups, dim=1) for heads in (key, value))
+            options.pop("enable_gqa", None)
+        return attention(query, key, value, *args, **options)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(F, "scaled_dot_product_attention", attend))
+        stack.enter_context(patch.object(import_module("torch.optim.adam"), "_get_value", lambda step: 1.0))
+        yield
+
+
+def _num_events(recorder: LifetimeRecorder) -> int:
+    return len(recorder.timeline().events)
+
+
+def _bytes_on_card(lifetime: Lifetime) -> int:
+    """Return the bytes of a storage, 0 for the optimizer's step counts, which are on the host."""
+    return 0 if lifetime.module == "optimizer" and not lifetime.shape else lifetime.num_bytes
