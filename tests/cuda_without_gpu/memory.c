@@ -18,7 +18,7 @@
 #define ALL_ADDRESSES ((size_t)1 << 45)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static char *addresses, *next_address;
+static char *addresses, *lowest_address;
 
 /* Memory that cudaMalloc or cudaHostAlloc gave; there are few of them, since torch caches what it frees. */
 static struct block {
@@ -30,19 +30,19 @@ static struct block {
 
 static size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
-/* Return addresses that were never given before; there are enough of them for any process. */
+/* Return addresses that were never given before, below all earlier ones, as CUDA's driver does: torch's allocator
+ * prefers the lowest of free blocks of one size. There are enough of them for any process. */
 static char *new_addresses(size_t bytes) {
     pthread_mutex_lock(&lock);
     if (!addresses) {
         addresses = mmap(NULL, ALL_ADDRESSES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        next_address = (char *)whole_pages((size_t)addresses);
+        lowest_address = (char *)((size_t)(addresses + ALL_ADDRESSES) / PAGE * PAGE);
     }
-    char *found = next_address;
-    next_address += whole_pages(bytes);
-    if (addresses == MAP_FAILED || next_address > addresses + ALL_ADDRESSES) {
+    if (addresses == MAP_FAILED || whole_pages(bytes) > (size_t)(lowest_address - addresses)) {
         fprintf(stderr, "simulated card: no addresses are left\n");
         abort();
     }
+    char *found = lowest_address -= whole_pages(bytes);
     pthread_mutex_unlock(&lock);
     return found;
 }
