@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
+from simulated_training import train_any_weights
 
 from pipeline.base.results import MemoryUse
 from pipeline.config.experiment import Experiment
@@ -14,7 +15,6 @@ from pipeline.memory.blocks import MIN_BLOCK_BYTES, round_up
 from pipeline.memory.device import hardware_of
 from pipeline.prediction.trace import record
 from pipeline.runtime.environment import uses_expandable_segments
-from pipeline.training.loop import train
 
 Event = tuple[str, int, str]
 """+ or -, the rounded bytes, and where it happened."""
@@ -30,11 +30,12 @@ class _TwoStepsError(Exception):
 
 def difference(experiment: Experiment) -> Iterator[str]:
     """Yield the peaks of the real sequence on both allocators, each run of equal events, and each difference."""
+    expected = sorted_releases(predicted_events(experiment))  # first: the run changes torch in this process
     history, memory = real_history(experiment)
     simulated = replayed(history, expandable_segments=uses_expandable_segments(experiment))
     yield f"real allocations on the real allocator: {memory.peak_allocated_bytes:,} {memory.peak_reserved_bytes:,}"
     yield f"on the simulated allocator: {simulated.peak_allocated_bytes:,} {simulated.peak_reserved_bytes:,}"
-    expected, real = sorted_releases(predicted_events(experiment)), sorted_releases(events_of(history))
+    real = sorted_releases(events_of(history))
     matcher = SequenceMatcher(None, [each[:2] for each in expected], [each[:2] for each in real], autojunk=False)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         if tag == "equal":
@@ -86,7 +87,7 @@ def real_history(experiment: Experiment) -> tuple[list[dict[str, Any]], MemoryUs
 
     torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=10_000_000)
     try:
-        train(experiment, experiment.prepare(), end)
+        train_any_weights(experiment, experiment.prepare(), end)
     except _TwoStepsError:
         history: list[dict[str, Any]] = torch.cuda.memory._snapshot()["device_traces"][experiment.device.index or 0]
     finally:

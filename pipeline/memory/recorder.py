@@ -119,7 +119,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = (result,) if isinstance(result, Tensor) else tree_leaves(result)
         for tensor in reversed(tensors) if inside.results_reversed else tensors:
             if isinstance(tensor, Tensor) and tensor.device.type == self._device_type:
-                self._note(tensor, func)
+                self._note(tensor, func, inside.result_bytes)
         self._follow(inside.after, func, buffers)
         return result
 
@@ -142,10 +142,11 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del self._guards[key]
             self._guard(result.untyped_storage(), number)
 
-    def _note(self, tensor: Tensor, func: Any) -> None:
+    def _note(self, tensor: Tensor, func: Any, num_bytes: int | None) -> None:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._by_storage:
-            self._guard(storage, self._begin(storage.nbytes(), tuple(tensor.shape), tensor.dtype, _name(func)))
+            size = storage.nbytes() if num_bytes is None else num_bytes
+            self._guard(storage, self._begin(size, tuple(tensor.shape), tensor.dtype, _name(func)))
 
     def _guard(self, storage: torch.UntypedStorage, number: int) -> None:
         """Record the release of a storage as the end of lifetime `number`."""

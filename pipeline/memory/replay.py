@@ -8,6 +8,9 @@ from pipeline.memory.allocator import CachingAllocator
 from pipeline.memory.blocks import Block
 from pipeline.memory.timeline import Timeline
 
+LARGEST_EXCHANGE_BYTES = 1024
+"""Bytes that an optimizer step may find and free, or leave: its losses and the norm of its gradient."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorPeaks:
@@ -26,22 +29,57 @@ class Requests:
     """Bytes of each storage."""
     events: "array[int]"
     """n for the allocation of storage n, -1 - n for its release."""
+    last_step: int
+    """Index of the first event of the last optimizer step."""
+    num_repeats: int
+    """Optimizer steps that follow and are like the last."""
 
     @classmethod
-    def of(cls, timeline: Timeline) -> Self:
-        """Return the requests of a timeline."""
-        return cls(array("q", [lifetime.num_bytes for lifetime in timeline.lifetimes]), array("q", timeline.events))
+    def of(cls, timeline: Timeline, num_steps: int) -> Self:
+        """Return the requests of a run of `num_steps` optimizer steps whose first ones are recorded."""
+        step = max(span.step for span in timeline.spans if span.phase in ("backward", "load"))
+        begin = next(span.begin for span in timeline.spans if span.step == step)
+        return cls(
+            array("q", [lifetime.num_bytes for lifetime in timeline.lifetimes]),
+            array("q", timeline.events),
+            last_step=begin,
+            num_repeats=max(0, num_steps - step - 1) if _is_repeatable(timeline, begin) else 0,
+        )
 
     def replay(self, *, cap_bytes: int | None = None, expandable_segments: bool = False) -> AllocatorPeaks:
-        """Return the peaks of an empty allocator that serves the requests; raise OutOfMemoryError above the cap."""
+        """Return the peaks of an empty allocator that serves the requests; raise OutOfMemoryError above the cap.
+
+        Free memory may be divided differently at the end of each optimizer step, so steps follow until one raises no
+        peak, or the run ends.
+        """
         allocator = CachingAllocator(cap_bytes=cap_bytes, expandable_segments=expandable_segments)
         live: dict[int, Block] = {}
-        for event in self.events:
-            if event >= 0:
-                live[event] = allocator.allocate(self.sizes[event])
-            else:
-                allocator.free(live.pop(-1 - event))
+        _serve(self.events, self.sizes, allocator, live)
+        for _ in range(self.num_repeats):
+            before = peaks_of(allocator)
+            _serve(self.events[self.last_step :], self.sizes, allocator, live)
+            if peaks_of(allocator) == before:
+                break
         return peaks_of(allocator)
+
+
+def _serve(events: "array[int]", sizes: "array[int]", allocator: CachingAllocator, live: dict[int, Block]) -> None:
+    """Serve requests; `live` holds the block of each storage. What a step before has freed is not freed again."""
+    for event in events:
+        if event >= 0:
+            live[event] = allocator.allocate(sizes[event])
+        elif -1 - event in live:
+            allocator.free(live.pop(-1 - event))
+
+
+def _is_repeatable(timeline: Timeline, begin: int) -> bool:
+    """Whether the step from event `begin` on leaves the storages that it found, except for the values of losses."""
+    exchanged = [
+        lifetime.num_bytes
+        for lifetime in timeline.lifetimes
+        if (lifetime.freed_at is None if lifetime.allocated_at >= begin else (lifetime.freed_at or 0) >= begin)
+    ]
+    return sum(exchanged) <= LARGEST_EXCHANGE_BYTES
 
 
 def peaks_of(allocator: CachingAllocator) -> AllocatorPeaks:

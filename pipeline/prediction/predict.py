@@ -12,7 +12,7 @@ from pipeline.base.results import limited_peak
 from pipeline.config.experiment import Experiment
 from pipeline.memory.allocator import OutOfMemoryError
 from pipeline.memory.breakdown import Breakdown, at_peak
-from pipeline.memory.replay import Requests
+from pipeline.memory.replay import AllocatorPeaks, Requests
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.trace import others_need, trace
@@ -90,8 +90,8 @@ def predict(
         expandable_segments = uses_expandable_segments(experiment)
     timeline = trace(experiment, target, prepared or experiment.read_corpus())
     on_card = target.kind == "cuda"
-    requests = Requests.of(timeline)
-    peaks = requests.replay(expandable_segments=expandable_segments) if on_card else None
+    requests = Requests.of(timeline, experiment.settings.num_steps)
+    peaks = _on_card(requests, target.memory_bytes - context_bytes, expandable_segments) if on_card else None
     return Prediction(
         target=target,
         peak_allocated_bytes=peaks.peak_allocated_bytes if peaks else max(timeline.allocated_bytes),
@@ -103,6 +103,20 @@ def predict(
         requests=requests,
         expandable_segments=expandable_segments,
     )
+
+
+def _on_card(requests: Requests, free_bytes: int, expandable_segments: bool) -> AllocatorPeaks:
+    """Return the peaks on a card with so much memory, where cached segments are released before it is full.
+
+    Where the requests do not fit, the peaks are those on a card of any size.
+    """
+    peaks = requests.replay(expandable_segments=expandable_segments)
+    if peaks.peak_reserved_bytes <= free_bytes:
+        return peaks
+    try:
+        return requests.replay(cap_bytes=free_bytes, expandable_segments=expandable_segments)
+    except OutOfMemoryError:
+        return peaks
 
 
 def predict_all(

@@ -115,6 +115,12 @@ def _column_sums(call: Call) -> Inside:
     return Inside(after=(sums, locks, locks, sums))
 
 
+def _flash_forward(call: Call) -> Inside:
+    """Return the partial results of the parts of the keys; a dropout of 0, which is the default, is not passed."""
+    dropout = call.args[3] if len(call.args) > 3 else 0.0
+    return flash_forward(call.args[0], call.args[1], dropout, call.num_multiprocessors)
+
+
 def _embedding_backward(call: Call) -> Inside:
     """Return the gradients of parts of the sorted tokens."""
     gradient, indices, vocabulary_size = call.args[:3]
@@ -145,14 +151,24 @@ def _safe_softmax(call: Call) -> Inside:
     return Inside(after=(masked, rows, rows, masked))
 
 
+def _layer_norm_backward(call: Call) -> Inside:
+    """Return a contiguous copy of the gradient."""
+    gradient: Tensor = call.args[0]
+    if gradient.is_contiguous():
+        return NOTHING
+    copy = Buffer(gradient.numel() * gradient.element_size())
+    return Inside(after=(copy, copy))
+
+
 def _squared_errors(call: Call) -> Inside:
-    """Return the errors of all elements, if the loss is reduced; on CUDA the loss itself is made in that size too."""
+    """Return the errors of all elements, if the loss is reduced; on CUDA the loss keeps a storage of that size."""
     inputs: Tensor = call.args[0]
     if len(call.args) > 2 and call.args[2] == NO_REDUCTION:
         return NOTHING
-    num_bytes = inputs.numel() * inputs.element_size()
-    errors = (Buffer(num_bytes), Buffer(num_bytes)) if call.hardware.capability else (Buffer(num_bytes),)
-    return Inside(before=errors, after=errors)
+    errors = Buffer(inputs.numel() * inputs.element_size())
+    if call.hardware.capability is None:
+        return Inside(before=(errors,), after=(errors,))
+    return Inside(after=(errors, errors), result_bytes=errors.num_bytes)
 
 
 ROWS = (
@@ -160,7 +176,8 @@ ROWS = (
         operators=(aten.mse_loss.default,),
         inside=_squared_errors,
         only_cuda=False,
-        source="aten/src/ATen/native/BinaryOps.cpp and Loss.cpp, mse_loss_out; measured on a CPU",
+        source="aten/src/ATen/native/BinaryOps.cpp and Loss.cpp, mse_loss_out, and mse_loss, which makes the loss in "
+        "the shape of the errors and then resizes it; measured on a CPU",
     ),
     Row(
         operators=PRODUCTS,
@@ -171,7 +188,7 @@ ROWS = (
     ),
     Row(
         operators=(aten._scaled_dot_product_flash_attention.default,),
-        inside=lambda call: flash_forward(call.args[0], call.args[1], call.args[3], call.num_multiprocessors),
+        inside=_flash_forward,
         source="aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, set_params_splitkv",
     ),
     Row(
@@ -208,6 +225,11 @@ ROWS = (
         operators=(aten._foreach_norm.Scalar,),
         inside=_norms,
         source="aten/src/ATen/native/cuda/ForeachReduceOp.cu, foreach_tensor_norm_cuda",
+    ),
+    Row(
+        operators=(aten.native_layer_norm_backward.default,),
+        inside=_layer_norm_backward,
+        source="aten/src/ATen/native/cuda/layer_norm_kernel.cu, LayerNormBackwardKernelImpl",
     ),
     Row(
         operators=(aten._softmax_backward_data.default,),
