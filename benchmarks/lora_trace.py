@@ -19,10 +19,7 @@ from replayed import Phase, served
 from torch import Tensor
 
 from pipeline.base.contracts import Hardware
-from pipeline.base.units import MIB
 from pipeline.memory.allocator import CachingAllocator
-from pipeline.memory.gradient_sums import in_backward
-from pipeline.memory.inside import Buffer, Inside
 from pipeline.memory.recorder import LifetimeRecorder
 from pipeline.memory.timeline import Lifetime, Timeline
 from pipeline.prediction.fake_card import CARD
@@ -31,8 +28,8 @@ from pipeline.prediction.workspaces import WorkspaceTable
 
 WARM_UP, MEASURED, BY_PHASE = range(3)
 """The three optimizer steps of a measurement."""
-LT_WORKSPACE_BYTES = MIB
-"""Default workspace of cublasLt (torch's CublasHandlePool.cpp, parseCUDABlasLtWorkspaceSize)."""
+MEASURED_WITH = (2, 11)
+"""The newest version of torch whose own build for CUDA, on a simulated T4, has the published peaks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +63,7 @@ def trace(run: Run, shape: dict[str, str], target: Hardware) -> Trace:
     with (
         _replaced_functions(),
         simulated(target) as mode,
-        LifetimeRecorder(CARD, _SeparateWorkspaces(target), mode.run) as recorder,
+        LifetimeRecorder(CARD, WorkspaceTable(target, MEASURED_WITH), mode.run) as recorder,
     ):
         model = build(run, shape, lambda: emptied.append(_num_events(recorder)))
         loaded_at = _num_events(recorder)
@@ -90,8 +87,8 @@ def trace(run: Run, shape: dict[str, str], target: Hardware) -> Trace:
 
 
 def replay(trace: Trace) -> Peaks:
-    """Return the peaks of an allocator that serves the lifetimes."""
-    allocator, after_load, reserved = CachingAllocator(), 0, 0
+    """Return the peaks of an allocator that serves the lifetimes, in the order of MEASURED_WITH."""
+    allocator, after_load, reserved = CachingAllocator(oldest_first=False), 0, 0
     peaks = Counter[Phase]()
     for number, phase in served(trace.timeline, allocator, trace.phases, _bytes_on_card):
         peaks[phase] = max(peaks[phase], allocator.allocated_bytes)
@@ -109,26 +106,6 @@ def replay(trace: Trace) -> Peaks:
         allocated=max(peak for (step, _), peak in peaks.items() if step == MEASURED),
         reserved=reserved,
     )
-
-
-class _SeparateWorkspaces(WorkspaceTable):
-    """The workspaces of a torch whose cublasLt has its own, in each thread that adds a bias to a product.
-
-    torch 2.10 is older than pull request 168175, which lets it share that of cuBLAS; the published figures of 2.14
-    show it again (pull request 183923). The project's own torch versions share it.
-    """
-
-    def __init__(self, target: Hardware) -> None:
-        super().__init__(target)
-        self._threads: set[bool] = set()
-
-    def __call__(self, operator: Any, args: tuple[Any, ...]) -> Inside:
-        """Return the buffers of this call."""
-        inside = super().__call__(operator, args)
-        if operator is not torch.ops.aten.addmm.default or in_backward() in self._threads:
-            return inside
-        self._threads.add(in_backward())
-        return Inside(before=inside.before, after=(*inside.after, Buffer(LT_WORKSPACE_BYTES)))
 
 
 @contextmanager

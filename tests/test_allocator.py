@@ -119,22 +119,20 @@ def test_a_small_block_is_split_when_512_bytes_are_left() -> None:
     assert allocator.allocated_bytes == allocator.reserved_bytes == 2 * MIB
 
 
-def test_the_best_fit_is_the_smallest_block_then_the_lowest_address() -> None:
-    allocator = CachingAllocator()
+@pytest.mark.parametrize("oldest_first", [True, False])
+def test_the_best_fit_is_the_smallest_block_then_the_oldest_or_lowest(oldest_first: bool) -> None:
+    allocator = CachingAllocator(oldest_first=oldest_first)
     thirty, twelve, fourteen, twin = (allocator.allocate(size * MIB) for size in (30, 12, 14, 12))
     for block in (thirty, twin, fourteen, twelve):
         allocator.free(block)
-    assert [allocator.allocate(12 * MIB).address for _ in range(4)] == [
-        twin.address,  # of a later segment, which lies lower
-        twelve.address,
-        fourteen.address,
-        thirty.address,
-    ]
+    twins = (twelve, twin) if oldest_first else (twin, twelve)  # a later segment lies lower
+    addresses = [block.address for block in (*twins, fourteen, thirty)]
+    assert [allocator.allocate(12 * MIB).address for _ in range(4)] == addresses
     assert allocator.reserved_bytes == (30 + 12 + 14 + 12) * MIB
 
 
 def test_the_address_of_a_new_segment_decides_between_equals() -> None:
-    allocator = CachingAllocator()
+    allocator = CachingAllocator(oldest_first=False)
     high = allocator.allocate(12 * MIB, segment_address=2**40)
     low = allocator.allocate(12 * MIB, segment_address=2**30)
     allocator.free(high)

@@ -23,8 +23,9 @@ from pipeline.prediction.attention_buffers import (
 )
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.fake_device import simulated
+from pipeline.prediction.product_workspaces import cublas_workspace_bytes
 from pipeline.prediction.reductions import column_sum_bytes, embedding_buffer_bytes
-from pipeline.prediction.workspaces import WorkspaceTable, cublas_workspace_bytes
+from pipeline.prediction.workspaces import WorkspaceTable
 
 MIB = 2**20
 HALF, SINGLE = torch.float16, torch.float32

@@ -5,8 +5,10 @@ CUDA graphs' private pools, max_split_size, roundup_power2_divisions, garbage_co
 is full below the cap.
 """
 
+from functools import partial
+
 from pipeline.memory.blocks import ADDRESS_SPACE_BYTES, MIN_BLOCK_BYTES, SMALL_BYTES, Block, Pool, round_up
-from pipeline.memory.segments import ExpandablePool, SegmentPool, segment_bytes_for
+from pipeline.memory.segments import OLDEST_FIRST, ExpandablePool, SegmentPool, segment_bytes_for
 
 
 class OutOfMemoryError(Exception):
@@ -26,12 +28,19 @@ class OutOfMemoryError(Exception):
 class CachingAllocator:
     """The allocator of one device; its attributes are those of torch.cuda.memory_stats.
 
-    `cap_bytes` is the limit that set_per_process_memory_fraction sets, in bytes.
+    `cap_bytes` is the limit that set_per_process_memory_fraction sets, in bytes. `oldest_first` is the order of equal
+    blocks in separate segments, by default that of this version of torch.
     """
 
-    def __init__(self, *, cap_bytes: int | None = None, expandable_segments: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        cap_bytes: int | None = None,
+        expandable_segments: bool = False,
+        oldest_first: bool = OLDEST_FIRST,
+    ) -> None:
         self._cap_bytes = cap_bytes
-        self._pool_type = ExpandablePool if expandable_segments else SegmentPool
+        self._make_pool = ExpandablePool if expandable_segments else partial(SegmentPool, oldest_first=oldest_first)
         self._pools: dict[tuple[int, bool], Pool] = {}
         self.allocated_bytes = 0
         """Rounded sizes of the allocated blocks: torch.cuda.memory_allocated."""
@@ -46,7 +55,7 @@ class CachingAllocator:
         """Return an allocated block of at least `size_bytes`; a request of 0 bytes takes no memory.
 
         Blocks are reused within a stream only. `segment_address` is the address of a new segment, if one is needed; it
-        decides between free blocks of equal size.
+        decides between free blocks of equal size unless the oldest comes first.
 
         Raises:
             OutOfMemoryError: the request exceeds the cap.
@@ -90,7 +99,7 @@ class CachingAllocator:
         pool = self._pools.get((stream, small))
         if pool is None:
             base_address = (len(self._pools) + 1) * ADDRESS_SPACE_BYTES
-            pool = self._pools[stream, small] = self._pool_type(small=small, base_address=base_address)
+            pool = self._pools[stream, small] = self._make_pool(small=small, base_address=base_address)
         return pool
 
     def _ensure_below_cap(self, rounded_bytes: int) -> None:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 
+from pipeline.base.torch_version import TORCH_VERSION
 from pipeline.base.units import MIB
 from pipeline.memory.blocks import (
     ADDRESS_SPACE_BYTES,
@@ -17,6 +18,12 @@ MIN_LARGE_BYTES = 10 * MIB
 """Requests of at least this size get a segment of their own (kMinLargeAlloc in c10/core/AllocatorConfig.h)."""
 ROUND_LARGE_BYTES = 2 * MIB
 """The size of such a segment is a multiple of it (kRoundLarge, same file)."""
+OLDEST_FIRST = TORCH_VERSION >= (2, 12)
+"""Whether of free blocks of equal size the one in the oldest segment is taken; before, the one at the lowest address.
+
+The former is BlockComparatorSizeCounterAddress of torch 2.13 and later (in 2.12 the oldest block), the latter
+BlockComparatorSize.
+"""
 
 
 def segment_bytes_for(size_bytes: int) -> int:
@@ -29,9 +36,10 @@ def segment_bytes_for(size_bytes: int) -> int:
 class SegmentPool(Pool):
     """Segments from cudaMalloc, the default; a segment can be released when all of it is free."""
 
-    def __init__(self, *, small: bool, base_address: int) -> None:
+    def __init__(self, *, small: bool, base_address: int, oldest_first: bool = OLDEST_FIRST) -> None:
         super().__init__(small=small, base_address=base_address)
-        self._next_address = base_address + ADDRESS_SPACE_BYTES
+        self._oldest_first = oldest_first
+        self._reserved_address_bytes = 0
         if not small:
             self.unsplit_bytes = SMALL_BYTES  # max_split_size is unlimited by default: no block is too large to split
 
@@ -41,14 +49,16 @@ class SegmentPool(Pool):
         return self.free.pop(index)[2] if index < len(self.free) else None
 
     def grow(self, size_bytes: int, segment_address: int | None) -> tuple[Block, int]:
-        """Return a new segment as one block (alloc_block), by default below all others.
+        """Return a new segment as one block (alloc_block).
 
-        CUDA gives descending addresses: only so are the reserved bytes those that were measured on a T4
-        (benchmarks/published).
+        It lies above all others where the oldest segment comes first, so that addresses are in that order; else it lies
+        at its real address, by default below all others: CUDA gives descending addresses (benchmarks/published).
         """
         segment_bytes = segment_bytes_for(size_bytes)
-        self._next_address -= segment_bytes
-        address = self._next_address if segment_address is None else segment_address
+        above = self.base_address + self._reserved_address_bytes
+        self._reserved_address_bytes += segment_bytes
+        below = self.base_address + ADDRESS_SPACE_BYTES - self._reserved_address_bytes
+        address = above if self._oldest_first else below if segment_address is None else segment_address
         return Block(self, address, segment_bytes), segment_bytes
 
     def release(self) -> int:

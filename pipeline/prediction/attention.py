@@ -13,11 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pipeline.base.torch_version import TORCH_VERSION
 from pipeline.prediction.sums_in_place import adding_in_place
 
 aten = torch.ops.aten
-TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
-"""Version of torch, major and minor."""
 CUDNN_FIRST = ((9, 0), (10, 0), (10, 3))
 """Compute capabilities on which cuDNN's kernel comes first (check_prefer_cudnn_attention: a cuDNN newer than 9.15)."""
 FLASH_MULTIPLE = 8
@@ -135,7 +134,7 @@ def attention_of(capability: tuple[int, int]) -> Attention:
     return attend
 
 
-def choose_kernel(capability: tuple[int, int], call: AttentionCall, version: tuple[int, ...] = TORCH) -> str:
+def choose_kernel(capability: tuple[int, int], call: AttentionCall, version: tuple[int, ...] = TORCH_VERSION) -> str:
     """Return `cudnn`, `flash`, `efficient` or `math`: the first that this version of torch supports, in its order."""
     if all(part.dim() == 4 and part.shape[0] == call.query.shape[0] for part in call.heads):
         if _cudnn_runs(capability, call, version):

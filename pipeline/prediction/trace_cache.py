@@ -17,8 +17,8 @@ from pipeline.base.files import cache_folder, write_atomically
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Timeline
+from pipeline.prediction.product_workspaces import VARIABLES
 from pipeline.prediction.timeline_file import dump, load
-from pipeline.prediction.workspaces import WORKSPACE_VARIABLES
 
 LIMIT_BYTES = 1024 * MIB
 """Size above which the least recently used files are removed."""
@@ -107,7 +107,7 @@ def _key(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows:
         num_rows,
         [(name, shape, dtype, tensors.index(number)) for name, (shape, dtype, number) in example.items()],
         prepared.vocabulary_size,
-        (target.kind, target.capability, target.num_multiprocessors, *map(os.environ.get, WORKSPACE_VARIABLES)),
+        (target.kind, target.capability, target.num_multiprocessors, *map(os.environ.get, VARIABLES)),
         code_digest(Path(__file__).parent.parent),
         [_file_digest(sys.modules[type(technique).__module__].__file__) for technique in experiment.techniques],
     )

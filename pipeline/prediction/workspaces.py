@@ -1,12 +1,10 @@
-"""What operators allocate inside their kernels, in one table with the source of each row.
+"""What operators allocate inside their kernels, in one table with the source of each row; products have their own file.
 
 Not included: workspaces inside cuDNN's engines and (on a CPU) oneDNN, whose size no source gives, the temporaries of
 cub and thrust, and buffers of a few KiB.
 """
 
-import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -15,10 +13,8 @@ import torch
 from torch import Tensor
 
 from pipeline.base.contracts import Hardware
-from pipeline.base.units import MIB
-from pipeline.memory.gradient_sums import in_backward
+from pipeline.base.torch_version import TORCH_VERSION
 from pipeline.memory.inside import NOTHING, Buffer, Inside
-from pipeline.prediction.attention import TORCH
 from pipeline.prediction.attention_buffers import (
     cudnn_backward,
     efficient_backward,
@@ -26,15 +22,11 @@ from pipeline.prediction.attention_buffers import (
     flash_backward,
     flash_forward,
 )
+from pipeline.prediction.product_workspaces import PRODUCTS, ProductWorkspaces
 from pipeline.prediction.reductions import column_sum_bytes, embedding_buffer_bytes
 from pipeline.prediction.sums_in_place import adds_in_place
 
 aten = torch.ops.aten
-PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
-WORKSPACE_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLAS_WORKSPACE_CACHE")
-"""The environment variables that change the workspaces of matrix products."""
-KEEPS_WORKSPACES = TORCH < (2, 15) or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
-"""Whether each thread keeps its workspace of matrix products (CublasHandlePool.cpp, cached workspaces; until 2.14)."""
 FOREACH_CHUNK = 65536
 """Elements that a block of threads works on in an operator on lists (MultiTensorApply.cuh, kChunkSize)."""
 NO_REDUCTION = 0
@@ -68,34 +60,7 @@ class Row:
     operators: tuple[Any, ...]
     inside: Callable[[Call], Inside]
     only_cuda: bool = True
-    once: bool = False
-    """Allocated by the first call in each thread, and kept."""
     source: str
-
-
-def cublas_workspace_bytes(capability: tuple[int, int], variables: Mapping[str, str] = os.environ) -> int:
-    """Return the size of a cuBLAS workspace, which CUBLAS_WORKSPACE_CONFIG (:KiB:count, repeated) may set.
-
-    It is that of parseChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp.
-    """
-    given = re.findall(r":(\d+):(\d+)", variables.get("CUBLAS_WORKSPACE_CONFIG", ""))
-    if given:
-        return sum(int(size) * 1024 * int(count) for size, count in given)
-    return 32 * MIB if capability[0] in (9, 10, 11, 12) else 2 * 4 * MIB + 8 * 16 * 1024
-
-
-def product(call: Call, keeps_workspaces: bool) -> Inside:
-    """Return the workspace of cuBLAS; if it is not kept, a product with a bias has that of cuBLASLt, which is smaller.
-
-    Blas.cpp, isInputCompliesAddmmCudaLt: the bias is a vector, or all is in 16 bits.
-    """
-    workspace = Buffer(cublas_workspace_bytes(call.capability))
-    if keeps_workspaces:
-        return Inside(after=(workspace,))
-    bias: Tensor = call.args[0]
-    if len(call.args) == 3 and bias.dim() < 3 and (bias.dim() == 1 or bias.element_size() == 2):
-        workspace = Buffer(int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", "1024")) * 1024)
-    return Inside(after=(workspace, workspace))
 
 
 def _column_sums(call: Call) -> Inside:
@@ -180,13 +145,6 @@ ROWS = (
         "the shape of the errors and then resizes it; measured on a CPU",
     ),
     Row(
-        operators=PRODUCTS,
-        inside=lambda call: product(call, KEEPS_WORKSPACES),
-        once=KEEPS_WORKSPACES,
-        source="aten/src/ATen/cuda/CublasHandlePool.cpp, getCurrentCUDABlasHandle; cublasLt shares it "
-        "(TORCH_CUBLASLT_UNIFIED_WORKSPACE is on in torch's own builds, torch/backends/cuda/__init__.py)",
-    ),
-    Row(
         operators=(aten._scaled_dot_product_flash_attention.default,),
         inside=_flash_forward,
         source="aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, set_params_splitkv",
@@ -257,20 +215,15 @@ ROWS = (
 class WorkspaceTable:
     """Returns what the operators of a simulated run allocate inside their kernels."""
 
-    def __init__(self, hardware: Hardware) -> None:
+    def __init__(self, hardware: Hardware, version: tuple[int, ...] = TORCH_VERSION) -> None:
         self._hardware = hardware
+        self._products = ProductWorkspaces(hardware.capability, version) if hardware.capability else None
         rows = [row for row in ROWS if hardware.capability or not row.only_cuda]
         self._rows = {operator: row for row in rows for operator in row.operators}
-        self._done: set[tuple[Row, bool]] = set()
 
     def __call__(self, operator: Any, args: tuple[Any, ...]) -> Inside:
         """Return the buffers of this call."""
+        if self._products is not None and operator in PRODUCTS:
+            return self._products(operator, args)
         row = self._rows.get(operator)
-        if row is None:
-            return NOTHING
-        if row.once:
-            thread = (row, in_backward())  # a backward pass has a thread of its own on CUDA
-            if thread in self._done:
-                return NOTHING
-            self._done.add(thread)
-        return row.inside(Call(hardware=self._hardware, args=args))
+        return NOTHING if row is None else row.inside(Call(hardware=self._hardware, args=args))
