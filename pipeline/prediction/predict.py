@@ -89,9 +89,10 @@ def predict(
     if expandable_segments is None:
         expandable_segments = uses_expandable_segments(experiment)
     timeline = trace(experiment, target, prepared or experiment.read_corpus())
-    on_card = target.kind == "cuda"
     requests = Requests.of(timeline, experiment.settings.num_steps)
-    peaks = _on_card(requests, target.memory_bytes - context_bytes, expandable_segments) if on_card else None
+    peaks = (
+        on_card(requests, target.memory_bytes - context_bytes, expandable_segments) if target.kind == "cuda" else None
+    )
     return Prediction(
         target=target,
         peak_allocated_bytes=peaks.peak_allocated_bytes if peaks else max(timeline.allocated_bytes),
@@ -105,7 +106,7 @@ def predict(
     )
 
 
-def _on_card(requests: Requests, free_bytes: int, expandable_segments: bool) -> AllocatorPeaks:
+def on_card(requests: Requests, free_bytes: int, expandable_segments: bool) -> AllocatorPeaks:
     """Return the peaks on a card with so much memory, where cached segments are released before it is full.
 
     Where the requests do not fit, the peaks are those on a card of any size.
