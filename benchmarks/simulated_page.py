@@ -15,7 +15,7 @@ def summary(rows: Sequence[Row], budgets: Sequence[Row]) -> Iterator[str]:
     if rows:
         yield from _of_cards(rows)
     if budgets:
-        exact, median, worst = _errors([float(row["error_percent"]) for row in budgets])
+        exact, median, worst = _errors(budgets, "budget_bytes", "error_percent")
         yield ""
         yield f"Smallest budget: {len(budgets)} configurations, {exact} exact, median error {median}, worst {worst}."
 
@@ -29,16 +29,17 @@ def _of_cards(rows: Sequence[Row]) -> Iterator[str]:
         completed = [row for row in ran if row["outcome"] == "ok"]
         cells = [card, str(len(ran)), str(len(ran) - len(completed))]
         for quantity in ("allocated", "reserved"):
-            cells += _errors([float(row[f"{quantity}_error_percent"]) for row in completed])
+            cells += _errors(completed, f"{quantity}_bytes", f"{quantity}_error_percent")
         yield "| " + " | ".join(cells) + " |"
 
 
-def _errors(errors: Sequence[float]) -> list[str]:
-    """Return the number of exact predictions, the median error and the worst."""
-    if not errors:
+def _errors(rows: Sequence[Row], quantity: str, error: str) -> list[str]:
+    """Return the number of predictions that are exact to the byte, the median error and the worst."""
+    if not rows:
         return ["", "", ""]
-    sizes = [abs(error) for error in errors]
-    return [str(sizes.count(0)), f"{statistics.median(sizes):.4f} %", f"{max(sizes):.4f} %"]
+    exact = sum(row[f"predicted_{quantity}"] == row[f"measured_{quantity}"] for row in rows)
+    sizes = [abs(float(row[error])) for row in rows]
+    return [str(exact), f"{statistics.median(sizes):.4f} %", f"{max(sizes):.4f} %"]
 
 
 def page(rows: Sequence[Row], budgets: Sequence[Row], about: Row, date: str) -> str:
@@ -58,8 +59,8 @@ def page(rows: Sequence[Row], budgets: Sequence[Row], about: Row, date: str) -> 
         "",
         "## Smallest budgets",
         "",
-        "The smallest budget, in steps of 2 MiB, that `Prediction.fits` accepts, and the one under which a real run "
-        "with that cap completes (bisection).",
+        "The smallest budget, in steps of 2 MiB, that `Prediction.fits` accepts, and the one within which a real run "
+        "with that cap stays (bisection).",
         "",
         "| configuration | predicted MiB | real MiB | error |",
         "|---|---:|---:|---:|",

@@ -75,34 +75,32 @@ def smallest_budget(experiment: Experiment) -> int:
     return high * UNIT_BYTES
 
 
-def completes(settings: dict[str, Any], folder: Path, budget_bytes: int) -> bool:
-    """Whether a real run under this cap ends without an error for lack of memory.
-
-    With expandable segments torch may reserve a little more than the cap.
+def fits(settings: dict[str, Any], folder: Path, budget_bytes: int) -> bool:
+    """Whether a real run under this cap stays within it.
 
     Raises:
-        RuntimeError: it ended in another way.
+        RuntimeError: it ended neither within its budget nor for lack of memory.
 
     """
     result = run(experiment_of(settings, folder, budget=f"{budget_bytes // MIB}MiB"))
-    if not result.outcome.completed and result.outcome is not Outcome.OUT_OF_MEMORY:
+    if result.outcome not in (Outcome.OK, Outcome.OVER_BUDGET, Outcome.OUT_OF_MEMORY):
         raise RuntimeError(f"under a budget of {budget_bytes} bytes: {result.outcome}, {result.detail}")
-    return result.outcome.completed
+    return result.outcome is Outcome.OK
 
 
 def real_smallest_budget(settings: dict[str, Any], folder: Path, start_bytes: int) -> int:
-    """Return the smallest budget under which a real run completes: a bracket around `start_bytes`, then bisection."""
+    """Return the smallest budget within which a real run stays: a bracket around `start_bytes`, then bisection."""
     step, known = 1, start_bytes // UNIT_BYTES
-    fits = completes(settings, folder, known * UNIT_BYTES)
+    does_fit = fits(settings, folder, known * UNIT_BYTES)
     while True:
-        other = known + (-step if fits else step)
-        if completes(settings, folder, other * UNIT_BYTES) != fits:
+        other = known + (-step if does_fit else step)
+        if fits(settings, folder, other * UNIT_BYTES) != does_fit:
             break
         known, step = other, 3 * step
-    low, high = (other, known) if fits else (known, other)
+    low, high = (other, known) if does_fit else (known, other)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if completes(settings, folder, middle * UNIT_BYTES) else (middle, high)
+        low, high = (low, middle) if fits(settings, folder, middle * UNIT_BYTES) else (middle, high)
     return high * UNIT_BYTES
 
 

@@ -361,6 +361,37 @@ def test_the_table_of_predictions_is_that_of_its_file() -> None:
     assert f"{len(rows)} predicted peaks were within {max(errors)} bytes" in " ".join(text_of("README.md").split())
 
 
+def test_the_table_of_simulated_cards_is_that_of_its_file() -> None:
+    with (ROOT / "benchmarks" / "cuda_without_gpu_2026-11-22.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    with (ROOT / "benchmarks" / "cuda_without_gpu_budgets_2026-11-22.csv").open() as file:
+        budgets = [abs(float(row["error_percent"])) for row in csv.DictReader(file)]
+    assert {row["outcome"] for row in rows} == {"ok"}
+
+    def cells(of: list[dict[str, str]], quantity: str) -> list[str]:
+        exact = sum(row[f"predicted_{quantity}_bytes"] == row[f"measured_{quantity}_bytes"] for row in of)
+        return [str(exact), f"{max(abs(float(row[f'{quantity}_error_percent'])) for row in of):.4f} %"]
+
+    expected = []
+    for card in dict.fromkeys(row["card"] for row in rows):
+        own = [row for row in rows if row["card"] == card]
+        expected.append([card, str(len(own)), *cells(own, "allocated"), *cells(own, "reserved")])
+    [table] = [table for table in tables(text_of("docs/evidence.md")) if table[0][0] == "simulated card"]
+    assert table[1:] == expected
+    (allocated_exact, allocated), (reserved_exact, reserved) = (cells(rows, name) for name in ("allocated", "reserved"))
+    evidence, prediction, readme = (
+        " ".join(text_of(page).split()) for page in ("docs/evidence.md", "docs/prediction.md", "README.md")
+    )
+    assert f"{len(rows)} configurations: allocated worst {allocated}, reserved worst {reserved}" in evidence
+    assert f"{len(budgets)} configurations, worst {max(budgets):.4f} %" in evidence
+    assert f"allocated peaks within {allocated}, {allocated_exact} exact" in prediction
+    assert f"reserved peaks within {reserved}, {reserved_exact} exact" in prediction
+    assert f"completes in {budgets.count(0)} of {len(budgets)}" in prediction
+    assert (
+        f"{len(rows)} were compared" in readme and f"allocated within {allocated}, reserved within {reserved}" in readme
+    )
+
+
 def test_the_table_of_bounds_is_that_of_the_replays() -> None:
     stated, true, lowest = [], [], []
     for name in REPLAYS:

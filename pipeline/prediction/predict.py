@@ -51,16 +51,19 @@ class Prediction:
         return limited_peak(self.peak_allocated_bytes, self.peak_reserved_bytes)
 
     def fits(self, budget_bytes: int) -> bool:
-        """Whether the run stays within a budget: on CUDA a cap on reserved bytes, at which cached ones are released."""
+        """Whether the run stays within a budget: on CUDA a cap on reserved bytes, at which cached ones are released.
+
+        Expandable segments may grow beyond the cap, which is over the budget too.
+        """
         if self.peak_reserved_bytes is None or self.peak_allocated_bytes > budget_bytes:
             return self.peak_allocated_bytes <= budget_bytes
         if self.peak_reserved_bytes <= budget_bytes:
             return True
         try:
-            self.requests.replay(cap_bytes=budget_bytes, expandable_segments=self.expandable_segments)
+            peaks = self.requests.replay(cap_bytes=budget_bytes, expandable_segments=self.expandable_segments)
         except OutOfMemoryError:
             return False
-        return True
+        return peaks.peak_reserved_bytes <= budget_bytes
 
 
 def predict(
@@ -89,9 +92,10 @@ def predict(
     if expandable_segments is None:
         expandable_segments = uses_expandable_segments(experiment)
     timeline = trace(experiment, target, prepared or experiment.read_corpus())
-    on_card = target.kind == "cuda"
     requests = Requests.of(timeline, experiment.settings.num_steps)
-    peaks = _on_card(requests, target.memory_bytes - context_bytes, expandable_segments) if on_card else None
+    peaks = (
+        on_card(requests, target.memory_bytes - context_bytes, expandable_segments) if target.kind == "cuda" else None
+    )
     return Prediction(
         target=target,
         peak_allocated_bytes=peaks.peak_allocated_bytes if peaks else max(timeline.allocated_bytes),
@@ -105,7 +109,7 @@ def predict(
     )
 
 
-def _on_card(requests: Requests, free_bytes: int, expandable_segments: bool) -> AllocatorPeaks:
+def on_card(requests: Requests, free_bytes: int, expandable_segments: bool) -> AllocatorPeaks:
     """Return the peaks on a card with so much memory, where cached segments are released before it is full.
 
     Where the requests do not fit, the peaks are those on a card of any size.
