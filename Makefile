@@ -42,7 +42,7 @@ check: .venv/installed-for-tests
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports --no-logo --no-cache
 
-evidence: .venv/installed
+evidence: .venv/installed-for-tests
 	$(BIN)/python benchmarks/evidence.py $(ARGS)
 
 ui: .venv/installed

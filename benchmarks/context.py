@@ -32,7 +32,8 @@ def main(words: Sequence[str] | None = None) -> int:
     return exit_code_of(lambda: _run(given))
 
 
-def _run(given: argparse.Namespace) -> None:
+def _run(given: argparse.Namespace) -> int:
+    """Return the number of rows that could not be measured."""
     device = find_device(given.device)
     card = hardware_of(device)
     all_of_them = trainings(device, card)
@@ -40,7 +41,7 @@ def _run(given: argparse.Namespace) -> None:
     for experiments in [*([experiment] for experiment in all_of_them), all_of_them]:
         taken = measure_context(experiments)
         name = ", ".join(str(experiment.params()["precision"]) for experiment in experiments)
-        rows.append((name, "unknown: no NVML" if taken is None else f"{taken / MIB:,.1f}"))
+        rows.append((name, "unknown: no NVML, or the training failed" if taken is None else f"{taken / MIB:,.1f}"))
         print(*rows[-1], flush=True)
     about = environment(device)
     lines = [
@@ -60,6 +61,7 @@ def _run(given: argparse.Namespace) -> None:
         "",
     ]
     (given.folder / f"context_{device.type}_{given.date}.md").write_text("\n".join(lines))
+    return sum(taken.startswith("unknown") for _, taken in rows)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import lru_cache
+from importlib.metadata import distributions, version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -45,8 +47,10 @@ RUN_CODE = (
     "training/step.py",
 )
 """Files and folders of pipeline/ that decide what a run allocates."""
+CARD_CODE = (*sorted((ROOT / "tests" / "cuda_without_gpu").glob("*.[ch]")), FOLDER / "simulated_training.py")
+"""The simulated card, and how a run on it begins."""
 PREDICTION_CODE = ("base", "config", "memory", "models", "prediction", "techniques", "training")
-"""Those that decide what is predicted."""
+"""Files and folders of pipeline/ that decide what is predicted."""
 QUANTITIES = ("allocated", "reserved")
 Row = dict[str, str]
 
@@ -123,14 +127,21 @@ def _error(predicted_bytes: str, measured_bytes: str) -> str:
 
 def codes(case: Case) -> Row:
     """Return a digest of a configuration with the code that its run depends on, and one with the prediction's."""
-    return {"run_code": digest(case, RUN_CODE), "prediction_code": digest(case, PREDICTION_CODE)}
+    run, prediction = ([ROOT / "pipeline" / part for part in parts] for parts in (RUN_CODE, PREDICTION_CODE))
+    return {"run_code": digest(case, [*run, *CARD_CODE]), "prediction_code": digest(case, prediction)}
 
 
-def digest(case: Case, parts: tuple[str, ...]) -> str:
-    """Return a digest of a configuration and of the code in these files and folders of pipeline/."""
-    found = hashlib.sha256(repr((case.name, CONFIGURATIONS.get(case.shape))).encode())
-    for part in parts:
-        path = ROOT / "pipeline" / part
+@lru_cache
+def versions() -> tuple[str, str]:
+    """Return the versions of torch in .venv-cuda and of transformers."""
+    folders = map(str, PYTHON.parents[1].glob("lib/python*/site-packages"))
+    return next(iter(distributions(name="torch", path=list(folders)))).version, version("transformers")
+
+
+def digest(case: Case, paths: list[Path]) -> str:
+    """Return a digest of a configuration, of the versions, and of the code in these files and folders."""
+    found = hashlib.sha256(repr((case.name, CONFIGURATIONS.get(case.shape), versions())).encode())
+    for path in paths:
         for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
             found.update(file.read_bytes())
     return found.hexdigest()[:12]

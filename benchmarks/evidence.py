@@ -55,6 +55,8 @@ class Piece:
     """The files in the folder that it writes."""
     needs: tuple[str, ...] = ()
     """Packages besides torch, transformers and those that they need."""
+    after: str | None = None
+    """The piece whose complete output it reads."""
     resumes: bool = True
     """Whether it takes --minutes and goes on where it stopped; if not, it is short."""
 
@@ -109,6 +111,7 @@ PIECES = (
         "--seeds 2",
         (TABLE.replace("table", "replay"), TABLE.replace("table", "replay").replace(".csv", ".md")),
         ("optuna", "scipy"),
+        after="search table",
     ),
 )
 
@@ -140,9 +143,9 @@ class State:
         """The date in the names of all files: that of the first call."""
         return str(self._content["date"])
 
-    def is_complete(self, piece: Piece) -> bool:
+    def is_complete(self, name: str) -> bool:
         """Whether nothing of a piece is left."""
-        return piece.name in self._content["complete"]
+        return name in self._content["complete"]
 
     def complete(self, piece: Piece) -> None:
         """Write down that nothing of a piece is left."""
@@ -191,10 +194,10 @@ def _run(given: argparse.Namespace) -> int:
     notes: dict[str, str] = {}
     try:
         for piece in pieces:
-            if not state.is_complete(piece):
+            if not state.is_complete(piece.name):
                 notes[piece.name] = _measured(piece, values, state, end)
     finally:
-        left = [piece for piece in pieces if not state.is_complete(piece)]
+        left = [piece for piece in pieces if not state.is_complete(piece.name)]
         _show(pieces, state, values, notes)
     return len(left)
 
@@ -222,6 +225,8 @@ def _measured(piece: Piece, values: Values, state: State, end: float) -> str:
     absent = piece.absent()
     if absent:
         return f"needs {', '.join(absent)}, which this Python does not have"
+    if piece.after is not None and not state.is_complete(piece.after):
+        return f"needs {piece.after}, which is not complete"
     seconds = end - time.monotonic() - SECONDS_TO_END
     if seconds <= 0:
         return "no time left"
@@ -262,7 +267,7 @@ def _show(pieces: Sequence[Piece], state: State, values: Values, notes: Mapping[
     """Print what is complete, with its files, and what is left and why."""
     print("== evidence")
     for piece in pieces:
-        if state.is_complete(piece):
+        if state.is_complete(piece.name):
             files = [name.format(**values) for name in piece.outputs]
             print(f"{piece.name}: complete, in {values['folder']}: {', '.join(files)}")
         else:

@@ -92,8 +92,8 @@ class Case:
     @property
     def name(self) -> str:
         """All that distinguishes it, as text."""
-        told = {key: value for key, value in self.settings.items() if key not in SHAPES[self.shape]}
-        parts = [self.card, self.shape, *(f"{key.partition('.')[2] or key}={value}" for key, value in told.items())]
+        shown = {key: value for key, value in self.settings.items() if key not in SHAPES[self.shape]}
+        parts = [self.card, self.shape, *(f"{key.partition('.')[2] or key}={value}" for key, value in shown.items())]
         return ", ".join([*parts, *(["expandable_segments"] if self.expandable_segments else [])])
 
 

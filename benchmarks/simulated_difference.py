@@ -41,8 +41,8 @@ def difference(experiment: Experiment) -> Iterator[str]:
         if tag == "equal":
             yield f"{i2 - i1} equal"
         else:
-            yield from (f"  predicted {text}" for text in _told(expected[i1:i2]))
-            yield from (f"  real      {text}" for text in _told(real[j1:j2]))
+            yield from (f"  predicted {text}" for text in _as_text(expected[i1:i2]))
+            yield from (f"  real      {text}" for text in _as_text(real[j1:j2]))
 
 
 def replayed(history: Sequence[dict[str, Any]], *, expandable_segments: bool) -> CachingAllocator:
@@ -109,7 +109,7 @@ def _place(entry: dict[str, Any]) -> str:
     return " < ".join(frames[:4])
 
 
-def _told(events: Sequence[Event]) -> Iterator[str]:
+def _as_text(events: Sequence[Event]) -> Iterator[str]:
     """Yield the first events as text, equal ones together."""
     groups = [(event, len(list(group))) for event, group in groupby(events)]
     for (sign, size, place), count in groups[:SHOWN]:

@@ -18,7 +18,7 @@ from pipeline.prediction.cards import find_card
 from pipeline.prediction.extrapolate_batch import same_memory
 from pipeline.prediction.trace import record
 
-CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None)
+CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
 RUNS: list[dict[str, Any]] = [
     {"precision": "fp32"},
     {"precision": "bf16", "checkpointing": "every_layer", "accumulation_steps": 2},

@@ -251,6 +251,11 @@ def test_torch_has_the_cublas_workspace_of_the_rule() -> None:
     assert torch.backends.cuda.cublas_workspace_size() == cublas_workspace_bytes(torch.cuda.get_device_capability())
 
 
+@pytest.mark.parametrize("tensor", [torch.empty(()), torch.empty(300_000, 0), torch.empty(0, 8)])
+def test_sums_of_nothing_allocate_nothing(tensor: Tensor) -> None:
+    assert WorkspaceTable(find_card("t4"))(torch.ops.aten.sum.dim_IntList, (tensor, [0])).after == ()
+
+
 def predicted_changes(case: Case) -> list[tuple[str, int]]:
     hardware = hardware_of(torch.device("cuda", 0))
     with simulated(hardware) as mode:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "piece.py").write_text(SCRIPT.replace("\\\\n", "\\n"))
     monkeypatch.setattr(evidence, "_device", lambda: torch.device("cpu"))
     return tmp_path
+
+
+def test_a_piece_waits_for_the_one_whose_output_it_reads(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pieces(monkeypatch, folder, table="twice", replay="once")
+    table, replay = evidence.PIECES
+    monkeypatch.setattr(evidence, "PIECES", (table, replace(replay, after="table")))
+    assert call(folder) == UNFINISHED and calls(folder) == ["table"]
+    assert "replay: left (needs table, which is not complete)" in capfd.readouterr().out
+    assert call(folder) == 0 and calls(folder) == ["table", "table", "replay"]
 
 
 def pieces(monkeypatch: pytest.MonkeyPatch, folder: Path, **behaviours: str) -> None:

@@ -139,11 +139,23 @@ def test_a_gpu_that_torch_has_no_kernels_for_is_refused(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: BUILT)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100-SXM2-16GB")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert find_device("auto") == torch.device("cuda:0" if runs else "cpu")
     if runs:
         assert find_device("cuda") == torch.device("cuda", 0)
         return
     with pytest.raises(InvalidInputError, match=r"kernels for \(sm_75, .*Tesla V100.* has compute capability .*12\.6"):
         find_device("cuda")
+
+
+@pytest.mark.parametrize("built", [[], ["gfx90a", "gfx1100"]])
+def test_a_build_that_names_no_cuda_architecture_is_not_refused(
+    built: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
+    assert find_device("cuda") == torch.device("cuda", 0)
 
 
 def test_the_cpu_has_a_name_and_a_size() -> None:

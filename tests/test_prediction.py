@@ -30,7 +30,7 @@ from pipeline.prediction.trace import LARGEST_GROWTH_BYTES, RECORDED_SIZES, reco
 from pipeline.training.loop import Loop, Message, train
 from pipeline.training.step import build_step, make_optimizer
 
-CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None)
+CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
 WIDE: Mapping[str, Any] = {"causal_lm__width": 64, "causal_lm__num_heads": 4, "sequence_length": 64}
 DEEP: Mapping[str, Any] = {**WIDE, "causal_lm__num_layers": 4, "vocabulary_size": 2048}
 CASES: list[dict[str, Any]] = [

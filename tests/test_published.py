@@ -1,6 +1,7 @@
 """Predicted peaks are those that others measured on a GPU: a sample of what benchmarks/published.py compares."""
 
 import csv
+import math
 
 import pytest
 from conftest import ROOT
@@ -10,11 +11,16 @@ from published import COLUMNS, compare, published
 from pipeline.base.units import MIB
 from pipeline.prediction.cards import find_card
 
-LORA = 18
-"""SmolLM2-135M in float16, 1 x 4096 tokens, scores written out: with segments in another order 6 % less is reserved."""
+LORA = 18, 26, 30
+"""SmolLM2 and TinyLlama in float16, scores written out: with blocks in another order 6 to 9 % less is reserved."""
 QLORA = 23
 """The same model in 4 bits, 2 x 512 tokens, memory-efficient attention."""
 FLOAT32_STEP = 2**-23
+
+
+def committed() -> list[dict[str, str]]:
+    with max((ROOT / "benchmarks").glob("published_*.csv")).open() as file:
+        return list(csv.DictReader(file))
 
 
 def operators() -> list[tuple[str, int, float]]:
@@ -23,9 +29,9 @@ def operators() -> list[tuple[str, int, float]]:
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers and peft
-def test_the_bytes_of_a_lora_step_are_those_of_a_t4() -> None:
-    [row] = compare([LORA])
-    assert row.predicted == row.measured
+def test_the_bytes_of_lora_steps_are_those_of_a_t4() -> None:
+    for row in compare(LORA):
+        assert row.predicted == row.measured, row.run
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -44,18 +50,20 @@ def test_the_peak_of_an_operator_is_that_of_an_a100(kernel: str, x: int, measure
 
 
 def test_the_committed_table_has_every_published_run() -> None:
-    [table] = (ROOT / "benchmarks").glob("published_*.csv")
-    with table.open() as file:
-        rows = list(csv.DictReader(file))
+    rows = committed()
     assert len(rows) == len(published()) == 57
     for row, (_, source) in zip(rows, published(), strict=True):
         assert all(float(row[f"published_{name}_mib"]) == float(source[column]) for name, column in COLUMNS.items())
 
 
 def test_the_numbers_of_the_evidence_are_those_of_the_table() -> None:
-    with (ROOT / "benchmarks" / "published_2026-11-22.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["repeats"] == "False"]
+    evidence = (ROOT / "docs" / "evidence.md").read_text()
+    rows = [row for row in committed() if row["repeats"] == "False"]
     lora, qlora = ([row for row in rows if (row["quantized"] == "True") == quantized] for quantized in (False, True))
     assert len(lora) == 20 and all(float(row["allocated_error_percent"]) == 0 for row in lora)
-    for own, name, worst in ((lora, "reserved", 0.74), (qlora, "allocated", 0.48), (qlora, "reserved", 5.6)):
-        assert worst - 0.1 < max(abs(float(row[f"{name}_error_percent"])) for row in own) <= worst
+    worst = [
+        max(abs(float(row[f"{name}_error_percent"])) for row in own)
+        for own, name in ((lora, "reserved"), (qlora, "allocated"), (qlora, "reserved"))
+    ]
+    stated = [math.ceil(100 * each) / 100 for each in worst]
+    assert f"LoRA allocated exact, reserved within {stated[0]} %; QLoRA {stated[1]} %, {stated[2]} % |" in evidence

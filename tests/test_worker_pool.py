@@ -22,7 +22,7 @@ from pipeline.prediction.predict import predict_all
 from pipeline.runtime.fork_server import has_server, loading, num_cores, start_server, stop_server
 from pipeline.runtime.worker_pool import WorkerError, run_all, run_in_worker, worker_pool
 
-CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None)
+CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
 
 
 def square(number: int) -> tuple[int, int]:

@@ -44,7 +44,7 @@ class Hardware:
     memory_bytes: int
     capability: tuple[int, int] | None
     """CUDA compute capability; None for a device that is not CUDA."""
-    num_multiprocessors: int | None = None
+    num_multiprocessors: int | None
     """Number of streaming multiprocessors, on which the buffers of sums depend; None likewise."""
 
 

@@ -1,6 +1,7 @@
 """The device of a run: found by its name, with its model, memory and compute capability."""
 
 import platform
+import re
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,7 @@ def find_device(text: str) -> torch.device:
 
     """
     if text == "auto":
-        text = "cuda" if torch.cuda.is_available() else "cpu"
+        return _automatic_device()
     kind, _, index = text.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdecimal()) or (kind == "cpu" and index):
         raise InvalidInputError(f"a device is auto, cpu, cuda or cuda:N, not {text!r}; leave it out for the default")
@@ -33,22 +34,29 @@ def find_device(text: str) -> torch.device:
             f"device {text} needs a CUDA GPU, and this machine has {count}{names}; use device=cpu or auto"
         )
     device = torch.device("cuda", int(index or 0))
-    _require_kernels(torch.cuda.get_device_capability(device), device)
+    if not _has_kernels(device):
+        major, minor = torch.cuda.get_device_capability(device)
+        raise InvalidInputError(
+            f"the GPU must be one that this build of torch has kernels for ({', '.join(torch.cuda.get_arch_list())}), "
+            f"and {device_name(device)} has compute capability {major}.{minor}; for one older than 7.5 install torch "
+            "2.14 or older built for CUDA 12.6, or use device=cpu"
+        )
     return device
 
 
-def _require_kernels(capability: tuple[int, int], device: torch.device) -> None:
-    """Raise InvalidInputError if this build of torch has neither machine code nor PTX that the GPU can run."""
-    built = torch.cuda.get_arch_list()
-    for text in built:
-        kind, _, digits = text.rstrip("af").partition("_")
-        version = int(digits[:-1]), int(digits[-1])
-        if version <= capability and (kind == "compute" or version[0] == capability[0]):
-            return
-    raise InvalidInputError(
-        f"the GPU must be one that this build of torch has kernels for ({', '.join(built)}), and "
-        f"{device_name(device)} has compute capability {capability[0]}.{capability[1]}; for one older than 7.5 install "
-        "torch 2.14 or older built for CUDA 12.6, or use device=cpu"
+def _automatic_device() -> torch.device:
+    """Return the first GPU if this build of torch can use it, else the CPU."""
+    device = torch.device("cuda", 0)
+    return device if torch.cuda.is_available() and _has_kernels(device) else torch.device("cpu")
+
+
+def _has_kernels(device: torch.device) -> bool:
+    """Whether this build of torch has machine code or PTX that the GPU can run; True if it names neither."""
+    capability = torch.cuda.get_device_capability(device)
+    built = re.findall(r"\b(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
+    versions = [(kind, (int(major), int(minor))) for kind, major, minor in built]
+    return not versions or any(
+        version <= capability and (kind == "compute" or version[0] == capability[0]) for kind, version in versions
     )
 
 

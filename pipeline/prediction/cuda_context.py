@@ -35,6 +35,8 @@ SETTINGS = {
 PRECISIONS = get_args(Precision.model_fields["precision"].annotation)
 FACTS = ("device_name", "driver", "torch", "cuda", "transformers")
 """What the size depends on besides the kernels that the training loads."""
+_failed: set[Path] = set()
+"""Files of measurements that this process tried in vain."""
 
 
 def context_bytes_of(target: Hardware) -> int:
@@ -58,8 +60,9 @@ def context_bytes_of(target: Hardware) -> int:
     file = cache_folder() / f"context-{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.txt"
     if file.exists():
         return int(file.read_text())
-    measured = measure_context(experiments)
+    measured = None if file in _failed else measure_context(experiments)
     if measured is None:
+        _failed.add(file)
         return assumed_context_bytes(target)
     write_atomically(file, str(measured).encode())
     return measured

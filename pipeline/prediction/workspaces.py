@@ -66,6 +66,8 @@ class Row:
 def _column_sums(call: Call) -> Inside:
     """Return the buffers of the sum of a dense tensor over the axes that are outermost in memory."""
     tensor: Tensor = call.args[0]
+    if tensor.dim() == 0 or tensor.numel() == 0:
+        return NOTHING
     summed = {axis % tensor.dim() for axis in (call.args[1] or ())} if len(call.args) > 1 else set()
     strides = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis not in summed))

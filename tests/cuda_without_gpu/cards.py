@@ -18,7 +18,7 @@ PYTHON = FOLDER / "bin" / "python"
 
 @dataclass(frozen=True)
 class SimulatedCard:
-    """What the stand-in is told of a card."""
+    """The properties of a card that the stand-in has."""
 
     name: str
     capability: tuple[int, int]

@@ -27,11 +27,11 @@ OF_THE_SYSTEM = re.compile(r"ld-linux|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|gomp)
 ZERO = """
 #include <stdio.h>
 #include <stdlib.h>
-static void told(const char *name) {
+static void say_once(const char *name) {
     if (getenv("SIMULATED_CARD_VERBOSE")) fprintf(stderr, "simulated card: %s does nothing\\n", name);
 }
 #define ZERO(NAME) \\
-    long NAME(void) { static int calls; if (!calls++) told(#NAME); return 0; }
+    long NAME(void) { static int calls; if (!calls++) say_once(#NAME); return 0; }
 """
 """What answers 0, and names itself at the first call if asked to."""
 
