@@ -128,10 +128,14 @@ def test_float32_matrix_products_ask_for_autocast_until_it_is_there(tmp_path: Pa
 
 
 def test_short_operators_ask_for_a_larger_micro_batch(tmp_path: Path) -> None:
-    small = {"num_steps": 4, "sequence_length": 8, "micro_batch_size": 1}
-    one = profiled(tmp_path, **small)
-    assert one.short_operators_percent > 30
-    assert any(advice.text.startswith("The overhead of calling operators") for advice in advise(one))
+    one = profiled(tmp_path, num_steps=4, sequence_length=8, micro_batch_size=1)
+    assert one.time is not None
+    for seconds, percent in ((1e-6, 100), (1e-2, 0)):
+        costs = tuple(replace(cost, seconds=seconds * cost.calls) for cost in one.time.operators)
+        like = replace(one, time=replace(one.time, operators=costs))
+        assert like.short_operators_percent == percent
+        is_advised = any(advice.text.startswith("The overhead of calling operators") for advice in advise(like))
+        assert is_advised == (percent == 100)
 
 
 def test_slow_data_gets_advice(tmp_path: Path) -> None:
