@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import OnCard
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
@@ -157,3 +158,11 @@ def test_the_kernel_is_the_one_that_torch_chooses_on_this_card() -> None:
         if NAMES[SDPBackend(chosen)] != choose_kernel(capability, call):
             wrong.append(case)
     assert not wrong, (len(wrong), wrong[:5])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("capability", ["7.5", "8.0", "8.6", "8.9", "10.0", "10.3", "12.0"])
+def test_the_kernel_is_the_one_that_torch_chooses_on_other_cards(capability: str, on_card: OnCard) -> None:
+    test = test_the_kernel_is_the_one_that_torch_chooses_on_this_card.__name__
+    done = on_card("h200", "-m", "pytest", f"{__file__}::{test}", SIMULATED_CARD_CAPABILITY=capability)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout

@@ -239,6 +239,7 @@ WIDE_HALF = ("softmax of bfloat16",)
 
 
 @pytest.mark.gpu
+@pytest.mark.every_card
 @pytest.mark.parametrize("name", CASES)
 def test_operators_allocate_what_the_table_says(name: str) -> None:
     if name in WIDE_HALF and torch.cuda.get_device_capability() < (8, 0):
@@ -247,6 +248,7 @@ def test_operators_allocate_what_the_table_says(name: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.every_card
 def test_torch_has_the_cublas_workspace_of_the_rule() -> None:
     assert torch.backends.cuda.cublas_workspace_size() == cublas_workspace_bytes(torch.cuda.get_device_capability())
 
