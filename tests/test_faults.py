@@ -12,6 +12,7 @@ from finished import SETTINGS
 from processes import started, wait_for, wait_for_the_end
 from project import SMALL, Project, as_words
 
+from pipeline.memory.meter import WATCHED_STEPS
 from pipeline.runtime.run_folder import STEPS
 from pipeline.tracking.unsent import NAME
 
@@ -74,8 +75,8 @@ def unsent(project: Project) -> list[Path]:
 
 
 def is_training(project: Project) -> bool:
-    """Whether some run has taken an optimizer step."""
-    return any(file.stat().st_size for file in project.folder.glob(f"runs/**/{STEPS}"))
+    """Whether some run has taken more optimizer steps than those in which memory is measured."""
+    return any(file.read_bytes().count(b"\n") > WATCHED_STEPS for file in project.folder.glob(f"runs/**/{STEPS}"))
 
 
 @pytest.mark.parametrize(
