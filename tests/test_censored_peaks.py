@@ -36,7 +36,7 @@ def test_a_lower_bound_below_the_predicted_peak_does_not_lower_the_predictions()
     bound = {LARGE: 0.976 * PEAK}
     censored = memory_model.posterior(CANDIDATES, {}, int(0.97 * PEAK), "cuda", bound)
     assert (censored.mean_N >= 0).all()
-    exact = memory_model.posterior(CANDIDATES, bound, int(0.97 * PEAK), "cuda")
+    exact = memory_model.posterior(CANDIDATES, bound, PEAK, "cuda")
     assert (exact.mean_N < 0).all(), "a peak that was measured does lower them"
 
 
@@ -49,6 +49,13 @@ def test_what_was_predicted_to_fit_and_did_not_raises_the_predictions() -> None:
     refuted = memory_model.posterior(candidates, {}, budget, "cuda", bound)
     expected = memory_model.posterior(CANDIDATES, {}, budget, "cuda", bound)
     assert refuted.mean_N[LARGE] > expected.mean_N[LARGE] > 0
+
+
+def test_a_run_that_fits_because_cached_memory_is_released_does_not_lower_the_predictions() -> None:
+    """Its peak is at most the budget, and the predicted one is without a budget."""
+    peaks, budget = {LARGE: 0.77 * PEAK}, int(0.85 * PEAK)
+    assert (memory_model.posterior(CANDIDATES, peaks, budget, "cuda").mean_N == 0).all()
+    assert (memory_model.posterior(CANDIDATES, peaks, budget, "cpu").mean_N < 0).all(), "a CPU has no cap"
 
 
 def test_the_mean_is_that_of_a_truncated_gaussian() -> None:
@@ -81,7 +88,7 @@ def test_a_trial_that_ran_out_of_memory_bounds_its_peak(attributes: dict[str, bo
     assert LARGE in measured.over_budget
 
 
-def test_a_sibling_that_cannot_fit_is_not_let_in_by_an_out_of_memory_trial() -> None:
+def test_a_sibling_that_cannot_fit_is_not_let_in_by_a_trial_at_the_cap() -> None:
     sibling = next(n for n, one in enumerate(CANDIDATES) if one.group == CANDIDATES[LARGE].group and n != LARGE)
     candidates = [*CANDIDATES]
     candidates[sibling] = replace(
@@ -92,7 +99,7 @@ def test_a_sibling_that_cannot_fit_is_not_let_in_by_an_out_of_memory_trial() -> 
     def probability(exact: dict[int, float], bounds: dict[int, float]) -> float:
         return float(memory_model.probability_of_fit(candidates, exact, budget, "cuda", bounds)[sibling])
 
-    assert probability({}, bound) <= probability({}, {}) < probability(bound, {}), "as a measured peak it would be"
+    assert probability({}, bound) <= probability({}, {}) == probability(bound, {})
 
 
 def test_a_peak_over_the_budget_that_was_measured_to_the_end_is_exact() -> None:

@@ -16,6 +16,7 @@ from project import SMALL, Project, as_words
 from test_faults import unsent
 from test_search_faults import trials
 
+from pipeline.base.torch_version import TORCH_VERSION
 from pipeline.base.units import MIB
 from pipeline.config.experiment import make_experiment
 from pipeline.config.settings import nested
@@ -35,6 +36,8 @@ LARGE = {
 """Settings under which logits take 32 MiB a sequence, so that the budget decides which micro-batches fit."""
 RUN = {**LARGE, "micro_batch_size": "4"}
 BUDGET_MIB = 300
+KEPT = TORCH_VERSION < (2, 15)
+"""Whether torch keeps its cuBLAS workspaces."""
 SEARCH = {**LARGE, "budget": f"{BUDGET_MIB}MiB", "effective_batch_size": "16"}
 STUDY = {**SEARCH, "sampler": "tpe", "num_trials": "9", "verify_steps": "0", "study": "headroom"}
 
@@ -85,7 +88,7 @@ def reserved_mib(run: Run) -> float:
 
 
 def test_the_trials_of_a_search_never_exceed_its_budget(project: Project) -> None:
-    """Two thirds of the configurations do not fit."""
+    """Two thirds of the configurations do not fit; a few less with torch 2.15, which keeps no cuBLAS workspaces."""
     done = project.here("search", {**SEARCH, "num_trials": "4"})
     assert done.returncode == 0, done.stdout + done.stderr
     parent = project.parent_of("search")
@@ -95,7 +98,7 @@ def test_the_trials_of_a_search_never_exceed_its_budget(project: Project) -> Non
     [job] = project.folder.glob("runs/*-search-*")
     found = json.loads((job / "findings.json").read_text())
     reasons = [one["reason"] for one in found["certificate"]["unmeasured"]]
-    assert reasons.count("predicted not to fit") >= 2 / 3 * found["num_configurations"] == 20
+    assert found["num_configurations"] == 30 and reasons.count("predicted not to fit") >= (20 if KEPT else 18)
     assert found["verification"]["outcome"] == "ok"
     assert all(one["peak_bytes"] <= BUDGET_MIB * MIB for one in found["verification"]["measurements"])
     assert (job / "report.html").exists() and (job / "handover" / "train.py").exists()

@@ -31,7 +31,8 @@ def posterior(
 
     `lower_bounds_bytes` has the censored ones: what ran out of memory within the budget has a peak above its bound. If
     it was predicted to fit, its prediction was too low, even if the predicted peak is above the bound: the
-    allocator gives back cached memory near a cap.
+    allocator gives back cached memory near a cap. For the same reason the peak of a run that fits only so says nothing
+    about the predicted one, which is without a cap.
     """
     correlation = correlation_of([candidate.group for candidate in candidates], 0.5)
     covariance = DEVIATION[kind] ** 2 * (SHARED_VARIANCE + GROUP_VARIANCE * correlation)
@@ -40,7 +41,12 @@ def posterior(
         number: max(ratio, 0.0) if candidates[number].fits(budget_bytes) else ratio
         for number, ratio in _log_ratios(candidates, lower_bounds_bytes or {}).items()
     }
-    return prior.condition(_log_ratios(candidates, peak_bytes), noise).condition_above(bounds, noise)
+    uncapped = {
+        number: peak
+        for number, peak in peak_bytes.items()
+        if kind == "cpu" or (candidates[number].predicted_bytes or 0) <= budget_bytes
+    }
+    return prior.condition(_log_ratios(candidates, uncapped), noise).condition_above(bounds, noise)
 
 
 def _log_ratios(candidates: Sequence[Candidate], peak_bytes: Mapping[int, float]) -> dict[int, float]:
