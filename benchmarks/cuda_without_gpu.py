@@ -36,6 +36,8 @@ ROOT = FOLDER.parent
 sys.path.insert(0, str(ROOT / "tests" / "cuda_without_gpu"))
 from cards import PYTHON, environment_of  # noqa: E402
 
+PATHS = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+"""Where a simulated card's process finds pipeline/ and tests/recordings.py."""
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 RUN_CODE = (
     "base/sequences.py",
@@ -81,7 +83,7 @@ class SimulatedCard:
 @contextmanager
 def simulated_card(card: str, *, expandable_segments: bool) -> Iterator[SimulatedCard]:
     """Start the process of a card, and end it afterwards."""
-    variables = {**os.environ, **environment_of(card), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    variables = {**os.environ, **environment_of(card), "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
     variables |= EXPANDABLE if expandable_segments else {}
     with tempfile.TemporaryDirectory() as folder:
         for name, configuration in CONFIGURATIONS.items():

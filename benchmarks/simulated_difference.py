@@ -5,12 +5,12 @@ from difflib import SequenceMatcher
 from itertools import groupby
 from typing import Any
 
+import recordings
 import torch
 from simulated_training import train_any_weights
 
 from pipeline.base.results import MemoryUse
 from pipeline.config.experiment import Experiment
-from pipeline.memory.allocator import CachingAllocator
 from pipeline.memory.blocks import MIN_BLOCK_BYTES, round_up
 from pipeline.memory.device import hardware_of
 from pipeline.prediction.trace import record
@@ -31,11 +31,13 @@ class _TwoStepsError(Exception):
 def difference(experiment: Experiment) -> Iterator[str]:
     """Yield the peaks of the real sequence on both allocators, each run of equal events, and each difference."""
     expected = sorted_releases(predicted_events(experiment))  # first: the run changes torch in this process
-    history, memory = real_history(experiment)
-    simulated = replayed(history, expandable_segments=uses_expandable_segments(experiment))
+    snapshot, memory = real_snapshot(experiment)
+    index = experiment.device.index or 0
+    recorded = recordings.events_of(snapshot, index)
+    simulated = recordings.replay(recorded, expandable_segments=uses_expandable_segments(experiment))
     yield f"real allocations on the real allocator: {memory.peak_allocated_bytes:,} {memory.peak_reserved_bytes:,}"
     yield f"on the simulated allocator: {simulated.peak_allocated_bytes:,} {simulated.peak_reserved_bytes:,}"
-    real = sorted_releases(events_of(history))
+    real = sorted_releases(events_of(snapshot["device_traces"][index]))
     matcher = SequenceMatcher(None, [each[:2] for each in expected], [each[:2] for each in real], autojunk=False)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         if tag == "equal":
@@ -43,18 +45,6 @@ def difference(experiment: Experiment) -> Iterator[str]:
         else:
             yield from (f"  predicted {text}" for text in _as_text(expected[i1:i2]))
             yield from (f"  real      {text}" for text in _as_text(real[j1:j2]))
-
-
-def replayed(history: Sequence[dict[str, Any]], *, expandable_segments: bool) -> CachingAllocator:
-    """Return a simulated allocator that has served a real sequence."""
-    allocator = CachingAllocator(expandable_segments=expandable_segments)
-    blocks = {}
-    for entry in history:
-        if entry["action"] == "alloc":
-            blocks[entry["addr"]] = allocator.allocate(entry["size"])
-        elif entry["action"] == "free_completed":
-            allocator.free(blocks.pop(entry["addr"]))
-    return allocator
 
 
 def sorted_releases(events: Sequence[Event]) -> list[Event]:
@@ -76,8 +66,8 @@ def predicted_events(experiment: Experiment) -> list[Event]:
     return events
 
 
-def real_history(experiment: Experiment) -> tuple[list[dict[str, Any]], MemoryUse]:
-    """Return the history that torch records of two optimizer steps on the device, and the peaks."""
+def real_snapshot(experiment: Experiment) -> tuple[dict[str, Any], MemoryUse]:
+    """Return what torch records of two optimizer steps, and the peaks."""
     received: list[MemoryUse] = []
 
     def end(message: Any) -> None:
@@ -89,10 +79,10 @@ def real_history(experiment: Experiment) -> tuple[list[dict[str, Any]], MemoryUs
     try:
         train_any_weights(experiment, experiment.prepare(), end)
     except _TwoStepsError:
-        history: list[dict[str, Any]] = torch.cuda.memory._snapshot()["device_traces"][experiment.device.index or 0]
+        snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)
-    return history, received[0]
+    return snapshot, received[0]
 
 
 def events_of(history: Sequence[dict[str, Any]]) -> list[Event]:

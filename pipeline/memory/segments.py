@@ -36,7 +36,7 @@ def segment_bytes_for(size_bytes: int) -> int:
 class SegmentPool(Pool):
     """Segments from cudaMalloc, the default; a segment can be released when all of it is free."""
 
-    def __init__(self, *, small: bool, base_address: int, oldest_first: bool = OLDEST_FIRST) -> None:
+    def __init__(self, *, small: bool, base_address: int, oldest_first: bool) -> None:
         super().__init__(small=small, base_address=base_address)
         self._oldest_first = oldest_first
         self._reserved_address_bytes = 0
