@@ -240,6 +240,39 @@ def test_ctrl_c_while_memory_is_predicted_prints_no_traceback(tmp_path: Path) ->
     assert process.returncode == 130 and "Traceback" not in err, err
 
 
+def test_ctrl_c_between_the_fork_of_a_process_and_its_arguments_prints_no_traceback(tmp_path: Path) -> None:
+    """A process that is forked without its arguments would print where it failed to read them."""
+    import os
+    import subprocess
+    import sys
+
+    script = (
+        "import signal, sys\n"
+        "from multiprocessing import forkserver\n"
+        "from pathlib import Path\n"
+        "from conftest import tiny\n"
+        "from pipeline.runtime.run import execute\n"
+        "connect = forkserver.connect_to_new_process\n"
+        "def interrupted(fds):\n"
+        "    ends = connect(fds)\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "    return ends\n"
+        "forkserver.connect_to_new_process = interrupted\n"
+        "print(execute(tiny(corpus='quick_fox'), Path('log.txt')).outcome)\n"
+    )
+    folders = (Path(__file__).parent.parent, Path(__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "interrupted\n") and "Traceback" not in done.stderr, done.stderr
+
+
 def test_ctrl_c_while_a_run_is_summarized_keeps_its_result(tmp_path: Path) -> None:
     from pipeline.runtime.observer import Observer
 

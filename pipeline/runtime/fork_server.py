@@ -12,6 +12,8 @@ from importlib import import_module
 from multiprocessing import forkserver, resource_tracker
 from types import ModuleType
 
+from pipeline.runtime.signals import deferred_signals
+
 CONTEXT = multiprocessing.get_context("forkserver")
 """Start method of all child processes; they inherit no database connection and no thread of this process."""
 PRELOADED = [
@@ -82,12 +84,13 @@ def loading(module: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_main() -> Iterator[None]:
-    """Keep multiprocessing from running the user's script again in a child process."""
+def starting_processes() -> Iterator[None]:
+    """Keep multiprocessing from running the user's script again, and Ctrl-C from leaving a process half started."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
-        yield
+        with deferred_signals():
+            yield
     finally:
         sys.modules["__main__"] = main
 

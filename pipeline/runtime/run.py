@@ -16,7 +16,7 @@ from pipeline.base.results import Finished, MemoryUse, Outcome, Result, StepReco
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.runtime.child import Failed, Work, child_main
-from pipeline.runtime.fork_server import CONTEXT, without_main
+from pipeline.runtime.fork_server import CONTEXT, starting_processes
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run_folder import LOG, RunFolder
 from pipeline.training.loop import Stop, never_stop, train
@@ -106,20 +106,20 @@ def execute(
     receiver, sender = CONTEXT.Pipe(duplex=False)
     arguments = (experiment, sender, log_file, work or partial(train, stop=stop))
     process = CONTEXT.Process(target=child_main, args=arguments, daemon=True)
-    with without_main():
-        process.start()  # the first time, this waits until the fork server has imported torch and transformers
-    start = time.monotonic()
-    sender.close()
-    limit = experiment.settings.time_limit
+    start, limit = time.monotonic(), experiment.settings.time_limit
     try:
+        with starting_processes():
+            process.start()  # the first time, this waits until the fork server has imported torch and transformers
+        start = time.monotonic()  # without that wait
+        sender.close()
         if not _receive_all(receiver, received, observers, None if limit is None else start + limit):
             process.kill()
             received.failed = Failed(Outcome.TIMED_OUT, f"ended after its time_limit of {limit:g} seconds")
     except KeyboardInterrupt:
-        process.kill()
+        _kill(process)
         received.failed = Failed(Outcome.INTERRUPTED, f"interrupted after {len(received.steps)} optimizer steps")
     except BaseException:
-        process.kill()
+        _kill(process)
         raise
     finally:
         _await_end(process)
@@ -196,8 +196,15 @@ def _emit(observer: Observer, event: Any) -> None:
         observer.message(event)
 
 
+def _kill(process: BaseProcess) -> None:
+    if process.pid is not None:  # it was started
+        process.kill()
+
+
 def _await_end(process: BaseProcess) -> None:
-    """Wait until a process has ended; kill it if it has not after its last event."""
+    """Wait until a process has ended, if it was started; kill it if it has not after its last event."""
+    if process.pid is None:
+        return
     process.join(timeout=30)
     if process.is_alive():
         process.kill()

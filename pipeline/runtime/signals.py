@@ -3,6 +3,9 @@
 import atexit
 import os
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import resource_tracker
 
 import psutil
@@ -32,6 +35,33 @@ def ignore_signals() -> None:
     """Ignore signals while the command ends."""
     for kind in STOPS:
         signal.signal(kind, signal.SIG_IGN)
+
+
+@contextmanager
+def deferred_signals() -> Iterator[None]:
+    """Let the body finish before the first signal takes effect; a second one takes effect at once."""
+    if threading.current_thread() is not threading.main_thread():  # signals are handled in the main thread
+        yield
+        return
+    handlers = {kind: handler for kind in STOPS if callable(handler := signal.getsignal(kind))}
+    received: list[int] = []
+
+    def restore() -> None:
+        for kind, handler in handlers.items():
+            signal.signal(kind, handler)
+
+    def defer(kind: int, _: object) -> None:
+        received.append(kind)
+        restore()
+
+    for kind in handlers:
+        signal.signal(kind, defer)
+    try:
+        yield
+    finally:
+        restore()
+        if received:
+            signal.raise_signal(received[0])
 
 
 def _leave(*_: object) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from pipeline.base.errors import InvalidInputError, first_line
-from pipeline.runtime.fork_server import CONTEXT, has_server, loaded, without_main
+from pipeline.runtime.fork_server import CONTEXT, has_server, loaded, starting_processes
 
 Argument = TypeVar("Argument")
 Returned = TypeVar("Returned")
@@ -47,7 +47,7 @@ def run_all(
 
     """
     try:
-        with without_main():  # submit() starts the processes
+        with starting_processes():  # submit() starts the processes
             futures = {pool.submit(_call, function, argument): number for number, argument in enumerate(arguments)}
         for future in as_completed(futures):
             yield futures[future], future.result()
