@@ -15,7 +15,7 @@ RANDOM_STATE_BYTES = 5056
 
 @contextmanager
 def clipping_in_lists() -> Iterator[None]:
-    """Clip gradients by operators on lists, as on CUDA: on a CPU and on fake tensors there are two for each gradient."""
+    """Clip gradients by operators on lists, as on CUDA, not by two for each gradient."""
     with patch.object(import_module("torch.nn.utils.clip_grad"), "_has_foreach_support", lambda *_, **__: True):
         yield
 
