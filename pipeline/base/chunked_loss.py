@@ -51,8 +51,8 @@ def chunked_cross_entropy(
     del weight, hidden, inputs_nC
     if not any(wanted):
         return total
-    loss: Tensor = _WithGradients.apply(total, [hidden_sum, weight_sum, bias_sum], *parts)  # type: ignore[no-untyped-call]
-    return loss
+    gradients = [hidden_sum, weight_sum, bias_sum]
+    return _WithGradients.apply(total, gradients, *parts)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _loss_and_gradient(
