@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pipeline.base.contracts import Hardware, Settings, Trainable
+from pipeline.base.contracts import Hardware, Model, Settings, Trainable
 
 Context = Callable[[], AbstractContextManager[object]]
 """Makes a context manager."""
@@ -136,6 +136,14 @@ class Technique(Settings, ABC):
     def unsupported(self, hardware: Hardware) -> str | None:
         """Return why `hardware` does not support it with these settings, or None if it does."""
         del hardware
+        return None
+
+    def unsuited(self, model: Model, name: str) -> str | None:
+        """Return why it cannot train model `name` of the family `model`, or None if it can.
+
+        The message states rule, value and remedy.
+        """
+        del model, name
         return None
 
     def conflict(self, settings: Any) -> str | None:

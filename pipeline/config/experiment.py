@@ -90,10 +90,13 @@ class Experiment:
     def unsupported(self, hardware: Hardware | None = None) -> str | None:
         """Return why it cannot run on `hardware` (by default its own device), or None if it can.
 
-        Either the hardware does not support a technique, or a technique cannot be combined with other settings.
+        Either a technique cannot be combined with other settings, or the hardware or the model does not support it.
         """
         hardware = hardware or hardware_of(self.device)
-        reasons = (each.conflict(self.settings) or each.unsupported(hardware) for each in self.techniques)
+        reasons = (
+            each.conflict(self.settings) or each.unsupported(hardware) or each.unsuited(self.model, self.settings.model)
+            for each in self.techniques
+        )
         return next((reason for reason in reasons if reason), None)
 
     def prepare(self) -> Prepared:
