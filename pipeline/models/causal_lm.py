@@ -4,13 +4,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch.nn.functional as F
+import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from pipeline.base.contracts import Batch, Description, Model, Trainable
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.sequences import IGNORED_LABEL
+from pipeline.base.heads import head_of, token_loss, why_inseparable
 
 
 def _gpt2(layers: int, width: int, heads: int, **more: Any) -> dict[str, Any]:
@@ -122,7 +122,12 @@ class CausalLm(Model):
             )
         else:
             module = AutoModelForCausalLM.from_config(self.configuration(name, vocabulary_size))
-        return Trainable(module=module.train(), layers=_layers(module), loss=_token_loss)
+        head = head_of(module, _logits)
+        return Trainable(module=module.train(), layers=_layers(module), loss=_token_loss, head=head)
+
+    def inseparable_head(self, name: str) -> str | None:
+        """Return None for a preset; any other model is built on the meta device and its head is checked."""
+        return None if name in PRESETS else _why_inseparable(self.model_copy(update={"pretrained": False}), name)
 
     def configuration(self, name: str, vocabulary_size: int) -> Any:
         """Return transformers' configuration of model `name`, changed by the settings of this family."""
@@ -202,12 +207,20 @@ def _layers(module: nn.Module) -> tuple[nn.Module, ...]:
     return tuple(blocks)
 
 
+@lru_cache
+def _why_inseparable(model: CausalLm, name: str) -> str | None:
+    with torch.device("meta"):
+        return why_inseparable(name, model.build(name, 1))
+
+
+def _logits(module: nn.Module, batch: Batch) -> Tensor:
+    logits_BTV: Tensor = module(input_ids=batch["input_ids"], use_cache=False).logits
+    return logits_BTV
+
+
 def _token_loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
     """Return the summed cross-entropy divided by the window's number of targets, without keeping the model's output.
 
     It equals transformers' ForCausalLMLoss with num_items_in_batch, which not all models of transformers support.
     """
-    logits_BTV = module(input_ids=batch["input_ids"], use_cache=False).logits.float()
-    targets_BT = F.pad(batch["labels"], (0, 1), value=IGNORED_LABEL)[:, 1:]
-    loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
-    return loss / num_targets
+    return token_loss(_logits(module, batch).float(), batch, num_targets)

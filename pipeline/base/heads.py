@@ -1,0 +1,91 @@
+"""Language models' heads: the loss of their logits, hidden states without logits, and which heads can be separated."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipeline.base.contracts import Batch, Head, Trainable
+from pipeline.base.sequences import IGNORED_LABEL
+
+PROBE_LENGTH = 2
+"""Tokens of the sequence on which a head is checked."""
+PROBED_LOGITS = (-100.0, 100.0)
+"""Range of the logits on which it is checked: beyond every soft cap."""
+
+
+def token_loss(logits_BTV: Tensor, batch: Batch, num_targets: int) -> Tensor:
+    """Return the summed cross-entropy of float32 logits divided by the window's number of targets."""
+    targets = shifted_targets(batch)
+    loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets, ignore_index=IGNORED_LABEL, reduction="sum")
+    return loss / num_targets
+
+
+def shifted_targets(batch: Batch) -> Tensor:
+    """Return the next token of each position, int64 [B x T]; the last position of a sequence has none."""
+    return F.pad(batch["labels"], (0, 1), value=IGNORED_LABEL)[:, 1:].flatten()
+
+
+def head_of(module: nn.Module, logits: Any) -> Head | None:
+    """Return the head that `module` names as transformers' models do, by get_output_embeddings().
+
+    `logits` calls the model, as in Head. The head is not checked: see why_inseparable().
+    """
+    layer = getattr(module, "get_output_embeddings", lambda: None)()
+    if not isinstance(layer, nn.Linear) or not layer.weight.is_floating_point():
+        return None
+    soft_cap = getattr(getattr(module, "config", None), "final_logit_softcapping", None)
+    return Head(layer=layer, logits=logits, soft_cap=soft_cap)
+
+
+def hidden_states(head: Head, module: nn.Module, batch: Batch) -> Tensor:
+    """Return what the head multiplies, [B, T, C], from a forward pass of the whole model that computes no logits."""
+    received: list[Tensor] = []
+
+    def without_columns(hidden_BTC: Tensor) -> Tensor:
+        received.append(hidden_BTC)
+        return hidden_BTC[..., :0]  # whatever the model does with logits, it does with none
+
+    _call_with_head(head, without_columns, module, batch)
+    return received.pop()
+
+
+def why_inseparable(name: str, trainable: Trainable) -> str | None:
+    """Return why the logits of a model are not those of its head, capped or not, or None if they are.
+
+    The model may be on the meta device: its head is replaced by one that returns known logits, and the model must
+    return them.
+    """
+    head = trainable.head
+    if head is None:
+        return (
+            f"{name} names no torch.nn.Linear as its head; give it a method get_output_embeddings() that returns it, "
+            "or return a Trainable with a head"
+        )
+    weight = head.layer.weight
+    ids_BT = torch.zeros(1, PROBE_LENGTH, dtype=torch.int64, device=weight.device)
+    given_BTV = torch.linspace(*PROBED_LOGITS, len(weight), device="cpu").expand(1, PROBE_LENGTH, -1)
+    cap = head.soft_cap
+    expected_BTV = given_BTV if cap is None else cap * torch.tanh(given_BTV / cap)
+    try:
+        with torch.no_grad():
+            returned = _call_with_head(head, lambda _: given_BTV, trainable.module, {"input_ids": ids_BT})
+        if returned.shape == expected_BTV.shape and torch.allclose(returned, expected_BTV):
+            return None
+    except (RuntimeError, NotImplementedError) as error:  # it mixes logits with what is on the meta device
+        return f"the logits of {name} are not those of its head ({str(error).splitlines()[0]})"
+    return f"the logits of {name} are not those of its head, but changed after it in a way that is not known here"
+
+
+def _call_with_head(head: Head, forward: Any, module: nn.Module, batch: Batch) -> Tensor:
+    """Return the logits of a forward pass in which the head computes `forward`."""
+    attributes = head.layer.__dict__
+    before = attributes.get("forward")
+    attributes["forward"] = forward
+    try:
+        return head.logits(module, batch)
+    finally:
+        del attributes["forward"]
+        if before is not None:
+            attributes["forward"] = before

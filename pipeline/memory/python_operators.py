@@ -1,0 +1,24 @@
+"""Operators of torch that are written in Python, of other operators: those are what allocates and computes."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+def _in_python() -> Mapping[Any, Callable[[tuple[Any, ...]], Any]]:
+    """Return the functions that compute these operators from their arguments; not all versions of torch have them."""
+    module = getattr(torch.nn.modules, "linear_cross_entropy", None)
+    accumulate: Any = getattr(module, "_linear_cross_entropy_batch_chunked_accumulator", None)
+    if accumulate is None:
+        return {}
+
+    def chunked(args: tuple[Any, ...]) -> Any:
+        *inputs, _, hidden_gradient, weight_gradient, bias_gradient = args  # without allow_retain_graph
+        return accumulate(*inputs, hidden_gradient, weight_gradient, bias_gradient)
+
+    return {torch.ops.torch_nn._linear_cross_entropy_batch_chunked.default: chunked}
+
+
+IN_PYTHON = _in_python()
+"""Functions of an operator's arguments, by operator."""
