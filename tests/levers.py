@@ -61,6 +61,25 @@ LEVERS = (
     Lever(technique="precision", settings={"precision": "fp16"}, tolerance=1e-3),
     Lever(technique="checkpointing", settings={"checkpointing": "every_layer"}),
     Lever(technique="checkpointing", settings={"checkpointing": "every_2_layers"}),
+    Lever(
+        technique="optimizer_in_backward",
+        settings={"optimizer_in_backward": True},
+        companions={"max_grad_norm": None},
+        accumulates=False,
+    ),
+    Lever(technique="attention", settings={"attention": "eager"}, models=CAUSAL, tolerance=1e-5),
+    Lever(
+        technique="attention",
+        settings={"attention": "flash"},
+        devices=("cuda",),
+        models=CAUSAL,
+        tolerance=1e-3,
+        package="flash_attn",
+        predicted=False,
+    ),
+    Lever(technique="compile", settings={"compile": "layers"}, tolerance=1e-5, predicted=False),
+    Lever(technique="expandable_segments", settings={"expandable_segments": True}, devices=("cuda",)),
+    Lever(technique="gelu", settings={"gelu": "fused"}, models=("gpt2-nano",), tolerance=1e-5),
 )
 ON_CPU, ON_CUDA = (tuple(lever for lever in LEVERS if kind in lever.devices) for kind in ("cpu", "cuda"))
 

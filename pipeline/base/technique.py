@@ -84,6 +84,8 @@ class Stage(IntEnum):
     RECOMPUTATION = 5
     COMPILE = 6
     OPTIMIZER = 7
+    UPDATE = 8
+    """When the optimizer updates, whichever it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,11 @@ class Exported:
     """Arguments of the framework's own: of TrainingArguments or Lightning's Trainer, keys of the JSON or YAML file."""
     notes: tuple[str, ...] = ()
     """What a user of the files needs to know, a sentence each."""
+
+    @property
+    def needs_python(self) -> bool:
+        """Whether a file without code, such as JSON, cannot express it."""
+        return bool(self.code or self.prepare or self.optimizer != "{optimizer}")
 
 
 class Technique(Settings, ABC):
@@ -152,6 +159,11 @@ class Technique(Settings, ABC):
         The message states rule, value and remedy; `settings` has all settings of the run by name, as attributes.
         """
         del settings
+        return None
+
+    @property
+    def not_predicted(self) -> str | None:
+        """What a prediction of memory does not see with these settings; None if it sees everything."""
         return None
 
     @classmethod
