@@ -1,10 +1,13 @@
 """What a technique is: settings, and a function from Step to Step."""
 
+import ast
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
+from types import ModuleType
 from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 import torch
@@ -48,6 +51,13 @@ class Step:
     def with_run_context(self, context: Context) -> Self:
         """Return a copy that enters `context` around the run, inside the existing contexts."""
         return replace(self, run_context=_stacked(self.run_context, context))
+
+
+def source_of(module: ModuleType) -> str:
+    """Return the source of a module without its first docstring, for an export."""
+    lines = inspect.getsource(module).splitlines()
+    [docstring, *_] = ast.parse(inspect.getsource(module)).body
+    return "\n".join(lines[docstring.end_lineno :]).strip()
 
 
 def _stacked(*contexts: Context) -> Context:
@@ -95,7 +105,10 @@ class Exported:
     code: str = ""
     """Python source for the top level of the file: imports, functions, classes."""
     prepare: str = ""
-    """Python statements that change `model` in place, before its optimizer is made."""
+    """Python statements that change `model` in place, before its optimizer is made.
+
+    `{layers}` stands for an expression for the names of its layers.
+    """
     optimizer: str = "{optimizer}"
     """A Python expression for the optimizer of `model`.
 
@@ -139,6 +152,11 @@ class Technique(Settings, ABC):
 
         """
         return self
+
+    @property
+    def size_thresholds(self) -> tuple[float, ...]:
+        """Sizes in bytes from which on it treats a tensor in another way: no prediction is extrapolated across one."""
+        return ()
 
     def unsupported(self, hardware: Hardware) -> str | None:
         """Return why `hardware` does not support it with these settings, or None if it does."""
