@@ -73,6 +73,11 @@ class Mathematics(StrEnum):
     DIFFERENT = "different"
     """Another training: other formulas, or other trained parameters."""
 
+    def includes(self, other: "Mathematics") -> bool:
+        """Whether a training that differs as much as `other` differs at most as much as this."""
+        order = list(Mathematics)
+        return order.index(other) <= order.index(self)
+
 
 class Stage(IntEnum):
     """The order in which techniques are applied, by what they change."""
