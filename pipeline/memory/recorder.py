@@ -19,10 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pipeline.base.contracts import Trainable
-from pipeline.memory.flops import operations_of
 from pipeline.memory.gradient_sums import calibrate, in_backward, is_in_place_sum
 from pipeline.memory.inside import Buffer, InsideOf, nothing_inside
-from pipeline.memory.timeline import Lifetime, Span, Timeline
+from pipeline.memory.timeline import Lifetime, PhaseWork, Span, Timeline
+from pipeline.memory.work import WorkCounter
 
 OUTSIDE = {"load": "", "forward": "loss", "backward": "loss", "optimizer": "optimizer"}
 """The module name of storages that are allocated outside of all modules, by phase."""
@@ -51,7 +51,8 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._guards: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._events: list[int] = []
         self._seconds: list[float] = []
-        self._flops = 0
+        self._counter = WorkCounter()
+        self._work: list[PhaseWork] = []
         self._step, self._loading = 0, True
         self._spans: list[Span] = [Span(step=0, phase="load", begin=0)]
         self._modules: list[str] = []
@@ -84,6 +85,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def mark(self, step: int, phase: str) -> None:
         """Record the end of a phase of optimizer step `step`."""
+        self._work.append(PhaseWork(step=step, phase=phase, work=self._counter.take()))
         if phase in ("backward", "optimizer"):
             self._categorize()
         self._loading = False
@@ -99,7 +101,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             events=tuple(self._events),
             seconds=tuple(moment - first for moment in self._seconds),
             spans=tuple(self._spans),
-            flops=self._flops,
+            work=tuple(self._work),
         )
 
     def __torch_dispatch__(
@@ -113,7 +115,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._follow(inside.before, func, buffers)
         in_place = inside.in_place or is_in_place_sum(func, args)
         result = self._run(func, args, kwargs)
-        self._flops += operations_of(func, args, kwargs, result)
+        self._counter.count(func, args, kwargs, result)
         if in_place:
             self._pass_on(args[0], result)
         tensors = (result,) if isinstance(result, Tensor) else tree_leaves(result)

@@ -20,7 +20,7 @@ class PlannedRow:
     peak_reserved_bytes: int | None
     peak_device_bytes: int | None
     fits: bool
-    flops: int
+    flops: float
     """Floating-point operations of one optimizer step, recomputation included."""
     tokens: int
     """Tokens of one optimizer step."""
