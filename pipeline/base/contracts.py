@@ -75,6 +75,8 @@ class Description:
     """Whether a corpus must be tokenized with that tokenizer."""
     width: int | None
     """Channels of its layers, if known."""
+    num_layers: int | None = None
+    """Number of its layers, which are identical and which its family's setting `num_layers` sets; None if unknown."""
 
 
 class Model(Settings, ABC):

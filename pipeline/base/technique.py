@@ -129,6 +129,14 @@ class Technique(Settings, ABC):
         """Whether the technique has any effect with these settings: by default, where one differs from its default."""
         return self != type(self)()
 
+    @property
+    def layer_period(self) -> int | None:
+        """The number of layers after which what it does to layers repeats; None if it does not repeat.
+
+        A technique outside the package counts as not repeating unless it overrides this.
+        """
+        return 1
+
     def resolved(self) -> Self:
         """Return a copy in which every derived setting has its value.
 

@@ -1,5 +1,6 @@
 """Experiment: the settings of one run, completed and checked before anything runs."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -128,6 +129,17 @@ class Experiment:
             changes[_family(self.settings.model)] = self.model.model_copy(update={"pretrained": False})
         return Experiment(self.settings.model_copy(update=changes))
 
+    def with_layers(self, num_layers: int) -> "Experiment":
+        """Return the same run of a model with another number of layers."""
+        other = self.model.model_copy(update={"num_layers": num_layers})
+        return Experiment(self.settings.model_copy(update={_family(self.settings.model): other}))
+
+    @property
+    def layer_period(self) -> int | None:
+        """The number of layers after which the layers repeat; None if they do not, or that is not known."""
+        periods = [_layer_period(technique) for technique in self.techniques if technique.active]
+        return None if None in periods else math.lcm(*(period for period in periods if period))
+
     def params(self) -> dict[str, Any]:
         """Return every setting that the run uses by its dotted name, and digests of the user's code that it uses."""
         digests = [digest(name) for name in (self.settings.model, self.settings.corpus) if is_function_name(name)]
@@ -171,6 +183,11 @@ def completed(settings: RunSettings) -> Experiment:
     for made in _made(settings):
         derived |= made.resolved
     return Experiment(settings.model_copy(update=derived))
+
+
+def _layer_period(technique: Technique) -> int | None:
+    is_declared = type(technique).layer_period is not Technique.layer_period
+    return technique.layer_period if is_declared or not is_user_technique(technique) else None
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,7 @@ class CausalLm(Model):
             tokenizer=name if has_tokenizer or self.pretrained else None,
             needs_tokenizer=self.pretrained or (has_tokenizer and name not in PRESETS),
             width=config.hidden_size,
+            num_layers=config.num_hidden_layers if name in PRESETS and not self.pretrained else None,
         )
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:

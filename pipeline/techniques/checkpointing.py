@@ -43,6 +43,11 @@ class Checkpointing(Technique):
         number = re.search(r"\d+", self.checkpointing)
         return int(number.group()) if number else 1
 
+    @property
+    def layer_period(self) -> int:
+        """The n of every n-th layer."""
+        return self.every_n_layers or 1
+
     def apply(self, step: Step) -> Step:
         """Enable checkpointing by transformers' own method, or by torch.utils.checkpoint on the layers."""
         every = self.every_n_layers
