@@ -80,7 +80,7 @@ def _logits_of(head: Head, given_BTV: Tensor, module: nn.Module) -> Tensor:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with ExitStack() as without_values, torch.no_grad():
-        without_values.enter_context(FakeTensorMode(allow_non_fake_inputs=True))  # type: ignore[no-untyped-call]
+        without_values.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
 
         def known(_: Tensor) -> Tensor:
             without_values.close()
