@@ -89,6 +89,8 @@ class Description:
     """Whether a corpus must be tokenized with that tokenizer."""
     width: int | None
     """Channels of its layers, if known."""
+    activation: str | None = None
+    """transformers' name of the activation function of its layers, if they have one of them."""
 
 
 class Model(Settings, ABC):
@@ -109,6 +111,11 @@ class Model(Settings, ABC):
     @abstractmethod
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return model `name` in float32 on the CPU; `vocabulary_size` is the corpus's, 0 for a corpus of vectors."""
+
+    def attention_implementations(self, name: str) -> tuple[str, ...]:
+        """Return transformers' names of the implementations of attention that model `name` can be set to: here none."""
+        del name
+        return ()
 
     def inseparable_head(self, name: str, *, soft_cap: bool) -> str | None:
         """Return why the head of model `name` cannot be computed apart from the rest of it, or None if it can.

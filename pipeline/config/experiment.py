@@ -82,6 +82,11 @@ class Experiment:
         return {name: value for technique in self.techniques for name, value in technique.environment().items()}
 
     @property
+    def not_predicted(self) -> tuple[str, ...]:
+        """What a prediction of its memory does not see, a sentence for each technique."""
+        return tuple(sentence for each in self.techniques if (sentence := each.not_predicted) is not None)
+
+    @property
     def budget_bytes(self) -> int | None:
         """The memory budget in bytes, if there is one."""
         budget = self.settings.budget

@@ -71,6 +71,8 @@ class Facts:
     """Whether one of them changes the optimizer, which is AdamW otherwise."""
     exported: tuple[Exported, ...] = ()
     """What those techniques add to the files of one framework."""
+    in_python: tuple[str, ...] = ()
+    """Those of them that only Python code can express, as `setting=value`."""
     missing: tuple[str, ...] = ()
     """A sentence for each technique that the files of one framework cannot express."""
 
@@ -168,7 +170,7 @@ def facts_of(experiment: Experiment) -> Facts:
         tokens=tokens if tokens.exists() else None,
         environment=experiment.environment,
         others=tuple(_settings_text(technique) for technique in others),
-        replaces_optimizer=any(technique.stage is Stage.OPTIMIZER for technique in others),
+        replaces_optimizer=any(technique.stage >= Stage.OPTIMIZER for technique in others),
     )
 
 
@@ -181,8 +183,9 @@ def facts_for(facts: Facts, experiment: Experiment, target: str, known: tuple[ty
         for technique, exported in exports.items()
         if exported is None
     ]
-    exported = tuple(exported for exported in exports.values() if exported is not None)
-    return replace(facts, exported=exported, missing=tuple(missing))
+    found = {technique: exported for technique, exported in exports.items() if exported is not None}
+    in_python = [_settings_text(technique) for technique, exported in found.items() if exported.needs_python]
+    return replace(facts, exported=tuple(found.values()), in_python=tuple(in_python), missing=tuple(missing))
 
 
 def _others(experiment: Experiment, known: tuple[type[Technique], ...]) -> list[Technique]:

@@ -37,8 +37,6 @@ class PlanSettings(SpaceSettings):
 
     gpu: str = "auto"
     """Cards to plan for, separated by commas: h100, rtx4090, t4, ...; cpu; auto: the device of this machine."""
-    expandable_segments: bool = False
-    """Whether the GPU's caching allocator is configured with expandable_segments:True."""
 
 
 def plan(given: Mapping[str, Any], console: Console) -> int:
@@ -73,8 +71,7 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
                 f"all configurations of a plan share {name}, so it cannot be a dimension; make a plan for each value"
             )
     cards = tuple(
-        _card_plan(target, budget, values, space, own, console)
-        for target, (_, space) in zip(targets, spaces, strict=True)
+        _card_plan(target, budget, values, space, console) for target, (_, space) in zip(targets, spaces, strict=True)
     )
     if len(cards) == 1:
         _refuse_hopeless(cards[0], values["model"])
@@ -136,7 +133,7 @@ def _budget_bytes(text: str | None, target: Hardware) -> int:
 
 
 def _card_plan(
-    target: Hardware, budget: str | None, values: Mapping[str, Any], space: Space, own: PlanSettings, console: Console
+    target: Hardware, budget: str | None, values: Mapping[str, Any], space: Space, console: Console
 ) -> CardPlan:
     """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
     budget_bytes = _budget_bytes(budget, target)
@@ -144,7 +141,7 @@ def _card_plan(
     rows: dict[int, PlannedRow] = {}
     breakdowns: dict[int, Breakdown] = {}
     unpredicted: dict[str, None] = {}
-    predictions = predict_each(experiments, target, expandable_segments=own.expandable_segments or None)
+    predictions = predict_each(experiments, target)
     with closing(predictions):
         shown = track(
             predictions,

@@ -52,6 +52,10 @@ UNPUBLISHED = tuple(name for name, values in PRESETS.items() if values["vocab_si
 """Presets without published weights, tokenizer and vocabulary size."""
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout", "dropout")
 """The names of dropout in transformers' configurations."""
+ACTIVATIONS = ("activation_function", "hidden_act", "hidden_activation")
+"""The names of the activation function there."""
+ATTENTION = ("eager", "sdpa", "flash_attention_2")
+"""Implementations of attention in transformers; the presets have all of them."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -101,7 +105,12 @@ class CausalLm(Model):
             tokenizer=name if has_tokenizer or self.pretrained else None,
             needs_tokenizer=self.pretrained or (has_tokenizer and name not in PRESETS),
             width=config.hidden_size,
+            activation=_activation(config),
         )
+
+    def attention_implementations(self, name: str) -> tuple[str, ...]:
+        """Return all for a preset; the class of any other model is imported and asked."""
+        return ATTENTION if name in PRESETS else _attention(self.configuration(name, 1).model_type)
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return the model, with its own vocabulary size or, if it has none, the corpus's."""
@@ -170,6 +179,23 @@ class CausalLm(Model):
             return {}
         known = {**values, **(dict.fromkeys(DROPOUTS[:3], 0.1) if values["model_type"] == "gpt2" else {})}
         return {name: self.dropout for name in DROPOUTS if name in known}
+
+
+def _activation(config: Any) -> str | None:
+    """Return the name of the activation function in a configuration of transformers."""
+    return next((value for name in ACTIVATIONS if isinstance(value := getattr(config, name, None), str)), None)
+
+
+@lru_cache
+def _attention(model_type: str) -> tuple[str, ...]:
+    """Return the implementations of attention that a built model of this type can be set to."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM._model_mapping.get(CONFIG_MAPPING[model_type], None)
+    if model is None or not model._can_set_attn_implementation():
+        return ()
+    has = {"eager": True, "sdpa": model._supports_sdpa, "flash_attention_2": model._supports_flash_attn}
+    return tuple(name for name in ATTENTION if has[name])
 
 
 def _has_tokenizer(folder: Path) -> bool:

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from unittest.mock import patch
 
 from pipeline.base.contracts import Hardware
+from pipeline.memory import offloading
 from pipeline.prediction.cached_operators import CachedFakeTensorMode
 from pipeline.prediction.cuda_operators import cuda_operators
+from pipeline.prediction.fake_card import HOST
 from pipeline.prediction.grouped_products import grouped_products
 from pipeline.prediction.patches import without_values
 
@@ -17,6 +20,7 @@ def simulated(target: Hardware) -> Iterator[CachedFakeTensorMode]:
     with (
         without_values(counts_host_memory=target.kind == "cpu"),
         operators,
+        patch.object(offloading, "HOST", HOST if target.capability else offloading.HOST),
         grouped_products(),
         CachedFakeTensorMode() as mode,
     ):
