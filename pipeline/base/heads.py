@@ -52,8 +52,8 @@ def hidden_states(head: Head, module: nn.Module, batch: Batch) -> Tensor:
     return received.pop()
 
 
-def why_inseparable(name: str, trainable: Trainable) -> str | None:
-    """Return why the logits of a model are not those of its head, capped or not, or None if they are.
+def why_inseparable(name: str, trainable: Trainable, soft_cap: bool) -> str | None:
+    """Return why the logits of a model are not those of its head, or None if they are; capped ones if `soft_cap`.
 
     On fake tensors up to its head, which is replaced by one that returns known logits: the model must return them too.
     """
@@ -63,8 +63,10 @@ def why_inseparable(name: str, trainable: Trainable) -> str | None:
             f"{name} names no torch.nn.Linear as its head; give it a method get_output_embeddings() that returns it, "
             "or return a Trainable with a head"
         )
-    given_BTV = torch.linspace(*PROBED_LOGITS, head.layer.out_features, device="cpu").expand(1, PROBE_LENGTH, -1)
     cap = head.soft_cap
+    if cap is not None and not soft_cap:
+        return f"{name} caps its logits at {cap:g}"
+    given_BTV = torch.linspace(*PROBED_LOGITS, head.layer.out_features, device="cpu").expand(1, PROBE_LENGTH, -1)
     expected_BTV = given_BTV if cap is None else cap * torch.tanh(given_BTV / cap)
     try:
         returned_BTV = _logits_of(head, given_BTV, trainable.module)
@@ -80,7 +82,7 @@ def _logits_of(head: Head, given_BTV: Tensor, module: nn.Module) -> Tensor:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with ExitStack() as without_values, torch.no_grad():
-        without_values.enter_context(FakeTensorMode(allow_non_fake_inputs=True))  # type: ignore[no-untyped-call]
+        without_values.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
 
         def known(_: Tensor) -> Tensor:
             without_values.close()

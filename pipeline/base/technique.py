@@ -114,6 +114,8 @@ class Exported:
 
     `{optimizer}` stands for the expression without the technique, `{learning_rate}` and `{weight_decay}` for numbers.
     """
+    loss: str = ""
+    """A Python expression for the summed loss of `model` on `ids_BT` and `labels_BT`, in the plain script."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the framework's own: of TrainingArguments or Lightning's Trainer, keys of the JSON or YAML file."""
     notes: tuple[str, ...] = ()

@@ -90,8 +90,8 @@ class Checkpointing(Technique):
         """
         if self.checkpointing == "auto":
             raise InvalidInputError(
-                "checkpointing=auto needs the policies that a prediction chooses before a run starts, and has none; give "
-                "the policies themselves, as full:0-7"
+                "checkpointing=auto needs the policies that a prediction chooses before a run starts, and has none; "
+                "give the policies themselves, as full:0-7"
             )
         if self.checkpointing in (NONE, ATTENTION_SAVED, OFFLOADED):
             return (self.checkpointing,) * num_layers
