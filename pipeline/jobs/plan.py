@@ -1,6 +1,7 @@
 """`headroom plan`: the predicted memory of every configuration on each card, and the one to start with."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -13,11 +14,13 @@ from rich.progress import track
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.technique import Mathematics
 from pipeline.base.units import MIB, parse_budget
+from pipeline.config.configurations import Configurations, why_refused
 from pipeline.config.entry_points import yaml_file
-from pipeline.config.experiment import AUTO_MODEL, Experiment, make_experiment
+from pipeline.config.experiment import AUTO_MODEL, Experiment
 from pipeline.config.settings import AllSettings, RunSettings, dotted, merged, nested, validate
-from pipeline.config.space import Choice, Space, SpaceSettings, read_space
+from pipeline.config.space import Choice, Refusals, Space, SpaceSettings, nothing_left, read_space, sentences
 from pipeline.config.variants import read_yaml
 from pipeline.memory.breakdown import Breakdown
 from pipeline.memory.device import find_device, hardware_of
@@ -38,8 +41,6 @@ class PlanSettings(SpaceSettings):
 
     gpu: str = "auto"
     """Cards to plan for, separated by commas: h100, rtx4090, t4, ...; cpu; auto: the device of this machine."""
-    expandable_segments: bool = False
-    """Whether the GPU's caching allocator is configured with expandable_segments:True."""
 
 
 def plan(given: Mapping[str, Any], console: Console) -> int:
@@ -77,6 +78,8 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
         _card_plan(target, budget, values, space, own, console)
         for target, (_, space) in zip(targets, spaces, strict=True)
     )
+    if not any(card.rows for card in cards):
+        raise InvalidInputError("\n".join(f"{card.card}: {nothing_left(card.skipped)}" for card in cards))
     if len(cards) == 1:
         _refuse_hopeless(cards[0], values["model"])
     return PlanFindings(
@@ -141,12 +144,12 @@ def _card_plan(
 ) -> CardPlan:
     """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
     budget_bytes = _budget_bytes(budget, target)
-    experiments, choices, skipped = _experiments(target, values, space)
+    experiments, choices, refusals = _experiments(target, values, space, own.mathematics)
     prior = cost_prior(target)
     rows: dict[int, PlannedRow] = {}
     breakdowns: dict[int, Breakdown] = {}
     unpredicted: dict[str, None] = {}
-    predictions = predict_each(experiments, target, expandable_segments=own.expandable_segments or None)
+    predictions = predict_each(experiments, target)
     with closing(predictions):
         shown = track(
             predictions,
@@ -171,7 +174,7 @@ def _card_plan(
         card=target.name,
         budget_bytes=budget_bytes,
         rows=ordered,
-        skipped=(*skipped, *unpredicted),
+        skipped=(*sentences(refusals), *unpredicted),
         breakdown=None,
         notes=(note,) if note else (),
     )
@@ -188,20 +191,21 @@ def _reasons(card: CardPlan, breakdowns: list[Breakdown]) -> tuple[str, ...]:
 
 
 def _experiments(
-    target: Hardware, values: Mapping[str, Any], space: Space
-) -> tuple[list[Experiment], list[Choice], tuple[str, ...]]:
-    """Return the experiments that the card can run, their choices, and the reasons that exclude the others."""
-    experiments, choices, reasons = [], [], dict[str, None]()
+    target: Hardware, values: Mapping[str, Any], space: Space, mathematics: Mathematics
+) -> tuple[list[Experiment], list[Choice], Refusals]:
+    """Return the experiments of the space, their choices, and how many others were refused for each reason."""
+    configurations, refusals = Configurations(values, "plan"), Counter[str]()
+    experiments, choices = [], []
     for choice in space.choices:
-        experiment = make_experiment(merged(values, nested(choice)), "plan")
-        reason = experiment.unsupported(target)
+        experiment = configurations.experiment(choice)
+        reason = why_refused(experiment, choice, target, mathematics)
         if reason is None:
             experiments.append(experiment)
             choices.append(choice)
         else:
-            reasons[reason] = None
+            refusals[reason] += 1
     check_shapes(experiments)
-    return experiments, choices, tuple(reasons)
+    return experiments, choices, dict(refusals.most_common())
 
 
 def _row(

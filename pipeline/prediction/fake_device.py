@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from unittest.mock import patch
 
 from pipeline.base.contracts import Hardware
+from pipeline.memory import offloading
 from pipeline.prediction.cached_operators import CachedFakeTensorMode
 from pipeline.prediction.cuda_operators import cuda_operators
+from pipeline.prediction.fake_card import HOST
 from pipeline.prediction.grouped_products import grouped_products
 from pipeline.prediction.patches import clipping_in_lists, without_values
 
@@ -18,6 +21,7 @@ def simulated(target: Hardware) -> Iterator[CachedFakeTensorMode]:
     with (
         without_values(counts_host_memory=target.kind == "cpu"),
         operators,
+        patch.object(offloading, "HOST", HOST if target.capability else offloading.HOST),
         clipping,
         grouped_products(),
         CachedFakeTensorMode() as mode,

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,10 +18,15 @@ from pipeline.report.breakdown import categories_panel, tensors_table
 from pipeline.report.page import Report, Section
 from pipeline.report.plot import Plot
 from pipeline.report.table import Table
-from pipeline.searching.results import heading, label
+from pipeline.searching.results import columns, label
+
+Others = tuple[tuple[str, Any], ...]
+"""The values of a configuration's dimensions other than those of a plot's axes."""
 
 NUM_IN_TERMINAL = 8
 """Configurations of a card that the terminal shows."""
+NUM_PANELS = 6
+"""Heat maps of a card."""
 ESTIMATED = (
     "Times are estimated from what a step computes, moves and launches and from the device's data sheet; a search "
     "measures them."
@@ -94,10 +99,10 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | Non
 
 
 def _configurations_table(name: str, card: CardPlan, dataset_size: int) -> Table:
-    best = card.recommended
+    best, shown = card.recommended, columns(row.choice for row in card.rows)
     lines = [
         {
-            **{heading(key): value for key, value in row.choice.items()},
+            **{shown[key]: row.choice[key] for key in shown},
             "allocated MiB": row.peak_allocated_bytes / MIB,
             **({} if row.peak_reserved_bytes is None else {"reserved MiB": row.peak_reserved_bytes / MIB}),
             **({} if row.peak_device_bytes is None else {"device MiB": row.peak_device_bytes / MIB}),
@@ -130,8 +135,9 @@ def _configurations_table(name: str, card: CardPlan, dataset_size: int) -> Table
 def _largest_table(name: str, card: CardPlan, num_in_terminal: int | None) -> Table:
     """Return the largest micro-batch that fits for each combination of the other dimensions."""
     largest: dict[tuple[tuple[str, Any], ...], int] = {}
+    shown = [key for key in columns(row.choice for row in card.rows) if key != "micro_batch_size"]
     for row in card.rows:
-        others = tuple((key, value) for key, value in row.choice.items() if key != "micro_batch_size")
+        others = tuple((key, row.choice[key]) for key in shown)
         largest[others] = max(largest.get(others, 0), row.micro_batch_size if row.fits else 0)
     lines = [{**dict(others), "largest micro-batch": size or None} for others, size in largest.items()]
     frame = pd.DataFrame(lines).astype({"largest micro-batch": "Int64"})
@@ -141,12 +147,12 @@ def _largest_table(name: str, card: CardPlan, num_in_terminal: int | None) -> Ta
 
 def _cards_table(cards: Sequence[CardPlan]) -> Table:
     """Return a row for each card: its memory and the configuration to start with."""
-    lines = []
+    lines, shown = [], columns(card.recommended.choice for card in cards if card.recommended is not None)
     for card in cards:
         best = card.recommended
         line: dict[str, Any] = {"card": card.card, "GiB": card.budget_bytes / 2**30}
         if best is not None:
-            line |= {heading(key): str(value) for key, value in best.choice.items()}
+            line |= {shown[key]: str(best.choice[key]) for key in shown}
             line["accumulation"] = str(best.accumulation_steps)
             line["predicted MiB"] = best.peak_bytes / MIB
             line["headroom MiB"] = (card.budget_bytes - best.peak_bytes) / MIB
@@ -159,17 +165,30 @@ def _cards_table(cards: Sequence[CardPlan]) -> Table:
 
 
 def _fit_plot(name: str, title: str, rows: Sequence[PlannedRow], budget_bytes: int) -> Plot:
-    """Return a heat map for each combination of the dimensions other than micro-batch and checkpointing."""
-    groups: dict[tuple[tuple[str, Any], ...], list[PlannedRow]] = {}
+    """Return heat maps for combinations of the dimensions other than micro-batch and checkpointing.
+
+    Where these are many, they are those with the fastest configurations that fit.
+    """
+    groups: dict[Others, list[PlannedRow]] = {}
     for row in rows:
         axes = ("micro_batch_size", "checkpointing")
         others = tuple((key, value) for key, value in row.choice.items() if key not in axes)
         groups.setdefault(others, []).append(row)
     panels = tuple(
         partial(_heat_map, rows=group, budget_bytes=budget_bytes, title=label(dict(others)) or "peak memory")
-        for others, group in groups.items()
+        for others, group in _fastest(groups)
     )
     return Plot(name=name, title=title, panels=panels)
+
+
+def _fastest(groups: Mapping[Others, list[PlannedRow]]) -> list[tuple[Others, list[PlannedRow]]]:
+    """Return the groups to draw, in their order, with the fastest configurations that fit."""
+
+    def speed(others: Others) -> tuple[Any, ...]:
+        return min((not row.fits, *expected_order(row)) for row in groups[others])
+
+    chosen = sorted(groups, key=speed)[:NUM_PANELS]
+    return [(others, group) for others, group in groups.items() if others in chosen]
 
 
 def _heat_map(axes: Axes, *, rows: Sequence[PlannedRow], budget_bytes: int, title: str) -> None:
