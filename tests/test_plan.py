@@ -190,10 +190,10 @@ def test_each_value_is_recommended_for_what_its_default_would_need() -> None:
     defaults = {"checkpointing": "none", "precision": "fp32", "loss": "full", "micro_batch_size": 1}
     assert reasons_for(rows[0], rows, breakdowns, defaults) == (
         "micro_batch_size is 4: with 8 the peak would be 180 MiB, which does not fit.",
-        "checkpointing is every_layer: with none the peak would be 220 MiB, 55 % of it for the layers, which does not "
+        "checkpointing is every_layer: with none the peak would be 220 MiB (55 % of it for the layers), which does not "
         "fit.",
         "precision is bf16: with fp32 a step would take 25 % longer.",
-        "loss is chunked: with full the peak would be 400 MiB, 75 % of it for the logits, which does not fit.",
+        "loss is chunked: with full the peak would be 400 MiB (75 % of it for the logits), which does not fit.",
     )
     assert reasons_for(rows[0], rows[:1], breakdowns[:1], defaults) == ()
 

@@ -61,7 +61,7 @@ def _saved(other: Breakdown, own: Breakdown) -> str:
     saved.subtract(_by_part(own))
     [(part, num_bytes)] = saved.most_common(1)
     share = num_bytes / other.peak_bytes
-    return f", {100 * share:.0f} % of it for {part}" if share >= SMALLEST_SHARE else ""
+    return f" ({100 * share:.0f} % of it for {part})" if share >= SMALLEST_SHARE else ""
 
 
 def _by_part(breakdown: Breakdown) -> Counter[str]:
