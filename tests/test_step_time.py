@@ -13,7 +13,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.memory.work import Work
 from pipeline.prediction.cards import CARDS, find_card
 from pipeline.prediction.predict import predict
-from pipeline.prediction.rates import RATES, cost_prior, measured_rates, rate_costs, rates_of
+from pipeline.prediction.rates import RATES, cost_prior, measured_rates, note_on_rates, rate_costs, rates_of
 from pipeline.prediction.step_time import KINDS, CostPrior, amounts, estimated, shares, step_seconds, work_seconds
 
 COSTS = np.array([1e-12, 1e-13, 1e-14, 1e-14, 1e-11, 1e-10, 1e-5])
@@ -69,6 +69,9 @@ def test_every_card_has_rates_and_others_are_taken_for_the_closest() -> None:
     assert rates_of(h100) == RATES["h100"]
     assert rates_of(half).half == RATES["h200"].half / 2 == RATES["h100"].half / 2
     assert rates_of(half).host_bytes == RATES["h100"].host_bytes
+    assert note_on_rates(h100) is None
+    assert "data sheet of NVIDIA H200, in proportion to the multiprocessors" in str(note_on_rates(half))
+    assert "this machine's CPU" in str(note_on_rates(CPU))
     known = cost_prior(h100)
     assert len(known.log_costs_K) == len(known.deviations_K) == len(KINDS) == len(rate_costs(h100))
     assert (np.exp(known.log_costs_K)[:-1] > np.array(rate_costs(h100))[:-1]).all()

@@ -29,7 +29,7 @@ from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.prediction.plan_reasons import reasons_for
 from pipeline.prediction.predict import Prediction, predict_each
-from pipeline.prediction.rates import cost_prior
+from pipeline.prediction.rates import cost_prior, note_on_rates
 from pipeline.prediction.step_time import CostPrior, estimated
 from pipeline.prediction.trace_cache import cache_size
 from pipeline.runtime.environment import environment
@@ -169,14 +169,13 @@ def _card_plan(
     if unpredicted and not rows:
         raise InvalidInputError("\n".join(unpredicted))
     ordered = tuple(rows[number] for number in sorted(rows))
-    note = note_on(target)
     card = CardPlan(
         card=target.name,
         budget_bytes=budget_bytes,
         rows=ordered,
         skipped=(*sentences(refusals), *unpredicted),
         breakdown=None,
-        notes=(note,) if note else (),
+        notes=tuple(note for note in (note_on(target), note_on_rates(target)) if note),
     )
     best = card.recommended or min(ordered, key=lambda row: row.peak_bytes, default=None)
     breakdown = next((breakdowns[number] for number, row in rows.items() if row is best), None)

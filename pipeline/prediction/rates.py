@@ -7,7 +7,7 @@ bandwidth is from the same sources; the host's is that of the card's PCIe genera
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -96,24 +96,37 @@ def rates_of(hardware: Hardware) -> Rates:
     """
     if hardware.kind != "cuda":
         return measured_rates()
-    for name, card in CARDS.items():
-        if card.name == hardware.name:
-            return RATES[name]
-    assert hardware.capability is not None and hardware.num_multiprocessors is not None  # it is a card
-    major, minor = hardware.capability
-    closest = min(CARDS, key=lambda name: abs(10 * major + minor - 10 * _capability(name)[0] - _capability(name)[1]))
-    similar, ratio = RATES[closest], hardware.num_multiprocessors / (CARDS[closest].num_multiprocessors or 1)
-    return Rates(
-        float32=ratio * similar.float32,
-        tf32=ratio * similar.tf32,
-        half=ratio * similar.half,
-        moved_bytes=ratio * similar.moved_bytes,
-        host_bytes=similar.host_bytes,
+    name = _similar(hardware)
+    rates, card = RATES[name], CARDS[name]
+    assert hardware.num_multiprocessors is not None and card.num_multiprocessors is not None  # they are cards
+    ratio = hardware.num_multiprocessors / card.num_multiprocessors
+    return replace(
+        rates,
+        float32=ratio * rates.float32,
+        tf32=ratio * rates.tf32,
+        half=ratio * rates.half,
+        moved_bytes=ratio * rates.moved_bytes,
     )
 
 
-def _capability(name: str) -> tuple[int, int]:
-    return CARDS[name].capability or (0, 0)
+def note_on_rates(hardware: Hardware) -> str | None:
+    """Return what estimated times on a device are based on; None for a card of the table."""
+    if hardware.kind != "cuda":
+        return "Times are estimated from a short measurement of this machine's CPU."
+    similar = CARDS[_similar(hardware)].name
+    if similar == hardware.name:
+        return None
+    return f"Times are estimated from the data sheet of {similar}, in proportion to the multiprocessors."
+
+
+def _similar(hardware: Hardware) -> str:
+    """Return the name in CARDS of a card, or of the one with the closest compute capability."""
+
+    def distance(name: str) -> tuple[bool, int]:
+        (major, minor), (own_major, own_minor) = CARDS[name].capability or (0, 0), hardware.capability or (0, 0)
+        return CARDS[name].name != hardware.name, abs(10 * (major - own_major) + minor - own_minor)
+
+    return min(CARDS, key=distance)
 
 
 def cost_prior(hardware: Hardware) -> CostPrior:
