@@ -42,7 +42,10 @@ VARIANTS: dict[str, list[tuple[dict[str, Any], float]]] = {
     "checkpointing": [
         ({"checkpointing": "every_layer"}, 1e-6),
         ({"checkpointing": "every_2_layers"}, 1e-6),
+        ({"checkpointing": "attention_saved"}, 1e-6),
+        ({"checkpointing": "offloaded"}, 1e-6),
     ],
+    "activation_offloading": [({"activation_offloading": True, "offloading_min_mib": 0.0}, 1e-6)],
 }
 """For each technique, settings that activate it, and the relative tolerance of its losses against the baseline's."""
 

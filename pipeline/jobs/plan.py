@@ -22,6 +22,7 @@ from pipeline.config.variants import read_yaml
 from pipeline.memory.breakdown import Breakdown
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.cards import find_card, note_on
+from pipeline.prediction.checkpointing_policy import resolved
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.prediction.predict import Prediction, predict_each
@@ -140,11 +141,12 @@ def _card_plan(
 ) -> CardPlan:
     """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
     budget_bytes = _budget_bytes(budget, target)
-    experiments, choices, skipped = _experiments(target, values, space)
+    options = {"expandable_segments": own.expandable_segments or None}
+    experiments, choices, skipped = _experiments(target, values, space, budget_bytes, options)
     rows: dict[int, PlannedRow] = {}
     breakdowns: dict[int, Breakdown] = {}
     unpredicted: dict[str, None] = {}
-    predictions = predict_each(experiments, target, expandable_segments=own.expandable_segments or None)
+    predictions = predict_each(experiments, target, **options)
     with closing(predictions):
         shown = track(
             predictions,
@@ -178,20 +180,34 @@ def _card_plan(
 
 
 def _experiments(
-    target: Hardware, values: Mapping[str, Any], space: Space
+    target: Hardware, values: Mapping[str, Any], space: Space, budget_bytes: int, options: Mapping[str, Any]
 ) -> tuple[list[Experiment], list[Choice], tuple[str, ...]]:
-    """Return the experiments that the card can run, their choices, and the reasons that exclude the others."""
+    """Return the experiments that the card can run, their choices, and the reasons that exclude the others.
+
+    `options` are those of predict(), by which `checkpointing=auto` finds its policies.
+    """
     experiments, choices, reasons = [], [], dict[str, None]()
     for choice in space.choices:
         experiment = make_experiment(merged(values, nested(choice)), "plan")
-        reason = experiment.unsupported(target)
+        try:
+            reason = experiment.unsupported(target)
+            experiment = experiment if reason else resolved(experiment, target, budget_bytes, **options)
+        except InvalidInputError as error:
+            reason = str(error)
         if reason is None:
             experiments.append(experiment)
-            choices.append(choice)
+            choices.append(_explicit(choice, experiment))
         else:
             reasons[reason] = None
     check_shapes(experiments)
     return experiments, choices, tuple(reasons)
+
+
+def _explicit(choice: Choice, experiment: Experiment) -> Choice:
+    """Return the choice with the policies of the experiment in place of `checkpointing=auto`."""
+    if choice.get("checkpointing") != "auto":
+        return choice
+    return {**choice, "checkpointing": experiment.settings.checkpointing}  # type: ignore[attr-defined]
 
 
 def _row(choice: Choice, experiment: Experiment, prediction: Prediction, budget_bytes: int) -> PlannedRow:

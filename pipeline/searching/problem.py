@@ -16,6 +16,7 @@ from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings, dotte
 from pipeline.config.space import Choice, Space, read_space
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import device_name, find_device, free_bytes, hardware_of
+from pipeline.prediction.checkpointing_policy import resolved
 from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.optuna_samplers import naive_choices
@@ -44,8 +45,8 @@ class SearchProblem:
     """The automatic budget, and why values of the space were removed; a sentence each."""
 
     def experiment(self, choice: Choice) -> Experiment:
-        """Return the Experiment of one configuration."""
-        return _experiment(self.run_values, choice)
+        """Return the Experiment of one configuration, with explicit policies in place of `checkpointing=auto`."""
+        return resolved(_experiment(self.run_values, choice))
 
     @property
     def budget_bytes(self) -> int:
@@ -100,11 +101,22 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
     device = find_device(str(values.get("device", RunSettings.model_fields["device"].default)))
     values["budget"], notes = automatic_budget(device) if own.budget == "auto" else (own.budget, ())
     _, space = read_space(own, values, given, "search", hardware_of(device))
-    space, reasons = space.without(lambda choice: _experiment(values, choice).unsupported())
+    space, reasons = space.without(lambda choice: _why_not(_experiment(values, choice)))
     notes += tuple(f"left out of the space: {reason}" for reason in reasons)
-    problem = SearchProblem(own, values, space, _experiment(values, space.choices[0]), notes)
+    problem = SearchProblem(own, values, space, resolved(_experiment(values, space.choices[0])), notes)
     _check(problem)
     return problem
+
+
+def _why_not(experiment: Experiment) -> str | None:
+    """Return why this machine cannot run an experiment, or has no policies for its `checkpointing=auto`; else None."""
+    reason = experiment.unsupported()
+    if reason is None:
+        try:
+            resolved(experiment)
+        except InvalidInputError as error:
+            return str(error)
+    return reason
 
 
 def automatic_budget(device: torch.device) -> tuple[str, tuple[str, ...]]:
