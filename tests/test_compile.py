@@ -30,8 +30,14 @@ def fast_backend(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_layers_are_compiled_in_the_first_step_and_train_the_same(model: str, fast_backend: Any) -> None:
     settings = {
         **with_corpus_of(model),
-        **{"causal_lm__dropout": 0.1, "encoder_stack__dropout": 0.1, "num_steps": 10, "eval_steps": 0},
-        **{"causal_lm__num_layers": 3, "encoder_stack__num_layers": 3, "micro_batch_size": 2, "accumulation_steps": 4},
+        "causal_lm__dropout": 0.1,
+        "encoder_stack__dropout": 0.1,
+        "num_steps": 10,
+        "eval_steps": 0,
+        "causal_lm__num_layers": 3,
+        "encoder_stack__num_layers": 3,
+        "micro_batch_size": 2,
+        "accumulation_steps": 4,
     }
     plain, compiled = (tiny(**settings, **more) for more in ({}, {"compile": "layers"}))
     losses = []
