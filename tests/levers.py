@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from pipeline.techniques.loss_kernel import has_fused
+
 CAUSAL = ("gpt2-nano", "llama-nano")
 """Models with a head over a vocabulary."""
 WHOLE = {"micro_batch_size": 8, "accumulation_steps": 1}
@@ -33,6 +35,8 @@ class Lever:
     """Whether it can be combined with more than one micro-batch in an optimizer step."""
     same_dropout: bool = True
     """Whether it draws the dropout masks of the plain step; without, the two are compared without dropout."""
+    available: bool = True
+    """Whether this version of torch has it."""
     package: str | None = None
     """A package that it needs and that may be absent."""
     predicted: bool = True
@@ -61,6 +65,24 @@ LEVERS = (
     Lever(technique="precision", settings={"precision": "fp16"}, tolerance=1e-3),
     Lever(technique="checkpointing", settings={"checkpointing": "every_layer"}),
     Lever(technique="checkpointing", settings={"checkpointing": "every_2_layers"}),
+    Lever(technique="loss_kernel", settings={"loss_kernel": "chunked"}, models=CAUSAL),
+    Lever(technique="loss_kernel", settings={"loss_kernel": "chunked", "loss_chunk_tokens": 24}, models=CAUSAL),
+    Lever(
+        technique="loss_kernel",
+        settings={"loss_kernel": "fused"},
+        companions={"precision": "fp32"},
+        models=CAUSAL,
+        available=has_fused(),
+    ),
+    Lever(
+        technique="loss_kernel",
+        settings={"loss_kernel": "liger"},
+        devices=("cuda",),
+        models=CAUSAL,
+        tolerance=1e-3,
+        package="liger_kernel",
+        predicted=False,
+    ),
     Lever(
         technique="optimizer_in_backward",
         settings={"optimizer_in_backward": True},
@@ -85,6 +107,8 @@ ON_CPU, ON_CUDA = (tuple(lever for lever in LEVERS if kind in lever.devices) for
 
 
 def needs_package(lever: Lever) -> None:
-    """Skip the test if a package is absent that the lever needs."""
+    """Skip the test if a package is absent that the lever needs, or torch is too old for it."""
+    if not lever.available:
+        pytest.skip("needs another version of torch")
     if lever.package and importlib.util.find_spec(lever.package) is None:
         pytest.skip(f"needs {lever.package}")

@@ -48,7 +48,6 @@ def chunked_cross_entropy(
         if bias_sum is not None:
             bias_sum += (counted_n1.t() @ logits_nV).squeeze(0)
         del logits_nV  # before those of the next chunk
-    del weight, hidden, inputs_nC
     if not any(wanted):
         return total
     gradients = [hidden_sum, weight_sum, bias_sum]
@@ -72,9 +71,7 @@ def _loss_and_gradient(
     largest_n1, position_n1 = logits_nV.max(dim=1, keepdim=True)
     of_target_n1 = logits_nV.gather(1, index_n1)
     torch.softmax(logits_nV, dim=1, out=logits_nV)
-    log_sum_n1 = (
-        largest_n1 - logits_nV.gather(1, position_n1).log()
-    )  # the largest probability is exp(largest - log_sum)
+    log_sum_n1 = largest_n1 - logits_nV.gather(1, position_n1).log()  # as that of the largest is exp(largest - log_sum)
     loss = torch.where(is_target_n, (log_sum_n1 - of_target_n1).squeeze(1), 0.0).sum()
     logits_nV.scatter_add_(1, index_n1, torch.full_like(of_target_n1, -1.0))
     if soft_cap is not None:

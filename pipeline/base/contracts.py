@@ -91,6 +91,8 @@ class Description:
     """Channels of its layers, if known."""
     activation: str | None = None
     """transformers' name of the activation function of its layers, if they have one of them."""
+    num_layers: int | None = None
+    """Number of its layers, which are identical and which its family's setting `num_layers` sets; None if unknown."""
 
 
 class Model(Settings, ABC):
@@ -117,8 +119,12 @@ class Model(Settings, ABC):
         del name
         return ()
 
-    def inseparable_head(self, name: str) -> str | None:
-        """Return why the head of model `name` cannot be computed apart from the rest of it, or None if it can."""
+    def inseparable_head(self, name: str, *, soft_cap: bool) -> str | None:
+        """Return why the head of model `name` cannot be computed apart from the rest of it, or None if it can.
+
+        `soft_cap` says whether what computes it can cap the logits.
+        """
+        del soft_cap
         return f"the loss of {name} is its own, and not the cross-entropy of a head's logits"
 
 

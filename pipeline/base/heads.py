@@ -1,5 +1,6 @@
 """Language models' heads: the loss of their logits, hidden states without logits, and which heads can be separated."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -51,11 +52,10 @@ def hidden_states(head: Head, module: nn.Module, batch: Batch) -> Tensor:
     return received.pop()
 
 
-def why_inseparable(name: str, trainable: Trainable) -> str | None:
-    """Return why the logits of a model are not those of its head, capped or not, or None if they are.
+def why_inseparable(name: str, trainable: Trainable, soft_cap: bool) -> str | None:
+    """Return why the logits of a model are not those of its head, or None if they are; capped ones if `soft_cap`.
 
-    The model may be on the meta device: its head is replaced by one that returns known logits, and the model must
-    return them.
+    On fake tensors up to its head, which is replaced by one that returns known logits: the model must return them too.
     """
     head = trainable.head
     if head is None:
@@ -63,19 +63,33 @@ def why_inseparable(name: str, trainable: Trainable) -> str | None:
             f"{name} names no torch.nn.Linear as its head; give it a method get_output_embeddings() that returns it, "
             "or return a Trainable with a head"
         )
-    weight = head.layer.weight
-    ids_BT = torch.zeros(1, PROBE_LENGTH, dtype=torch.int64, device=weight.device)
-    given_BTV = torch.linspace(*PROBED_LOGITS, len(weight), device="cpu").expand(1, PROBE_LENGTH, -1)
     cap = head.soft_cap
+    if cap is not None and not soft_cap:
+        return f"{name} caps its logits at {cap:g}"
+    given_BTV = torch.linspace(*PROBED_LOGITS, head.layer.out_features, device="cpu").expand(1, PROBE_LENGTH, -1)
     expected_BTV = given_BTV if cap is None else cap * torch.tanh(given_BTV / cap)
     try:
-        with torch.no_grad():
-            returned = _call_with_head(head, lambda _: given_BTV, trainable.module, {"input_ids": ids_BT})
-        if returned.shape == expected_BTV.shape and torch.allclose(returned, expected_BTV):
+        returned_BTV = _logits_of(head, given_BTV, trainable.module)
+        if returned_BTV.shape == expected_BTV.shape and torch.allclose(returned_BTV, expected_BTV):
             return None
-    except (RuntimeError, NotImplementedError) as error:  # it mixes logits with what is on the meta device
-        return f"the logits of {name} are not those of its head ({str(error).splitlines()[0]})"
-    return f"the logits of {name} are not those of its head, but changed after it in a way that is not known here"
+    except (RuntimeError, TypeError) as error:
+        return f"{name} cannot be called on tensors without values ({str(error).splitlines()[0]})"
+    return f"{name} changes its logits after its head, in a way that is not known here"
+
+
+def _logits_of(head: Head, given_BTV: Tensor, module: nn.Module) -> Tensor:
+    """Return what a model makes of known logits; all before its head is computed on fake tensors."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with ExitStack() as without_values, torch.no_grad():
+        without_values.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+
+        def known(_: Tensor) -> Tensor:
+            without_values.close()
+            return given_BTV
+
+        ids_BT = torch.zeros(1, PROBE_LENGTH, dtype=torch.int64, device=head.layer.weight.device)
+        return _call_with_head(head, known, module, {"input_ids": ids_BT})
 
 
 def _call_with_head(head: Head, forward: Any, module: nn.Module, batch: Batch) -> Tensor:

@@ -1,10 +1,13 @@
 """What a technique is: settings, and a function from Step to Step."""
 
+import ast
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
+from types import ModuleType
 from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 import torch
@@ -50,6 +53,13 @@ class Step:
         return replace(self, run_context=_stacked(self.run_context, context))
 
 
+def source_of(module: ModuleType) -> str:
+    """Return the source of a module without its first docstring, for an export."""
+    lines = inspect.getsource(module).splitlines()
+    [docstring, *_] = ast.parse(inspect.getsource(module)).body
+    return "\n".join(lines[docstring.end_lineno :]).strip()
+
+
 def _stacked(*contexts: Context) -> Context:
     """Return a context that enters all of these, the first one outermost."""
 
@@ -73,6 +83,11 @@ class Mathematics(StrEnum):
     DIFFERENT = "different"
     """Another training: other formulas, or other trained parameters."""
 
+    def includes(self, other: "Mathematics") -> bool:
+        """Whether a training that differs as much as `other` differs at most as much as this."""
+        order = list(Mathematics)
+        return order.index(other) <= order.index(self)
+
 
 class Stage(IntEnum):
     """The order in which techniques are applied, by what they change."""
@@ -95,12 +110,17 @@ class Exported:
     code: str = ""
     """Python source for the top level of the file: imports, functions, classes."""
     prepare: str = ""
-    """Python statements that change `model` in place, before its optimizer is made."""
+    """Python statements that change `model` in place, before its optimizer is made.
+
+    `{layers}` stands for an expression for the names of its layers.
+    """
     optimizer: str = "{optimizer}"
     """A Python expression for the optimizer of `model`.
 
     `{optimizer}` stands for the expression without the technique, `{learning_rate}` and `{weight_decay}` for numbers.
     """
+    loss: str = ""
+    """A Python expression for the summed loss of `model` on `ids_BT` and `labels_BT`, in the plain script."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the framework's own: of TrainingArguments or Lightning's Trainer, keys of the JSON or YAML file."""
     notes: tuple[str, ...] = ()
@@ -131,6 +151,14 @@ class Technique(Settings, ABC):
         """Whether the technique has any effect with these settings: by default, where one differs from its default."""
         return self != type(self)()
 
+    @property
+    def layer_period(self) -> int | None:
+        """The number of layers after which what it does to layers repeats; None if it does not repeat.
+
+        A technique outside the package counts as not repeating unless it overrides this.
+        """
+        return 1
+
     def resolved(self) -> Self:
         """Return a copy in which every derived setting has its value.
 
@@ -139,6 +167,11 @@ class Technique(Settings, ABC):
 
         """
         return self
+
+    @property
+    def size_thresholds(self) -> tuple[float, ...]:
+        """Sizes in bytes from which on it treats a tensor in another way: no prediction is extrapolated across one."""
+        return ()
 
     def unsupported(self, hardware: Hardware) -> str | None:
         """Return why `hardware` does not support it with these settings, or None if it does."""

@@ -114,6 +114,11 @@ class Facts:
         """Arguments of the framework that techniques add."""
         return {name: value for each in self.exported for name, value in each.arguments.items()}
 
+    @property
+    def loss(self) -> str | None:
+        """A Python expression for the summed loss, if a technique replaces it."""
+        return next((each.loss for each in self.exported if each.loss), None)
+
     def optimizer(self, fused: bool) -> str:
         """Return a Python expression for the optimizer of `model`."""
         numbers = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}

@@ -1,6 +1,7 @@
 """Operators of torch that are written in Python, of other operators: those are what allocates and computes."""
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -8,9 +9,11 @@ import torch
 
 def _in_python() -> Mapping[Any, Callable[[tuple[Any, ...]], Any]]:
     """Return the functions that compute these operators from their arguments; not all versions of torch have them."""
-    module = getattr(torch.nn.modules, "linear_cross_entropy", None)
-    accumulate: Any = getattr(module, "_linear_cross_entropy_batch_chunked_accumulator", None)
-    if accumulate is None:
+    try:
+        accumulate = import_module(
+            "torch.nn.modules.linear_cross_entropy"
+        )._linear_cross_entropy_batch_chunked_accumulator
+    except (ImportError, AttributeError):
         return {}
 
     def chunked(args: tuple[Any, ...]) -> Any:

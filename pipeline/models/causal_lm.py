@@ -106,6 +106,7 @@ class CausalLm(Model):
             needs_tokenizer=self.pretrained or (has_tokenizer and name not in PRESETS),
             width=config.hidden_size,
             activation=_activation(config),
+            num_layers=config.num_hidden_layers if name in PRESETS and not self.pretrained else None,
         )
 
     def attention_implementations(self, name: str) -> tuple[str, ...]:
@@ -125,9 +126,11 @@ class CausalLm(Model):
         head = head_of(module, _logits)
         return Trainable(module=module.train(), layers=_layers(module), loss=_token_loss, head=head)
 
-    def inseparable_head(self, name: str) -> str | None:
+    def inseparable_head(self, name: str, *, soft_cap: bool) -> str | None:
         """Return None for a preset; any other model is built on the meta device and its head is checked."""
-        return None if name in PRESETS else _why_inseparable(self.model_copy(update={"pretrained": False}), name)
+        if name in PRESETS:
+            return None
+        return _why_inseparable(self.model_copy(update={"pretrained": False}), name, soft_cap)
 
     def configuration(self, name: str, vocabulary_size: int) -> Any:
         """Return transformers' configuration of model `name`, changed by the settings of this family."""
@@ -208,9 +211,9 @@ def _layers(module: nn.Module) -> tuple[nn.Module, ...]:
 
 
 @lru_cache
-def _why_inseparable(model: CausalLm, name: str) -> str | None:
+def _why_inseparable(model: CausalLm, name: str, soft_cap: bool) -> str | None:
     with torch.device("meta"):
-        return why_inseparable(name, model.build(name, 1))
+        return why_inseparable(name, model.build(name, 1), soft_cap)
 
 
 def _logits(module: nn.Module, batch: Batch) -> Tensor:

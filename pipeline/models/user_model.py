@@ -54,9 +54,9 @@ class UserModel(Model):
         head, layers = head_of(built, _logits), self._layers(name, built)
         return Trainable(module=built.train(), layers=layers, loss=_token_loss, head=head)
 
-    def inseparable_head(self, name: str) -> str | None:
+    def inseparable_head(self, name: str, *, soft_cap: bool) -> str | None:
         """Return why the head cannot be separated; a Trainable without one has a loss of its own."""
-        return _why_inseparable(self, name, digest(name))
+        return _why_inseparable(self, name, digest(name), soft_cap)
 
     def _layers(self, name: str, module: nn.Module) -> tuple[nn.Module, ...]:
         """Return the layers that the setting names, or the longest list of modules of one class."""
@@ -96,11 +96,11 @@ def _built_for_shape(model: UserModel, name: str, code: str) -> Trainable:
 
 
 @lru_cache
-def _why_inseparable(model: UserModel, name: str, code: str) -> str | None:
+def _why_inseparable(model: UserModel, name: str, code: str, soft_cap: bool) -> str | None:
     trainable = _built_for_shape(model, name, code)
     if trainable.head is None and trainable.loss is not _token_loss:
-        return Model.inseparable_head(model, name)
-    return why_inseparable(name, trainable)
+        return Model.inseparable_head(model, name, soft_cap=soft_cap)
+    return why_inseparable(name, trainable, soft_cap)
 
 
 def _lists(module: nn.Module) -> list[list[nn.Module]]:

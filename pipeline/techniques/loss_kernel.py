@@ -1,5 +1,7 @@
 """The kernel of a language model's loss: with all logits in memory, or with those of one chunk of tokens at a time."""
 
+import inspect
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,16 +14,81 @@ import torch.nn.functional as F
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
+from pipeline.base import chunked_loss
 from pipeline.base.chunked_loss import chunked_cross_entropy
 from pipeline.base.contracts import Batch, Hardware, Head, Model
+from pipeline.base.errors import InvalidInputError
 from pipeline.base.heads import hidden_states, shifted_targets
 from pipeline.base.sequences import IGNORED_LABEL
-from pipeline.base.technique import Mathematics, Stage, Step, Technique
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
 
 LONGEST_CHUNK_TOKENS = 1024
-"""Rows from which on a GPU's matrix products are limited by arithmetic, not by reading weight and gradient: about the
-ratio of an H100's dense bf16 FLOP/s (989e12) to its bytes a second (3.35e12), times the 16 bytes that a chunk moves for
-each weight over the 6 FLOPs that it computes (NVIDIA's H100 datasheet)."""
+"""Longest chunk by default: more tokens cost memory and save no time on a GPU.
+
+For each weight and token a chunk computes 6 FLOPs; for each weight it moves 16 bytes (two products read it, one is
+written and read, the sum is read and written). An H100 computes 989e12 dense bf16 FLOP/s and moves 3.35e12 bytes a
+second (NVIDIA's datasheet): from 787 tokens on the products take longer than what is moved.
+"""
+
+LIGER_ALONE = {
+    "rope": False,
+    "swiglu": False,
+    "geglu": False,
+    "rms_norm": False,
+    "layer_norm": False,
+    "cross_entropy": False,
+    "fused_linear_cross_entropy": True,
+}
+"""Which of Liger's kernels TrainingArguments takes; a model takes those that it has."""
+EXPORTED_KERNELS = {
+    "chunked": "chunked_cross_entropy(hidden_NC, head.weight, head.bias, targets_N, {chunk}, soft_cap)",
+    "fused": """F.linear_cross_entropy(
+        hidden_NC,
+        head.weight,
+        targets_N,
+        linear_bias=head.bias,
+        reduction="sum",
+        options=torch.nn.LinearCrossEntropyOptions(batch_chunk_size={chunk}),
+    )""",
+    "liger": """liger_fused_linear_cross_entropy(
+        hidden_NC,
+        head.weight,
+        targets_N,
+        bias=head.bias,
+        reduction="sum",
+        softcap=soft_cap,
+        accum_dtype=torch.float32,
+    )""",
+}
+"""The summed loss of each kernel, as a Python expression of exported files."""
+EXPORTED = """
+{kernel}
+def summed_loss_without_logits(model, ids_BT, labels_BT, forward=None):
+    \"\"\"Return the cross-entropy summed over the targets; the head of the model only hands its input over.\"\"\"
+    head, received = model.get_output_embeddings(), []
+    head.forward = lambda hidden_BTC: received.append(hidden_BTC) or hidden_BTC[..., :0]
+    try:
+        (forward or model)(input_ids=ids_BT, use_cache=False)
+    finally:
+        del head.forward
+    hidden_NC, soft_cap = received.pop().flatten(0, 1), getattr(model.config, "final_logit_softcapping", None)
+    targets_N = F.pad(labels_BT, (0, 1), value=-100)[:, 1:].flatten()
+    return {loss}
+
+
+def compute_loss_without_logits(model):
+    \"\"\"Let the model return this loss, over the number of targets, where it is called with labels.\"\"\"
+    plain = model.forward
+
+    @wraps(plain)
+    def forward(input_ids=None, labels=None, num_items_in_batch=None, **more):
+        if labels is None:
+            return plain(input_ids=input_ids, **more)
+        count = (labels[:, 1:] != -100).sum() if num_items_in_batch is None else num_items_in_batch
+        return CausalLMOutput(loss=summed_loss_without_logits(model, input_ids, labels, plain) / count)
+
+    model.forward = forward
+"""
 
 Kernel = Callable[[Tensor, nn.Linear, Tensor], Tensor]
 """(hidden states [N, C], head, targets [N]) -> summed cross-entropy."""
@@ -71,8 +138,9 @@ class LossKernel(Technique):
         """Return why the loss of a model cannot be computed apart from the rest of it, or None if it can."""
         if self.loss_kernel == "full":
             return None
-        reason = model.inseparable_head(name)
-        return reason and f"loss_kernel={self.loss_kernel} needs a head of its own: {reason}; set loss_kernel=full"
+        reason = model.inseparable_head(name, soft_cap=self.loss_kernel != "fused")
+        rule = f"loss_kernel={self.loss_kernel} needs a head that it can compute itself"
+        return reason and f"{rule}, and {reason}; set loss_kernel=full"
 
     def conflict(self, settings: Any) -> str | None:
         """Refuse chunks of a kernel without chunks, chunks larger than the batch, and sums of gradients in 16 bits."""
@@ -96,14 +164,48 @@ class LossKernel(Technique):
             )
         return None
 
+    def export(self, target: str) -> Exported | None:
+        """Return the loss as code; the plain script calls it, and elsewhere the model itself returns it."""
+        if (self.loss_kernel, target) == ("liger", "training_arguments"):
+            return Exported(arguments={"use_liger_kernel": True, "liger_kernel_config": LIGER_ALONE})
+        code = _exported_code(self.loss_kernel, self.loss_chunk_tokens)
+        if target == "pytorch":
+            return Exported(code=code, loss="summed_loss_without_logits(model, ids_BT, labels_BT)")
+        note = (
+            "prepare_model, or make_trainer, replaces the model's forward method: its output has a loss and no logits."
+        )
+        return Exported(code=code, prepare="compute_loss_without_logits(model)", notes=(note,))
+
     def apply(self, step: Step) -> Step:
-        """Replace the loss by one that calls the model without its head."""
+        """Replace the loss by one that calls the model without its head; unsuited() has refused models without one."""
         head = step.trainable.head
-        if self.loss_kernel == "full" or head is None:
+        if self.loss_kernel == "full":
             return step
+        assert head is not None
         kernels = {"chunked": _chunked, "fused": _fused, "liger": _liger}
         kernel = partial(kernels[self.loss_kernel], soft_cap=head.soft_cap, chunk=self.loss_chunk_tokens)
         return replace(step, trainable=replace(step.trainable, loss=partial(_loss, head, kernel)))
+
+
+def _exported_code(kernel: str, chunk: int | None) -> str:
+    """Return the imports and functions of the loss, which need nothing of this package."""
+    imports = [
+        "from functools import wraps",
+        "from typing import Any",
+        "",
+        "import torch.nn.functional as F",
+        "from torch import Tensor",
+        "from transformers.modeling_outputs import CausalLMOutput",
+    ]
+    own = ""
+    if kernel == "liger":
+        imports.insert(3, "from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy")
+    if kernel == "chunked":
+        _, _, functions = inspect.getsource(chunked_loss).partition("from torch import Tensor\n")
+        own = re.sub(r"  # type: ignore.*", "", functions)
+    default = f"min(head.in_features, {LONGEST_CHUNK_TOKENS})" if kernel == "chunked" else "None"
+    loss = EXPORTED_KERNELS[kernel].format(chunk=chunk or default)
+    return "\n".join(imports) + "\n" + EXPORTED.format(kernel=own, loss=loss)
 
 
 def has_fused() -> bool:
@@ -145,6 +247,8 @@ def _fused(hidden_NC: Tensor, layer: nn.Linear, targets_N: Tensor, soft_cap: flo
 
 def _liger(hidden_NC: Tensor, layer: nn.Linear, targets_N: Tensor, soft_cap: float | None, chunk: int | None) -> Tensor:
     del chunk  # its own
+    if hidden_NC.device.type != "cuda":
+        raise InvalidInputError("Liger's kernel runs on a GPU alone, so its memory is not predicted; measure it")
     functions = import_module("liger_kernel.transformers.functional")
     loss: Tensor = functions.liger_fused_linear_cross_entropy(
         hidden_NC,
