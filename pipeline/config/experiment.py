@@ -83,6 +83,11 @@ class Experiment:
         return {name: value for technique in self.techniques for name, value in technique.environment().items()}
 
     @property
+    def not_predicted(self) -> tuple[str, ...]:
+        """What a prediction of its memory does not see, a sentence for each technique."""
+        return tuple(sentence for each in self.techniques if (sentence := each.not_predicted) is not None)
+
+    @property
     def budget_bytes(self) -> int | None:
         """The memory budget in bytes, if there is one."""
         budget = self.settings.budget
@@ -91,10 +96,13 @@ class Experiment:
     def unsupported(self, hardware: Hardware | None = None) -> str | None:
         """Return why it cannot run on `hardware` (by default its own device), or None if it can.
 
-        Either the hardware does not support a technique, or a technique cannot be combined with other settings.
+        Either a technique cannot be combined with other settings, or the hardware or the model does not support it.
         """
         hardware = hardware or hardware_of(self.device)
-        reasons = (each.conflict(self.settings) or each.unsupported(hardware) for each in self.techniques)
+        reasons = (
+            each.conflict(self.settings) or each.unsupported(hardware) or each.unsuited(self.model, self.settings.model)
+            for each in self.techniques
+        )
         return next((reason for reason in reasons if reason), None)
 
     def prepare(self) -> Prepared:

@@ -19,7 +19,7 @@ from pipeline.base.units import MIB, parse_budget
 from pipeline.config.configurations import Configurations, why_refused
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import AUTO_MODEL, Experiment
-from pipeline.config.settings import RunSettings, dotted, merged, nested, validate
+from pipeline.config.settings import AllSettings, RunSettings, dotted, merged, nested, validate
 from pipeline.config.space import Choice, Refusals, Space, SpaceSettings, nothing_left, read_space, sentences
 from pipeline.config.variants import read_yaml
 from pipeline.memory.breakdown import Breakdown
@@ -27,12 +27,13 @@ from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.cards import find_card, note_on
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
+from pipeline.prediction.plan_reasons import reasons_for
 from pipeline.prediction.predict import Prediction, predict_each
+from pipeline.prediction.rates import cost_prior
+from pipeline.prediction.step_time import CostPrior, estimated
 from pipeline.prediction.trace_cache import cache_size
 from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
-
-HALF_FORMATS = ("fp16", "bf16")
 
 
 class PlanSettings(SpaceSettings):
@@ -40,8 +41,6 @@ class PlanSettings(SpaceSettings):
 
     gpu: str = "auto"
     """Cards to plan for, separated by commas: h100, rtx4090, t4, ...; cpu; auto: the device of this machine."""
-    expandable_segments: bool = False
-    """Whether the GPU's caching allocator is configured with expandable_segments:True."""
 
 
 def plan(given: Mapping[str, Any], console: Console) -> int:
@@ -146,10 +145,11 @@ def _card_plan(
     """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
     budget_bytes = _budget_bytes(budget, target)
     experiments, choices, refusals = _experiments(target, values, space, own.mathematics)
+    prior = cost_prior(target)
     rows: dict[int, PlannedRow] = {}
     breakdowns: dict[int, Breakdown] = {}
     unpredicted: dict[str, None] = {}
-    predictions = predict_each(experiments, target, expandable_segments=own.expandable_segments or None)
+    predictions = predict_each(experiments, target)
     with closing(predictions):
         shown = track(
             predictions,
@@ -164,7 +164,7 @@ def _card_plan(
             if isinstance(prediction, InvalidInputError):
                 unpredicted[str(prediction)] = None
                 continue
-            rows[number] = _row(choices[number], experiment, prediction, budget_bytes)
+            rows[number] = _row(choices[number], experiment, prediction, budget_bytes, prior)
             breakdowns[number] = prediction.breakdown
     if unpredicted and not rows:
         raise InvalidInputError("\n".join(unpredicted))
@@ -179,7 +179,15 @@ def _card_plan(
         notes=(note,) if note else (),
     )
     best = card.recommended or min(ordered, key=lambda row: row.peak_bytes, default=None)
-    return replace(card, breakdown=next((breakdowns[number] for number, row in rows.items() if row is best), None))
+    breakdown = next((breakdowns[number] for number, row in rows.items() if row is best), None)
+    return replace(card, breakdown=breakdown, reasons=_reasons(card, [breakdowns[number] for number in sorted(rows)]))
+
+
+def _reasons(card: CardPlan, breakdowns: list[Breakdown]) -> tuple[str, ...]:
+    """Return why the recommended configuration is not the default one; nothing if none is recommended."""
+    if card.recommended is None:
+        return ()
+    return reasons_for(card.recommended, card.rows, breakdowns, dict(dotted(AllSettings().model_dump())))
 
 
 def _experiments(
@@ -200,8 +208,11 @@ def _experiments(
     return experiments, choices, dict(refusals.most_common())
 
 
-def _row(choice: Choice, experiment: Experiment, prediction: Prediction, budget_bytes: int) -> PlannedRow:
+def _row(
+    choice: Choice, experiment: Experiment, prediction: Prediction, budget_bytes: int, prior: CostPrior
+) -> PlannedRow:
     settings: Any = experiment.settings
+    time = estimated(prediction, settings.accumulation_steps, prior)
     return PlannedRow(
         choice=choice,
         micro_batch_size=experiment.micro_batch_size,
@@ -210,9 +221,9 @@ def _row(choice: Choice, experiment: Experiment, prediction: Prediction, budget_
         peak_reserved_bytes=prediction.peak_reserved_bytes,
         peak_device_bytes=prediction.peak_device_bytes,
         fits=prediction.fits(budget_bytes),
-        flops=prediction.sequence_flops * experiment.effective_batch_size,
+        seconds=time.seconds,
+        deviation=time.deviation,
         tokens=experiment.effective_batch_size * settings.sequence_length,
-        is_16_bit=settings.precision in HALF_FORMATS,
     )
 
 

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from pipeline.base.contracts import Trainable
 from pipeline.memory.gradient_sums import calibrate, in_backward, is_in_place_sum
 from pipeline.memory.inside import Buffer, InsideOf, nothing_inside
+from pipeline.memory.python_operators import IN_PYTHON
 from pipeline.memory.timeline import Lifetime, PhaseWork, Span, Timeline
 from pipeline.memory.work import WorkCounter
 
@@ -53,7 +54,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seconds: list[float] = []
         self._counter = WorkCounter()
         self._work: list[PhaseWork] = []
-        self._step, self._loading = 0, True
+        self._step, self._loading, self._in_forward = 0, True, False
         self._spans: list[Span] = [Span(step=0, phase="load", begin=0)]
         self._modules: list[str] = []
         self._layers: tuple[str, ...] = ()
@@ -88,7 +89,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._work.append(PhaseWork(step=step, phase=phase, work=self._counter.take()))
         if phase in ("backward", "optimizer"):
             self._categorize()
-        self._loading = False
+        self._loading = self._in_forward = False
         if phase == "optimizer":
             self._step = step + 1
 
@@ -111,6 +112,9 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is GET_DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         kwargs = kwargs or {}
+        if func in IN_PYTHON:
+            with self:
+                return IN_PYTHON[func](args)
         inside, buffers = self._inside_of(func, args), dict[Buffer, int]()
         self._follow(inside.before, func, buffers)
         in_place = inside.in_place or is_in_place_sum(func, args)
@@ -148,10 +152,11 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = tensor.untyped_storage()
         if storage._cdata not in self._by_storage:
             size = storage.nbytes() if num_bytes is None else num_bytes
-            number = self._begin(size, tuple(tensor.shape), tensor.dtype, _name(func))
-            if self._lifetimes[number].module == "optimizer":
-                self._lifetimes[number].module = self._owner(args)
-            self._guard(storage, number)
+            if size:
+                number = self._begin(size, tuple(tensor.shape), tensor.dtype, _name(func))
+                if self._lifetimes[number].module == "optimizer":
+                    self._lifetimes[number].module = self._owner(args)
+                self._guard(storage, number)
 
     def _owner(self, args: tuple[Any, ...]) -> str:
         """Return the module of the gradient that the optimizer's phase computes from, such as its norm."""
@@ -192,7 +197,9 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return "load"
         if in_backward():
             return "backward"
-        return "forward" if self._modules or torch.is_grad_enabled() else "optimizer"
+        if self._modules or torch.is_grad_enabled():
+            self._in_forward = True  # up to its end: a loss that computes its own gradients records no graph
+        return "forward" if self._in_forward else "optimizer"
 
     def _record(self, event: int) -> None:
         self._events.append(event)

@@ -21,10 +21,15 @@ TERA, GIGA = 1e12, 1e9
 PCIE = {3: 15.75 * GIGA, 4: 31.5 * GIGA, 5: 63 * GIGA}
 """Bytes a second in one direction, by generation: 16 lanes of 8, 16 and 32 GT/s, 128 of 130 bits are data (PCI-SIG)."""
 LAUNCH_SECONDS = 10e-6
-"""Host time for one operator of PyTorch and its share of Python and autograd.
+"""Seconds in which a host launches one operator, with its share of Python and autograd.
 
-It depends on the host more than on the card. See EFFICIENCIES.
+It depends on the host and not on the card: 5 to 25 microseconds for a product on the host of an H100
+(jiahuanglin.xyz, "From PyTorch op to kernel launch"), 10 to 42 in benchmarks/step_time (the T4 of a notebook).
 """
+MEASURED_SECONDS = 0.03
+"""Time for which each kind of work is repeated on a CPU."""
+PRODUCT_SIZE, COPY_BYTES, CHAIN_LENGTH = 384, 2**25, 100
+"""Rows and columns of the products, bytes of the copies, and length of the chain of operators that are measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,18 @@ RATES = {
 """By the card's name in CARDS."""
 
 
+EFFICIENCIES = {"cuda": 0.5, "cpu": 1.0}
+"""Expected share of a rate that training reaches, by kind of device: a CPU's rates are measured.
+
+On a T4 it is 0.57 of the FLOP/s in float32, 0.36 in float16, and 0.57 of the memory bandwidth (benchmarks/step_time).
+"""
+DEVIATIONS = {"cuda": 0.35, "cpu": 0.5}
+"""Standard deviations of the logarithms of these shares: that of the T4 is within one of them."""
+LAUNCH_DEVIATION = 0.7
+RESIDUAL = 0.1
+"""Standard deviation of a step's time with the best costs, as a fraction (benchmarks/step_time: the T4)."""
+
+
 def rates_of(hardware: Hardware) -> Rates:
     """Return what a device does in a second: of the table, or measured on a CPU.
 
@@ -100,29 +117,18 @@ def _capability(name: str) -> tuple[int, int]:
 
 
 def cost_prior(hardware: Hardware) -> CostPrior:
-    """Return what is known about the costs on a device before anything is measured there, by the kinds of step_time."""
+    """Return what is known about the costs on a device before anything is measured there."""
+    *costs, launch = rate_costs(hardware)
+    deviations = (*[DEVIATIONS[hardware.kind]] * len(costs), LAUNCH_DEVIATION)
+    log_costs_K = np.log([*(cost / EFFICIENCIES[hardware.kind] for cost in costs), launch])
+    return CostPrior(log_costs_K=log_costs_K, deviations_K=np.array(deviations), residual=RESIDUAL)
+
+
+def rate_costs(hardware: Hardware) -> list[float]:
+    """Return the costs on a device that reaches its rates, by the kinds of step_time, in seconds."""
     rates = rates_of(hardware)
-    half = rates.half * EFFICIENCIES.half
-    costs = (
-        1 / (rates.float32 * EFFICIENCIES.float32),
-        1 / (rates.tf32 * EFFICIENCIES.tf32),
-        1 / half,
-        1 / half,
-        1 / (rates.moved_bytes * EFFICIENCIES.moved_bytes),
-        1 / (rates.host_bytes * EFFICIENCIES.host_bytes),
-        rates.launch_seconds * EFFICIENCIES.launch_seconds,
-    )
-    deviations = np.array([DEVIATIONS[hardware.kind]] * len(costs))
-    return CostPrior(log_costs_K=np.log(costs), deviations_K=deviations, residual=RESIDUAL)
-
-
-EFFICIENCIES = Rates(float32=0.7, tf32=0.6, half=0.5, moved_bytes=0.7, host_bytes=0.8, launch_seconds=1.0)
-DEVIATIONS = {"cuda": 0.4, "cpu": 0.7}
-RESIDUAL = 0.1
-
-MEASURED_SECONDS = 0.03
-"""Time for which each kind of work is repeated on a CPU."""
-PRODUCT_SIZE, COPY_BYTES, CHAIN_LENGTH = 384, 2**25, 100
+    amounts = (rates.float32, rates.tf32, rates.half, rates.half, rates.moved_bytes, rates.host_bytes)
+    return [*(1 / amount for amount in amounts), rates.launch_seconds]
 
 
 @lru_cache

@@ -7,7 +7,6 @@ A cost is the time of one FLOP in a number format, of one byte, or of launching 
 while earlier ones are computed, so the slower of both sets the time. N counts configurations, K kinds of work.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,32 +67,27 @@ def step_seconds(passes_NK: Array, num_passes_N: Array, updates_NK: Array, costs
     return num_passes_N * work_seconds(passes_NK, costs_K) + work_seconds(updates_NK, costs_K)
 
 
-def estimated(predictions: Sequence[Prediction], num_passes: Sequence[int], prior: CostPrior) -> list[StepTime]:
-    """Return the estimated time of a step of each prediction, which takes so many passes."""
-    if not predictions:
-        return []
-    passes_NK, updates_NK = (
-        np.stack([amounts(work) for work in works])
-        for works in ([one.pass_work for one in predictions], [one.update_work for one in predictions])
-    )
-    num_passes_N = np.array(num_passes, dtype=np.float64)
-    seconds_N = step_seconds(passes_NK, num_passes_N, updates_NK, np.exp(prior.log_costs_K))
-    slopes_NK = log_slopes(passes_NK, num_passes_N, updates_NK, prior.log_costs_K)
-    deviations_N = np.sqrt(slopes_NK**2 @ prior.deviations_K**2 + prior.residual**2)
-    return [StepTime(seconds=float(s), deviation=float(d)) for s, d in zip(seconds_N, deviations_N, strict=True)]
+def estimated(prediction: Prediction, num_passes: int, prior: CostPrior) -> StepTime:
+    """Return the estimated time of an optimizer step that takes so many passes."""
+    passes_NK, updates_NK = (amounts(work)[None] for work in (prediction.pass_work, prediction.update_work))
+    num_passes_N = np.array([num_passes], dtype=np.float64)
+    [seconds] = step_seconds(passes_NK, num_passes_N, updates_NK, np.exp(prior.log_costs_K))
+    [shares_K] = shares(passes_NK, num_passes_N, updates_NK, prior.log_costs_K)
+    variance = shares_K**2 @ prior.deviations_K**2 + prior.residual**2
+    return StepTime(seconds=float(seconds), deviation=float(np.sqrt(variance)))
 
 
-def log_slopes(passes_NK: Array, num_passes_N: Array, updates_NK: Array, log_costs_K: Array) -> Array:
+def shares(passes_NK: Array, num_passes_N: Array, updates_NK: Array, log_costs_K: Array) -> Array:
     """Return the share of each kind in the time of each step: the derivative of its logarithm by that of the cost."""
     costs_K = np.exp(log_costs_K)
     parts_NK = num_passes_N[:, None] * _parts(passes_NK, costs_K) + _parts(updates_NK, costs_K)
-    shares: Array = parts_NK / parts_NK.sum(axis=1, keepdims=True)
-    return shares
+    parts_NK /= parts_NK.sum(axis=1, keepdims=True)
+    return parts_NK
 
 
 def _parts(amounts_NK: Array, costs_K: Array) -> Array:
     """Return the seconds of each kind; launches have none, or all, depending on which takes longer."""
-    parts_NK = amounts_NK * costs_K
+    parts_NK: Array = amounts_NK * costs_K
     is_launching_N = parts_NK[:, -1] > parts_NK[:, :-1].sum(axis=1)
     parts_NK[:, :-1] *= ~is_launching_N[:, None]
     parts_NK[:, -1] *= is_launching_N

@@ -27,7 +27,10 @@ NUM_IN_TERMINAL = 8
 """Configurations of a card that the terminal shows."""
 NUM_PANELS = 6
 """Heat maps of a card."""
-ESTIMATED = "Which is the fastest is estimated from floating-point operations; a search measures it."
+ESTIMATED = (
+    "Times are estimated from what a step computes, moves and launches and from the device's data sheet; a search "
+    "measures them."
+)
 
 
 def plan_report(findings: PlanFindings) -> Report:
@@ -64,8 +67,18 @@ def _answer(card: CardPlan) -> str:
     return (
         f"On {card.card} {fitting} of {len(card.rows)} configurations are predicted to fit {budget:,.0f} MiB; "
         f"start with {label(best.choice)}, accumulation_steps {best.accumulation_steps}: predicted peak "
-        f"{best.peak_bytes / MIB:,.0f} MiB, {budget - best.peak_bytes / MIB:,.0f} MiB of headroom."
+        f"{best.peak_bytes / MIB:,.0f} MiB, {budget - best.peak_bytes / MIB:,.0f} MiB of headroom, estimated "
+        f"{_seconds(best.seconds)} a step, {best.tokens_per_second:,.0f} tokens a second ({_percent(best)})."
     )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s"
+
+
+def _percent(row: PlannedRow) -> str:
+    """Return the uncertainty of a row's time."""
+    return f"± {100 * row.deviation:.0f} %"
 
 
 def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | None) -> Section:
@@ -81,7 +94,8 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | Non
         tables.append(replace(tensors, num_in_terminal=num_details))
         panel = categories_panel(card.breakdown)
         plots.append(Plot(name=f"breakdown_{name}", title=f"{which}, by category", panels=(panel,)))
-    return Section(title=card.card, tables=tuple(tables), notes=(*card.notes, *card.skipped), plots=tuple(plots))
+    notes = (*card.reasons, *card.notes, *card.skipped)
+    return Section(title=card.card, tables=tuple(tables), notes=notes, plots=tuple(plots))
 
 
 def _configurations_table(name: str, card: CardPlan, dataset_size: int) -> Table:
@@ -94,8 +108,9 @@ def _configurations_table(name: str, card: CardPlan, dataset_size: int) -> Table
             **({} if row.peak_device_bytes is None else {"device MiB": row.peak_device_bytes / MIB}),
             "fits": "yes" if row.fits else "no",
             "headroom MiB": (card.budget_bytes - row.peak_bytes) / MIB,
-            "TFLOP per step": row.flops / 1e12,
-            "forward passes per epoch": math.ceil(dataset_size / row.micro_batch_size),
+            "seconds per step": row.seconds,
+            "tokens/s": row.tokens_per_second,
+            "± %": 100 * row.deviation,
             "": "start here" if row is best else "",
         }
         for row in sorted(card.rows, key=lambda row: (not row.fits, expected_order(row)))
@@ -104,14 +119,14 @@ def _configurations_table(name: str, card: CardPlan, dataset_size: int) -> Table
     title = f"predicted for {card.card}, within {card.budget_bytes / MIB:,.0f} MiB"
     updates = math.ceil(dataset_size / (card.rows[0].micro_batch_size * card.rows[0].accumulation_steps))
     note = (
-        "Configurations that fit come first, in the order of their estimated speed. "
+        "Configurations that fit come first, in the order of their estimated seconds per step. "
         f"{updates:,} updates per epoch of {dataset_size:,} sequences."
     )
     return Table(
         name=f"plan_{name}",
         title=title,
         frame=pd.DataFrame(lines),
-        forms={**whole, "TFLOP per step": "{:,.2f}"},
+        forms={**whole, "seconds per step": "{:.3g}", "tokens/s": "{:,.0f}", "± %": "{:.0f}"},
         note=note,
         num_in_terminal=NUM_IN_TERMINAL,
     )
@@ -141,8 +156,11 @@ def _cards_table(cards: Sequence[CardPlan]) -> Table:
             line["accumulation"] = str(best.accumulation_steps)
             line["predicted MiB"] = best.peak_bytes / MIB
             line["headroom MiB"] = (card.budget_bytes - best.peak_bytes) / MIB
+            line["seconds per step"] = best.seconds
+            line["tokens/s"] = best.tokens_per_second
         lines.append(line)
     forms = {"GiB": "{:,.1f}", "predicted MiB": "{:,.0f}", "headroom MiB": "{:,.0f}"}
+    forms |= {"seconds per step": "{:.3g}", "tokens/s": "{:,.0f}"}
     return Table(name="cards", title="where to start on each card", frame=pd.DataFrame(lines), forms=forms)
 
 
