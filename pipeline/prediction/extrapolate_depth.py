@@ -19,7 +19,7 @@ INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
 NUM_FIRST = 1
 """Layers before the ones that are repeated: the first differs from the others in its input."""
 NUM_LAST = 2
-"""Layers after the first that is repeated, at least: the last differs in its output, and the one before follows on it."""
+"""Layers after the first that is repeated, at least: the last differs in its output, the one before follows it."""
 
 Place = tuple[int, int | None]
 """The index of a storage or of an event in the shallow timeline, and its layer in the deep model."""
