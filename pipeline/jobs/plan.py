@@ -20,7 +20,16 @@ from pipeline.config.configurations import Configurations, why_refused
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import AUTO_MODEL, Experiment
 from pipeline.config.settings import AllSettings, RunSettings, dotted, merged, nested, validate
-from pipeline.config.space import Choice, Refusals, Space, SpaceSettings, nothing_left, read_space, sentences
+from pipeline.config.space import (
+    Choice,
+    Refusals,
+    Space,
+    SpaceSettings,
+    default_space,
+    nothing_left,
+    read_space,
+    sentences,
+)
 from pipeline.config.variants import read_yaml
 from pipeline.memory.breakdown import Breakdown
 from pipeline.memory.device import find_device, hardware_of
@@ -123,7 +132,7 @@ def log_plan(findings: PlanFindings, given: Mapping[str, Any], console: Console)
 
 def _read(given: Mapping[str, Any]) -> tuple[PlanSettings, dict[str, Any]]:
     """Return the settings of the plan and those of its configurations, from its YAML with the user's overrides."""
-    values = merged(nested(read_yaml(yaml_file("plan"))), given)
+    values = merged(nested(default_space(read_yaml(yaml_file("plan")), given)), given)
     own = {name: values.pop(name) for name in PlanSettings.model_fields if name in values}
     return validate(PlanSettings, own, "plan"), values
 

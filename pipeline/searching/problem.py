@@ -15,7 +15,7 @@ from pipeline.config.configurations import TECHNIQUE_SETTINGS, Configurations, w
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import Experiment, why_untimed
 from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, merged, nested, validate
-from pipeline.config.space import Choice, Space, read_space, sentences
+from pipeline.config.space import Choice, Space, default_space, read_space, sentences
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import device_name, find_device, free_bytes, hardware_of
 from pipeline.prediction.checkpointing_policy import resolved, resolved_or_reason
@@ -101,7 +101,7 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
         InvalidInputError: a setting, a dimension or one of its values is wrong, or the device supports none of them.
 
     """
-    values = merged(nested(read_yaml(yaml_file("search"))), given)
+    values = merged(nested(default_space(read_yaml(yaml_file("search")), given)), given)
     own = validate(SearchSettings, {k: values.pop(k) for k in SearchSettings.model_fields if k in values}, "search")
     device = find_device(str(values.get("device", RunSettings.model_fields["device"].default)))
     values["budget"], notes = automatic_budget(device) if own.budget == "auto" else (own.budget, ())
