@@ -83,6 +83,11 @@ class Mathematics(StrEnum):
     DIFFERENT = "different"
     """Another training: other formulas, or other trained parameters."""
 
+    def includes(self, other: "Mathematics") -> bool:
+        """Whether a training that differs as much as `other` differs at most as much as this."""
+        order = list(Mathematics)
+        return order.index(other) <= order.index(self)
+
 
 class Stage(IntEnum):
     """The order in which techniques are applied, by what they change."""
@@ -145,6 +150,14 @@ class Technique(Settings, ABC):
     def active(self) -> bool:
         """Whether the technique has any effect with these settings: by default, where one differs from its default."""
         return self != type(self)()
+
+    @property
+    def layer_period(self) -> int | None:
+        """The number of layers after which what it does to layers repeats; None if it does not repeat.
+
+        A technique outside the package counts as not repeating unless it overrides this.
+        """
+        return 1
 
     def resolved(self) -> Self:
         """Return a copy in which every derived setting has its value.

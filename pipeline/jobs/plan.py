@@ -1,6 +1,7 @@
 """`headroom plan`: the predicted memory of every configuration on each card, and the one to start with."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -13,23 +14,26 @@ from rich.progress import track
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.technique import Mathematics
 from pipeline.base.units import MIB, parse_budget
+from pipeline.config.configurations import Configurations, why_refused
 from pipeline.config.entry_points import yaml_file
-from pipeline.config.experiment import AUTO_MODEL, Experiment, make_experiment
-from pipeline.config.settings import RunSettings, dotted, merged, nested, validate
-from pipeline.config.space import Choice, Space, SpaceSettings, read_space
+from pipeline.config.experiment import AUTO_MODEL, Experiment
+from pipeline.config.settings import AllSettings, RunSettings, dotted, merged, nested, validate
+from pipeline.config.space import Choice, Refusals, Space, SpaceSettings, nothing_left, read_space, sentences
 from pipeline.config.variants import read_yaml
 from pipeline.memory.breakdown import Breakdown
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.cards import find_card, note_on
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
+from pipeline.prediction.plan_reasons import reasons_for
 from pipeline.prediction.predict import Prediction, predict_each
+from pipeline.prediction.rates import cost_prior
+from pipeline.prediction.step_time import CostPrior, estimated
 from pipeline.prediction.trace_cache import cache_size
 from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
-
-HALF_FORMATS = ("fp16", "bf16")
 
 
 class PlanSettings(SpaceSettings):
@@ -71,8 +75,11 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
                 f"all configurations of a plan share {name}, so it cannot be a dimension; make a plan for each value"
             )
     cards = tuple(
-        _card_plan(target, budget, values, space, console) for target, (_, space) in zip(targets, spaces, strict=True)
+        _card_plan(target, budget, values, space, own, console)
+        for target, (_, space) in zip(targets, spaces, strict=True)
     )
+    if not any(card.rows for card in cards):
+        raise InvalidInputError("\n".join(f"{card.card}: {nothing_left(card.skipped)}" for card in cards))
     if len(cards) == 1:
         _refuse_hopeless(cards[0], values["model"])
     return PlanFindings(
@@ -133,11 +140,12 @@ def _budget_bytes(text: str | None, target: Hardware) -> int:
 
 
 def _card_plan(
-    target: Hardware, budget: str | None, values: Mapping[str, Any], space: Space, console: Console
+    target: Hardware, budget: str | None, values: Mapping[str, Any], space: Space, own: PlanSettings, console: Console
 ) -> CardPlan:
     """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
     budget_bytes = _budget_bytes(budget, target)
-    experiments, choices, skipped = _experiments(target, values, space)
+    experiments, choices, refusals = _experiments(target, values, space, own.mathematics)
+    prior = cost_prior(target)
     rows: dict[int, PlannedRow] = {}
     breakdowns: dict[int, Breakdown] = {}
     unpredicted: dict[str, None] = {}
@@ -156,7 +164,7 @@ def _card_plan(
             if isinstance(prediction, InvalidInputError):
                 unpredicted[str(prediction)] = None
                 continue
-            rows[number] = _row(choices[number], experiment, prediction, budget_bytes)
+            rows[number] = _row(choices[number], experiment, prediction, budget_bytes, prior)
             breakdowns[number] = prediction.breakdown
     if unpredicted and not rows:
         raise InvalidInputError("\n".join(unpredicted))
@@ -166,33 +174,45 @@ def _card_plan(
         card=target.name,
         budget_bytes=budget_bytes,
         rows=ordered,
-        skipped=(*skipped, *unpredicted),
+        skipped=(*sentences(refusals), *unpredicted),
         breakdown=None,
         notes=(note,) if note else (),
     )
     best = card.recommended or min(ordered, key=lambda row: row.peak_bytes, default=None)
-    return replace(card, breakdown=next((breakdowns[number] for number, row in rows.items() if row is best), None))
+    breakdown = next((breakdowns[number] for number, row in rows.items() if row is best), None)
+    return replace(card, breakdown=breakdown, reasons=_reasons(card, [breakdowns[number] for number in sorted(rows)]))
+
+
+def _reasons(card: CardPlan, breakdowns: list[Breakdown]) -> tuple[str, ...]:
+    """Return why the recommended configuration is not the default one; nothing if none is recommended."""
+    if card.recommended is None:
+        return ()
+    return reasons_for(card.recommended, card.rows, breakdowns, dict(dotted(AllSettings().model_dump())))
 
 
 def _experiments(
-    target: Hardware, values: Mapping[str, Any], space: Space
-) -> tuple[list[Experiment], list[Choice], tuple[str, ...]]:
-    """Return the experiments that the card can run, their choices, and the reasons that exclude the others."""
-    experiments, choices, reasons = [], [], dict[str, None]()
+    target: Hardware, values: Mapping[str, Any], space: Space, mathematics: Mathematics
+) -> tuple[list[Experiment], list[Choice], Refusals]:
+    """Return the experiments of the space, their choices, and how many others were refused for each reason."""
+    configurations, refusals = Configurations(values, "plan"), Counter[str]()
+    experiments, choices = [], []
     for choice in space.choices:
-        experiment = make_experiment(merged(values, nested(choice)), "plan")
-        reason = experiment.unsupported(target)
+        experiment = configurations.experiment(choice)
+        reason = why_refused(experiment, choice, target, mathematics)
         if reason is None:
             experiments.append(experiment)
             choices.append(choice)
         else:
-            reasons[reason] = None
+            refusals[reason] += 1
     check_shapes(experiments)
-    return experiments, choices, tuple(reasons)
+    return experiments, choices, dict(refusals.most_common())
 
 
-def _row(choice: Choice, experiment: Experiment, prediction: Prediction, budget_bytes: int) -> PlannedRow:
+def _row(
+    choice: Choice, experiment: Experiment, prediction: Prediction, budget_bytes: int, prior: CostPrior
+) -> PlannedRow:
     settings: Any = experiment.settings
+    time = estimated(prediction, settings.accumulation_steps, prior)
     return PlannedRow(
         choice=choice,
         micro_batch_size=experiment.micro_batch_size,
@@ -201,9 +221,9 @@ def _row(choice: Choice, experiment: Experiment, prediction: Prediction, budget_
         peak_reserved_bytes=prediction.peak_reserved_bytes,
         peak_device_bytes=prediction.peak_device_bytes,
         fits=prediction.fits(budget_bytes),
-        flops=prediction.sequence_flops * experiment.effective_batch_size,
+        seconds=time.seconds,
+        deviation=time.deviation,
         tokens=experiment.effective_batch_size * settings.sequence_length,
-        is_16_bit=settings.precision in HALF_FORMATS,
     )
 
 

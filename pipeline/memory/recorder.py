@@ -125,7 +125,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = (result,) if isinstance(result, Tensor) else tree_leaves(result)
         for tensor in reversed(tensors) if inside.results_reversed else tensors:
             if isinstance(tensor, Tensor) and tensor.device.type == self._device_type:
-                self._note(tensor, func, inside.result_bytes)
+                self._note(tensor, func, inside.result_bytes, args)
         self._follow(inside.after, func, buffers)
         return result
 
@@ -148,12 +148,21 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del self._guards[key]
             self._guard(result.untyped_storage(), number)
 
-    def _note(self, tensor: Tensor, func: Any, num_bytes: int | None) -> None:
+    def _note(self, tensor: Tensor, func: Any, num_bytes: int | None, args: tuple[Any, ...]) -> None:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._by_storage:
             size = storage.nbytes() if num_bytes is None else num_bytes
             if size:
-                self._guard(storage, self._begin(size, tuple(tensor.shape), tensor.dtype, _name(func)))
+                number = self._begin(size, tuple(tensor.shape), tensor.dtype, _name(func))
+                if self._lifetimes[number].module == "optimizer":
+                    self._lifetimes[number].module = self._owner(args)
+                self._guard(storage, number)
+
+    def _owner(self, args: tuple[Any, ...]) -> str:
+        """Return the module of the gradient that the optimizer's phase computes from, such as its norm."""
+        source = args[0] if args and isinstance(args[0], Tensor) else None
+        number = None if source is None else self._by_storage.get(source.untyped_storage()._cdata)
+        return "optimizer" if number is None else self._lifetimes[number].module
 
     def _guard(self, storage: torch.UntypedStorage, number: int) -> None:
         """Record the release of a storage as the end of lifetime `number`."""

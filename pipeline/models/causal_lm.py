@@ -106,6 +106,7 @@ class CausalLm(Model):
             needs_tokenizer=self.pretrained or (has_tokenizer and name not in PRESETS),
             width=config.hidden_size,
             activation=_activation(config),
+            num_layers=config.num_hidden_layers if name in PRESETS and not self.pretrained else None,
         )
 
     def attention_implementations(self, name: str) -> tuple[str, ...]:
