@@ -26,7 +26,7 @@ class Lever:
     companions: Mapping[str, Any] = field(default_factory=dict)
     """What it needs; the plain step that it is compared with has it too."""
     devices: tuple[str, ...] = ("cpu", "cuda")
-    """Kinds of devices on which it runs."""
+    """Kinds of devices on which it runs here; none for a lever whose contracts are in a file of its own."""
     models: tuple[str, ...] = ("gpt2-nano", "encoder_stack")
     """Models on which the losses and gradients are compared; the first one is used wherever one suffices."""
     tolerance: float | None = None

@@ -25,6 +25,7 @@ from pipeline.config.variants import read_yaml
 from pipeline.memory.breakdown import Breakdown
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.cards import find_card, note_on
+from pipeline.prediction.clipping import cost_of_clipping
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.prediction.plan_reasons import reasons_for
@@ -169,14 +170,17 @@ def _card_plan(
     if unpredicted and not rows:
         raise InvalidInputError("\n".join(unpredicted))
     ordered = tuple(rows[number] for number in sorted(rows))
-    note = note_on(target)
+    notes = [note_on(target), *dict.fromkeys(sentence for one in experiments for sentence in one.not_predicted)]
+    if True in space.dimensions.get("optimizer_in_backward", ()) or not any(row.fits for row in ordered):
+        peaks = [(experiments[number], row.peak_bytes) for number, row in rows.items()]
+        notes.append(cost_of_clipping(peaks, target, budget_bytes))
     card = CardPlan(
         card=target.name,
         budget_bytes=budget_bytes,
         rows=ordered,
         skipped=(*sentences(refusals), *unpredicted),
         breakdown=None,
-        notes=(note,) if note else (),
+        notes=tuple(note for note in notes if note),
     )
     best = card.recommended or min(ordered, key=lambda row: row.peak_bytes, default=None)
     breakdown = next((breakdowns[number] for number, row in rows.items() if row is best), None)

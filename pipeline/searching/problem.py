@@ -112,7 +112,9 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
 
     space, refusals = space.without(refused)
     base = configurations.experiment(space.choices[0])
-    problem = SearchProblem(own, values, space, base, (*notes, *sentences(refusals)))
+    varied = [{**space.choices[0], name: value} for name, tried in space.dimensions.items() for value in tried]
+    unseen = dict.fromkeys(note for choice in varied for note in configurations.experiment(choice).not_predicted)
+    problem = SearchProblem(own, values, space, base, (*notes, *sentences(refusals), *unseen))
     _check(problem)
     return problem
 
