@@ -73,6 +73,13 @@ LEVERS = (
     Lever(technique="precision", settings={"precision": "fp16"}, tolerance=1e-3),
     Lever(technique="checkpointing", settings={"checkpointing": "every_layer"}),
     Lever(technique="checkpointing", settings={"checkpointing": "every_2_layers"}),
+    Lever(technique="checkpointing", settings={"checkpointing": "attention_saved"}),
+    Lever(technique="checkpointing", settings={"checkpointing": "offloaded"}),
+    Lever(technique="checkpointing", settings={"checkpointing": "full:0,attention_saved:1"}),
+    Lever(
+        technique="activation_offloading",
+        settings={"activation_offloading": True, "offloading_min_mib": 0.01},  # tiny models save nothing larger
+    ),
     Lever(technique="loss_kernel", settings={"loss_kernel": "chunked"}, models=CAUSAL),
     Lever(technique="loss_kernel", settings={"loss_kernel": "chunked", "loss_chunk_tokens": 24}, models=CAUSAL),
     Lever(

@@ -36,7 +36,7 @@ EXACT = 1e-5
 """Largest relative difference of float32 losses and gradients that differ in the order of sums alone."""
 GRADIENT = 20
 """Largest error of a gradient in another number format, in tolerances of the loss."""
-WORSE, WORSE_OF_ONE = 1.25, 3.0
+WORSE, WORSE_OF_ONE = 1.25, 1.5
 """Largest error of the gradient under bf16, in errors of plain bf16's; the same for one parameter, of few numbers."""
 NOISE = 1e-4
 """Gradients of a parameter below this share of the whole gradient's norm count as zero: some are sums of rounding."""
@@ -173,7 +173,8 @@ def test_gradients_under_bf16_are_as_exact_as_plain_ones(lever: Lever) -> None:
         truth = gradients(pair(lever, model)[0])
         plain, changed = (errors(gradients(one), truth) for one in pair(lever, model, precision="bf16"))
         assert changed[WHOLE_GRADIENT] <= WORSE * plain[WHOLE_GRADIENT], model
-        worse = {name: (changed[name], error) for name, error in plain.items() if changed[name] > WORSE_OF_ONE * error}
+        limits = {name: WORSE_OF_ONE * error + EXACT for name, error in plain.items()}
+        worse = {name: (changed[name], limit) for name, limit in limits.items() if changed[name] > limit}
         assert not worse, model
 
 
