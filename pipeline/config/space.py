@@ -92,6 +92,11 @@ def _counted(count: int) -> str:
     return f"{count:,} configuration{'s' if count > 1 else ''}"
 
 
+def default_space(values: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of an entry point's YAML, without its space if the user has given one."""
+    return {name: value for name, value in values.items() if name != "space" or "space" not in given}
+
+
 def read_space(
     own: SpaceSettings, values: Mapping[str, Any], given: Mapping[str, Any], entry: str, hardware: Hardware
 ) -> tuple[RunSettings, Space]:

@@ -20,11 +20,21 @@ from pipeline.config.configurations import Configurations, why_refused
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import AUTO_MODEL, Experiment
 from pipeline.config.settings import AllSettings, RunSettings, dotted, merged, nested, validate
-from pipeline.config.space import Choice, Refusals, Space, SpaceSettings, nothing_left, read_space, sentences
+from pipeline.config.space import (
+    Choice,
+    Refusals,
+    Space,
+    SpaceSettings,
+    default_space,
+    nothing_left,
+    read_space,
+    sentences,
+)
 from pipeline.config.variants import read_yaml
 from pipeline.memory.breakdown import Breakdown
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.cards import find_card, note_on
+from pipeline.prediction.checkpointing_policy import resolved_or_reason
 from pipeline.prediction.clipping import cost_of_clipping
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
@@ -122,7 +132,7 @@ def log_plan(findings: PlanFindings, given: Mapping[str, Any], console: Console)
 
 def _read(given: Mapping[str, Any]) -> tuple[PlanSettings, dict[str, Any]]:
     """Return the settings of the plan and those of its configurations, from its YAML with the user's overrides."""
-    values = merged(nested(read_yaml(yaml_file("plan"))), given)
+    values = merged(nested(default_space(read_yaml(yaml_file("plan")), given)), given)
     own = {name: values.pop(name) for name in PlanSettings.model_fields if name in values}
     return validate(PlanSettings, own, "plan"), values
 
@@ -145,7 +155,7 @@ def _card_plan(
 ) -> CardPlan:
     """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
     budget_bytes = _budget_bytes(budget, target)
-    experiments, choices, refusals = _experiments(target, values, space, own.mathematics)
+    experiments, choices, refusals = _experiments(target, values, space, budget_bytes, own.mathematics)
     prior = cost_prior(target)
     rows: dict[int, PlannedRow] = {}
     breakdowns: dict[int, Breakdown] = {}
@@ -195,21 +205,33 @@ def _reasons(card: CardPlan, breakdowns: list[Breakdown]) -> tuple[str, ...]:
 
 
 def _experiments(
-    target: Hardware, values: Mapping[str, Any], space: Space, mathematics: Mathematics
+    target: Hardware, values: Mapping[str, Any], space: Space, budget_bytes: int, mathematics: Mathematics
 ) -> tuple[list[Experiment], list[Choice], Refusals]:
-    """Return the experiments of the space, their choices, and how many others were refused for each reason."""
+    """Return the experiments of the space, their choices, and how many others were refused for each reason.
+
+    `budget_bytes` is that of `checkpointing=auto`.
+    """
     configurations, refusals = Configurations(values, "plan"), Counter[str]()
     experiments, choices = [], []
     for choice in space.choices:
         experiment = configurations.experiment(choice)
         reason = why_refused(experiment, choice, target, mathematics)
         if reason is None:
+            reason, experiment = resolved_or_reason(experiment, target, budget_bytes)
+        if reason is None:
             experiments.append(experiment)
-            choices.append(choice)
+            choices.append(_explicit(choice, experiment))
         else:
             refusals[reason] += 1
     check_shapes(experiments)
     return experiments, choices, dict(refusals.most_common())
+
+
+def _explicit(choice: Choice, experiment: Experiment) -> Choice:
+    """Return the choice with the policies of the experiment in place of `checkpointing=auto`."""
+    if choice.get("checkpointing") != "auto":
+        return choice
+    return {**choice, "checkpointing": experiment.settings.checkpointing}  # type: ignore[attr-defined]
 
 
 def _row(

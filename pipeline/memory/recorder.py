@@ -123,9 +123,11 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if in_place:
             self._pass_on(args[0], result)
         tensors = (result,) if isinstance(result, Tensor) else tree_leaves(result)
-        for tensor in reversed(tensors) if inside.results_reversed else tensors:
+        order = range(len(tensors))
+        for number in reversed(order) if inside.results_reversed else order:
+            tensor = tensors[number]
             if isinstance(tensor, Tensor) and tensor.device.type == self._device_type:
-                self._note(tensor, func, inside.result_bytes, args)
+                self._note(tensor, func, inside.result_bytes, _source(args, result, number))
         self._follow(inside.after, func, buffers)
         return result
 
@@ -148,20 +150,19 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del self._guards[key]
             self._guard(result.untyped_storage(), number)
 
-    def _note(self, tensor: Tensor, func: Any, num_bytes: int | None, args: tuple[Any, ...]) -> None:
+    def _note(self, tensor: Tensor, func: Any, num_bytes: int | None, source: object) -> None:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._by_storage:
             size = storage.nbytes() if num_bytes is None else num_bytes
             if size:
                 number = self._begin(size, tuple(tensor.shape), tensor.dtype, _name(func))
                 if self._lifetimes[number].module == "optimizer":
-                    self._lifetimes[number].module = self._owner(args)
+                    self._lifetimes[number].module = self._owner(source)
                 self._guard(storage, number)
 
-    def _owner(self, args: tuple[Any, ...]) -> str:
-        """Return the module of the gradient that the optimizer's phase computes from, such as its norm."""
-        source = args[0] if args and isinstance(args[0], Tensor) else None
-        number = None if source is None else self._by_storage.get(source.untyped_storage()._cdata)
+    def _owner(self, source: object) -> str:
+        """Return the module of the gradient that the optimizer's phase computes from, for its norm for example."""
+        number = self._by_storage.get(source.untyped_storage()._cdata) if isinstance(source, Tensor) else None
         return "optimizer" if number is None else self._lifetimes[number].module
 
     def _guard(self, storage: torch.UntypedStorage, number: int) -> None:
@@ -256,6 +257,14 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             number = self._by_storage.get(value.untyped_storage()._cdata)
             if number is not None:
                 self._lifetimes[number].category, self._lifetimes[number].module = category, owner
+
+
+def _source(args: tuple[Any, ...], result: Any, number: int) -> object:
+    """Return the argument from which the result `number` was computed: of an operator on lists, one of its parts."""
+    first = args[0] if args else None
+    if isinstance(first, list | tuple) and isinstance(result, list | tuple) and len(first) == len(result):
+        return first[number]
+    return first
 
 
 def _name(operator: Any) -> str:

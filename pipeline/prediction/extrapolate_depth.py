@@ -19,7 +19,7 @@ INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
 NUM_FIRST = 1
 """Layers before the ones that are repeated: the first differs from the others in its input."""
 NUM_LAST = 2
-"""Layers after them: the last differs in its output, and the one before it follows on what it does."""
+"""Layers after the first that is repeated, at least: the last differs in its output, the one before follows it."""
 
 Place = tuple[int, int | None]
 """The index of a storage or of an event in the shallow timeline, and its layer in the deep model."""
@@ -106,7 +106,7 @@ class Repetition:
 
 def fewest_layers(num_layers: int, period: int) -> int:
     """Return the layers of the shallow model: at least one period between the first and the last ones."""
-    least = NUM_FIRST + period + NUM_LAST
+    least = max(NUM_FIRST + period + 1, NUM_FIRST + NUM_LAST + 1)
     return least + (num_layers - least) % period
 
 

@@ -42,7 +42,7 @@ def trace_file(experiment: Experiment, target: Hardware, prepared: Prepared, num
     return cache_folder() / f"trace-{_key(experiment, target, prepared, num_rows)}.json.gz"
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def read_trace(file: Path) -> Timeline:
     """Return the timeline in a file, and mark the file as used."""
     timeline = load(file.read_bytes())

@@ -15,9 +15,10 @@ from pipeline.config.configurations import TECHNIQUE_SETTINGS, Configurations, w
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import Experiment, why_untimed
 from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, merged, nested, validate
-from pipeline.config.space import Choice, Space, read_space, sentences
+from pipeline.config.space import Choice, Space, default_space, read_space, sentences
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import device_name, find_device, free_bytes, hardware_of
+from pipeline.prediction.checkpointing_policy import resolved, resolved_or_reason
 from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.optuna_samplers import naive_choices
@@ -49,8 +50,8 @@ class SearchProblem:
         return Configurations(self.run_values, "search")
 
     def experiment(self, choice: Choice) -> Experiment:
-        """Return the Experiment of one configuration."""
-        return self.configurations.experiment(choice)
+        """Return the Experiment of one configuration, with explicit policies in place of `checkpointing=auto`."""
+        return resolved(self.configurations.experiment(choice))
 
     @property
     def budget_bytes(self) -> int:
@@ -100,7 +101,7 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
         InvalidInputError: a setting, a dimension or one of its values is wrong, or the device supports none of them.
 
     """
-    values = merged(nested(read_yaml(yaml_file("search"))), given)
+    values = merged(nested(default_space(read_yaml(yaml_file("search")), given)), given)
     own = validate(SearchSettings, {k: values.pop(k) for k in SearchSettings.model_fields if k in values}, "search")
     device = find_device(str(values.get("device", RunSettings.model_fields["device"].default)))
     values["budget"], notes = automatic_budget(device) if own.budget == "auto" else (own.budget, ())
@@ -108,10 +109,11 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
     configurations, hardware = Configurations(values, "search"), hardware_of(device)
 
     def refused(choice: Choice) -> str | None:
-        return why_refused(configurations.experiment(choice), choice, hardware, own.mathematics)
+        experiment = configurations.experiment(choice)
+        return why_refused(experiment, choice, hardware, own.mathematics) or resolved_or_reason(experiment)[0]
 
     space, refusals = space.without(refused)
-    base = configurations.experiment(space.choices[0])
+    base = resolved(configurations.experiment(space.choices[0]))
     varied = [{**space.choices[0], name: value} for name, tried in space.dimensions.items() for value in tried]
     unseen = dict.fromkeys(note for choice in varied for note in configurations.experiment(choice).not_predicted)
     problem = SearchProblem(own, values, space, base, (*notes, *sentences(refusals), *unseen))

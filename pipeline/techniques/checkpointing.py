@@ -106,9 +106,10 @@ class Checkpointing(Technique):
         return tuple(policies.get(layer, NONE) for layer in range(num_layers))
 
     @property
-    def layer_period(self) -> int:
-        """The n of every n-th layer."""
-        return self.every_n_layers or 1
+    def layer_period(self) -> int | None:
+        """The n of every n-th layer; None for policies that name layers."""
+        is_uniform = self.checkpointing in (NONE, ATTENTION_SAVED, OFFLOADED)
+        return 1 if is_uniform else self.every_n_layers
 
     def apply(self, step: Step) -> Step:
         """Enable checkpointing by transformers' own method, or by torch.utils.checkpoint on the layers."""
