@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny, with_corpus_of
+from conftest import TINY, tiny, with_corpus_of
 from test_prediction import CPU
 
 from pipeline.base.results import Finished, StepRecord
 from pipeline.prediction.predict import predict
+from pipeline.searching.problem import make_problem
 from pipeline.techniques import compile as technique
 from pipeline.training.loop import train
 
@@ -67,6 +68,12 @@ def test_a_prediction_does_not_compile_and_says_what_it_does_not_see(fast_backen
     assert compiled.not_predicted == (
         "compile=layers: predicted as if it were not compiled: what compiled layers allocate cannot be traced",
     )
+
+
+def test_a_search_says_what_its_predictions_do_not_see() -> None:
+    space = {"micro_batch_size": [2], "compile": ["none", "layers"]}
+    problem = make_problem({**TINY, "effective_batch_size": 2, "num_steps": 10, "budget": "64MiB", "space": space})
+    assert problem.notes == tiny(compile="layers").not_predicted
 
 
 def test_without_a_compiler_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
