@@ -14,7 +14,7 @@ from pipeline.prediction import trace_cache
 from pipeline.prediction.trace_cache import CODE, cache_size, code_digest, read_trace, trace_file, write_trace
 
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
-EMPTY = Timeline(lifetimes=(), events=(), seconds=(), spans=(), flops=0)
+EMPTY = Timeline(lifetimes=(), events=(), seconds=(), spans=(), work=())
 
 
 @pytest.fixture

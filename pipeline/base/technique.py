@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pipeline.base.contracts import Hardware, Settings, Trainable
+from pipeline.base.contracts import Hardware, Model, Settings, Trainable
 
 Context = Callable[[], AbstractContextManager[object]]
 """Makes a context manager."""
@@ -83,6 +83,11 @@ class Mathematics(StrEnum):
     DIFFERENT = "different"
     """Another training: other formulas, or other trained parameters."""
 
+    def includes(self, other: "Mathematics") -> bool:
+        """Whether a training that differs as much as `other` differs at most as much as this."""
+        order = list(Mathematics)
+        return order.index(other) <= order.index(self)
+
 
 class Stage(IntEnum):
     """The order in which techniques are applied, by what they change."""
@@ -94,6 +99,8 @@ class Stage(IntEnum):
     RECOMPUTATION = 5
     COMPILE = 6
     OPTIMIZER = 7
+    UPDATE = 8
+    """When the optimizer updates, whichever it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +119,17 @@ class Exported:
 
     `{optimizer}` stands for the expression without the technique, `{learning_rate}` and `{weight_decay}` for numbers.
     """
+    loss: str = ""
+    """A Python expression for the summed loss of `model` on `ids_BT` and `labels_BT`, in the plain script."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the framework's own: of TrainingArguments or Lightning's Trainer, keys of the JSON or YAML file."""
     notes: tuple[str, ...] = ()
     """What a user of the files needs to know, a sentence each."""
+
+    @property
+    def needs_python(self) -> bool:
+        """Whether a file without code, such as JSON, cannot express it."""
+        return bool(self.code or self.prepare or self.optimizer != "{optimizer}")
 
 
 class Technique(Settings, ABC):
@@ -137,6 +151,14 @@ class Technique(Settings, ABC):
         """Whether the technique has any effect with these settings: by default, where one differs from its default."""
         return self != type(self)()
 
+    @property
+    def layer_period(self) -> int | None:
+        """The number of layers after which what it does to layers repeats; None if it does not repeat.
+
+        A technique outside the package counts as not repeating unless it overrides this.
+        """
+        return 1
+
     def resolved(self) -> Self:
         """Return a copy in which every derived setting has its value.
 
@@ -156,12 +178,25 @@ class Technique(Settings, ABC):
         del hardware
         return None
 
+    def unsuited(self, model: Model, name: str) -> str | None:
+        """Return why it cannot train model `name` of the family `model`, or None if it can.
+
+        The message states rule, value and remedy.
+        """
+        del model, name
+        return None
+
     def conflict(self, settings: Any) -> str | None:
         """Return why it cannot be combined with the other settings of the run, or None if it can.
 
         The message states rule, value and remedy; `settings` has all settings of the run by name, as attributes.
         """
         del settings
+        return None
+
+    @property
+    def not_predicted(self) -> str | None:
+        """What a prediction of memory does not see with these settings; None if it sees everything."""
         return None
 
     @classmethod

@@ -74,6 +74,8 @@ class Facts:
     """Whether one of them changes the optimizer, which is AdamW otherwise."""
     exported: tuple[Exported, ...] = ()
     """What those techniques add to the files of one framework."""
+    in_python: tuple[str, ...] = ()
+    """Those of them that only Python code can express, as `setting=value`."""
     missing: tuple[str, ...] = ()
     """A sentence for each technique that the files of one framework cannot express."""
 
@@ -134,6 +136,11 @@ class Facts:
         """Arguments of the framework that techniques add."""
         return {name: value for each in self.exported for name, value in each.arguments.items()}
 
+    @property
+    def loss(self) -> str | None:
+        """A Python expression for the summed loss, if a technique replaces it."""
+        return next((each.loss for each in self.exported if each.loss), None)
+
     def optimizer(self, fused: bool) -> str:
         """Return a Python expression for the optimizer of `model`."""
         numbers = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
@@ -188,7 +195,7 @@ def facts_of(experiment: Experiment) -> Facts:
         tokens=tokens if tokens.exists() else None,
         environment=experiment.environment,
         others=tuple(_settings_text(technique) for technique in others),
-        replaces_optimizer=any(technique.stage is Stage.OPTIMIZER for technique in others),
+        replaces_optimizer=any(technique.stage >= Stage.OPTIMIZER for technique in others),
     )
 
 
@@ -201,8 +208,9 @@ def facts_for(facts: Facts, experiment: Experiment, target: str, known: tuple[ty
         for technique, exported in exports.items()
         if exported is None
     ]
-    exported = tuple(exported for exported in exports.values() if exported is not None)
-    return replace(facts, exported=exported, missing=tuple(missing))
+    found = {technique: exported for technique, exported in exports.items() if exported is not None}
+    in_python = [_settings_text(technique) for technique, exported in found.items() if exported.needs_python]
+    return replace(facts, exported=tuple(found.values()), in_python=tuple(in_python), missing=tuple(missing))
 
 
 def _others(experiment: Experiment, known: tuple[type[Technique], ...]) -> list[Technique]:

@@ -19,10 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pipeline.base.contracts import Trainable
-from pipeline.memory.flops import operations_of
 from pipeline.memory.gradient_sums import calibrate, in_backward, is_in_place_sum
 from pipeline.memory.inside import Buffer, InsideOf, nothing_inside
-from pipeline.memory.timeline import Lifetime, Span, Timeline
+from pipeline.memory.python_operators import IN_PYTHON
+from pipeline.memory.timeline import Lifetime, PhaseWork, Span, Timeline
+from pipeline.memory.work import WorkCounter
 
 OUTSIDE = {"load": "", "forward": "loss", "backward": "loss", "optimizer": "optimizer"}
 """The module name of storages that are allocated outside of all modules, by phase."""
@@ -51,8 +52,9 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._guards: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._events: list[int] = []
         self._seconds: list[float] = []
-        self._flops = 0
-        self._step, self._loading = 0, True
+        self._counter = WorkCounter()
+        self._work: list[PhaseWork] = []
+        self._step, self._loading, self._in_forward = 0, True, False
         self._spans: list[Span] = [Span(step=0, phase="load", begin=0)]
         self._modules: list[str] = []
         self._layers: tuple[str, ...] = ()
@@ -84,9 +86,10 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def mark(self, step: int, phase: str) -> None:
         """Record the end of a phase of optimizer step `step`."""
+        self._work.append(PhaseWork(step=step, phase=phase, work=self._counter.take()))
         if phase in ("backward", "optimizer"):
             self._categorize()
-        self._loading = False
+        self._loading = self._in_forward = False
         if phase == "optimizer":
             self._step = step + 1
 
@@ -99,7 +102,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             events=tuple(self._events),
             seconds=tuple(moment - first for moment in self._seconds),
             spans=tuple(self._spans),
-            flops=self._flops,
+            work=tuple(self._work),
         )
 
     def __torch_dispatch__(
@@ -109,17 +112,20 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is GET_DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         kwargs = kwargs or {}
+        if func in IN_PYTHON:
+            with self:
+                return IN_PYTHON[func](args)
         inside, buffers = self._inside_of(func, args), dict[Buffer, int]()
         self._follow(inside.before, func, buffers)
         in_place = inside.in_place or is_in_place_sum(func, args)
         result = self._run(func, args, kwargs)
-        self._flops += operations_of(func, args, kwargs, result)
+        self._counter.count(func, args, kwargs, result)
         if in_place:
             self._pass_on(args[0], result)
         tensors = (result,) if isinstance(result, Tensor) else tree_leaves(result)
         for tensor in reversed(tensors) if inside.results_reversed else tensors:
             if isinstance(tensor, Tensor) and tensor.device.type == self._device_type:
-                self._note(tensor, func, inside.result_bytes)
+                self._note(tensor, func, inside.result_bytes, args)
         self._follow(inside.after, func, buffers)
         return result
 
@@ -142,11 +148,21 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del self._guards[key]
             self._guard(result.untyped_storage(), number)
 
-    def _note(self, tensor: Tensor, func: Any, num_bytes: int | None) -> None:
+    def _note(self, tensor: Tensor, func: Any, num_bytes: int | None, args: tuple[Any, ...]) -> None:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._by_storage:
             size = storage.nbytes() if num_bytes is None else num_bytes
-            self._guard(storage, self._begin(size, tuple(tensor.shape), tensor.dtype, _name(func)))
+            if size:
+                number = self._begin(size, tuple(tensor.shape), tensor.dtype, _name(func))
+                if self._lifetimes[number].module == "optimizer":
+                    self._lifetimes[number].module = self._owner(args)
+                self._guard(storage, number)
+
+    def _owner(self, args: tuple[Any, ...]) -> str:
+        """Return the module of the gradient that the optimizer's phase computes from, such as its norm."""
+        source = args[0] if args and isinstance(args[0], Tensor) else None
+        number = None if source is None else self._by_storage.get(source.untyped_storage()._cdata)
+        return "optimizer" if number is None else self._lifetimes[number].module
 
     def _guard(self, storage: torch.UntypedStorage, number: int) -> None:
         """Record the release of a storage as the end of lifetime `number`."""
@@ -181,7 +197,9 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return "load"
         if in_backward():
             return "backward"
-        return "forward" if self._modules or torch.is_grad_enabled() else "optimizer"
+        if self._modules or torch.is_grad_enabled():
+            self._in_forward = True  # up to its end: a loss that computes its own gradients records no graph
+        return "forward" if self._in_forward else "optimizer"
 
     def _record(self, event: int) -> None:
         self._events.append(event)

@@ -6,6 +6,8 @@ from itertools import accumulate
 
 import torch
 
+from pipeline.memory.work import Work
+
 CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "temporary")
 """Purposes of a storage: activations are kept by a forward pass for its backward pass; the rest is temporary."""
 
@@ -43,8 +45,19 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PhaseWork:
+    """The work of one phase."""
+
+    step: int
+    """Optimizer step, counted from 0."""
+    phase: str
+    """`data`, `forward`, `backward` or `optimizer`; with accumulation, forward and backward alternate."""
+    work: Work
+
+
+@dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """All allocations and releases, in their order."""
+    """All allocations and releases, in their order, and the work of the phases."""
 
     lifetimes: tuple[Lifetime, ...]
     events: tuple[int, ...]
@@ -52,13 +65,26 @@ class Timeline:
     seconds: tuple[float, ...]
     """Time of each event, from the first one."""
     spans: tuple[Span, ...]
-    flops: int
-    """Floating-point operations of all recorded optimizer steps, recomputation included, as torch counts them."""
+    work: tuple[PhaseWork, ...]
+
+    def pass_work(self, num_passes: int) -> Work:
+        """Return the mean work of the forward and backward passes of the last optimizer step, which has `num_passes`.
+
+        The passes that were not recorded repeat the last one.
+        """
+        forward, backward = (self._work_of(phase) for phase in ("forward", "backward"))
+        passes = [one + other for one, other in zip(forward, backward, strict=True)]
+        return (sum(passes, Work()) + passes[-1] * (num_passes - len(passes))) / num_passes
 
     @property
-    def num_passes(self) -> int:
-        """Return the number of forward and backward passes."""
-        return sum(span.phase == "backward" for span in self.spans)
+    def update_work(self) -> Work:
+        """Return the work of the last optimizer step after its passes: clipping and the optimizer."""
+        return self._work_of("optimizer")[0]
+
+    def _work_of(self, phase: str) -> list[Work]:
+        """Return the work of each such phase of the last optimizer step."""
+        last = self.work[-1].step
+        return [one.work for one in self.work if (one.step, one.phase) == (last, phase)]
 
     @cached_property
     def allocated_bytes(self) -> list[int]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from pipeline.base.contracts import Hardware
-from pipeline.memory.timeline import Lifetime, Timeline
+from pipeline.memory.timeline import Lifetime, PhaseWork, Timeline
+from pipeline.memory.work import Work, combined
 from pipeline.prediction.reductions import buffer_bytes, has_formula
 
 Recorded = tuple[int, Timeline]
@@ -25,8 +26,8 @@ class Growth:
     """Its timeline."""
     growing: tuple[tuple[int, int, tuple[int, ...]], ...]
     """For each storage that grows: its index, its bytes per sequence, and its growth per sequence in each dimension."""
-    sequence_flops: int
-    """Floating-point operations per sequence."""
+    sequence_work: tuple[Work, ...]
+    """The growth of each phase's work per sequence."""
 
     def extrapolated(self, size: int, target: Hardware) -> Timeline:
         """Return the timeline at micro-batch size `size`."""
@@ -46,9 +47,11 @@ class Growth:
                 allocated_at=lifetime.allocated_at,
                 freed_at=lifetime.freed_at,
             )
-        return replace(
-            self.timeline, lifetimes=tuple(lifetimes), flops=self.timeline.flops + more * self.sequence_flops
+        work = tuple(
+            replace(phase, work=phase.work + growth * more)
+            for phase, growth in zip(self.timeline.work, self.sequence_work, strict=True)
         )
+        return replace(self.timeline, lifetimes=tuple(lifetimes), work=work)
 
 
 def growth_of(first: Recorded, second: Recorded) -> Growth | None:
@@ -72,8 +75,20 @@ def growth_of(first: Recorded, second: Recorded) -> Growth | None:
                 return None
             num_bytes, *dimensions = (growth // difference for growth in growths)
             growing.append((number, num_bytes, tuple(dimensions)))
-    flops, rest = divmod(other_timeline.flops - timeline.flops, difference)
-    return None if rest else Growth(size, timeline, tuple(growing), flops)
+    work = _growth_of_work(timeline.work, other_timeline.work, difference)
+    return None if work is None else Growth(size, timeline, tuple(growing), work)
+
+
+def _growth_of_work(
+    first: tuple[PhaseWork, ...], second: tuple[PhaseWork, ...], difference: int
+) -> tuple[Work, ...] | None:
+    """Return the growth of each phase's work per sequence; None if the phases differ, or if it is not an integer."""
+    if [(one.step, one.phase) for one in first] != [(one.step, one.phase) for one in second]:
+        return None
+    growths = [combined(lambda a, b: b - a, one.work, other.work) for one, other in zip(first, second, strict=True)]
+    if any(combined(lambda amount: amount % difference, growth) != growth * 0 for growth in growths):
+        return None
+    return tuple(combined(lambda amount: amount // difference, growth) for growth in growths)
 
 
 def crosses(timeline: Timeline, extrapolated: Timeline, thresholds: Sequence[float]) -> bool:

@@ -14,6 +14,7 @@ from pipeline.memory.allocator import OutOfMemoryError
 from pipeline.memory.breakdown import Breakdown, at_peak
 from pipeline.memory.replay import AllocatorPeaks, Requests
 from pipeline.memory.timeline import Timeline
+from pipeline.memory.work import Work
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.trace import others_need, trace
 from pipeline.runtime.environment import uses_expandable_segments
@@ -40,10 +41,21 @@ class Prediction:
     """Breakdown of the peak, before the allocator rounds."""
     phase_bytes: Mapping[str, int]
     """Maximum of the bytes alive in each phase, before the allocator rounds."""
-    sequence_flops: int
-    """Floating-point operations for one sequence, recomputation included: the same for any micro-batch size."""
+    micro_batch_size: int
+    pass_work: Work
+    """Work of one forward and backward pass at this micro-batch size, recomputation included.
+
+    It is the mean over an optimizer step's passes, of which the first does not add to gradients.
+    """
+    update_work: Work
+    """Work of an optimizer step after its passes: clipping and the optimizer."""
     requests: Requests = field(repr=False)
     expandable_segments: bool = False
+
+    @property
+    def sequence_flops(self) -> float:
+        """Floating-point operations for one sequence, recomputation included: the same for any micro-batch size."""
+        return self.pass_work.flops / self.micro_batch_size
 
     @property
     def peak_bytes(self) -> int:
@@ -103,7 +115,9 @@ def predict(
         peak_device_bytes=peaks.peak_reserved_bytes + context_bytes if peaks else None,
         breakdown=at_peak(timeline),
         phase_bytes=_by_phase(timeline),
-        sequence_flops=timeline.flops // (timeline.num_passes * experiment.micro_batch_size),
+        micro_batch_size=experiment.micro_batch_size,
+        pass_work=timeline.pass_work(experiment.effective_batch_size // experiment.micro_batch_size),
+        update_work=timeline.update_work,
         requests=requests,
         expandable_segments=expandable_segments,
     )

@@ -7,7 +7,8 @@ from operator import attrgetter
 
 import torch
 
-from pipeline.memory.timeline import Lifetime, Span, Timeline
+from pipeline.memory.timeline import Lifetime, PhaseWork, Span, Timeline
+from pipeline.memory.work import Work
 
 NAMES = tuple(field.name for field in fields(Lifetime))
 values_of = attrgetter(*NAMES)
@@ -20,7 +21,7 @@ def dump(timeline: Timeline) -> bytes:
         "events": timeline.events,
         "seconds": [round(moment, 6) for moment in timeline.seconds],
         "spans": [asdict(span) for span in timeline.spans],
-        "flops": timeline.flops,
+        "work": [asdict(phase) for phase in timeline.work],
     }
     return gzip.compress(json.dumps(content).encode(), compresslevel=1)
 
@@ -33,7 +34,7 @@ def load(content: bytes) -> Timeline:
         events=tuple(read["events"]),
         seconds=tuple(read["seconds"]),
         spans=tuple(Span(**span) for span in read["spans"]),
-        flops=read["flops"],
+        work=tuple(PhaseWork(**{**phase, "work": Work(**phase["work"])}) for phase in read["work"]),
     )
 
 

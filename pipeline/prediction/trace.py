@@ -1,6 +1,7 @@
 """An Experiment -> its timeline on a device that this machine need not have.
 
-It is recorded on fake tensors, cached on disk, and extrapolated from other micro-batch sizes where that is exact.
+It is recorded on fake tensors, cached on disk, and extrapolated from other micro-batch sizes and from fewer layers
+where that is exact.
 """
 
 import traceback
@@ -19,6 +20,7 @@ from pipeline.base.user_functions import is_function_name, user_code_error
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Lifetime, Timeline
 from pipeline.prediction.extrapolate_batch import Growth, crosses, growth_of, same_memory, with_sorted_releases
+from pipeline.prediction.extrapolate_depth import Layers, fewest_layers, with_more_layers
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.fake_card import CARD, HOST, move_to_card
 from pipeline.prediction.fake_device import simulated
@@ -29,6 +31,8 @@ from pipeline.training.step import on_device
 
 STEADY_STEPS = 2
 """Micro-batches of an optimizer step that are recorded; further ones repeat the second."""
+LARGEST_SHARE = 0.8
+"""Share of a model's layers that two shallow models may have together, to be recorded in its place."""
 RECORDED_SIZES = (2, 4, 8)
 """Micro-batch sizes from which others (but 1) are extrapolated: from the first two, if they predict the third."""
 LARGEST_GROWTH_BYTES = 1024
@@ -85,15 +89,33 @@ def _cached(experiment: Experiment, target: Hardware, prepared: Prepared, num_ro
     cached = find_trace(file)
     if cached is not None:
         return cached
-    extrapolated = _extrapolated(experiment, target, prepared, num_rows)
-    if extrapolated is not None:
-        return extrapolated
+    for extrapolated in (_from_few_layers, _from_other_sizes):
+        timeline = extrapolated(experiment, target, prepared, num_rows)
+        if timeline is not None:
+            return timeline
     timeline = record(experiment, target, prepared, num_rows)
     write_trace(file, timeline)
     return timeline
 
 
-def _extrapolated(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
+def _from_few_layers(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
+    """Return the timeline extrapolated from those of the same model with few layers, if it is deep.
+
+    The first of the two is extrapolated to the second, and must be it.
+    """
+    num_layers, period = experiment.description.num_layers, experiment.layer_period
+    if num_layers is None or period is None:
+        return None
+    fewest = fewest_layers(num_layers, period)
+    if 2 * fewest + period > LARGEST_SHARE * num_layers:
+        return None
+    shallow, deeper = (
+        _cached(experiment.with_layers(count), target, prepared, num_rows) for count in (fewest, fewest + period)
+    )
+    return with_more_layers(shallow, deeper, Layers(fewest, period, num_layers - fewest))
+
+
+def _from_other_sizes(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
     """Return the timeline extrapolated from those of other micro-batch sizes, if they are in the cache."""
     size = experiment.micro_batch_size
     if size <= RECORDED_SIZES[0]:

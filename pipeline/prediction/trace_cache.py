@@ -28,7 +28,7 @@ PATTERN = "trace-*"
 IRRELEVANT = """
     device seed num_steps timing_warmup_steps learning_rate learning_rate_scaling base_batch_size
     learning_rate_warmup_steps learning_rate_schedule weight_decay eval_steps gradient_underflow dataset_size budget
-    time_limit output corpus vocabulary_size sequence_length sequences
+    time_limit output expandable_segments corpus vocabulary_size sequence_length sequences
 """
 """Settings, separated by blanks, that change no storage, or only through the example and the vocabulary."""
 CODE = ("base", "config", "memory", "models", "prediction", "techniques", "training")

@@ -105,6 +105,11 @@ class Checkpointing(Technique):
             )
         return tuple(policies.get(layer, NONE) for layer in range(num_layers))
 
+    @property
+    def layer_period(self) -> int | None:
+        """The n of every n-th layer; None where layers have policies of their own."""
+        return None if ":" in self.checkpointing else self.every_n_layers or 1
+
     def apply(self, step: Step) -> Step:
         """Enable checkpointing by transformers' own method, or by torch.utils.checkpoint on the layers."""
         module, layers = step.trainable.module, step.trainable.layers

@@ -39,6 +39,8 @@ class HuggingFace(Target):
                 "With the JSON alone Trainer counts one target too many in every sequence of GPT-2, and its loss is "
                 f"lower by 1 part in {facts.sequence_length}; make_trainer corrects that."
             )
+        if facts.in_python:
+            notes.append(f"The JSON alone is without {', '.join(facts.in_python)}; make_trainer has it.")
         if facts.weight_decay:
             notes.append(
                 "With the JSON alone Trainer does not apply weight decay to biases and norms; make_trainer applies it "

@@ -1,0 +1,168 @@
+"""The work of a training run, counted operator by operator: what its time depends on.
+
+Matrix products count by their floating-point operations, all other operators by the bytes that they read and write:
+those are bound by the memory of a device.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.memory.flops import FORMULAS, operations_of
+
+aten = torch.ops.aten
+WITHOUT_KERNEL = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view")
+"""Operators that launch nothing, although their schema does not call them views."""
+COPIES = (aten._to_copy.default, aten.copy_.default)
+"""Operators whose result may be on another device than their argument."""
+ONLY_WRITTEN = ("zero_", "fill_", "copy_")
+"""Operators that write their first argument and do not read it."""
+LOOKED_UP = {
+    aten.embedding: 0,
+    aten.gather: 0,
+    aten.index: 0,
+    aten.index_select: 0,
+    aten.nll_loss_forward: 0,
+    aten.nll_loss_backward: 1,
+}
+"""The argument of which an operator reads only what its indices name: no more than it writes."""
+SCATTERED = (aten.scatter_add_.default,)
+"""Operators that change of their first argument only what their indices name."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a device has to do."""
+
+    matrix_flops: Mapping[str, float] = field(default_factory=dict)
+    """Floating-point operations of matrix products and attention, by the type in which they are computed.
+
+    The types are `float32`, `tf32`, `bfloat16` and `float16`.
+    """
+    moved_bytes: float = 0
+    """Bytes that all other operators read and write."""
+    num_kernels: float = 0
+    """Operators that launch a kernel."""
+    host_bytes: float = 0
+    """Bytes copied between the device and the host."""
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of matrix products, of every type."""
+        return sum(self.matrix_flops.values())
+
+    def __add__(self, other: "Work") -> "Work":
+        """Return the work of both."""
+        return combined(lambda one, another: one + another, self, other)
+
+    def __mul__(self, count: float) -> "Work":
+        """Return the work of so many repetitions."""
+        return combined(lambda amount: amount * count, self)
+
+    def __truediv__(self, count: float) -> "Work":
+        """Return one of so many equal parts."""
+        return combined(lambda amount: amount / count, self)
+
+
+def combined(function: Callable[..., float], *works: Work) -> Work:
+    """Return the work whose amounts are a function of those of one or several works, kind by kind."""
+    types = dict.fromkeys(name for work in works for name in work.matrix_flops)
+    return Work(
+        matrix_flops={name: function(*(work.matrix_flops.get(name, 0) for work in works)) for name in types},
+        moved_bytes=function(*(work.moved_bytes for work in works)),
+        num_kernels=function(*(work.num_kernels for work in works)),
+        host_bytes=function(*(work.host_bytes for work in works)),
+    )
+
+
+class WorkCounter:
+    """Adds up the work of operators."""
+
+    def __init__(self) -> None:
+        self._matrix_flops = Counter[str]()
+        self._moved_bytes = self._num_kernels = self._host_bytes = 0
+
+    def count(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Add the work of one call of an operator."""
+        if not _has_kernel(operator):
+            return
+        self._num_kernels += 1
+        if operator.overloadpacket in FORMULAS:
+            self._matrix_flops[_compute_type(args)] += operations_of(operator, args, kwargs, result)
+        elif operator in COPIES and _device(result) != _device(args[operator is aten.copy_.default]):
+            self._host_bytes += num_bytes(result)
+        else:
+            moved = _moved_bytes(operator, args, result)
+            self._moved_bytes += moved
+            self._num_kernels -= not moved
+
+    def take(self) -> Work:
+        """Return the work counted so far, and begin again at none."""
+        work = Work(dict(self._matrix_flops), self._moved_bytes, self._num_kernels, self._host_bytes)
+        self.__init__()  # type: ignore[misc]
+        return work
+
+
+def num_bytes(value: Any) -> int:
+    """Return the bytes of a tensor, or of the tensors in a list or tuple; 0 for anything else."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, list | tuple):
+        return sum(num_bytes(part) for part in value)
+    return 0
+
+
+def _moved_bytes(operator: Any, args: tuple[Any, ...], result: Any) -> int:
+    """Return the bytes that one call of an operator reads and writes."""
+    if operator in SCATTERED:
+        index, source = args[2:4]
+        return num_bytes(index) + 3 * num_bytes(source)  # read, added to what is read, written
+    not_read, written = _not_read(operator), num_bytes(result)
+    if not written:  # an operator on lists, which changes its arguments
+        written = sum(num_bytes(args[number]) for number in _written(operator) if number < len(args))
+    return written + sum(num_bytes(arg) for number, arg in enumerate(args) if number != not_read)
+
+
+def _device(tensor: Tensor) -> str:
+    return tensor.device.type
+
+
+def _compute_type(args: tuple[Any, ...]) -> str:
+    """Return the type in which a product of these arguments is computed."""
+    dtype = next(_tensors(args)).dtype
+    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        return "tf32"
+    return str(dtype).removeprefix("torch.")
+
+
+def _tensors(args: tuple[Any, ...]) -> Iterator[Tensor]:
+    return (arg for arg in args if isinstance(arg, Tensor))
+
+
+@cache
+def _has_kernel(operator: Any) -> bool:
+    """Whether an operator launches a kernel: not if it only makes a view, changes one's shape, or allocates memory."""
+    if torch.Tag.inplace_view in operator.tags or operator.overloadpacket.__name__ in WITHOUT_KERNEL:
+        return False
+    aliases = [part.alias_info for part in operator._schema.returns]
+    return not any(alias is not None and not alias.is_write for alias in aliases)
+
+
+@cache
+def _not_read(operator: Any) -> int | None:
+    """Return the number of the argument whose values an operator does not read, or reads only in few places."""
+    if operator.overloadpacket.__name__ in ONLY_WRITTEN:
+        return 0
+    return LOOKED_UP.get(operator.overloadpacket)
+
+
+@cache
+def _written(operator: Any) -> tuple[int, ...]:
+    """Return the numbers of the arguments that an operator changes."""
+    arguments = operator._schema.arguments
+    return tuple(n for n, part in enumerate(arguments) if part.alias_info is not None and part.alias_info.is_write)
