@@ -9,6 +9,16 @@ from pipeline.config.experiment import Experiment
 def layer_names(experiment: Experiment, vocabulary_size: int) -> list[str]:
     """Return the dotted names of the model's layers, from the first to the last; the vocabulary is the corpus's."""
     plain = experiment.with_random_weights("cpu")
+    key = plain.settings.model, repr(plain.model), vocabulary_size
+    if key not in _names:
+        _names[key] = _built_names(plain, vocabulary_size)
+    return _names[key]
+
+
+_names: dict[tuple[str, str, int], list[str]] = {}
+
+
+def _built_names(plain: Experiment, vocabulary_size: int) -> list[str]:
     try:
         with torch.device("meta"):
             trainable = plain.model.build(plain.settings.model, vocabulary_size)

@@ -34,7 +34,7 @@ from pipeline.config.variants import read_yaml
 from pipeline.memory.breakdown import Breakdown
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.cards import find_card, note_on
-from pipeline.prediction.checkpointing_policy import resolved_or_reason
+from pipeline.prediction.checkpointing_policy import with_policies
 from pipeline.prediction.clipping import cost_of_clipping
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
@@ -155,7 +155,7 @@ def _card_plan(
 ) -> CardPlan:
     """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
     budget_bytes = _budget_bytes(budget, target)
-    experiments, choices, refusals = _experiments(target, values, space, budget_bytes, own.mathematics)
+    experiments, choices, refusals = _experiments(target, values, space, own.mathematics, budget_bytes)
     prior = cost_prior(target)
     rows: dict[int, PlannedRow] = {}
     breakdowns: dict[int, Breakdown] = {}
@@ -209,7 +209,7 @@ def _reasons(card: CardPlan, breakdowns: list[Breakdown]) -> tuple[str, ...]:
 
 
 def _experiments(
-    target: Hardware, values: Mapping[str, Any], space: Space, budget_bytes: int, mathematics: Mathematics
+    target: Hardware, values: Mapping[str, Any], space: Space, mathematics: Mathematics, budget_bytes: int
 ) -> tuple[list[Experiment], list[Choice], Refusals]:
     """Return the experiments of the space, their choices, and how many others were refused for each reason.
 
@@ -221,7 +221,7 @@ def _experiments(
         experiment = configurations.experiment(choice)
         reason = why_refused(experiment, choice, target, mathematics)
         if reason is None:
-            reason, experiment = resolved_or_reason(experiment, target, budget_bytes)
+            experiment, reason = with_policies(experiment, target, budget_bytes)
         if reason is None:
             experiments.append(experiment)
             choices.append(_explicit(choice, experiment))

@@ -5,8 +5,8 @@ configuration has those.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pipeline.base.contracts import Hardware, Prepared
@@ -39,7 +39,7 @@ class Layer:
     """What a policy costs and keeps for one of the identical layers."""
 
     flops: float
-    """Floating-point operations that are recomputed."""
+    """Floating-point operations that are recomputed for a sequence."""
     num_bytes: float
     """Bytes that are kept from the forward pass to the backward pass."""
 
@@ -75,14 +75,14 @@ def resolved(
     return _with(experiment, _chosen[key])
 
 
-def resolved_or_reason(
-    experiment: Experiment, target: Hardware | None = None, budget_bytes: int | None = None
-) -> tuple[str | None, Experiment]:
-    """Return None and what resolved() returns, or why it refuses and the experiment as it is."""
+def with_policies(
+    experiment: Experiment, target: Hardware, budget_bytes: int | None = None
+) -> tuple[Experiment, str | None]:
+    """Return the resolved experiment, or as it is with the reason why it cannot be."""
     try:
-        return None, resolved(experiment, target, budget_bytes)
+        return resolved(experiment, target, budget_bytes), None
     except InvalidInputError as error:
-        return str(error), experiment
+        return experiment, str(error)
 
 
 _chosen: dict[str, str] = {}
@@ -103,7 +103,7 @@ def _choose(experiment: Experiment, target: Hardware, budget_bytes: int, options
             f"the budget of checkpointing=auto must hold what recomputing every layer needs, a predicted peak of "
             f"{peak:,.1f} MiB, and is {budget:,.1f} MiB; raise budget to {peak:,.1f} MiB, or lower micro_batch_size"
         )
-    frontier = least_recomputation(*_layers(experiment, target, prepared))
+    frontier = least_recomputation(*_layers(experiment, target, prepared, predicted))
     number = bisect_left(frontier, True, key=lambda counts: predicted(counts.text).fits(budget_bytes))
     return frontier[number].text if number < len(frontier) else "every_layer"
 
@@ -130,19 +130,19 @@ def least_recomputation(num_layers: int, full: Layer, attention_saved: Layer, no
     return frontier
 
 
-def _layers(experiment: Experiment, target: Hardware, prepared: Prepared) -> tuple[int, Layer, Layer, Layer]:
+def _layers(
+    experiment: Experiment, target: Hardware, prepared: Prepared, predicted: Callable[[str], Prediction]
+) -> tuple[int, Layer, Layer, Layer]:
     """Return the number of layers, and what each policy costs and keeps, from traces of all layers under each."""
     num_layers = len(layer_names(experiment, prepared.vocabulary_size))
-    traced = [
-        trace(_with(experiment, text).with_random_weights("cpu"), target, prepared)
-        for text in ("every_layer", ATTENTION_SAVED, NONE)
-    ]
-    flops = [sum(part.work.flops for part in timeline.work) for timeline in traced]
-    layers = [
-        Layer(flops=(count - min(flops)) / num_layers, num_bytes=_kept_bytes(timeline) / num_layers)
-        for count, timeline in zip(flops, traced, strict=True)
-    ]
-    return num_layers, *layers  # type: ignore[return-value]
+    layers = []
+    for text in ("every_layer", ATTENTION_SAVED, NONE):
+        kept_bytes = _kept_bytes(trace(_with(experiment, text).with_random_weights("cpu"), target, prepared))
+        flops = predicted(text).sequence_flops
+        layers.append(Layer(flops=flops / num_layers, num_bytes=kept_bytes / num_layers))
+    least = min(layer.flops for layer in layers)
+    full, attention_saved, none = (replace(layer, flops=layer.flops - least) for layer in layers)
+    return num_layers, full, attention_saved, none
 
 
 def _kept_bytes(timeline: Timeline) -> int:

@@ -18,7 +18,7 @@ from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, me
 from pipeline.config.space import Choice, Space, default_space, read_space, sentences
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import device_name, find_device, free_bytes, hardware_of
-from pipeline.prediction.checkpointing_policy import resolved, resolved_or_reason
+from pipeline.prediction.checkpointing_policy import resolved, with_policies
 from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.optuna_samplers import naive_choices
@@ -110,7 +110,7 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
 
     def refused(choice: Choice) -> str | None:
         experiment = configurations.experiment(choice)
-        return why_refused(experiment, choice, hardware, own.mathematics) or resolved_or_reason(experiment)[0]
+        return why_refused(experiment, choice, hardware, own.mathematics) or with_policies(experiment, hardware)[1]
 
     space, refusals = space.without(refused)
     base = resolved(configurations.experiment(space.choices[0]))

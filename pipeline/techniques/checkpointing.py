@@ -107,9 +107,8 @@ class Checkpointing(Technique):
 
     @property
     def layer_period(self) -> int | None:
-        """The n of every n-th layer; None for policies that name layers."""
-        is_uniform = self.checkpointing in (NONE, ATTENTION_SAVED, OFFLOADED)
-        return 1 if is_uniform else self.every_n_layers
+        """The n of every n-th layer; None where layers have policies of their own."""
+        return None if ":" in self.checkpointing else self.every_n_layers or 1
 
     def apply(self, step: Step) -> Step:
         """Enable checkpointing by transformers' own method, or by torch.utils.checkpoint on the layers."""
