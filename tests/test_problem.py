@@ -5,7 +5,7 @@ from typing import Any
 import optuna
 import pytest
 import torch
-from conftest import TINY
+from conftest import THREE_LEVERS, TINY
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,8 +51,8 @@ def test_only_a_fixed_list_of_values_is_automatic(name: str) -> None:
         make_space(SearchSettings(space={name: "auto"}), 2, {}, CPU)
 
 
-def test_the_default_space_of_a_cpu_has_thirty_configurations() -> None:
-    made = make_problem({"device": "cpu"})
+def test_three_levers_on_a_cpu_have_thirty_configurations() -> None:
+    made = make_problem({"device": "cpu", "space": THREE_LEVERS})
     assert len(made.space.choices) == 30 and made.identity["space.precision"] == ["fp32", "bf16"]
     assert made.notes == ("budget: 256MiB, the default on a CPU, which suits gpt2-nano",)
 
@@ -64,7 +64,8 @@ def test_a_card_without_bf16_searches_the_default_space(card: str, monkeypatch: 
 
 
 def test_a_plan_for_a_card_without_bf16_recommends_fp16() -> None:
-    [t4, a100] = pipeline.plan(**{**TINY, "device": "cpu"}, gpu="t4,a100", effective_batch_size=2).cards
+    given = {**TINY, "device": "cpu", "space": THREE_LEVERS}
+    [t4, a100] = pipeline.plan(**given, gpu="t4,a100", effective_batch_size=2).cards
     assert t4.recommended is not None and t4.recommended.choice["precision"] == "fp16" and t4.skipped == ()
     assert a100.recommended is not None and a100.recommended.choice["precision"] == "bf16"
 
