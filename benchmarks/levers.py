@@ -131,8 +131,8 @@ def _predicted(runs: Mapping[str, Experiment]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     names, experiments = list(runs), list(runs.values())
     for number, prediction in predict_each(experiments, hardware_of(experiments[0].device)):
-        peak = None if isinstance(prediction, InvalidInputError) else prediction.peak_allocated_bytes
-        found[names[number]] = {"predicted_allocated_bytes": peak}
+        unknown = isinstance(prediction, InvalidInputError) or experiments[number].not_predicted
+        found[names[number]] = {"predicted_allocated_bytes": None if unknown else prediction.peak_allocated_bytes}
     return found
 
 

@@ -12,8 +12,9 @@ from pipeline.training.metrics import Row
 
 HOW_TO_READ = """\
 Each lever is compared with the plain step of the same repeat. `time` is its median seconds of a step over the plain
-step's, less 1: the median over the repeats, and the least and greatest. `loss difference` is the largest of any optimizer
-step, relative to the plain step's loss. A lever that this machine cannot run stands below its table, with the reason."""
+step's, less 1: the median over the repeats, and the least and greatest. `loss difference` is the largest of any
+optimizer step, relative to the plain step's loss. What cannot be predicted has no prediction. A lever that this machine
+cannot run stands below its table, with the reason."""
 HEADER = "| variant | predicted MiB | peak MiB | prediction error % | saved % | s/step | time % | loss difference % |"
 Run = Mapping[str, str]
 """A line of the .csv."""

@@ -1,7 +1,7 @@
 """One row for each value of a technique: the contracts of tests/test_levers.py hold for every row."""
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ class Lever:
     companions: Mapping[str, Any] = field(default_factory=dict)
     """What it needs; the plain step that it is compared with has it too."""
     devices: tuple[str, ...] = ("cpu", "cuda")
-    """Kinds of devices on which it runs."""
+    """Kinds of devices on which it runs here; none for a lever whose contracts are in a file of its own."""
     models: tuple[str, ...] = ("gpt2-nano", "encoder_stack")
     """Models on which the losses and gradients are compared; the first one is used wherever one suffices."""
     tolerance: float | None = None
@@ -42,10 +42,18 @@ class Lever:
     predicted: bool = True
     """Whether its memory is predicted to the byte."""
 
+    slow: bool = False
+    """Whether its tests take long, and are left to `make test-all`."""
+
     @property
     def plain(self) -> dict[str, Any]:
         """Settings of the plain step that it is compared with."""
         return {**({} if self.accumulates else WHOLE), **self.companions}
+
+    @property
+    def takes_bf16(self) -> bool:
+        """Whether it leaves the number format open."""
+        return "precision" not in {**self.settings, **self.companions}
 
     @property
     def name(self) -> str:
@@ -65,6 +73,13 @@ LEVERS = (
     Lever(technique="precision", settings={"precision": "fp16"}, tolerance=1e-3),
     Lever(technique="checkpointing", settings={"checkpointing": "every_layer"}),
     Lever(technique="checkpointing", settings={"checkpointing": "every_2_layers"}),
+    Lever(technique="checkpointing", settings={"checkpointing": "attention_saved"}),
+    Lever(technique="checkpointing", settings={"checkpointing": "offloaded"}),
+    Lever(technique="checkpointing", settings={"checkpointing": "full:0,attention_saved:1"}),
+    Lever(
+        technique="activation_offloading",
+        settings={"activation_offloading": True, "offloading_min_mib": 0.01},  # tiny models save nothing larger
+    ),
     Lever(technique="loss_kernel", settings={"loss_kernel": "chunked"}, models=CAUSAL),
     Lever(technique="loss_kernel", settings={"loss_kernel": "chunked", "loss_chunk_tokens": 24}, models=CAUSAL),
     Lever(
@@ -99,11 +114,17 @@ LEVERS = (
         package="flash_attn",
         predicted=False,
     ),
-    Lever(technique="compile", settings={"compile": "layers"}, tolerance=1e-5, predicted=False),
+    Lever(technique="compile", settings={"compile": "layers"}, tolerance=1e-5, predicted=False, slow=True),
     Lever(technique="expandable_segments", settings={"expandable_segments": True}, devices=("cuda",)),
     Lever(technique="gelu", settings={"gelu": "fused"}, models=("gpt2-nano",), tolerance=1e-5),
 )
 ON_CPU, ON_CUDA = (tuple(lever for lever in LEVERS if kind in lever.devices) for kind in ("cpu", "cuda"))
+
+
+def each(levers: Iterable[Lever]) -> pytest.MarkDecorator:
+    """Return the mark that makes a test of each of these levers."""
+    cases = [pytest.param(lever, id=lever.name, marks=[pytest.mark.slow] if lever.slow else []) for lever in levers]
+    return pytest.mark.parametrize("lever", cases)
 
 
 def needs_package(lever: Lever) -> None:

@@ -64,8 +64,9 @@ def test_a_card_without_bf16_searches_the_default_space(card: str, monkeypatch: 
 
 
 def test_a_plan_for_a_card_without_bf16_recommends_fp16() -> None:
-    given = {**TINY, "device": "cpu", "space": THREE_LEVERS}
-    [t4, a100] = pipeline.plan(**given, gpu="t4,a100", effective_batch_size=2).cards
+    settings = {**TINY, "device": "cpu", "sequence_length": 256, "causal_lm": {"num_layers": 1, "width": 1024}}
+    space = {"micro_batch_size": [16], "checkpointing": ["none"], "precision": "auto"}
+    [t4, a100] = pipeline.plan(**settings, gpu="t4,a100", effective_batch_size=16, space=space).cards
     assert t4.recommended is not None and t4.recommended.choice["precision"] == "fp16" and t4.skipped == ()
     assert a100.recommended is not None and a100.recommended.choice["precision"] == "bf16"
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import no_synchronization, tiny, with_corpus_of
-from levers import ON_CUDA, Lever, needs_package
+from levers import ON_CUDA, Lever, each, needs_package
 from transformers import masking_utils
 
 from pipeline.base.results import StepRecord
@@ -35,7 +35,7 @@ def test_no_step_waits_for_the_gpu(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("lever", [lever for lever in ON_CUDA if lever.predicted], ids=lambda lever: lever.name)
+@each(lever for lever in ON_CUDA if lever.predicted)
 def test_no_step_with_a_lever_waits_for_the_gpu(lever: Lever, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_package(lever)
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)

@@ -18,17 +18,20 @@ def chunked_cross_entropy(
     chunk_tokens: int,
     soft_cap: float | None = None,
     ignored: int = -100,
+    factor: Tensor | float = 1.0,
 ) -> Tensor:
     """Return the cross-entropy of the logits hidden @ weight.T + bias, summed over the targets, in float32.
 
     The gradients are computed with the loss, chunk by chunk, so that no logits are stored or computed again. Products
     are of autocast's type where it is enabled; the loss and the gradients of weight and bias are summed in float32.
+    In 16 bits they are rounded as those of `factor` times the loss: what the backward pass multiplies it by.
     Ignored targets are masked: how many there are would have to be read from the device.
     """
     parts = (hidden_NC, weight_VC, bias_V)
     wanted = [torch.is_grad_enabled() and part is not None and part.requires_grad for part in parts]
     device = hidden_NC.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight_VC.dtype
+    factor = 1.0 if dtype == torch.float32 else factor
     hidden, weight = hidden_NC.detach(), weight_VC.detach().to(dtype)
     bias = None if bias_V is None else bias_V.detach().to(dtype)
     hidden_sum = torch.empty_like(hidden) if wanted[0] else None
@@ -38,7 +41,7 @@ def chunked_cross_entropy(
     for start in range(0, len(hidden), chunk_tokens):
         chunk = slice(start, start + chunk_tokens)
         inputs_nC, is_target_n = hidden[chunk].to(dtype), targets_N[chunk] != ignored
-        loss, logits_nV = _loss_and_gradient(inputs_nC, weight, bias, targets_N[chunk], is_target_n, soft_cap)
+        loss, logits_nV = _loss_and_gradient(inputs_nC, weight, bias, targets_N[chunk], is_target_n, soft_cap, factor)
         total += loss
         counted_n1 = is_target_n.unsqueeze(1).to(dtype)
         if hidden_sum is not None:
@@ -51,7 +54,7 @@ def chunked_cross_entropy(
     if not any(wanted):
         return total
     gradients = [hidden_sum, weight_sum, bias_sum]
-    return _WithGradients.apply(total, gradients, *parts)  # type: ignore[no-untyped-call, no-any-return]
+    return _WithGradients.apply(total, factor, gradients, *parts)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _loss_and_gradient(
@@ -61,8 +64,9 @@ def _loss_and_gradient(
     targets_n: Tensor,
     is_target_n: Tensor,
     soft_cap: float | None,
+    factor: Tensor | float,
 ) -> tuple[Tensor, Tensor]:
-    """Return a chunk's summed loss, and its gradient for the products in their type; rows without target are wrong."""
+    """Return a chunk's loss, and the gradient of `factor` times it for the products; rows without target are wrong."""
     logits_nV = F.linear(inputs_nC, weight_VC, bias_V).float()
     if soft_cap is not None:
         tanh_nV = logits_nV.div_(soft_cap).tanh_()
@@ -76,6 +80,8 @@ def _loss_and_gradient(
     logits_nV.scatter_add_(1, index_n1, torch.full_like(of_target_n1, -1.0))
     if soft_cap is not None:
         logits_nV.mul_(tanh_nV.square_().neg_().add_(1.0))
+    if inputs_nC.dtype != torch.float32:
+        logits_nV.mul_(factor)
     return loss, logits_nV.to(inputs_nC.dtype)
 
 
@@ -88,15 +94,17 @@ def _add_product(total_VC: Tensor, left_Vn: Tensor, right_nC: Tensor) -> None:
 
 
 class _WithGradients(torch.autograd.Function):
-    """A loss whose gradients are known: they are multiplied by the loss's own gradient, in place."""
+    """A loss whose gradients are known but for a factor, by which they are multiplied in place."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor | None], *_: Tensor | None) -> Tensor:
-        ctx.gradients = gradients
+    def forward(
+        ctx: Any, loss: Tensor, factor: Tensor | float, gradients: list[Tensor | None], *_: Tensor | None
+    ) -> Tensor:
+        ctx.factor, ctx.gradients = factor, gradients
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = ctx.gradients
+        missing, gradients = factor / ctx.factor, ctx.gradients
         del ctx.gradients  # autograd takes over a gradient that nothing else refers to
-        return None, None, *(None if each is None else each.mul_(factor) for each in gradients)
+        return None, None, None, *(None if each is None else each.mul_(missing) for each in gradients)

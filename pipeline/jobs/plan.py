@@ -34,6 +34,8 @@ from pipeline.config.variants import read_yaml
 from pipeline.memory.breakdown import Breakdown
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.cards import find_card, note_on
+from pipeline.prediction.checkpointing_policy import resolved_or_reason
+from pipeline.prediction.clipping import cost_of_clipping
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.prediction.plan_reasons import reasons_for
@@ -153,7 +155,7 @@ def _card_plan(
 ) -> CardPlan:
     """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
     budget_bytes = _budget_bytes(budget, target)
-    experiments, choices, refusals = _experiments(target, values, space, own.mathematics)
+    experiments, choices, refusals = _experiments(target, values, space, budget_bytes, own.mathematics)
     prior = cost_prior(target)
     rows: dict[int, PlannedRow] = {}
     breakdowns: dict[int, Breakdown] = {}
@@ -178,14 +180,17 @@ def _card_plan(
     if unpredicted and not rows:
         raise InvalidInputError("\n".join(unpredicted))
     ordered = tuple(rows[number] for number in sorted(rows))
-    note = note_on(target)
+    notes = [note_on(target), *dict.fromkeys(sentence for one in experiments for sentence in one.not_predicted)]
+    if True in space.dimensions.get("optimizer_in_backward", ()) or not any(row.fits for row in ordered):
+        peaks = [(experiments[number], row.peak_bytes) for number, row in rows.items()]
+        notes.append(cost_of_clipping(peaks, target, budget_bytes))
     card = CardPlan(
         card=target.name,
         budget_bytes=budget_bytes,
         rows=ordered,
         skipped=(*sentences(refusals), *unpredicted),
         breakdown=None,
-        notes=(note,) if note else (),
+        notes=tuple(note for note in notes if note),
     )
     best = card.recommended or min(ordered, key=lambda row: row.peak_bytes, default=None)
     breakdown = next((breakdowns[number] for number, row in rows.items() if row is best), None)
@@ -200,21 +205,33 @@ def _reasons(card: CardPlan, breakdowns: list[Breakdown]) -> tuple[str, ...]:
 
 
 def _experiments(
-    target: Hardware, values: Mapping[str, Any], space: Space, mathematics: Mathematics
+    target: Hardware, values: Mapping[str, Any], space: Space, budget_bytes: int, mathematics: Mathematics
 ) -> tuple[list[Experiment], list[Choice], Refusals]:
-    """Return the experiments of the space, their choices, and how many others were refused for each reason."""
+    """Return the experiments of the space, their choices, and how many others were refused for each reason.
+
+    `budget_bytes` is that of `checkpointing=auto`.
+    """
     configurations, refusals = Configurations(values, "plan"), Counter[str]()
     experiments, choices = [], []
     for choice in space.choices:
         experiment = configurations.experiment(choice)
         reason = why_refused(experiment, choice, target, mathematics)
         if reason is None:
+            reason, experiment = resolved_or_reason(experiment, target, budget_bytes)
+        if reason is None:
             experiments.append(experiment)
-            choices.append(choice)
+            choices.append(_explicit(choice, experiment))
         else:
             refusals[reason] += 1
     check_shapes(experiments)
     return experiments, choices, dict(refusals.most_common())
+
+
+def _explicit(choice: Choice, experiment: Experiment) -> Choice:
+    """Return the choice with the policies of the experiment in place of `checkpointing=auto`."""
+    if choice.get("checkpointing") != "auto":
+        return choice
+    return {**choice, "checkpointing": experiment.settings.checkpointing}  # type: ignore[attr-defined]
 
 
 def _row(

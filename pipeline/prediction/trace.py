@@ -19,7 +19,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.user_functions import is_function_name, user_code_error
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Lifetime, Timeline
-from pipeline.prediction.extrapolate_batch import Growth, growth_of, same_memory, with_sorted_releases
+from pipeline.prediction.extrapolate_batch import Growth, crosses, growth_of, same_memory, with_sorted_releases
 from pipeline.prediction.extrapolate_depth import Layers, fewest_layers, with_more_layers
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.fake_card import CARD, HOST, move_to_card
@@ -142,7 +142,11 @@ def _from_other_sizes(
         return None  # one sequence may take other code paths: an axis of one element is always contiguous
     files = tuple(_file_of_size(known, experiment, target, prepared, num_rows) for known in sizes)
     growth = _verified_growth(files, target) if all(find_trace(file) is not None for file in files) else None
-    return None if growth is None else growth.extrapolated(size, target)
+    if growth is None:
+        return None
+    extrapolated = growth.extrapolated(size, target)
+    thresholds = [threshold for technique in experiment.techniques for threshold in technique.size_thresholds]
+    return None if crosses(growth.timeline, extrapolated, thresholds) else extrapolated
 
 
 @lru_cache(maxsize=4)

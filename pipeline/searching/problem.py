@@ -18,6 +18,7 @@ from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, me
 from pipeline.config.space import Choice, Space, default_space, read_space, sentences
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import device_name, find_device, free_bytes, hardware_of
+from pipeline.prediction.checkpointing_policy import resolved, resolved_or_reason
 from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.optuna_samplers import naive_choices
@@ -49,8 +50,8 @@ class SearchProblem:
         return Configurations(self.run_values, "search")
 
     def experiment(self, choice: Choice) -> Experiment:
-        """Return the Experiment of one configuration."""
-        return self.configurations.experiment(choice)
+        """Return the Experiment of one configuration, with explicit policies in place of `checkpointing=auto`."""
+        return resolved(self.configurations.experiment(choice))
 
     @property
     def budget_bytes(self) -> int:
@@ -108,11 +109,14 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
     configurations, hardware = Configurations(values, "search"), hardware_of(device)
 
     def refused(choice: Choice) -> str | None:
-        return why_refused(configurations.experiment(choice), choice, hardware, own.mathematics)
+        experiment = configurations.experiment(choice)
+        return why_refused(experiment, choice, hardware, own.mathematics) or resolved_or_reason(experiment)[0]
 
     space, refusals = space.without(refused)
-    base = configurations.experiment(space.choices[0])
-    problem = SearchProblem(own, values, space, base, (*notes, *sentences(refusals)))
+    base = resolved(configurations.experiment(space.choices[0]))
+    varied = [{**space.choices[0], name: value} for name, tried in space.dimensions.items() for value in tried]
+    unseen = dict.fromkeys(note for choice in varied for note in configurations.experiment(choice).not_predicted)
+    problem = SearchProblem(own, values, space, base, (*notes, *sentences(refusals), *unseen))
     _check(problem)
     return problem
 

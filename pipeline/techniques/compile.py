@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
 
-OPTIONS = {"fallback_random": True}
-"""Options of torch's inductor: dropout draws the numbers that it draws without compilation."""
+ARGUMENTS: dict[str, Any] = {"dynamic": False, "options": {"fallback_random": True}}
+"""Arguments of torch.compile: one shape, and dropout draws the numbers that it draws without compilation."""
 
 
 class Compile(Technique):
@@ -42,7 +43,7 @@ class Compile(Technique):
         """What a prediction does not see: a trace has the operators that are compiled, not the kernels made of them."""
         if self.compile == "none":
             return None
-        return "predicted as if it were not compiled: what compiled layers allocate cannot be traced"
+        return "compile=layers: predicted as if it were not compiled: what compiled layers allocate cannot be traced"
 
     def unsupported(self, hardware: Hardware) -> str | None:
         """Return which compiler is missing."""
@@ -66,14 +67,22 @@ class Compile(Technique):
 
 @contextmanager
 def _compiled(layers: tuple[nn.Module, ...]) -> Iterator[None]:
-    """Compile each layer, unless a mode records its operators; torch caches what it compiled."""
+    """Compile the call of a layer, for all layers, unless a mode records operators: it would see compiled ones.
+
+    torch.nn.Module.compile would leave out layers of torch's own classes, whose code is never compiled by itself.
+    """
     if _get_current_dispatch_mode() is not None:
         yield
         return
+    call = torch.compile(_call, **ARGUMENTS)
     for layer in layers:
-        layer.compile(dynamic=False, options=OPTIONS)
+        layer._compiled_call_impl = partial(call, layer)
     try:
         yield
     finally:
         for layer in layers:
             layer._compiled_call_impl = None
+
+
+def _call(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return layer._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]

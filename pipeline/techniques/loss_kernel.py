@@ -90,8 +90,8 @@ def compute_loss_without_logits(model):
     model.forward = forward
 """
 
-Kernel = Callable[[Tensor, nn.Linear, Tensor], Tensor]
-"""(hidden states [N, C], head, targets [N]) -> summed cross-entropy."""
+Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(hidden states [N, C], targets [N], what the loss is multiplied by) -> summed cross-entropy."""
 
 
 class LossKernel(Technique):
@@ -102,7 +102,7 @@ class LossKernel(Technique):
     loss_kernel: Literal["full", "chunked", "fused", "liger"] = "full"
     """full: all logits; chunked: chunks of tokens; fused: torch's linear_cross_entropy; liger: Liger's kernel."""
     loss_chunk_tokens: PositiveInt | None = None
-    """Tokens of a chunk; none: chunked takes the head's width, at most 1024, and fused what torch chooses."""
+    """Tokens of a chunk, of chunked and fused; none: the head's width, at most 1024."""
 
     @property
     def mathematics(self) -> Mathematics:
@@ -182,9 +182,9 @@ class LossKernel(Technique):
         if self.loss_kernel == "full":
             return step
         assert head is not None
-        kernels = {"chunked": _chunked, "fused": _fused, "liger": _liger}
-        kernel = partial(kernels[self.loss_kernel], soft_cap=head.soft_cap, chunk=self.loss_chunk_tokens)
-        return replace(step, trainable=replace(step.trainable, loss=partial(_loss, head, kernel)))
+        kernels: dict[str, Any] = {"chunked": _chunked, "fused": _fused, "liger": _liger}
+        kernel = partial(kernels[self.loss_kernel], head, self.loss_chunk_tokens)
+        return replace(step, trainable=replace(step.trainable, loss=partial(_loss, head, kernel, step.scaler)))
 
 
 def _exported_code(kernel: str, chunk: int | None) -> str:
@@ -203,8 +203,7 @@ def _exported_code(kernel: str, chunk: int | None) -> str:
     if kernel == "chunked":
         _, _, functions = inspect.getsource(chunked_loss).partition("from torch import Tensor\n")
         own = re.sub(r"  # type: ignore.*", "", functions)
-    default = f"min(head.in_features, {LONGEST_CHUNK_TOKENS})" if kernel == "chunked" else "None"
-    loss = EXPORTED_KERNELS[kernel].format(chunk=chunk or default)
+    loss = EXPORTED_KERNELS[kernel].format(chunk=chunk or f"min(head.in_features, {LONGEST_CHUNK_TOKENS})")
     return "\n".join(imports) + "\n" + EXPORTED.format(kernel=own, loss=loss)
 
 
@@ -218,46 +217,46 @@ def default_chunk_tokens(width: int) -> int:
     return min(width, LONGEST_CHUNK_TOKENS)
 
 
-def _loss(head: Head, kernel: Kernel, module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
+def _loss(
+    head: Head, kernel: Kernel, scaler: torch.amp.GradScaler, module: nn.Module, batch: Batch, num_targets: int
+) -> Tensor:
     """Return the summed loss divided by the window's number of targets, as the model's own."""
     hidden_NC = hidden_states(head, module, batch).flatten(0, 1)
-    return kernel(hidden_NC, head.layer, shifted_targets(batch)) / num_targets
+    factor = scaler.scale(torch.ones((), device=hidden_NC.device) / num_targets)
+    return kernel(hidden_NC, shifted_targets(batch), factor) / num_targets
 
 
-def _chunked(
-    hidden_NC: Tensor, layer: nn.Linear, targets_N: Tensor, soft_cap: float | None, chunk: int | None
-) -> Tensor:
-    chunk_tokens = chunk or default_chunk_tokens(layer.in_features)
-    return chunked_cross_entropy(hidden_NC, layer.weight, layer.bias, targets_N, chunk_tokens, soft_cap, IGNORED_LABEL)
+def _chunked(head: Head, chunk: int | None, hidden_NC: Tensor, targets_N: Tensor, factor: Tensor) -> Tensor:
+    layer, chunk_tokens = head.layer, chunk or default_chunk_tokens(head.layer.in_features)
+    parts = (hidden_NC, layer.weight, layer.bias, targets_N)
+    return chunked_cross_entropy(*parts, chunk_tokens, head.soft_cap, IGNORED_LABEL, factor)
 
 
-def _fused(hidden_NC: Tensor, layer: nn.Linear, targets_N: Tensor, soft_cap: float | None, chunk: int | None) -> Tensor:
-    del soft_cap  # refused
-    options = nn.LinearCrossEntropyOptions(batch_chunk_size=chunk)
+def _fused(head: Head, chunk: int | None, hidden_NC: Tensor, targets_N: Tensor, _: Tensor) -> Tensor:
+    chunk_tokens = chunk or default_chunk_tokens(head.layer.in_features)
     return F.linear_cross_entropy(
         hidden_NC,
-        layer.weight,
+        head.layer.weight,
         targets_N,
-        linear_bias=layer.bias,
+        linear_bias=head.layer.bias,
         reduction="sum",
         ignore_index=IGNORED_LABEL,
-        options=options,
+        options=nn.LinearCrossEntropyOptions(batch_chunk_size=chunk_tokens),
     )
 
 
-def _liger(hidden_NC: Tensor, layer: nn.Linear, targets_N: Tensor, soft_cap: float | None, chunk: int | None) -> Tensor:
-    del chunk  # its own
+def _liger(head: Head, _: None, hidden_NC: Tensor, targets_N: Tensor, __: Tensor) -> Tensor:
     if hidden_NC.device.type != "cuda":
         raise InvalidInputError("Liger's kernel runs on a GPU alone, so its memory is not predicted; measure it")
     functions = import_module("liger_kernel.transformers.functional")
     loss: Tensor = functions.liger_fused_linear_cross_entropy(
         hidden_NC,
-        layer.weight,
+        head.layer.weight,
         targets_N,
-        bias=layer.bias,
+        bias=head.layer.bias,
         ignore_index=IGNORED_LABEL,
         reduction="sum",
-        softcap=soft_cap,
+        softcap=head.soft_cap,
         accum_dtype=torch.float32,
     )
     return loss
