@@ -2,6 +2,7 @@
 
     python benchmarks/prediction_speed.py           writes benchmarks/prediction_speed_<date>.md
     python benchmarks/prediction_speed.py --tiny    prints the same for one model and a space of a few
+    python benchmarks/prediction_speed.py --levers [--batch 32]    prints that of the default space of `plan` alone
 
 Every time is from an empty cache, for an H200, at 1024 tokens. Single configurations are predicted after a first one
 of another size, so that start-up does not count. The whole space is predicted as a command does it: the processes start
@@ -14,7 +15,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from multiprocessing import get_context
@@ -25,8 +26,12 @@ from unittest.mock import patch
 import torch
 
 from pipeline.base.files import cache_folder
+from pipeline.config.configurations import Configurations, why_refused
+from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import nested
+from pipeline.config.space import SpaceSettings, make_space
+from pipeline.config.variants import read_yaml
 from pipeline.prediction.cached_operators import clear_cache
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict, predict_all
@@ -42,6 +47,8 @@ PRECISIONS = ("fp32", "fp16", "bf16")
 REPEATS = 3
 BATCH, TINY_BATCH = 2880, 8
 """Effective batches of the whole space, whose micro-batches are all divisors."""
+LEVERS_BATCH = 8192
+"""The effective batch at which the default space of `plan` has about 5,000 configurations of gpt2-medium."""
 
 
 def empty_cache() -> None:
@@ -84,10 +91,25 @@ def whole_space(model: str, batch: int) -> tuple[int, float]:
     return len(done), time.perf_counter() - start
 
 
-def in_fresh_process(model: str, batch: int) -> tuple[int, float]:
-    """Return what whole_space() does, where no server of processes runs yet."""
+def all_levers(model: str, batch: int) -> tuple[int, float]:
+    """Return the same for the default space of `plan`, whose configurations are also checked."""
+    empty_cache()
+    card, values = find_card("h200"), {**COMMON, "model": model, "effective_batch_size": batch}
+    start = time.perf_counter()
+    start_server()
+    settings = SpaceSettings(space=read_yaml(yaml_file("plan"))["space"])
+    configurations = Configurations(values, "plan")
+    space, _ = make_space(settings, batch, {}, card).without(
+        lambda choice: why_refused(configurations.experiment(choice), choice, card, settings.mathematics)
+    )
+    done = list(predict_all([configurations.experiment(choice) for choice in space.choices], card))
+    return len(done), time.perf_counter() - start
+
+
+def in_fresh_process(measure: Callable[[str, int], tuple[int, float]], model: str, batch: int) -> tuple[int, float]:
+    """Return what a function of a whole space does, where no server of processes runs yet."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(whole_space, model, batch).result()
+        return pool.submit(measure, model, batch).result()
 
 
 def singles(models: tuple[str, ...]) -> Iterator[Mapping[str, str]]:
@@ -113,11 +135,18 @@ def main() -> None:
     """Measure all, write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a small part, to try this script out")
-    tiny = parser.parse_args().tiny
+    parser.add_argument("--levers", action="store_true", help="the default space of `plan` alone")
+    parser.add_argument("--batch", type=int, default=LEVERS_BATCH, help="the effective batch of that space")
+    given = parser.parse_args()
+    tiny = given.tiny
     model, batch = ("gpt2", TINY_BATCH) if tiny else ("gpt2-medium", BATCH)
     with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, HEADROOM_CACHE=folder):
         experiment_of(model=model).read_corpus()
-        runs = [in_fresh_process(model, batch) for _ in range(1 if tiny else REPEATS)]
+        if given.levers:
+            count, seconds = in_fresh_process(all_levers, model, given.batch)
+            print(f"{count} configurations of {model} with all levers, batch {given.batch}: {seconds:.1f} s")
+            return
+        runs = [in_fresh_process(whole_space, model, batch) for _ in range(1 if tiny else REPEATS)]
         lines = list(singles(("gpt2",) if tiny else MODELS))
     date, about = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", environment(torch.device("cpu"))
     text = "\n".join(

@@ -35,6 +35,12 @@ TINY: dict[str, Any] = {
 }
 
 
+THREE_LEVERS: dict[str, Any] = {
+    "micro_batch_size": "divisors",
+    "checkpointing": ["none", "every_layer", "every_2_layers"],
+    "precision": "auto",
+}
+"""A space of a few configurations."""
 IS_SIMULATED = "SIMULATED_CARD_NAME" in os.environ
 """Whether this process runs on a simulated card: see tests/cuda_without_gpu/README.md."""
 LONGEST = (

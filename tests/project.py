@@ -15,7 +15,8 @@ from typing import Any
 
 import mlflow
 import pytest
-from conftest import ROOT
+import yaml
+from conftest import ROOT, THREE_LEVERS
 from mlflow.entities import Run
 
 from pipeline.cli import main
@@ -44,12 +45,19 @@ class Project:
 
     @classmethod
     def copy(cls, folder: Path, with_store: bool = True) -> "Project":
-        """Copy what git tracks and what it would, and with it an empty tracking store, which takes seconds to make."""
+        """Copy what git tracks and what it would, and with it an empty tracking store, which takes seconds to make.
+
+        A search or a plan has few configurations there, unless it is given a space.
+        """
         listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
         for name in (name for name in names if (ROOT / name).exists()):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes((ROOT / name).read_bytes())
+        for entry in ("search", "plan"):
+            file = folder / "experiments" / f"{entry}.yaml"
+            values = {**yaml.safe_load(file.read_text()), "space": THREE_LEVERS}
+            file.write_text(yaml.safe_dump(values, sort_keys=False))
         project = cls(folder)
         if with_store:
             shutil.copy(_empty_store(), folder / "mlflow.db")

@@ -18,7 +18,7 @@ from pipeline.prediction.predict import predict
 from pipeline.prediction.trace import record, trace
 
 CPU, CARD = hardware_of(torch.device("cpu")), find_card("h100")
-NUM_LAYERS = 13
+NUM_LAYERS = 16
 
 
 def deep(num_layers: int = NUM_LAYERS, **settings: Any) -> Experiment:

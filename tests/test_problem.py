@@ -5,7 +5,7 @@ from typing import Any
 import optuna
 import pytest
 import torch
-from conftest import TINY
+from conftest import THREE_LEVERS, TINY
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,14 +45,14 @@ def test_automatic_precisions_follow_the_device() -> None:
     assert precisions(["tf32"], find_card("t4")) == ("tf32",), "values that are given stand as they are"
 
 
-@pytest.mark.parametrize("name", ["sequence_length", "checkpointing", "causal_lm.num_layers"])
+@pytest.mark.parametrize("name", ["sequence_length", "loss_chunk_tokens", "causal_lm.num_layers"])
 def test_only_a_fixed_list_of_values_is_automatic(name: str) -> None:
     with pytest.raises(InvalidInputError, match=rf"fixed list of values takes `auto`, and space.{name} is set to it"):
         make_space(SearchSettings(space={name: "auto"}), 2, {}, CPU)
 
 
-def test_the_default_space_of_a_cpu_has_thirty_configurations() -> None:
-    made = make_problem({"device": "cpu"})
+def test_three_levers_on_a_cpu_have_thirty_configurations() -> None:
+    made = make_problem({"device": "cpu", "space": THREE_LEVERS})
     assert len(made.space.choices) == 30 and made.identity["space.precision"] == ["fp32", "bf16"]
     assert made.notes == ("budget: 256MiB, the default on a CPU, which suits gpt2-nano",)
 
@@ -84,7 +84,7 @@ def test_unsupported_values_leave_the_space_with_a_reason(monkeypatch: pytest.Mo
         for name in ("bf16", "tf32")
     )
     with pytest.raises(InvalidInputError, match="bf16 needs .*; no configuration is left"):
-        make_problem({**given, "space": {"precision": ["bf16"]}, "effective_batch_size": 2})
+        make_problem({**given, "space": {"precision": ["bf16"]}, "effective_batch_size": 8})
 
 
 def test_combinations_leave_the_space_where_each_value_stays() -> None:

@@ -13,7 +13,7 @@ import optuna
 import psutil
 import pytest
 import torch
-from conftest import TINY
+from conftest import THREE_LEVERS, TINY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
@@ -234,7 +234,7 @@ def test_a_wrong_search_is_refused_before_anything_runs(given_: dict[str, Any], 
 
 
 def test_a_setting_given_on_the_command_line_pins_its_dimension() -> None:
-    plan = make_problem({**TINY, "precision": "bf16", "micro_batch_size": "4"})
+    plan = make_problem({**TINY, "space": THREE_LEVERS, "precision": "bf16", "micro_batch_size": "4"})
     assert plan.space.dimensions["precision"] == ("bf16",)
     assert plan.space.dimensions["micro_batch_size"] == (4,)
     assert len(plan.space.choices) == 3
@@ -434,7 +434,7 @@ def test_a_locked_storage_is_waited_for_and_then_refused(tmp_path: Any, monkeypa
 
 
 def test_the_answer_compares_with_the_largest_naive_micro_batch_that_fits() -> None:
-    plan = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 8})
+    plan = make_problem({**TINY, "space": THREE_LEVERS, "budget": "1GiB", "effective_batch_size": 8})
     measured = [(2, "fp32", 100.0), (8, "fp32", 500.0), (4, "bf16", 1000.0)]
     rows = [
         Trial(
