@@ -33,6 +33,8 @@ from pipeline.runtime.run import execute
 
 FOLDER = Path(__file__).parent
 DIMENSIONS = ("micro_batch_size", "checkpointing", "precision")
+SETTINGS = ("device", "model", "sequence_length", "effective_batch_size", "eval_steps", "num_steps")
+"""The settings that all configurations of a table share."""
 COLUMNS = (
     "repeat",
     *DIMENSIONS,
