@@ -10,7 +10,7 @@ from pipeline.searching import memory_model, time_model
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.gaussian import GaussianMixture, Vector
 
-NUM_SAMPLES = 2000
+NUM_SAMPLES = 1000
 """Posterior samples from which a bound is estimated."""
 CONFIDENCE = 0.95
 """Fraction of the samples in which a bound holds."""

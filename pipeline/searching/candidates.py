@@ -50,7 +50,9 @@ def make_candidates(choices: Sequence[Choice], experiments: Sequence[Experiment]
     predictions = {number: outcome for number, outcome in outcomes if isinstance(outcome, Prediction)}
     works = {number: (one.pass_work, one.update_work) for number, one in predictions.items()}
     return [
-        _candidate(choice, experiment, predictions.get(number), works.get(number) or _most_alike(choice, choices, works))
+        _candidate(
+            choice, experiment, predictions.get(number), works.get(number) or _most_alike(choice, choices, works)
+        )
         for number, (choice, experiment) in enumerate(zip(choices, experiments, strict=True))
     ]
 

@@ -6,7 +6,6 @@ independent part, so N configurations with R features and K measurements take N 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -35,6 +34,8 @@ class Gaussian:
     """
 
     mean_N: Vector
+    variance_N: Vector
+    """The variances, which are the diagonal of the covariance."""
     features_NR: Matrix
     variance_R: Vector
     """Prior variances of the features' weights."""
@@ -50,40 +51,37 @@ class Gaussian:
     @classmethod
     def prior(cls, mean_N: Vector, features_NR: Matrix, variance_R: Vector, own_N: Vector) -> Self:
         """Return the distribution before anything is measured."""
-        return cls(mean_N, features_NR, variance_R, own_N, np.zeros(0, int), np.zeros(0), np.zeros((len(mean_N), 0)))
-
-    @cached_property
-    def variance_N(self) -> Vector:
-        """The variances."""
-        prior_N = np.square(self.features_NR) @ self.variance_R + self.own_N
-        variance: Vector = np.maximum(prior_N - np.square(self.explained_NK).sum(axis=1), 0.0)
-        return variance
+        variance_N = np.square(features_NR) @ variance_R + own_N
+        none = (np.zeros(0, int), np.zeros(0), np.zeros((len(mean_N), 0)))
+        return cls(mean_N, variance_N, features_NR, variance_R, own_N, *none)
 
     @property
     def deviation_N(self) -> Vector:
         """The standard deviations."""
-        deviation: Vector = np.sqrt(self.variance_N)
+        deviation: Vector = np.sqrt(np.maximum(self.variance_N, 0.0))
         return deviation
 
     def covariance_with(self, indices: Indices) -> Matrix:
         """Return the covariance of every configuration with some of them, one a column."""
         return self._prior_with(indices) - self.explained_NK @ self.explained_NK[indices].T
 
-    def condition(self, values: Mapping[int, float], noise: float) -> "Gaussian":
+    def condition(self, values: Mapping[int, float], noise: float, cross_NJ: Matrix | None = None) -> "Gaussian":
         """Return the posterior after measuring `values`, by index, each with a standard deviation of `noise`.
 
-        Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equations 2.23 and 2.24.
+        `cross_NJ` is the covariance with them, where the caller has it. Rasmussen and Williams, Gaussian Processes for
+        Machine Learning, 2006, equations 2.23 and 2.24.
         """
         if not values:
             return self
         indices_J = np.fromiter(values, int)
         residual_J = np.fromiter(values.values(), float) - self.mean_N[indices_J]
-        cross_NJ = self.covariance_with(indices_J)
+        cross_NJ = self.covariance_with(indices_J) if cross_NJ is None else cross_NJ
         root_JJ = np.linalg.cholesky(cross_NJ[indices_J] + noise**2 * np.eye(len(indices_J)))
         explained_NJ = solve_triangular(root_JJ, cross_NJ.T, lower=True).T
         return replace(
             self,
             mean_N=self.mean_N + explained_NJ @ solve_triangular(root_JJ, residual_J, lower=True),
+            variance_N=self.variance_N - np.square(explained_NJ).sum(axis=1),
             indices_K=np.append(self.indices_K, indices_J),
             noise_K=np.append(self.noise_K, np.full(len(indices_J), noise)),
             explained_NK=np.hstack([self.explained_NK, explained_NJ]),
@@ -97,7 +95,7 @@ class Gaussian:
         """
         result = self
         for index, bound in bounds.items():
-            deviation = float(np.sqrt(self.variance_N[index] + noise**2))
+            deviation = float(np.hypot(self.deviation_N[index], noise))
             scaled = (bound - result.mean_N[index]) / deviation
             hazard = np.exp(-0.5 * scaled**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(-scaled))
             column_N = self.covariance_with(np.array([index]))[:, 0]
@@ -118,6 +116,10 @@ class Gaussian:
         precision_KK = cho_solve(factor, np.eye(len(residual_K)))
         variance_K = 1 / np.diag(precision_KK)
         return variance_K * (precision_KK @ residual_K), variance_K
+
+    def at(self, indices: Indices) -> "Gaussian":
+        """Return the distribution of some of the configurations before anything is measured."""
+        return Gaussian.prior(self.mean_N[indices], self.features_NR[indices], self.variance_R, self.own_N[indices])
 
     def samples(self, indices: Sequence[int], num_samples: int) -> Matrix:
         """Return `num_samples` samples of some configurations, one a row, always with the same seed.
@@ -164,11 +166,15 @@ class GaussianMixture:
     """Probability of each component."""
 
     @classmethod
-    def posterior(cls, priors: Sequence[tuple[Gaussian, float]], values: Mapping[int, float]) -> Self:
-        """Return the posterior after measuring `values`, of priors with equal weights, each with its noise."""
-        logarithms = [prior.log_marginal_likelihood(values, noise) if values else 0.0 for prior, noise in priors]
-        components = [prior.condition(values, noise) for prior, noise in priors]
-        return cls(components, [noise for _, noise in priors], _weights(np.array(logarithms)))
+    def posterior(cls, priors: Sequence[Gaussian], noises: Sequence[float], values: Mapping[int, float]) -> Self:
+        """Return the posterior after measuring `values`, of every prior with every noise, equally probable at first."""
+        components, logarithms = list[Gaussian](), list[float]()
+        for prior in priors:
+            cross_NJ, (measured, own_values) = prior.covariance_with(np.fromiter(values, int)), _measured(prior, values)
+            for noise in noises:
+                components.append(prior.condition(values, noise, cross_NJ))
+                logarithms.append(measured.log_marginal_likelihood(own_values, noise) if values else 0.0)
+        return cls(components, [*noises] * len(priors), _weights(np.array(logarithms)))
 
     @property
     def mean_N(self) -> Vector:
@@ -209,18 +215,28 @@ class GaussianMixture:
         return np.concatenate([component.samples(indices, count) for component, count in pairs if count])
 
 
-def leave_one_out_residuals(priors: Sequence[tuple[Gaussian, float]], values: Mapping[int, float]) -> dict[int, float]:
+def leave_one_out_residuals(
+    priors: Sequence[Gaussian], noises: Sequence[float], values: Mapping[int, float]
+) -> dict[int, float]:
     """Return the standardized leave-one-out residual of each of `values`: positive where it exceeds its prediction."""
     if not values:
         return {}
-    pairs = [prior.leave_one_out(values, noise) for prior, noise in priors]
-    residual_MK, variance_MK = (np.stack(parts) for parts in zip(*pairs, strict=True))
-    log_of_all_M1 = np.array([[prior.log_marginal_likelihood(values, noise)] for prior, noise in priors])
+    pairs = [(_measured(prior, values), noise) for prior in priors for noise in noises]
+    parts = [prior.leave_one_out(own_values, noise) for (prior, own_values), noise in pairs]
+    residual_MK, variance_MK = (np.stack(part) for part in zip(*parts, strict=True))
+    log_of_all_M1 = np.array(
+        [[prior.log_marginal_likelihood(own_values, noise)] for (prior, own_values), noise in pairs]
+    )
     log_of_others_MK = log_of_all_M1 + 0.5 * (np.log(variance_MK) + residual_MK**2 / variance_MK)
     weights_MK = _weights(log_of_others_MK)
     mean_K = (weights_MK * residual_MK).sum(axis=0)
     deviation_K = np.sqrt((weights_MK * (variance_MK + residual_MK**2)).sum(axis=0) - mean_K**2)
     return dict(zip(values, (mean_K / deviation_K).tolist(), strict=True))
+
+
+def _measured(prior: Gaussian, values: Mapping[int, float]) -> tuple[Gaussian, dict[int, float]]:
+    """Return the prior of the measured configurations alone, and the values by their index in it."""
+    return prior.at(np.fromiter(values, int)), dict(enumerate(values.values()))
 
 
 def _weights(log_marginal_likelihood_MK: Matrix) -> Matrix:
@@ -230,12 +246,14 @@ def _weights(log_marginal_likelihood_MK: Matrix) -> Matrix:
     return weights_MK
 
 
-def indicators(choices: Sequence[Mapping[str, object]], names: Sequence[str]) -> tuple[Matrix, list[tuple[str, str]]]:
+def indicators(
+    choices: Sequence[Mapping[str, object]], names: Sequence[str]
+) -> tuple[Matrix, list[tuple[str, object]]]:
     """Return a column of ones and zeros for each value of some dimensions, and each column's dimension and value."""
-    columns = list(dict.fromkeys((name, repr(choice[name])) for name in names for choice in choices))
-    numbers = {column: number for number, column in enumerate(columns)}
-    ones = np.zeros((len(choices), len(columns)))
-    for row, choice in enumerate(choices):
-        for name in names:
-            ones[row, numbers[name, repr(choice[name])]] = 1.0
-    return ones, columns
+    columns, parts = list[tuple[str, object]](), [np.zeros((len(choices), 0))]
+    for name in names:
+        values = [choice[name] for choice in choices]
+        numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+        columns += [(name, value) for value in numbers]
+        parts.append(np.eye(len(numbers))[[numbers[value] for value in values]])
+    return np.hstack(parts), columns

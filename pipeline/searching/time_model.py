@@ -18,7 +18,6 @@ by its marginal likelihood.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -35,7 +34,7 @@ FIT_NOISE, FIT_RESIDUAL = 0.02, 0.1
 """Those with which the parameters are fitted."""
 LENGTH_SCALE = 1.0
 """Doublings of the micro-batch size over which a smooth effect changes."""
-SHARED, SMOOTH, CONSTANT, OWN = 0.6, 0.15, 0.15, 0.05
+SHARED, SMOOTH, CONSTANT, OWN = 0.6, 0.15, 0.15, 0.15
 """Variances of the effects in units of the residual's: the shared one, those of a value of a dimension, the own one."""
 UNTRACED = 0.5
 """Prior standard deviation of the logarithm of what the trace does not show of a value."""
@@ -45,11 +44,11 @@ COSTS = {
     "cpu": {
         "float32": (0.0, 0.1),
         "bfloat16": (0.0, 0.7),
-        "float16": (0.0, 0.7),
+        "float16": (0.0, 0.7),  # and any other type
         "moved_bytes": (1.5, 1.0),
-        "num_kernels": (13.0, 1.0),
+        "num_kernels": (13.0, 1.5),
         "host_bytes": (1.5, 1.0),
-        "launch": (11.0, 1.0),
+        "launch": (11.0, 2.0),
     },
     "cuda": {
         "float32": (0.0, 0.1),
@@ -63,11 +62,13 @@ COSTS = {
     },
 }
 """The same for the cost of one unit of each kind of work, relative to that FLOP, and for one launch."""
+OTHER_KINDS = ("moved_bytes", "num_kernels", "host_bytes")
+"""Kinds of work besides the FLOPs of matrix products."""
 UPDATE = (0.0, 1.0)
 """The same for the update, relative to the cost of its work."""
 SMALLEST_EIGENVALUE = 1e-4
 """Of the kernel of the micro-batch sizes, below which a feature is left out."""
-LAUNCH_STARTS = (-2.0, 0.0, 2.0)
+LAUNCH_STARTS = (-2.0, 1.0, 4.0)
 """Starting points of the fit for the cost of a launch, relative to its prior mean."""
 
 
@@ -85,29 +86,22 @@ class TimeModel:
     @cached_property
     def kinds(self) -> list[str]:
         """The kinds of work in the order of their parameters: those that any candidate has."""
-        found = {
-            kind
-            for one in self.candidates
-            for work in (one.pass_work, one.update_work)
-            for kind, amount in amounts(work).items()
-            if amount
-        }
-        return sorted(found)
+        works = [work for one in self.candidates for work in (one.pass_work, one.update_work)]
+        others = [name for name in OTHER_KINDS if any(getattr(work, name) for work in works)]
+        return sorted({name for work in works for name in work.matrix_flops}) + others
 
     @cached_property
     def prior(self) -> tuple[Vector, Vector]:
         """The prior means and standard deviations of the parameters."""
         costs = COSTS[self.kind]
-        pairs = np.array([RATE, *(costs[kind] for kind in self.kinds), costs["launch"], UPDATE])
+        pairs = np.array([RATE, *(costs.get(kind, costs["float16"]) for kind in self.kinds), costs["launch"], UPDATE])
         return pairs[:, 0], pairs[:, 1]
 
     @cached_property
     def _amounts(self) -> tuple[Matrix, Matrix, Vector, Vector, Vector]:
         """The work of a pass and of the update, kernels and number of passes, and tokens of a step."""
-        works = [(amounts(one.pass_work), amounts(one.update_work)) for one in self.candidates]
-        of_pass_NF, of_update_NF = (
-            np.array([[work[side].get(kind, 0.0) for kind in self.kinds] for work in works]) for side in (0, 1)
-        )
+        of_pass_NF = amounts([one.pass_work for one in self.candidates], self.kinds)
+        of_update_NF = amounts([one.update_work for one in self.candidates], self.kinds)
         kernels = np.array([one.pass_work.num_kernels for one in self.candidates], float)
         passes = np.array([one.num_passes for one in self.candidates], float)
         tokens = np.array([one.num_tokens for one in self.candidates], float)
@@ -128,10 +122,15 @@ class TimeModel:
         return rate + np.log(seconds / tokens), slopes_NP
 
 
-def amounts(work: Work) -> dict[str, float]:
-    """Return the amount of each kind of work by its name."""
-    others = {name: getattr(work, name) for name in ("moved_bytes", "num_kernels", "host_bytes")}
-    return {**work.matrix_flops, **others}
+def amounts(works: Sequence[Work], kinds: Sequence[str]) -> Matrix:
+    """Return the amount of each kind of work: works x kinds."""
+    columns = [
+        [getattr(work, kind) for work in works]
+        if kind in OTHER_KINDS
+        else [work.matrix_flops.get(kind, 0.0) for work in works]
+        for kind in kinds
+    ]
+    return np.array(columns, float).T
 
 
 @dataclass(frozen=True)
@@ -156,14 +155,19 @@ def fit(candidates: Sequence[Candidate], measured: Mapping[int, float], kind: st
     fitted_N, slopes_NP = model.evaluate(parameters)
     expected_N = fitted_N + slopes_NP @ (mean - parameters)
     features_NR = np.hstack([slopes_NP, effects.features_NR])
-    priors = []
-    for residual in RESIDUALS:
-        variance_R = np.concatenate([deviation**2, effects.variances(residual)])
-        prior = Gaussian.prior(expected_N, features_NR, variance_R, effects.own(residual))
-        priors += [(prior, noise) for noise in NOISES]
+    priors = [
+        Gaussian.prior(
+            expected_N,
+            features_NR,
+            np.concatenate([deviation**2, effects.variances(residual)]),
+            effects.own(residual),
+        )
+        for residual in RESIDUALS
+    ]
     residual_K = values_K - fitted_N[known]
     rms = float(np.sqrt(np.mean(residual_K**2))) if known else 0.0
-    return TimeFit(GaussianMixture.posterior(priors, measured), rms, leave_one_out_residuals(priors, measured))
+    posterior = GaussianMixture.posterior(priors, NOISES, measured)
+    return TimeFit(posterior, rms, leave_one_out_residuals(priors, NOISES, measured))
 
 
 def _fit(model: TimeModel, known: list[int], values_K: Vector, residual_KK: Matrix) -> Vector:
@@ -174,7 +178,9 @@ def _fit(model: TimeModel, known: list[int], values_K: Vector, residual_KK: Matr
     whiten = np.linalg.inv(np.linalg.cholesky(residual_KK + FIT_NOISE**2 * np.eye(len(known))))
 
     def residuals(parameters: Vector) -> Vector:
-        return np.concatenate([whiten @ (values_K - model.evaluate(parameters, known)[0]), (parameters - mean) / deviation])
+        return np.concatenate(
+            [whiten @ (values_K - model.evaluate(parameters, known)[0]), (parameters - mean) / deviation]
+        )
 
     def slopes(parameters: Vector) -> Matrix:
         return np.vstack([-whiten @ model.evaluate(parameters, known)[1], np.diag(1 / deviation)])
@@ -184,7 +190,7 @@ def _fit(model: TimeModel, known: list[int], values_K: Vector, residual_KK: Matr
         start = mean.copy()
         start[-2] += launch
         start[0] += float(np.mean(values_K - model.evaluate(start, known)[0]))
-        fits.append(least_squares(residuals, start, slopes))
+        fits.append(least_squares(residuals, start, slopes, method="lm"))
     best: Vector = min(fits, key=lambda one: float(one.cost)).x
     return best
 
@@ -224,7 +230,7 @@ def effects_of(candidates: Sequence[Candidate]) -> Effects:
     names = [name for name in candidates[0].choice if name != "micro_batch_size"]
     of_value_NV, columns = indicators([candidate.choice for candidate in candidates], names)
     smooth_of_value = (of_value_NV[:, :, None] * smooth_NS[:, None, :]).reshape(len(candidates), -1)
-    untraced = {(name, repr(one.choice[name])) for one in candidates for name in one.untraced}
+    untraced = {(name, one.choice[name]) for one in candidates for name in one.untraced}
     num_smooth, num_values = smooth_NS.shape[1], len(columns)
     shares = np.repeat([SHARED, CONSTANT, SMOOTH], [num_smooth, num_values, num_values * num_smooth])
     variances = np.zeros(len(shares))
@@ -238,7 +244,7 @@ def effects_of(candidates: Sequence[Candidate]) -> Effects:
 
 
 def _smooth(sizes: Sequence[int]) -> Matrix:
-    """Return features of each micro-batch size whose products are the squared exponential kernel of their logarithms."""
+    """Return features of each micro-batch size, with the products of a squared exponential kernel of the logarithms."""
     distinct, numbers = np.unique(np.log2(sizes) / LENGTH_SCALE, return_inverse=True)
     values, vectors = np.linalg.eigh(np.exp(-0.5 * (distinct[:, None] - distinct[None, :]) ** 2))
     kept = values > SMALLEST_EIGENVALUE
