@@ -14,8 +14,8 @@ NUM_SAMPLES = 1000
 """Posterior samples from which a bound is estimated."""
 CONFIDENCE = 0.95
 """Fraction of the samples in which a bound holds."""
-MAX_RESIDUAL = 0.1
-"""Root mean square residual, as a fraction, above which the time model is not adequate."""
+MAX_RESIDUAL = max(time_model.RESIDUALS)
+"""Root mean square residual, as a fraction, above which the time model is not adequate: no component expects more."""
 MIN_MEASUREMENTS = 4
 """Measurements before the time model is judged or the search ends."""
 OUTLIER_DEVIATIONS = 2.0
