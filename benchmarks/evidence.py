@@ -93,6 +93,13 @@ PIECES = (
         HEADROOM,
     ),
     Piece(
+        "levers",
+        "levers.py --device cuda --repeats 3 --folder {folder} --date {date}",
+        "--tiny --repeats 1 --variants checkpointing",
+        tuple(f"levers_{{tiny}}cuda_{{model}}_{{date}}.{ending}" for ending in ("csv", "md", "png")),
+        ("pandas", "matplotlib", "jinja2", "rich"),
+    ),
+    Piece(
         "peers",
         "peers.py --device cuda --folder {folder} --date {date}",
         "--tiny --runs 1 --num_steps 4 --configurations fp32 --peers Headroom",

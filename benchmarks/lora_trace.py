@@ -22,6 +22,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.memory.allocator import CachingAllocator
 from pipeline.memory.recorder import LifetimeRecorder
 from pipeline.memory.timeline import Lifetime, Timeline
+from pipeline.memory.work import Work
 from pipeline.prediction.fake_card import CARD
 from pipeline.prediction.fake_device import simulated
 from pipeline.prediction.workspaces import WorkspaceTable
@@ -68,7 +69,7 @@ def trace(run: Run, shape: dict[str, str], target: Hardware) -> Trace:
         model = build(run, shape, lambda: emptied.append(_num_events(recorder)))
         loaded_at = _num_events(recorder)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=1e-4, foreach=True)  # torch's default on CUDA
+        optimizer = _optimizer(trained)
         tokens = torch.empty((run.batch_size, run.sequence_length), dtype=torch.long, device=CARD)
         recorder.mark(WARM_UP, "load")
         phases: dict[int, Phase] = {0: (WARM_UP, "load")}
@@ -84,6 +85,36 @@ def trace(run: Run, shape: dict[str, str], target: Hardware) -> Trace:
         timeline = recorder.timeline()
     emptied_at = emptied[0] if emptied else None
     return Trace(timeline=timeline, loaded_at=loaded_at, emptied_at=emptied_at, phases=phases)
+
+
+def step_work(run: Run, shape: dict[str, str], target: Hardware) -> tuple[Work, Work]:
+    """Return the work of a forward and backward pass, and of the update, of a step for which optimizer state exists."""
+    with (
+        _replaced_functions(),
+        simulated(target) as mode,
+        LifetimeRecorder(CARD, WorkspaceTable(target, MEASURED_WITH), mode.run) as recorder,
+    ):
+        model = build(run, shape, lambda: None)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = _optimizer(trained)
+        for parameter in trained:
+            parameter.grad = torch.empty_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        recorder.mark(0, "load")
+        tokens = torch.empty((run.batch_size, run.sequence_length), dtype=torch.long, device=CARD)
+        output = model(input_ids=tokens, labels=tokens)
+        recorder.mark(0, "forward")
+        output.loss.backward()
+        recorder.mark(0, "backward")
+        optimizer.step()
+        recorder.mark(0, "optimizer")
+        timeline = recorder.timeline()
+    return timeline.pass_work(1), timeline.update_work
+
+
+def _optimizer(trained: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(trained, lr=1e-4, foreach=True)  # torch's default on CUDA
 
 
 def replay(trace: Trace) -> Peaks:

@@ -75,8 +75,13 @@ def published() -> list[tuple[Run, dict[str, str]]]:
 
 def predict(run: Run) -> Peaks:
     """Return the predicted peaks of a run."""
+    return replay(trace(run, model_shape(run), find_card("t4")))
+
+
+def model_shape(run: Run) -> dict[str, str]:
+    """Return the published configuration of a run's model."""
     [shape] = [row for row in _read("models.csv") if row["model_id"] == run.model]
-    return replay(trace(run, shape, find_card("t4")))
+    return shape
 
 
 def compare(numbers: Sequence[int] = ()) -> list[Compared]:

@@ -3,6 +3,7 @@
 import subprocess
 from pathlib import Path
 
+import yaml
 from project import SMALL, Project
 
 from pipeline.config.entry_points import entry_points
@@ -15,6 +16,7 @@ SETTINGS = {
     "accumulation": SMALL,
     "checkpointing": {k: v for k, v in SMALL.items() if k != "causal_lm.num_layers"},
     "combined": SMALL,
+    "levers": SMALL,
     "search": SEARCH,
     "plan": {**SMALL, "gpu": "cpu", "effective_batch_size": "8"},
 }
@@ -22,7 +24,21 @@ SETTINGS = {
 Done = dict[str, "subprocess.CompletedProcess[str]"]
 
 
+KEPT = {"plain", "+ precision", "+ loss", "loss chunked", "loss liger"}
+"""Variants of `levers` that run here: two of the ladder, and one that is skipped without a GPU and its package."""
+
+
+def shorten_levers(project: Project) -> None:
+    """Leave few variants in the project's own file of the entry point `levers`."""
+    file = project.folder / "experiments" / "levers.yaml"
+    values = yaml.safe_load(file.read_text())
+    for comparison in values["comparisons"].values():
+        comparison["variants"] = {name: own for name, own in comparison["variants"].items() if name in KEPT}
+    file.write_text(yaml.safe_dump(values, sort_keys=False))
+
+
 def finish(folder: Path) -> tuple[Project, Done]:
     """Run every entry point once in a copy of the project."""
     project = Project.copy(folder, with_store=False)
+    shorten_levers(project)
     return project, {entry: project.mlflow_run(entry, SETTINGS[entry]) for entry in entry_points()}

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from cards import CARDS, environment_of
 from conftest import IS_SIMULATED
-from finished import Done
+from finished import Done, shorten_levers
 from mlflow.entities import Run
 from processes import started, wait_for, wait_for_the_end
 from project import SMALL, Project, as_words
@@ -36,7 +36,7 @@ SETTINGS = {
 RUNS = {
     "h200": ("main", "search", "plan"),
     "a100": ("main", "precision", "profiling"),
-    "rtx4090": ("main", "checkpointing"),
+    "rtx4090": ("main", "checkpointing", "levers"),
     "t4": ("main", "accumulation", "combined"),
 }
 """The entry points that run on each card."""
@@ -50,6 +50,7 @@ PREDICTED = ("predicted_peak_allocated_mib", "predicted_peak_reserved_mib", "pre
 def project_on(card: str, folder: Path, num_devices: int = 1) -> Project:
     """Return a copy of the project whose commands run on a card."""
     project = Project.copy(folder)
+    shorten_levers(project)
     project.environment.update(environment_of(card, num_devices))
     return project
 

@@ -14,7 +14,7 @@ from finished import Done
 from mlflow.entities import Run
 from project import Project
 
-from pipeline.config.entry_points import FOLDER, SINGLE, entry_points
+from pipeline.config.entry_points import SINGLE, entry_points
 
 SUMMARY = {
     "peak_allocated_mib",
@@ -44,6 +44,7 @@ TABLES = {
     "accumulation": {"comparison", "growing_batch", "batch_of_32", "epoch", "smoothness"},
     "checkpointing": {"comparison", "policies", "encoder_stack", "48_layers", "depth"},
     "combined": {"comparison", "ladder"},
+    "levers": {"comparison", "alone", "ladder"},
     "plan": {"plan", "largest", "tensors"},  # each with the card's name
     "search": {"trials", "ranking", "verification", "never_run"},
 }
@@ -54,10 +55,13 @@ PICTURES = {
     "accumulation": {"growing_batch", "batch_of_32", "smoothness_growing_batch", "smoothness_batch_of_32"},
     "checkpointing": {"policies", "encoder_stack", "12_layers", "24_layers", "48_layers", "depth"},
     "combined": {"ladder", "waterfall"},
+    "levers": {"alone", "ladder", "waterfall"},
     "plan": {"fit", "breakdown"},  # each with the card's name
     "search": {"trials_over_time", "memory_against_throughput", "parallel_coordinates"},
 }
 """What each entry point's parent run shows."""
+SKIPPED = ("tf32", "loss liger")
+"""Variants that need a GPU."""
 PNG = b"\x89PNG\r\n"
 
 
@@ -75,13 +79,14 @@ def same_batch(row: dict[Any, Any], other: dict[Any, Any]) -> bool:
     return bool(row["effective_batch_size"] == other["effective_batch_size"])
 
 
-def expected_children(entry: str) -> list[str]:
+def expected_children(entry: str, project: Project) -> list[str]:
     """Return the names of the runs that an entry point starts on a CPU."""
     if entry in SINGLE:
         return ["optimized"]
-    comparisons = yaml.safe_load((FOLDER / f"{entry}.yaml").read_text())["comparisons"]
+    file = project.folder / "experiments" / f"{entry}.yaml"
+    comparisons = yaml.safe_load(file.read_text())["comparisons"]
     prefix = "" if len(comparisons) == 1 else "{}/"
-    names = [(name, variant) for name, c in comparisons.items() for variant in c["variants"] if variant != "tf32"]
+    names = [(name, variant) for name, c in comparisons.items() for variant in {*c["variants"]} - {*SKIPPED}]
     return [prefix.format(name) + variant for name, variant in names]
 
 
@@ -112,7 +117,7 @@ def test_it_ends_well_with_a_table(entry: str, project: Project, done: Done) -> 
 @pytest.mark.parametrize("entry", [entry for entry in entry_points() if entry not in ("plan", "search")])
 def test_each_variant_is_a_child_with_all_that_was_measured(entry: str, project: Project, done: Done) -> None:
     children = project.children_of(project.parent_of(entry))
-    assert sorted(children) == sorted(expected_children(entry))
+    assert sorted(children) == sorted(expected_children(entry, project))
     client = mlflow.MlflowClient(project.store)
     for name, run in children.items():
         assert run.info.status == "FINISHED"
@@ -133,7 +138,7 @@ def test_each_variant_is_a_child_with_all_that_was_measured(entry: str, project:
         assert dataset.dataset.name == run.data.params["corpus"]
 
 
-@pytest.mark.parametrize("entry", ["precision", "accumulation", "checkpointing", "combined"])
+@pytest.mark.parametrize("entry", ["precision", "accumulation", "checkpointing", "combined", "levers"])
 def test_variants_are_measured_against_their_baseline(entry: str, project: Project, done: Done) -> None:
     frame = pd.read_csv(download(project, project.parent_of(entry).info.run_id, "comparison.csv"))
     children = project.children_of(project.parent_of(entry))

@@ -154,13 +154,13 @@ def test_an_edited_technique_begins_another_study(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    source = (Path(__file__).parent / "outside" / "optimizer_in_backward.py").read_text()
+    source = (Path(__file__).parent / "outside" / "recomputed_mlp.py").read_text()
     script = (
         "import json, sys; from pipeline.searching.problem import make_problem\n"
         "p = make_problem({'model': 'gpt2-nano', 'device': 'cpu', 'corpus': 'quick_fox', 'sequence_length': 16,\n"
-        "  'effective_batch_size': 1, 'max_grad_norm': None, 'budget': '1GiB',\n"
-        "  'space': {'optimizer_in_backward': [False, True]}})\n"
-        "assert p.space.dimensions['optimizer_in_backward'] == (False, True)\n"
+        "  'effective_batch_size': 1, 'budget': '1GiB',\n"
+        "  'space': {'recomputed_mlp': [False, True]}})\n"
+        "assert p.space.dimensions['recomputed_mlp'] == (False, True)\n"
         "print(json.dumps(p.identity, sort_keys=True))"
     )
     seen = []

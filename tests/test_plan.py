@@ -14,8 +14,11 @@ from finished import Done
 from processes import started, wait_for
 from project import SMALL, Project
 
+from pipeline.base.units import MIB
+from pipeline.memory.breakdown import Breakdown
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.plan import PlanFindings, PlannedRow, expected_order
+from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow, expected_order
+from pipeline.prediction.plan_reasons import reasons_for
 from pipeline.prediction.predict import predict
 from pipeline.report.findings import read_findings, report_of
 from pipeline.report.page import to_html
@@ -55,10 +58,14 @@ def test_several_cards_give_a_line_each(project: Project) -> None:
     assert done.returncode == 0, done.stderr
     cards = table(project, "cards").set_index("card")
     assert list(cards.index) == [find_card(name).name for name in ("rtx4090", "t4")]
-    assert cards.loc["Tesla T4", "precision"] == "fp16"  # bf16 needs Ampere
+    assert (cards["tokens/s"] * cards["seconds per step"]).tolist() == pytest.approx([4 * 32] * 2)
+    assert set(table(project, "plan_tesla_t4")["precision"]) == {"fp32", "fp16"}  # bf16 needs Ampere
     rows = table(project, "plan_nvidia_geforce_rtx_4090")
     assert len(rows) == 3 * 3 * 2 and set(rows["fits"]) == {"yes"}
     assert (rows["reserved MiB"] >= rows["allocated MiB"]).all()
+    assert rows["seconds per step"].is_monotonic_increasing
+    said = " ".join(done.stdout.split())
+    assert re.search(r"estimated [\d.]+ s a step, [\d,]+ tokens a second \(± \d+ %\)", said)
     assert done.stdout.lstrip().startswith("On NVIDIA GeForce RTX 4090 18 of 18 configurations are predicted to fit")
     in_terminal = re.findall(r"^ +\d+  (?:none|every_\w+)  +(?:fp32|fp16|bf16)", done.stdout, re.MULTILINE)
     assert len(in_terminal) == 2 * 8 and "10 more in plan_nvidia_geforce_rtx_4090.csv." in done.stdout
@@ -127,24 +134,68 @@ def test_operations_are_counted() -> None:
     assert again - plain == pytest.approx(2 * layers * 8 * width**2 * tokens, rel=0.1)
 
 
-def test_the_expected_order_is_by_format_operations_and_passes() -> None:
-    def row(flops: int, passes: int, is_16_bit: bool) -> PlannedRow:
-        return PlannedRow(
-            choice={},
-            micro_batch_size=1,
-            accumulation_steps=passes,
-            peak_allocated_bytes=1,
-            peak_reserved_bytes=None,
-            peak_device_bytes=None,
-            fits=True,
-            flops=flops,
-            tokens=1,
-            is_16_bit=is_16_bit,
-        )
+def row(mib: int, seconds: float, fits: bool = True, **choice: Any) -> PlannedRow:
+    """Return a planned configuration of 64 tokens with this peak and time."""
+    return PlannedRow(
+        choice=choice,
+        micro_batch_size=choice.get("micro_batch_size", 1),
+        accumulation_steps=1,
+        peak_allocated_bytes=mib * MIB,
+        peak_reserved_bytes=None,
+        peak_device_bytes=None,
+        fits=fits,
+        seconds=seconds,
+        deviation=0.2,
+        tokens=64,
+    )
 
-    expected = [row(10, 1, True), row(10, 2, True), row(20, 1, True), row(10, 1, False)]
-    mixed = [expected[number] for number in (3, 1, 0, 2)]
-    assert sorted(mixed, key=expected_order) == expected
+
+def test_the_expected_order_is_by_seconds_and_then_by_memory() -> None:
+    expected = [row(30, 1.0), row(10, 2.0), row(20, 2.0)]
+    assert sorted([*expected[1:], expected[0]], key=expected_order) == expected
+    rows = (row(30, 1.0, fits=False), *expected[1:])
+    card = CardPlan(card="a card", budget_bytes=20 * MIB, rows=rows, skipped=(), breakdown=None)
+    assert card.recommended == expected[1]
+    assert expected[1].tokens_per_second == 32
+
+
+def breakdown(module_mib: dict[str, int]) -> Breakdown:
+    """Return the breakdown of a peak that has so many MiB in each module."""
+    return Breakdown(
+        peak_bytes=sum(module_mib.values()) * MIB,
+        step=1,
+        phase="backward",
+        operator="mm",
+        module="",
+        category_bytes={},
+        module_bytes={name: mib * MIB for name, mib in module_mib.items()},
+        largest=(),
+    )
+
+
+def test_each_value_is_recommended_for_what_its_default_would_need() -> None:
+    best = {"micro_batch_size": 4, "checkpointing": "every_layer", "precision": "bf16", "loss": "chunked"}
+    planned: list[tuple[PlannedRow, dict[str, int]]] = [
+        (row(100, 2.0, **best), {"h.0.mlp": 40, "lm_head": 20, "wte": 40}),
+        (
+            row(400, 2.0, fits=False, **{**best, "loss": "full"}),
+            {"h.0.mlp": 40, "lm_head": 150, "loss": 170, "wte": 40},
+        ),
+        (row(220, 1.9, fits=False, **{**best, "checkpointing": "none"}), {"h.0.mlp": 100, "h.1.mlp": 60, "wte": 60}),
+        (row(90, 2.5, **{**best, "precision": "fp32"}), {"wte": 90}),
+        (row(180, 2.0, fits=False, **{**best, "micro_batch_size": 8}), {"wte": 180}),
+        (row(300, 2.0, fits=False, **{**best, "micro_batch_size": 16}), {"wte": 300}),
+    ]
+    rows, breakdowns = [one for one, _ in planned], [breakdown(parts) for _, parts in planned]
+    defaults = {"checkpointing": "none", "precision": "fp32", "loss": "full", "micro_batch_size": 1}
+    assert reasons_for(rows[0], rows, breakdowns, defaults) == (
+        "micro_batch_size is 4: with 8 the peak would be 180 MiB, which does not fit.",
+        "checkpointing is every_layer: with none the peak would be 220 MiB, 55 % of it for the layers, which does not "
+        "fit.",
+        "precision is bf16: with fp32 a step would take 25 % longer.",
+        "loss is chunked: with full the peak would be 400 MiB, 75 % of it for the logits, which does not fit.",
+    )
+    assert reasons_for(rows[0], rows[:1], breakdowns[:1], defaults) == ()
 
 
 def test_findings_are_plain_json(finished: tuple[Project, Done]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 from test_metrics import result
 
@@ -21,6 +22,7 @@ from pipeline.report.comparison import (
 )
 from pipeline.report.findings import FILE, read_findings, report_of, to_json
 from pipeline.report.page import to_html, to_markdown
+from pipeline.report.plot import Plot
 from pipeline.report.sections import NAMES, make_sections
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row, against_baseline, summarize
@@ -160,3 +162,29 @@ def test_reserved_memory_is_a_column_where_it_was_measured() -> None:
     assert "reserved MiB" not in overview_table("title", [replace(row, metrics=without)]).frame
     on_cuda = replace(row, metrics={**without, "peak_reserved_mib": 7.0})
     assert list(overview_table("title", [on_cuda]).frame["reserved MiB"]) == [7.0]
+
+
+def rungs_of(plot: Plot) -> list[str]:
+    """Return the labels of a waterfall's first panel, from top to bottom."""
+    axes = Figure().add_subplot()
+    plot.panels[0](axes)
+    return [text.get_text().replace("\n", " ") for text in axes.get_yticklabels()]
+
+
+def test_a_waterfall_is_drawn_for_each_comparison_whose_variants_add_up() -> None:
+    ladder = [replace(row, comparison="ladder") for row in rows("ok", "ok", "ok")]
+    alone = [replace(row, comparison="alone") for row in rows("ok", "ok")]
+    other = replace(ladder[1], name="other", params={**ladder[0].params, "micro_batch_size": 1})
+    [section] = make_sections(("waterfall",), [*alone, *ladder[:2], other, *ladder[2:]])
+    [plot] = section.plots
+    assert len(plot.panels) == 2
+    assert rungs_of(plot) == ["ok-0", "+ precision bf16", "+ checkpointing every_layer", "ok-2"]
+    assert not make_sections(("waterfall",), alone)
+
+
+def test_a_skipped_variant_of_a_ladder_leaves_its_change_to_the_next() -> None:
+    shown = rows("ok", "skipped", "ok")
+    last = replace(shown[2], name="both", params={**shown[2].params, "micro_batch_size": 1})
+    [section] = make_sections(("waterfall",), [*shown, last])
+    labels = ["ok-0", "+ checkpointing every_layer + precision bf16", "+ micro_batch_size 1", "both"]
+    assert rungs_of(section.plots[0]) == labels

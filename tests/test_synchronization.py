@@ -6,19 +6,18 @@ from typing import Any
 import pytest
 import torch
 from conftest import no_synchronization, tiny, with_corpus_of
-from test_training_step import VARIANTS
+from levers import ON_CUDA, Lever, each, needs_package
+from transformers import masking_utils
 
 from pipeline.base.results import StepRecord
 from pipeline.training.loop import Loop
 from pipeline.training.step import build_step
 
-ALONE: list[dict[str, Any]] = [{}, {"precision": "tf32"}, *(values for v in VARIANTS.values() for values, _ in v)]
-"""Plain training, and every technique with each of its values."""
 TOGETHER = [
     {"precision": precision, "checkpointing": "every_layer", "micro_batch_size": 2, "accumulation_steps": 2}
     for precision in ("fp32", "tf32", "fp16", "bf16")
 ]
-"""All techniques at once, in every precision."""
+"""Techniques together, in every precision."""
 
 
 @pytest.mark.gpu
@@ -30,10 +29,25 @@ def test_a_wait_for_the_gpu_is_an_error_here() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("settings", [*ALONE, *TOGETHER], ids=lambda values: "-".join(map(str, values.values())))
+@pytest.mark.parametrize("settings", [{}, *TOGETHER], ids=lambda values: "-".join(map(str, values.values())))
 def test_no_step_waits_for_the_gpu(settings: dict[str, Any]) -> None:
-    """On a model of our own: transformers' mask code asks one question of the device in each forward pass."""
-    experiment = tiny(**with_corpus_of("encoder_stack"), device="cuda", num_steps=8, **settings)
+    run_without_waiting({**with_corpus_of("encoder_stack"), **settings})
+
+
+@pytest.mark.gpu
+@each(lever for lever in ON_CUDA if lever.predicted)
+def test_no_step_with_a_lever_waits_for_the_gpu(lever: Lever, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_package(lever)
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+    run_without_waiting({**with_corpus_of(lever.models[-1]), **lever.plain, **lever.settings})
+
+
+def run_without_waiting(settings: dict[str, Any]) -> None:
+    """Train, and raise an error if a step waits for the GPU.
+
+    On a model of our own, or without the one question that transformers' mask code asks the device in a forward pass.
+    """
+    experiment = tiny(device="cuda", num_steps=8, **settings)
     prepared = experiment.prepare()
     step = build_step(experiment, prepared)
     records: list[StepRecord] = []

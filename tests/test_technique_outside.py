@@ -15,19 +15,18 @@ import pytest
 from conftest import ROOT
 from project import SMALL, Project
 
-FILE = ROOT / "tests" / "outside" / "optimizer_in_backward.py"
+FILE = ROOT / "tests" / "outside" / "recomputed_mlp.py"
 SEARCH = {
     **SMALL,
     "num_steps": "6",
     "sequence_length": "8",
     "effective_batch_size": "2",
-    "max_grad_norm": "none",
     "num_trials": "2",
     "verify_steps": "4",
     "timing_warmup_steps": "2",
     "budget": "64MiB",
     "space": '{"micro_batch_size": [2], "precision": ["fp32"], "checkpointing": ["none"], '
-    '"optimizer_in_backward": [false, true]}',
+    '"recomputed_mlp": [false, true]}',
 }
 IN_PROCESS = """
 import json, sys
@@ -42,7 +41,7 @@ from pipeline.training.loop import train
 from pathlib import Path
 
 def measured(**changes):
-    experiment = tiny(max_grad_norm="none", sequence_length=8, micro_batch_size=2, num_steps=4, **changes)
+    experiment = tiny(num_steps=4, **changes)
     received = []
     train(experiment, experiment.prepare(), received.append)
     steps = [event for event in received if isinstance(event, StepRecord)]
@@ -50,11 +49,10 @@ def measured(**changes):
     predicted = predict(experiment, hardware_of(torch.device("cpu"))).peak_allocated_bytes
     return {"losses": [step.loss for step in steps], "peak": peak, "predicted": predicted}
 
-on = tiny(max_grad_norm="none", sequence_length=8, micro_batch_size=2, num_steps=4, optimizer_in_backward=True)
+on = tiny(num_steps=4, recomputed_mlp=True)
 write_files(export_files(on), Path(sys.argv[1]))
-wrong = {"micro_batch_size": 4, "accumulation_steps": 2}, {"max_grad_norm": 1.0}, {"precision": "fp16"}
-conflicts = [tiny(**{"max_grad_norm": "none", "optimizer_in_backward": True, **one}).unsupported() for one in wrong]
-print(json.dumps({"off": measured(), "on": measured(optimizer_in_backward=True), "conflicts": conflicts,
+conflict = tiny(recomputed_mlp=True, checkpointing="every_layer").unsupported()
+print(json.dumps({"off": measured(), "on": measured(recomputed_mlp=True), "conflict": conflict,
                   "order": [type(technique).__name__ for technique in on.techniques], "params": on.params()}))
 """
 
@@ -63,7 +61,7 @@ print(json.dumps({"off": measured(), "on": measured(optimizer_in_backward=True),
 def in_process(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """Give what a process with the technique measures and predicts, and the folder of exported files."""
     folder = tmp_path_factory.mktemp("exported")
-    environment = {**os.environ, "HEADROOM_TECHNIQUES": "tests.outside.optimizer_in_backward"}
+    environment = {**os.environ, "HEADROOM_TECHNIQUES": "tests.outside.recomputed_mlp"}
     words = [sys.executable, "-c", IN_PROCESS, str(folder)]
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -81,18 +79,17 @@ def test_its_peak_is_predicted(in_process: tuple[dict[str, Any], Path]) -> None:
         assert one["predicted"] == pytest.approx(one["peak"], rel=1e-4)
 
 
-def test_it_is_applied_last_and_its_code_is_recorded(in_process: tuple[dict[str, Any], Path]) -> None:
-    assert in_process[0]["order"] == ["Accumulation", "Precision", "Checkpointing", "OptimizerInBackward"]
-    assert in_process[0]["params"]["optimizer_in_backward"] is True
+def test_it_is_applied_in_the_order_of_its_stage_and_its_code_is_recorded(
+    in_process: tuple[dict[str, Any], Path],
+) -> None:
+    order = in_process[0]["order"]
+    assert order.index("Precision") < order.index("RecomputedMlp") < order.index("OptimizerInBackward")
+    assert in_process[0]["params"]["recomputed_mlp"] is True
     assert in_process[0]["params"]["user_code"]
 
 
-def test_combinations_that_it_refuses_are_unsupported(in_process: tuple[dict[str, Any], Path]) -> None:
-    assert in_process[0]["conflicts"] == [
-        "optimizer_in_backward needs accumulation_steps=1, and it is 2",
-        "optimizer_in_backward needs max_grad_norm=none, and it is 1.0",
-        "optimizer_in_backward needs gradients without loss scaling, and precision is fp16",
-    ]
+def test_a_combination_that_it_refuses_is_unsupported(in_process: tuple[dict[str, Any], Path]) -> None:
+    assert in_process[0]["conflict"] == "recomputed_mlp needs checkpointing=none, and it is every_layer"
 
 
 def test_the_script_has_it_and_the_other_files_say_that_they_do_not(
@@ -104,34 +101,33 @@ def test_the_script_has_it_and_the_other_files_say_that_they_do_not(
     assert done.returncode == 0, done.stderr
     losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if "loss" in line]
     assert losses == pytest.approx(values["on"]["losses"], abs=1e-5)
-    missing = "This is not the training that was measured: it is without optimizer_in_backward=True"
+    missing = "This is not the training that was measured: it is without recomputed_mlp=True"
     for name in ("accelerate.yaml", "accelerate_setup.py", "deepspeed_setup.py", "lightning_trainer.py"):
         assert (folder / name).read_text().startswith(f"# {missing}")
     assert any(missing in note for note in json.loads((folder / "deepspeed.json").read_text())["notes"])
     assert missing not in (folder / "train.py").read_text()
     readme = (folder / "README.md").read_text()
     assert readme.count(missing) == 4
-    assert "AdamW as changed by the techniques" in readme
 
 
 def test_a_search_has_it_as_a_dimension(tmp_path: Path) -> None:
     """The command's worker processes are forked from a server, which finds the technique too."""
     project = Project.copy(tmp_path)
-    project.environment = {"HEADROOM_TECHNIQUES": "optimizer_in_backward"}
+    project.environment = {"HEADROOM_TECHNIQUES": "recomputed_mlp"}
     shutil.copy(FILE, tmp_path)
     done = project.pipeline("search", SEARCH)
     assert done.returncode == 0, done.stdout + done.stderr
     parent = project.parent_of("search")
     children = project.children_of(parent).values()
     trials = [child for child in children if "trial" in child.data.tags]
-    assert {child.data.params["optimizer_in_backward"] for child in trials} == {"False", "True"}
+    assert {child.data.params["recomputed_mlp"] for child in trials} == {"False", "True"}
     for child in trials:
         assert child.data.metrics["prediction_error_percent"] == pytest.approx(0, abs=0.01)
     [folder] = [file.parent for file in tmp_path.glob("runs/*/handover")]
-    assert "optimizer_in_backward" in (folder / "best.yaml").read_text()
-    assert "optimizer_in_backward" in (folder / "report.html").read_text()
+    assert "recomputed_mlp" in (folder / "best.yaml").read_text()
+    assert "recomputed_mlp" in (folder / "report.html").read_text()
     with next(folder.rglob("trials.csv")).open() as file:
-        assert {row["optimizer_in_backward"] for row in csv.DictReader(file)} == {"False", "True"}
+        assert {row["recomputed_mlp"] for row in csv.DictReader(file)} == {"False", "True"}
 
 
 @pytest.fixture

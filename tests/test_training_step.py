@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.base.results import Finished, MemoryUse, StepRecord
-from pipeline.base.technique import Mathematics
 from pipeline.config.experiment import Experiment
-from pipeline.config.settings import MODELS, TECHNIQUES
+from pipeline.config.settings import MODELS
 from pipeline.techniques.precision import Precision
 from pipeline.training.loop import DivergedError, Loop, Message, learning_rate, rows_of_step, train
 from pipeline.training.step import (
@@ -33,18 +32,6 @@ from pipeline.training.step import (
 )
 
 CUTS = [(8, 1), (4, 2), (2, 4), (1, 8)]
-VARIANTS: dict[str, list[tuple[dict[str, Any], float]]] = {
-    "precision": [
-        ({"precision": "bf16"}, 2e-3),
-        ({"precision": "fp16"}, 1e-3),
-    ],
-    "accumulation": [({"micro_batch_size": 2, "accumulation_steps": 4}, 1e-5)],
-    "checkpointing": [
-        ({"checkpointing": "every_layer"}, 1e-6),
-        ({"checkpointing": "every_2_layers"}, 1e-6),
-    ],
-}
-"""For each technique, settings that activate it, and the relative tolerance of its losses against the baseline's."""
 
 
 def run(experiment: Experiment) -> list[StepRecord]:
@@ -83,30 +70,6 @@ def test_padded_micro_batches_have_different_numbers_of_targets(short_documents:
     assert len(counts) > 1
 
 
-def test_every_technique_has_variants_here() -> None:
-    assert set(VARIANTS) == set(TECHNIQUES)
-
-
-@pytest.mark.parametrize("model", ["gpt2-nano", "encoder_stack"])
-@pytest.mark.parametrize("technique", TECHNIQUES)
-def test_a_technique_has_the_losses_of_the_baseline(technique: str, model: str) -> None:
-    baseline = losses(tiny(**with_corpus_of(model)))
-    assert baseline[-1] < baseline[0]
-    for settings, tolerance in VARIANTS[technique]:
-        assert losses(tiny(**with_corpus_of(model), **settings)) == pytest.approx(baseline, rel=tolerance)
-
-
-@pytest.mark.parametrize("model", ["gpt2-nano", "encoder_stack"])
-@pytest.mark.parametrize("policy", ["every_layer", "every_2_layers"])
-def test_checkpointing_with_dropout_has_the_same_losses(model: str, policy: str) -> None:
-    settings = {**with_corpus_of(model), "causal_lm__dropout": 0.2, "encoder_stack__dropout": 0.2}
-    plain, checkpointed = run(tiny(**settings)), run(tiny(**settings, checkpointing=policy))
-    without = run(tiny(**with_corpus_of(model)))
-    assert [r.loss for r in plain] != [r.loss for r in without], "dropout is not active"
-    assert [r.loss for r in checkpointed] == pytest.approx([r.loss for r in plain], rel=1e-6)
-    assert [r.grad_norm for r in checkpointed] == pytest.approx([r.grad_norm for r in plain], rel=1e-5)
-
-
 @pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano", "qwen3-nano", "encoder_stack"])
 @pytest.mark.parametrize(
     ("policy", "recomputed"), [("none", 0), ("every_layer", 4), ("every_2_layers", 2), ("every_3_layers", 2)]
@@ -125,16 +88,6 @@ def test_checkpointing_recomputes_the_blocks_of_its_policy(model: str, policy: s
     finished = messages[-1]
     assert isinstance(finished, Finished)
     assert finished.block_forwards_per_step == 2 * (4 + recomputed)
-
-
-@pytest.mark.parametrize("technique", TECHNIQUES)
-def test_every_parameter_gets_a_gradient(technique: str) -> None:
-    for settings, _ in VARIANTS[technique]:
-        experiment = tiny(**settings)
-        step, window = step_and_window(experiment)
-        backpropagate(step, window.batches, window.num_targets)
-        missing = [name for name, p in step.trainable.module.named_parameters() if p.grad is None]
-        assert not missing
 
 
 def step_and_window(experiment: Experiment) -> tuple[Any, Window]:
@@ -175,16 +128,6 @@ def test_contexts_of_several_techniques_are_all_entered() -> None:
 def test_techniques_are_sorted_by_stage_and_name() -> None:
     stages = [(technique.stage, type(technique).__name__) for technique in tiny().techniques]
     assert stages == sorted(stages)
-
-
-@pytest.mark.parametrize("technique", TECHNIQUES)
-def test_a_technique_is_active_with_these_settings_and_declares_its_mathematics(technique: str) -> None:
-    kind = TECHNIQUES[technique]
-    assert not any(each.active for each in tiny().techniques)
-    for settings, tolerance in VARIANTS[technique]:
-        [active] = [each for each in tiny(**settings).techniques if each.active]
-        assert type(active) is kind
-        assert (active.mathematics is Mathematics.EXACT) == (tolerance <= 1e-5)
 
 
 def test_techniques_may_be_applied_in_any_order() -> None:

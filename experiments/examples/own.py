@@ -31,6 +31,10 @@ class Decoder(nn.Module):
         logits_BTV: Tensor = self.head(x_BTC)
         return logits_BTV
 
+    def get_output_embeddings(self) -> nn.Linear:
+        """Return the head, as transformers' models do: the loss may then be computed without all logits."""
+        return self.head
+
 
 def build_model(vocabulary_size: int) -> nn.Module:
     """Return the model for the corpus's vocabulary; the loss over its logits is Headroom's."""

@@ -49,6 +49,18 @@ class Hardware:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Head:
+    """The last layer of a language model, which can be computed apart from the rest: hidden states -> logits."""
+
+    layer: nn.Linear
+    """Its weight is [V, C]; it may be shared with the embedding."""
+    logits: Callable[[nn.Module, Batch], Tensor]
+    """(module, batch) -> logits of the whole model, [B, T, V]."""
+    soft_cap: float | None = None
+    """The s of logits = s x tanh(product / s), if the model caps them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trainable:
     """A model with its layers and its loss."""
 
@@ -57,6 +69,8 @@ class Trainable:
     """The identical blocks, in forward order: the units of activation checkpointing."""
     loss: Callable[[nn.Module, Batch, int], Tensor]
     """(module, batch, number of targets in the whole window) -> the batch's summed loss divided by that number."""
+    head: Head | None = None
+    """The head, if the loss is the cross-entropy of its logits; None if it is another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +89,10 @@ class Description:
     """Whether a corpus must be tokenized with that tokenizer."""
     width: int | None
     """Channels of its layers, if known."""
+    activation: str | None = None
+    """transformers' name of the activation function of its layers, if they have one of them."""
+    num_layers: int | None = None
+    """Number of its layers, which are identical and which its family's setting `num_layers` sets; None if unknown."""
 
 
 class Model(Settings, ABC):
@@ -95,6 +113,19 @@ class Model(Settings, ABC):
     @abstractmethod
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return model `name` in float32 on the CPU; `vocabulary_size` is the corpus's, 0 for a corpus of vectors."""
+
+    def attention_implementations(self, name: str) -> tuple[str, ...]:
+        """Return transformers' names of the implementations of attention that model `name` can be set to: here none."""
+        del name
+        return ()
+
+    def inseparable_head(self, name: str, *, soft_cap: bool) -> str | None:
+        """Return why the head of model `name` cannot be computed apart from the rest of it, or None if it can.
+
+        `soft_cap` says whether what computes it can cap the logits.
+        """
+        del soft_cap
+        return f"the loss of {name} is its own, and not the cross-entropy of a head's logits"
 
 
 class Sequences(ABC):

@@ -1,17 +1,20 @@
 """What a technique is: settings, and a function from Step to Step."""
 
+import ast
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
+from types import ModuleType
 from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pipeline.base.contracts import Hardware, Settings, Trainable
+from pipeline.base.contracts import Hardware, Model, Settings, Trainable
 
 Context = Callable[[], AbstractContextManager[object]]
 """Makes a context manager."""
@@ -50,6 +53,13 @@ class Step:
         return replace(self, run_context=_stacked(self.run_context, context))
 
 
+def source_of(module: ModuleType) -> str:
+    """Return the source of a module without its first docstring, for an export."""
+    lines = inspect.getsource(module).splitlines()
+    [docstring, *_] = ast.parse(inspect.getsource(module)).body
+    return "\n".join(lines[docstring.end_lineno :]).strip()
+
+
 def _stacked(*contexts: Context) -> Context:
     """Return a context that enters all of these, the first one outermost."""
 
@@ -73,6 +83,11 @@ class Mathematics(StrEnum):
     DIFFERENT = "different"
     """Another training: other formulas, or other trained parameters."""
 
+    def includes(self, other: "Mathematics") -> bool:
+        """Whether a training that differs as much as `other` differs at most as much as this."""
+        order = list(Mathematics)
+        return order.index(other) <= order.index(self)
+
 
 class Stage(IntEnum):
     """The order in which techniques are applied, by what they change."""
@@ -84,6 +99,8 @@ class Stage(IntEnum):
     RECOMPUTATION = 5
     COMPILE = 6
     OPTIMIZER = 7
+    UPDATE = 8
+    """When the optimizer updates, whichever it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,16 +110,26 @@ class Exported:
     code: str = ""
     """Python source for the top level of the file: imports, functions, classes."""
     prepare: str = ""
-    """Python statements that change `model` in place, before its optimizer is made."""
+    """Python statements that change `model` in place, before its optimizer is made.
+
+    `{layers}` stands for an expression for the names of its layers.
+    """
     optimizer: str = "{optimizer}"
     """A Python expression for the optimizer of `model`.
 
     `{optimizer}` stands for the expression without the technique, `{learning_rate}` and `{weight_decay}` for numbers.
     """
+    loss: str = ""
+    """A Python expression for the summed loss of `model` on `ids_BT` and `labels_BT`, in the plain script."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the framework's own: of TrainingArguments or Lightning's Trainer, keys of the JSON or YAML file."""
     notes: tuple[str, ...] = ()
     """What a user of the files needs to know, a sentence each."""
+
+    @property
+    def needs_python(self) -> bool:
+        """Whether a file without code, such as JSON, cannot express it."""
+        return bool(self.code or self.prepare or self.optimizer != "{optimizer}")
 
 
 class Technique(Settings, ABC):
@@ -124,6 +151,14 @@ class Technique(Settings, ABC):
         """Whether the technique has any effect with these settings: by default, where one differs from its default."""
         return self != type(self)()
 
+    @property
+    def layer_period(self) -> int | None:
+        """The number of layers after which what it does to layers repeats; None if it does not repeat.
+
+        A technique outside the package counts as not repeating unless it overrides this.
+        """
+        return 1
+
     def resolved(self) -> Self:
         """Return a copy in which every derived setting has its value.
 
@@ -133,9 +168,22 @@ class Technique(Settings, ABC):
         """
         return self
 
+    @property
+    def size_thresholds(self) -> tuple[float, ...]:
+        """Sizes in bytes from which on it treats a tensor in another way: no prediction is extrapolated across one."""
+        return ()
+
     def unsupported(self, hardware: Hardware) -> str | None:
         """Return why `hardware` does not support it with these settings, or None if it does."""
         del hardware
+        return None
+
+    def unsuited(self, model: Model, name: str) -> str | None:
+        """Return why it cannot train model `name` of the family `model`, or None if it can.
+
+        The message states rule, value and remedy.
+        """
+        del model, name
         return None
 
     def conflict(self, settings: Any) -> str | None:
@@ -144,6 +192,11 @@ class Technique(Settings, ABC):
         The message states rule, value and remedy; `settings` has all settings of the run by name, as attributes.
         """
         del settings
+        return None
+
+    @property
+    def not_predicted(self) -> str | None:
+        """What a prediction of memory does not see with these settings; None if it sees everything."""
         return None
 
     @classmethod

@@ -1,5 +1,6 @@
 """Experiment: the settings of one run, completed and checked before anything runs."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,7 +48,7 @@ class Experiment:
     @cached_property
     def techniques(self) -> tuple[Technique, ...]:
         """Every technique with its settings, in the order in which they are applied; not all are active."""
-        return _techniques(self.settings)
+        return tuple(made.technique for made in _made(self.settings))
 
     @property
     def model(self) -> Model:
@@ -82,6 +83,11 @@ class Experiment:
         return {name: value for technique in self.techniques for name, value in technique.environment().items()}
 
     @property
+    def not_predicted(self) -> tuple[str, ...]:
+        """What a prediction of its memory does not see, a sentence for each technique."""
+        return tuple(sentence for each in self.techniques if (sentence := each.not_predicted) is not None)
+
+    @property
     def budget_bytes(self) -> int | None:
         """The memory budget in bytes, if there is one."""
         budget = self.settings.budget
@@ -90,10 +96,13 @@ class Experiment:
     def unsupported(self, hardware: Hardware | None = None) -> str | None:
         """Return why it cannot run on `hardware` (by default its own device), or None if it can.
 
-        Either the hardware does not support a technique, or a technique cannot be combined with other settings.
+        Either a technique cannot be combined with other settings, or the hardware or the model does not support it.
         """
         hardware = hardware or hardware_of(self.device)
-        reasons = (each.conflict(self.settings) or each.unsupported(hardware) for each in self.techniques)
+        reasons = (
+            each.conflict(self.settings) or each.unsupported(hardware) or each.unsuited(self.model, self.settings.model)
+            for each in self.techniques
+        )
         return next((reason for reason in reasons if reason), None)
 
     def prepare(self) -> Prepared:
@@ -128,6 +137,17 @@ class Experiment:
             changes[_family(self.settings.model)] = self.model.model_copy(update={"pretrained": False})
         return Experiment(self.settings.model_copy(update=changes))
 
+    def with_layers(self, num_layers: int) -> "Experiment":
+        """Return the same run of a model with another number of layers."""
+        other = self.model.model_copy(update={"num_layers": num_layers})
+        return Experiment(self.settings.model_copy(update={_family(self.settings.model): other}))
+
+    @property
+    def layer_period(self) -> int | None:
+        """The number of layers after which the layers repeat; None if they do not, or that is not known."""
+        periods = [_layer_period(technique) for technique in self.techniques if technique.active]
+        return None if None in periods else math.lcm(*(period for period in periods if period))
+
     def params(self) -> dict[str, Any]:
         """Return every setting that the run uses by its dotted name, and digests of the user's code that it uses."""
         digests = [digest(name) for name in (self.settings.model, self.settings.corpus) if is_function_name(name)]
@@ -153,21 +173,57 @@ def make_experiment(values: Mapping[str, Any], entry: str) -> Experiment:
         InvalidInputError: a setting is unknown or out of range, contradicts another, or names an absent device.
 
     """
-    settings = validate(AllSettings, values, entry)
-    device = find_device(settings.device)
-    model = AUTO_MODEL[device.type] if settings.model == "auto" else settings.model
-    derived: dict[str, Any] = {"device": str(device), "model": model}
-    for technique in _techniques(settings):
-        derived |= technique.resolved().model_dump()
-    experiment = Experiment(settings.model_copy(update=derived))
-    _check_settings(experiment)
+    experiment = completed(validate(AllSettings, values, entry))
+    check_settings(experiment)
     return experiment
 
 
-def _techniques(settings: RunSettings) -> tuple[Technique, ...]:
+def completed(settings: RunSettings) -> Experiment:
+    """Return the Experiment with validated settings, every derived one with its value; check_settings() checks it.
+
+    Raises:
+        InvalidInputError: settings of a technique contradict each other, or the device is absent.
+
+    """
+    device = find_device(settings.device)
+    model = AUTO_MODEL[device.type] if settings.model == "auto" else settings.model
+    derived: dict[str, Any] = {"device": str(device), "model": model}
+    for made in _made(settings):
+        derived |= made.resolved
+    return Experiment(settings.model_copy(update=derived))
+
+
+def _layer_period(technique: Technique) -> int | None:
+    is_declared = type(technique).layer_period is not Technique.layer_period
+    return technique.layer_period if is_declared or not is_user_technique(technique) else None
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A technique with its settings."""
+
+    technique: Technique
+
+    @cached_property
+    def resolved(self) -> dict[str, Any]:
+        """Its settings, with every derived one."""
+        return self.technique.resolved().model_dump()
+
+
+_MADE: dict[tuple[type[Technique], str], _Made] = {}
+"""Techniques by their class and the values of their settings: a space has few of each, and many combinations."""
+
+
+def _made(settings: RunSettings) -> list[_Made]:
     """Return every technique with its settings, sorted by stage and name."""
-    ordered = sorted(TECHNIQUES.items(), key=lambda item: (item[1].stage, item[0]))
-    return tuple(kind(**{name: getattr(settings, name) for name in kind.model_fields}) for _, kind in ordered)
+    made = []
+    for _, kind in sorted(TECHNIQUES.items(), key=lambda item: (item[1].stage, item[0])):
+        values = {name: getattr(settings, name) for name in kind.model_fields}
+        key = kind, repr(values)
+        if key not in _MADE:
+            _MADE[key] = _Made(kind(**values))
+        made.append(_MADE[key])
+    return made
 
 
 def _family(name: str) -> str:
@@ -197,7 +253,8 @@ def _corpus(name: str) -> str:
     )
 
 
-def _check_settings(experiment: Experiment) -> None:
+def check_settings(experiment: Experiment) -> None:
+    """Raise InvalidInputError if settings of a run, its model and its corpus contradict each other."""
     settings = experiment.settings
     _corpus(settings.corpus)
     longest = experiment.description.max_sequence_length

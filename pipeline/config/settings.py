@@ -4,6 +4,7 @@ import difflib
 import inspect
 import pkgutil
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -104,6 +105,12 @@ def _all_settings() -> type[RunSettings]:
 
 AllSettings = _all_settings()
 """RunSettings with the settings of every technique, model and corpus: everything that an Experiment takes."""
+
+
+@cache
+def default_values() -> dict[str, Any]:
+    """Return the default of every setting, by its dotted name."""
+    return dict(dotted(AllSettings().model_dump()))
 
 
 def validate(kind: type[SettingsClass], values: Mapping[str, Any], entry: str) -> SettingsClass:

@@ -1,7 +1,8 @@
 """A space of configurations: every combination of the values of its dimensions."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from pydantic import Field
 
 from pipeline.base.contracts import Hardware, Settings
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.technique import Mathematics
 from pipeline.config.experiment import check_setting_name
 from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings, dotted, validate
 
@@ -17,6 +19,11 @@ Value = str | int | float | bool | None
 """A value of a dimension, as YAML and the type of its setting read it."""
 Choice = dict[str, Value]
 """One configuration: a value for each dimension, by its setting's dotted name."""
+Refusals = Mapping[str, int]
+"""Why configurations are not in a space, and how many for each reason, the most frequent first."""
+
+NUM_REASONS = 12
+"""Reasons that are written out."""
 
 
 class SpaceSettings(Settings):
@@ -24,6 +31,8 @@ class SpaceSettings(Settings):
 
     space: dict[str, list[Value] | Literal["divisors", "auto"]] = Field(default={}, min_length=1, validate_default=True)
     """Values to try of each setting, by dotted name; divisors: of effective_batch_size; auto: chosen for the device."""
+    mathematics: Mathematics = Mathematics.ROUNDING
+    """How far values of the space may change the training: exact, rounding (other round-off as well) or different."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +50,18 @@ class Space:
         combinations = itertools.product(*self.dimensions.values())
         return [dict(zip(names, values, strict=True)) for values in combinations if values not in excluded]
 
-    def without(self, unsupported: Callable[[Choice], str | None]) -> tuple["Space", tuple[str, ...]]:
-        """Return the space without the unsupported configurations, and each reason once.
+    def without(self, refused: Callable[[Choice], str | None]) -> tuple["Space", Refusals]:
+        """Return the space without the refused configurations, and how many were refused for each reason.
 
         Raises:
             InvalidInputError: no configuration is left.
 
         """
-        reasons = [(choice, unsupported(choice)) for choice in self.choices]
+        reasons = [(choice, refused(choice)) for choice in self.choices]
         supported = [choice for choice, reason in reasons if reason is None]
-        found = tuple(dict.fromkeys(reason for _, reason in reasons if reason is not None))
+        found = dict(Counter(reason for _, reason in reasons if reason is not None).most_common())
         if not supported:
-            raise InvalidInputError(f"{'; '.join(found)}; no configuration is left; give the space other values")
+            raise InvalidInputError(nothing_left(found))
         left = {name: {choice[name] for choice in supported} for name in self.dimensions}
         dimensions = {
             name: tuple(value for value in values if value in left[name]) for name, values in self.dimensions.items()
@@ -60,6 +69,32 @@ class Space:
         kept = {tuple(choice.values()) for choice in supported}
         excluded = [choice for choice in Space(dimensions).choices if tuple(choice.values()) not in kept]
         return Space(dimensions, tuple(excluded)), found
+
+
+def nothing_left(reasons: Iterable[str]) -> str:
+    """Return the message for a space whose configurations are all refused."""
+    return f"{'; '.join(itertools.islice(reasons, NUM_REASONS))}; no configuration is left; give the space other values"
+
+
+def sentences(refusals: Refusals) -> tuple[str, ...]:
+    """Return a sentence for each reason, with its number of configurations; the rarest reasons share one."""
+    shown = [f"left out of the space: {_counted(count)}: {reason}" for reason, count in refusals.items()]
+    if len(shown) <= NUM_REASONS:
+        return tuple(shown)
+    others = list(refusals.values())[NUM_REASONS - 1 :]
+    return (
+        *shown[: NUM_REASONS - 1],
+        f"left out of the space: {_counted(sum(others))} for {len(others)} further reasons",
+    )
+
+
+def _counted(count: int) -> str:
+    return f"{count:,} configuration{'s' if count > 1 else ''}"
+
+
+def default_space(values: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of an entry point's YAML, without its space if the user has given one."""
+    return {name: value for name, value in values.items() if name != "space" or "space" not in given}
 
 
 def read_space(

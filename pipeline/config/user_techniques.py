@@ -3,7 +3,7 @@
 The environment variable HEADROOM_TECHNIQUES names their modules, separated by commas, each with one subclass of
 Technique. Modules are found on Python's path and in the current folder:
 
-    HEADROOM_TECHNIQUES=my_techniques.eight_bit,optimizer_in_backward headroom search ...
+    HEADROOM_TECHNIQUES=my_techniques.eight_bit,recomputed_mlp headroom search ...
 
 The variable is read when Headroom is imported; worker processes inherit it.
 """

@@ -1,17 +1,16 @@
 """The values that the files for every framework are written from."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from pipeline.base.errors import InvalidInputError
-from pipeline.base.technique import Exported, Mathematics, Stage, Technique
+from pipeline.base.technique import Exported, Mathematics, Stage, Technique, source_of
 from pipeline.base.tokenizing import token_folder
 from pipeline.config.experiment import Experiment
+from pipeline.config.layers import layer_names
+from pipeline.memory import attention_saved, offloading
 from pipeline.models.causal_lm import CausalLm
 from pipeline.techniques.accumulation import Accumulation
 from pipeline.techniques.checkpointing import Checkpointing
@@ -42,9 +41,13 @@ class Facts:
     """fp32, tf32, fp16 or bf16."""
     initial_loss_scale: float
     every_n_layers: int | None
-    """The n of the checkpointed layers 0, n, 2n, ...; None without checkpointing."""
-    checkpointed: str | None
-    """The names of those layers, as a Python expression."""
+    """The n of the checkpointed layers 0, n, 2n, ...; None without checkpointing, or with another policy."""
+    checkpointing: str
+    """The value of the setting."""
+    checkpointed: tuple[tuple[str, str], ...]
+    """For each policy but `none`, and in their order: its name, and the names of its layers as a Python expression."""
+    layers: str
+    """The names of all layers, likewise."""
     learning_rate: float
     """After warm-up, with learning_rate_scaling applied."""
     warmup_steps: int
@@ -71,6 +74,8 @@ class Facts:
     """Whether one of them changes the optimizer, which is AdamW otherwise."""
     exported: tuple[Exported, ...] = ()
     """What those techniques add to the files of one framework."""
+    in_python: tuple[str, ...] = ()
+    """Those of them that only Python code can express, as `setting=value`."""
     missing: tuple[str, ...] = ()
     """A sentence for each technique that the files of one framework cannot express."""
 
@@ -97,20 +102,44 @@ class Facts:
     @property
     def summary(self) -> str:
         """The configuration in one line."""
-        policies = {None: "no checkpointing", 1: "every layer checkpointed"}
-        policy = policies.get(self.every_n_layers, f"one of every {self.every_n_layers} layers checkpointed")
+        policies = {"none": "no checkpointing", "every_layer": "every layer checkpointed"}
+        every = f"one of every {self.every_n_layers} layers checkpointed"
+        other = every if self.every_n_layers else f"checkpointing={self.checkpointing}"
+        policy = policies.get(self.checkpointing, other)
         cut = f"micro-batches of {self.micro_batch_size} sequences x {self.accumulation_steps} accumulation steps"
         return ", ".join([self.model, cut, self.precision, policy, *self.others])
 
     @property
     def has_prepare(self) -> bool:
         """Whether the model has to be changed before its optimizer is made."""
-        return self.checkpointed is not None or any(each.prepare for each in self.exported)
+        return bool(self.checkpointed) or any(each.prepare for each in self.exported)
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The checkpointing policies that occur."""
+        return tuple(policy for policy, _ in self.checkpointed)
+
+    @property
+    def recomputation_code(self) -> str:
+        """Source for the top level of a file that checkpoints the layers, as Headroom does."""
+        modules = {"attention_saved": attention_saved, "offloaded": offloading}
+        sources = [source_of(module) for policy, module in modules.items() if policy in self.policies]
+        known = {each.code for each in self.exported}
+        return "\n\n\n".join(source for source in sources if source not in known)
+
+    def prepared(self, code: str) -> str:
+        """Return statements of a technique with the names of the model's layers in them."""
+        return code.replace("{layers}", self.layers)
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Arguments of the framework that techniques add."""
         return {name: value for each in self.exported for name, value in each.arguments.items()}
+
+    @property
+    def loss(self) -> str | None:
+        """A Python expression for the summed loss, if a technique replaces it."""
+        return next((each.loss for each in self.exported if each.loss), None)
 
     def optimizer(self, fused: bool) -> str:
         """Return a Python expression for the optimizer of `model`."""
@@ -136,7 +165,8 @@ def facts_of(experiment: Experiment) -> Facts:
     """
     settings: Any = experiment.settings
     prepared = experiment.read_corpus()
-    every = next(each.every_n_layers for each in experiment.techniques if isinstance(each, Checkpointing))
+    checkpointing = next(each for each in experiment.techniques if isinstance(each, Checkpointing))
+    names = layer_names(experiment, prepared.vocabulary_size)
     tokens = token_folder(prepared.digest) / "train.tokens.npy"
     others = _others(experiment, IN_FACTS)
     return Facts(
@@ -145,8 +175,10 @@ def facts_of(experiment: Experiment) -> Facts:
         effective_batch_size=experiment.effective_batch_size,
         precision=settings.precision,
         initial_loss_scale=settings.initial_loss_scale,
-        every_n_layers=every,
-        checkpointed=None if every is None else _names(experiment, prepared.vocabulary_size, every),
+        every_n_layers=checkpointing.every_n_layers,
+        checkpointing=checkpointing.checkpointing,
+        checkpointed=_by_policy(names, checkpointing.by_layer(len(names))),
+        layers=_expression(names, range(len(names))),
         learning_rate=highest_learning_rate(settings, experiment.effective_batch_size),
         warmup_steps=settings.learning_rate_warmup_steps,
         schedule=settings.learning_rate_schedule,
@@ -163,7 +195,7 @@ def facts_of(experiment: Experiment) -> Facts:
         tokens=tokens if tokens.exists() else None,
         environment=experiment.environment,
         others=tuple(_settings_text(technique) for technique in others),
-        replaces_optimizer=any(technique.stage is Stage.OPTIMIZER for technique in others),
+        replaces_optimizer=any(technique.stage >= Stage.OPTIMIZER for technique in others),
     )
 
 
@@ -176,8 +208,9 @@ def facts_for(facts: Facts, experiment: Experiment, target: str, known: tuple[ty
         for technique, exported in exports.items()
         if exported is None
     ]
-    exported = tuple(exported for exported in exports.values() if exported is not None)
-    return replace(facts, exported=exported, missing=tuple(missing))
+    found = {technique: exported for technique, exported in exports.items() if exported is not None}
+    in_python = [_settings_text(technique) for technique, exported in found.items() if exported.needs_python]
+    return replace(facts, exported=tuple(found.values()), in_python=tuple(in_python), missing=tuple(missing))
 
 
 def _others(experiment: Experiment, known: tuple[type[Technique], ...]) -> list[Technique]:
@@ -219,17 +252,18 @@ def _configuration(experiment: Experiment, vocabulary_size: int) -> dict[str, An
     return values
 
 
-def _names(experiment: Experiment, vocabulary_size: int, every: int) -> str:
-    """Return a Python expression for the names of the checkpointed layers."""
-    plain = experiment.with_random_weights("cpu")
-    try:
-        with torch.device("meta"):
-            trainable = plain.model.build(plain.settings.model, vocabulary_size)
-    except InvalidInputError:  # a model that cannot be built without real tensors
-        trainable = plain.model.build(plain.settings.model, vocabulary_size)
-    names = {module: name for name, module in trainable.module.named_modules()}
-    layers = [names[layer] for layer in trainable.layers]
-    prefix = layers[0].removesuffix("0")
-    if layers == [f"{prefix}{index}" for index in range(len(layers))]:
-        return f'[f"{prefix}{{index}}" for index in range(0, {len(layers)}, {every})]'
-    return literal(layers[::every])
+def _by_policy(names: Sequence[str], policies: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return each policy but `none` with a Python expression for the names of its layers."""
+    numbers = {policy: [n for n, each in enumerate(policies) if each == policy] for policy in dict.fromkeys(policies)}
+    return tuple((policy, _expression(names, found)) for policy, found in numbers.items() if policy != "none")
+
+
+def _expression(names: Sequence[str], numbers: Sequence[int]) -> str:
+    """Return a Python expression for the names of the layers with these numbers."""
+    prefix = names[0].removesuffix("0")
+    step = numbers[1] - numbers[0] if len(numbers) > 1 else len(names)
+    end = len(names) if numbers[-1] + step >= len(names) else numbers[-1] + 1
+    regular = range(numbers[0], end, step)
+    if list(names) == [f"{prefix}{index}" for index in range(len(names))] and list(regular) == list(numbers):
+        return f'[f"{prefix}{{index}}" for index in range({numbers[0]}, {end}, {step})]'
+    return literal([names[number] for number in numbers])

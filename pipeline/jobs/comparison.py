@@ -10,6 +10,7 @@ from rich.status import Status
 
 from pipeline.base.results import Result, StepRecord
 from pipeline.config.variants import Comparison, EntryPoint, Variant
+from pipeline.jobs.policies import with_policies
 from pipeline.report.sections import check_sections
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
@@ -26,6 +27,7 @@ def measure(plan: EntryPoint, console: Console) -> int:
     """Run every variant of `plan`, print and log the report; return the exit code: 1 if none completed."""
     check_sections(plan.sections)
     check_shapes(variant.experiment for variant in plan.variants)
+    plan = with_policies(plan)
     first = next(plan.variants).experiment
     about = environment(first.device)
     with open_job(plan.entry, first.settings.model, first.settings.output) as job:

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from pipeline.base.contracts import Settings
 from pipeline.config.variants import load_single
+from pipeline.jobs.policies import with_policies
 
 
 class ExportSettings(Settings):
@@ -26,8 +27,8 @@ def export(settings: ExportSettings, console: Console) -> int:
     """
     from pipeline.export.write import export_files, write_files
 
-    [comparison] = load_single("export", settings.config, {}).comparisons
-    files = export_files(comparison.variants[0].experiment)
+    [variant] = with_policies(load_single("export", settings.config, {})).variants
+    files = export_files(variant.experiment)
     write_files(files, settings.output)
     console.print(f"written to {settings.output}: {', '.join(files)}", highlight=False, soft_wrap=True)
     return 0

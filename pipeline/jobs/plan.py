@@ -1,6 +1,7 @@
 """`headroom plan`: the predicted memory of every configuration on each card, and the one to start with."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -13,23 +14,37 @@ from rich.progress import track
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.technique import Mathematics
 from pipeline.base.units import MIB, parse_budget
+from pipeline.config.configurations import Configurations, why_refused
 from pipeline.config.entry_points import yaml_file
-from pipeline.config.experiment import AUTO_MODEL, Experiment, make_experiment
-from pipeline.config.settings import RunSettings, dotted, merged, nested, validate
-from pipeline.config.space import Choice, Space, SpaceSettings, read_space
+from pipeline.config.experiment import AUTO_MODEL, Experiment
+from pipeline.config.settings import AllSettings, RunSettings, dotted, merged, nested, validate
+from pipeline.config.space import (
+    Choice,
+    Refusals,
+    Space,
+    SpaceSettings,
+    default_space,
+    nothing_left,
+    read_space,
+    sentences,
+)
 from pipeline.config.variants import read_yaml
 from pipeline.memory.breakdown import Breakdown
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.cards import find_card, note_on
+from pipeline.prediction.checkpointing_policy import resolved_or_reason
+from pipeline.prediction.clipping import cost_of_clipping
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
+from pipeline.prediction.plan_reasons import reasons_for
 from pipeline.prediction.predict import Prediction, predict_each
+from pipeline.prediction.rates import cost_prior
+from pipeline.prediction.step_time import CostPrior, estimated
 from pipeline.prediction.trace_cache import cache_size
 from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
-
-HALF_FORMATS = ("fp16", "bf16")
 
 
 class PlanSettings(SpaceSettings):
@@ -37,8 +52,6 @@ class PlanSettings(SpaceSettings):
 
     gpu: str = "auto"
     """Cards to plan for, separated by commas: h100, rtx4090, t4, ...; cpu; auto: the device of this machine."""
-    expandable_segments: bool = False
-    """Whether the GPU's caching allocator is configured with expandable_segments:True."""
 
 
 def plan(given: Mapping[str, Any], console: Console) -> int:
@@ -76,6 +89,8 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
         _card_plan(target, budget, values, space, own, console)
         for target, (_, space) in zip(targets, spaces, strict=True)
     )
+    if not any(card.rows for card in cards):
+        raise InvalidInputError("\n".join(f"{card.card}: {nothing_left(card.skipped)}" for card in cards))
     if len(cards) == 1:
         _refuse_hopeless(cards[0], values["model"])
     return PlanFindings(
@@ -117,7 +132,7 @@ def log_plan(findings: PlanFindings, given: Mapping[str, Any], console: Console)
 
 def _read(given: Mapping[str, Any]) -> tuple[PlanSettings, dict[str, Any]]:
     """Return the settings of the plan and those of its configurations, from its YAML with the user's overrides."""
-    values = merged(nested(read_yaml(yaml_file("plan"))), given)
+    values = merged(nested(default_space(read_yaml(yaml_file("plan")), given)), given)
     own = {name: values.pop(name) for name in PlanSettings.model_fields if name in values}
     return validate(PlanSettings, own, "plan"), values
 
@@ -140,11 +155,12 @@ def _card_plan(
 ) -> CardPlan:
     """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
     budget_bytes = _budget_bytes(budget, target)
-    experiments, choices, skipped = _experiments(target, values, space)
+    experiments, choices, refusals = _experiments(target, values, space, budget_bytes, own.mathematics)
+    prior = cost_prior(target)
     rows: dict[int, PlannedRow] = {}
     breakdowns: dict[int, Breakdown] = {}
     unpredicted: dict[str, None] = {}
-    predictions = predict_each(experiments, target, expandable_segments=own.expandable_segments or None)
+    predictions = predict_each(experiments, target)
     with closing(predictions):
         shown = track(
             predictions,
@@ -159,43 +175,70 @@ def _card_plan(
             if isinstance(prediction, InvalidInputError):
                 unpredicted[str(prediction)] = None
                 continue
-            rows[number] = _row(choices[number], experiment, prediction, budget_bytes)
+            rows[number] = _row(choices[number], experiment, prediction, budget_bytes, prior)
             breakdowns[number] = prediction.breakdown
     if unpredicted and not rows:
         raise InvalidInputError("\n".join(unpredicted))
     ordered = tuple(rows[number] for number in sorted(rows))
-    note = note_on(target)
+    notes = [note_on(target), *dict.fromkeys(sentence for one in experiments for sentence in one.not_predicted)]
+    if True in space.dimensions.get("optimizer_in_backward", ()) or not any(row.fits for row in ordered):
+        peaks = [(experiments[number], row.peak_bytes) for number, row in rows.items()]
+        notes.append(cost_of_clipping(peaks, target, budget_bytes))
     card = CardPlan(
         card=target.name,
         budget_bytes=budget_bytes,
         rows=ordered,
-        skipped=(*skipped, *unpredicted),
+        skipped=(*sentences(refusals), *unpredicted),
         breakdown=None,
-        notes=(note,) if note else (),
+        notes=tuple(note for note in notes if note),
     )
     best = card.recommended or min(ordered, key=lambda row: row.peak_bytes, default=None)
-    return replace(card, breakdown=next((breakdowns[number] for number, row in rows.items() if row is best), None))
+    breakdown = next((breakdowns[number] for number, row in rows.items() if row is best), None)
+    return replace(card, breakdown=breakdown, reasons=_reasons(card, [breakdowns[number] for number in sorted(rows)]))
+
+
+def _reasons(card: CardPlan, breakdowns: list[Breakdown]) -> tuple[str, ...]:
+    """Return why the recommended configuration is not the default one; nothing if none is recommended."""
+    if card.recommended is None:
+        return ()
+    return reasons_for(card.recommended, card.rows, breakdowns, dict(dotted(AllSettings().model_dump())))
 
 
 def _experiments(
-    target: Hardware, values: Mapping[str, Any], space: Space
-) -> tuple[list[Experiment], list[Choice], tuple[str, ...]]:
-    """Return the experiments that the card can run, their choices, and the reasons that exclude the others."""
-    experiments, choices, reasons = [], [], dict[str, None]()
+    target: Hardware, values: Mapping[str, Any], space: Space, budget_bytes: int, mathematics: Mathematics
+) -> tuple[list[Experiment], list[Choice], Refusals]:
+    """Return the experiments of the space, their choices, and how many others were refused for each reason.
+
+    `budget_bytes` is that of `checkpointing=auto`.
+    """
+    configurations, refusals = Configurations(values, "plan"), Counter[str]()
+    experiments, choices = [], []
     for choice in space.choices:
-        experiment = make_experiment(merged(values, nested(choice)), "plan")
-        reason = experiment.unsupported(target)
+        experiment = configurations.experiment(choice)
+        reason = why_refused(experiment, choice, target, mathematics)
+        if reason is None:
+            reason, experiment = resolved_or_reason(experiment, target, budget_bytes)
         if reason is None:
             experiments.append(experiment)
-            choices.append(choice)
+            choices.append(_explicit(choice, experiment))
         else:
-            reasons[reason] = None
+            refusals[reason] += 1
     check_shapes(experiments)
-    return experiments, choices, tuple(reasons)
+    return experiments, choices, dict(refusals.most_common())
 
 
-def _row(choice: Choice, experiment: Experiment, prediction: Prediction, budget_bytes: int) -> PlannedRow:
+def _explicit(choice: Choice, experiment: Experiment) -> Choice:
+    """Return the choice with the policies of the experiment in place of `checkpointing=auto`."""
+    if choice.get("checkpointing") != "auto":
+        return choice
+    return {**choice, "checkpointing": experiment.settings.checkpointing}  # type: ignore[attr-defined]
+
+
+def _row(
+    choice: Choice, experiment: Experiment, prediction: Prediction, budget_bytes: int, prior: CostPrior
+) -> PlannedRow:
     settings: Any = experiment.settings
+    time = estimated(prediction, settings.accumulation_steps, prior)
     return PlannedRow(
         choice=choice,
         micro_batch_size=experiment.micro_batch_size,
@@ -204,9 +247,9 @@ def _row(choice: Choice, experiment: Experiment, prediction: Prediction, budget_
         peak_reserved_bytes=prediction.peak_reserved_bytes,
         peak_device_bytes=prediction.peak_device_bytes,
         fits=prediction.fits(budget_bytes),
-        flops=prediction.sequence_flops * experiment.effective_batch_size,
+        seconds=time.seconds,
+        deviation=time.deviation,
         tokens=experiment.effective_batch_size * settings.sequence_length,
-        is_16_bit=settings.precision in HALF_FORMATS,
     )
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from pipeline.base.results import Result
 from pipeline.config.experiment import Experiment
 from pipeline.config.variants import EntryPoint
+from pipeline.jobs.policies import with_policies
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import Summarize, run
@@ -28,9 +29,9 @@ QUESTION = "Where are the memory and the time of {name}?"
 
 def profiling(plan: EntryPoint, console: Console) -> int:
     """Profile the one configuration of `plan`, print and log the report; return the exit code: 1 if it failed."""
-    [variant] = plan.variants
+    check_shapes(variant.experiment for variant in plan.variants)
+    [variant] = with_policies(plan).variants
     experiment = variant.experiment
-    check_shapes([experiment])
     settings, about = experiment.settings, environment(experiment.device)
     with open_job(plan.entry, settings.model, settings.output) as job:
         job.params(experiment.params())

@@ -27,6 +27,7 @@ def _of_every_head(query: Tensor, *parts: Tensor) -> Iterator[torch.Size]:
 
 FORMULAS = {
     **flop_registry,
+    aten.addmm_: flop_registry[aten.addmm],
     aten._scaled_dot_product_cudnn_attention: _attention,
     aten._scaled_dot_product_cudnn_attention_backward: _attention_backward,
     aten._scaled_dot_product_efficient_attention: _attention,
@@ -37,8 +38,8 @@ FORMULAS = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     aten._grouped_mm: lambda a, b, *_, **__: 2 * a.shape.numel() * b.shape[-1],
 }
-"""The formulas of torch.utils.flop_counter, and those that some versions lack: attention on a CPU, attention in which
-heads share keys, and grouped matrix products."""
+"""The formulas of torch.utils.flop_counter, and those that some versions lack: products added in place, attention on a
+CPU, attention in which heads share keys, and grouped matrix products."""
 
 
 _counted: dict[tuple[Any, ...], int] = {}

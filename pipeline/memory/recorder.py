@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from pipeline.base.contracts import Trainable
 from pipeline.memory.gradient_sums import calibrate, in_backward, is_in_place_sum
 from pipeline.memory.inside import Buffer, InsideOf, nothing_inside
+from pipeline.memory.python_operators import IN_PYTHON
 from pipeline.memory.timeline import Lifetime, PhaseWork, Span, Timeline
 from pipeline.memory.work import WorkCounter
 
@@ -53,7 +54,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seconds: list[float] = []
         self._counter = WorkCounter()
         self._work: list[PhaseWork] = []
-        self._step, self._loading = 0, True
+        self._step, self._loading, self._in_forward = 0, True, False
         self._spans: list[Span] = [Span(step=0, phase="load", begin=0)]
         self._modules: list[str] = []
         self._layers: tuple[str, ...] = ()
@@ -88,7 +89,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._work.append(PhaseWork(step=step, phase=phase, work=self._counter.take()))
         if phase in ("backward", "optimizer"):
             self._categorize()
-        self._loading = False
+        self._loading = self._in_forward = False
         if phase == "optimizer":
             self._step = step + 1
 
@@ -111,6 +112,9 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is GET_DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         kwargs = kwargs or {}
+        if func in IN_PYTHON:
+            with self:
+                return IN_PYTHON[func](args)
         inside, buffers = self._inside_of(func, args), dict[Buffer, int]()
         self._follow(inside.before, func, buffers)
         in_place = inside.in_place or is_in_place_sum(func, args)
@@ -119,9 +123,11 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if in_place:
             self._pass_on(args[0], result)
         tensors = (result,) if isinstance(result, Tensor) else tree_leaves(result)
-        for tensor in reversed(tensors) if inside.results_reversed else tensors:
+        order = range(len(tensors))
+        for number in reversed(order) if inside.results_reversed else order:
+            tensor = tensors[number]
             if isinstance(tensor, Tensor) and tensor.device.type == self._device_type:
-                self._note(tensor, func, inside.result_bytes)
+                self._note(tensor, func, inside.result_bytes, _source(args, result, number))
         self._follow(inside.after, func, buffers)
         return result
 
@@ -144,11 +150,20 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del self._guards[key]
             self._guard(result.untyped_storage(), number)
 
-    def _note(self, tensor: Tensor, func: Any, num_bytes: int | None) -> None:
+    def _note(self, tensor: Tensor, func: Any, num_bytes: int | None, source: object) -> None:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._by_storage:
             size = storage.nbytes() if num_bytes is None else num_bytes
-            self._guard(storage, self._begin(size, tuple(tensor.shape), tensor.dtype, _name(func)))
+            if size:
+                number = self._begin(size, tuple(tensor.shape), tensor.dtype, _name(func))
+                if self._lifetimes[number].module == "optimizer":
+                    self._lifetimes[number].module = self._owner(source)
+                self._guard(storage, number)
+
+    def _owner(self, source: object) -> str:
+        """Return the module of the gradient that the optimizer's phase computes from, for its norm for example."""
+        number = self._by_storage.get(source.untyped_storage()._cdata) if isinstance(source, Tensor) else None
+        return "optimizer" if number is None else self._lifetimes[number].module
 
     def _guard(self, storage: torch.UntypedStorage, number: int) -> None:
         """Record the release of a storage as the end of lifetime `number`."""
@@ -183,7 +198,9 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return "load"
         if in_backward():
             return "backward"
-        return "forward" if self._modules or torch.is_grad_enabled() else "optimizer"
+        if self._modules or torch.is_grad_enabled():
+            self._in_forward = True  # up to its end: a loss that computes its own gradients records no graph
+        return "forward" if self._in_forward else "optimizer"
 
     def _record(self, event: int) -> None:
         self._events.append(event)
@@ -240,6 +257,14 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             number = self._by_storage.get(value.untyped_storage()._cdata)
             if number is not None:
                 self._lifetimes[number].category, self._lifetimes[number].module = category, owner
+
+
+def _source(args: tuple[Any, ...], result: Any, number: int) -> object:
+    """Return the argument from which the result `number` was computed: of an operator on lists, one of its parts."""
+    first = args[0] if args else None
+    if isinstance(first, list | tuple) and isinstance(result, list | tuple) and len(first) == len(result):
+        return first[number]
+    return first
 
 
 def _name(operator: Any) -> str:

@@ -1,5 +1,6 @@
 """Replay of a timeline on the simulated caching allocator."""
 
+import zlib
 from array import array
 from dataclasses import dataclass
 from typing import Self
@@ -23,12 +24,11 @@ class AllocatorPeaks:
 
 @dataclass(frozen=True)
 class Requests:
-    """The allocations and frees of a timeline, in a compact form that is replayed fast."""
+    """The allocations and frees of a timeline, compressed: thousands of them wait in one process."""
 
-    sizes: "array[int]"
-    """Bytes of each storage."""
-    events: "array[int]"
-    """n for the allocation of storage n, -1 - n for its release."""
+    content: bytes
+    """The bytes of each storage and the events (n: allocation of storage n, -1 - n: its release), compressed arrays."""
+    num_storages: int
     last_step: int
     """Index of the first event of the last optimizer step."""
     num_repeats: int
@@ -40,8 +40,8 @@ class Requests:
         step = max(span.step for span in timeline.spans if span.phase in ("backward", "load"))
         begin = next(span.begin for span in timeline.spans if span.step == step)
         return cls(
-            array("q", [lifetime.num_bytes for lifetime in timeline.lifetimes]),
-            array("q", timeline.events),
+            zlib.compress(array("q", [*(one.num_bytes for one in timeline.lifetimes), *timeline.events]), level=1),
+            len(timeline.lifetimes),
             last_step=begin,
             num_repeats=max(0, num_steps - step - 1) if _is_repeatable(timeline, begin) else 0,
         )
@@ -54,10 +54,12 @@ class Requests:
         """
         allocator = CachingAllocator(cap_bytes=cap_bytes, expandable_segments=expandable_segments)
         live: dict[int, Block] = {}
-        _serve(self.events, self.sizes, allocator, live)
+        content = array("q", zlib.decompress(self.content))
+        sizes, events = content[: self.num_storages], content[self.num_storages :]
+        _serve(events, sizes, allocator, live)
         for _ in range(self.num_repeats):
             before = peaks_of(allocator)
-            _serve(self.events[self.last_step :], self.sizes, allocator, live)
+            _serve(events[self.last_step :], sizes, allocator, live)
             if peaks_of(allocator) == before:
                 break
         return peaks_of(allocator)

@@ -31,6 +31,8 @@ LOOKED_UP = {
     aten.nll_loss_backward: 1,
 }
 """The argument of which an operator reads only what its indices name: no more than it writes."""
+SCATTERED = (aten.scatter_add_.default,)
+"""Operators that change of their first argument only what their indices name."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,9 @@ def num_bytes(value: Any) -> int:
 
 def _moved_bytes(operator: Any, args: tuple[Any, ...], result: Any) -> int:
     """Return the bytes that one call of an operator reads and writes."""
+    if operator in SCATTERED:
+        index, source = args[2:4]
+        return num_bytes(index) + 3 * num_bytes(source)  # read, added to what is read, written
     not_read, written = _not_read(operator), num_bytes(result)
     if not written:  # an operator on lists, which changes its arguments
         written = sum(num_bytes(args[number]) for number in _written(operator) if number < len(args))

@@ -1,15 +1,16 @@
 """Causal language models of transformers, by preset, local folder or hub name."""
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch.nn.functional as F
+import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from pipeline.base.contracts import Batch, Description, Model, Trainable
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.sequences import IGNORED_LABEL
+from pipeline.base.heads import head_of, token_loss, why_inseparable
 
 
 def _gpt2(layers: int, width: int, heads: int, **more: Any) -> dict[str, Any]:
@@ -51,6 +52,10 @@ UNPUBLISHED = tuple(name for name, values in PRESETS.items() if values["vocab_si
 """Presets without published weights, tokenizer and vocabulary size."""
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout", "dropout")
 """The names of dropout in transformers' configurations."""
+ACTIVATIONS = ("activation_function", "hidden_act", "hidden_activation")
+"""The names of the activation function there."""
+ATTENTION = ("eager", "sdpa", "flash_attention_2")
+"""Implementations of attention in transformers; the presets have all of them."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -100,7 +105,13 @@ class CausalLm(Model):
             tokenizer=name if has_tokenizer or self.pretrained else None,
             needs_tokenizer=self.pretrained or (has_tokenizer and name not in PRESETS),
             width=config.hidden_size,
+            activation=_activation(config),
+            num_layers=config.num_hidden_layers if name in PRESETS and not self.pretrained else None,
         )
+
+    def attention_implementations(self, name: str) -> tuple[str, ...]:
+        """Return all for a preset; the class of any other model is imported and asked."""
+        return ATTENTION if name in PRESETS else _attention(self.configuration(name, 1).model_type)
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return the model, with its own vocabulary size or, if it has none, the corpus's."""
@@ -112,7 +123,14 @@ class CausalLm(Model):
             )
         else:
             module = AutoModelForCausalLM.from_config(self.configuration(name, vocabulary_size))
-        return Trainable(module=module.train(), layers=_layers(module), loss=_token_loss)
+        head = head_of(module, _logits)
+        return Trainable(module=module.train(), layers=_layers(module), loss=_token_loss, head=head)
+
+    def inseparable_head(self, name: str, *, soft_cap: bool) -> str | None:
+        """Return None for a preset; any other model is built on the meta device and its head is checked."""
+        if name in PRESETS:
+            return None
+        return _why_inseparable(self.model_copy(update={"pretrained": False}), name, soft_cap)
 
     def configuration(self, name: str, vocabulary_size: int) -> Any:
         """Return transformers' configuration of model `name`, changed by the settings of this family."""
@@ -164,6 +182,23 @@ class CausalLm(Model):
         return {name: self.dropout for name in DROPOUTS if name in known}
 
 
+def _activation(config: Any) -> str | None:
+    """Return the name of the activation function in a configuration of transformers."""
+    return next((value for name in ACTIVATIONS if isinstance(value := getattr(config, name, None), str)), None)
+
+
+@lru_cache
+def _attention(model_type: str) -> tuple[str, ...]:
+    """Return the implementations of attention that a built model of this type can be set to."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM._model_mapping.get(CONFIG_MAPPING[model_type], None)
+    if model is None or not model._can_set_attn_implementation():
+        return ()
+    has = {"eager": True, "sdpa": model._supports_sdpa, "flash_attention_2": model._supports_flash_attn}
+    return tuple(name for name in ATTENTION if has[name])
+
+
 def _has_tokenizer(folder: Path) -> bool:
     return any((folder / name).exists() for name in TOKENIZER_FILES)
 
@@ -175,12 +210,20 @@ def _layers(module: nn.Module) -> tuple[nn.Module, ...]:
     return tuple(blocks)
 
 
+@lru_cache
+def _why_inseparable(model: CausalLm, name: str, soft_cap: bool) -> str | None:
+    with torch.device("meta"):
+        return why_inseparable(name, model.build(name, 1), soft_cap)
+
+
+def _logits(module: nn.Module, batch: Batch) -> Tensor:
+    logits_BTV: Tensor = module(input_ids=batch["input_ids"], use_cache=False).logits
+    return logits_BTV
+
+
 def _token_loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
     """Return the summed cross-entropy divided by the window's number of targets, without keeping the model's output.
 
     It equals transformers' ForCausalLMLoss with num_items_in_batch, which not all models of transformers support.
     """
-    logits_BTV = module(input_ids=batch["input_ids"], use_cache=False).logits.float()
-    targets_BT = F.pad(batch["labels"], (0, 1), value=IGNORED_LABEL)[:, 1:]
-    loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
-    return loss / num_targets
+    return token_loss(_logits(module, batch).float(), batch, num_targets)

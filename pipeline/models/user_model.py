@@ -5,12 +5,11 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.base.contracts import Batch, Description, Model, Trainable
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.sequences import IGNORED_LABEL
+from pipeline.base.heads import head_of, token_loss, why_inseparable
 from pipeline.base.user_functions import call, digest, is_function_name
 
 SMALLEST_VOCABULARY = 300
@@ -52,7 +51,12 @@ class UserModel(Model):
                 f"{name} must return a torch.nn.Module (or a Trainable), and returns {type(built).__name__}; "
                 "return the model itself"
             )
-        return Trainable(module=built.train(), layers=self._layers(name, built), loss=_token_loss)
+        head, layers = head_of(built, _logits), self._layers(name, built)
+        return Trainable(module=built.train(), layers=layers, loss=_token_loss, head=head)
+
+    def inseparable_head(self, name: str, *, soft_cap: bool) -> str | None:
+        """Return why the head cannot be separated; a Trainable without one has a loss of its own."""
+        return _why_inseparable(self, name, digest(name), soft_cap)
 
     def _layers(self, name: str, module: nn.Module) -> tuple[nn.Module, ...]:
         """Return the layers that the setting names, or the longest list of modules of one class."""
@@ -91,17 +95,26 @@ def _built_for_shape(model: UserModel, name: str, code: str) -> Trainable:
         return model.build(name, SMALLEST_VOCABULARY)
 
 
+@lru_cache
+def _why_inseparable(model: UserModel, name: str, code: str, soft_cap: bool) -> str | None:
+    trainable = _built_for_shape(model, name, code)
+    if trainable.head is None and trainable.loss is not _token_loss:
+        return Model.inseparable_head(model, name, soft_cap=soft_cap)
+    return why_inseparable(name, trainable, soft_cap)
+
+
 def _lists(module: nn.Module) -> list[list[nn.Module]]:
     """Return the lists of layers of one class in a module."""
     lists = [list(part) for part in module.modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
     return [layers for layers in lists if len({type(layer) for layer in layers}) == 1]
 
 
+def _logits(module: nn.Module, batch: Batch) -> Tensor:
+    output: Any = module(batch["input_ids"])
+    logits_BTV: Tensor = getattr(output, "logits", output)
+    return logits_BTV
+
+
 def _token_loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
     """Return the summed cross-entropy over the window's number of targets."""
-    output: Any = module(batch["input_ids"])
-    logits_BTV: Tensor = getattr(output, "logits", output).float()
-    del output
-    targets_BT = F.pad(batch["labels"], (0, 1), value=IGNORED_LABEL)[:, 1:]
-    loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
-    return loss / num_targets
+    return token_loss(_logits(module, batch).float(), batch, num_targets)

@@ -3,6 +3,7 @@
 Every storage grows linearly with the size, except some buffers inside operators, which are computed from their shape.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -88,6 +89,13 @@ def _growth_of_work(
     if any(combined(lambda amount: amount % difference, growth) != growth * 0 for growth in growths):
         return None
     return tuple(combined(lambda amount: amount // difference, growth) for growth in growths)
+
+
+def crosses(timeline: Timeline, extrapolated: Timeline, thresholds: Sequence[float]) -> bool:
+    """Whether a storage is smaller than a threshold, in bytes, in one of the timelines only."""
+    pairs = zip(timeline.lifetimes, extrapolated.lifetimes, strict=True)
+    sizes = [(one.num_bytes, other.num_bytes) for one, other in pairs] if thresholds else []
+    return any((one < threshold) != (other < threshold) for threshold in thresholds for one, other in sizes)
 
 
 def with_sorted_releases(timeline: Timeline) -> Timeline:

@@ -2,21 +2,27 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from unittest.mock import patch
 
 from pipeline.base.contracts import Hardware
+from pipeline.memory import offloading
 from pipeline.prediction.cached_operators import CachedFakeTensorMode
 from pipeline.prediction.cuda_operators import cuda_operators
+from pipeline.prediction.fake_card import HOST
 from pipeline.prediction.grouped_products import grouped_products
-from pipeline.prediction.patches import without_values
+from pipeline.prediction.patches import clipping_in_lists, without_values
 
 
 @contextmanager
 def simulated(target: Hardware) -> Iterator[CachedFakeTensorMode]:
     """Create fake tensors inside this context, as on `target`; the process is restored on exit."""
     operators = cuda_operators(target.capability) if target.capability else nullcontext()
+    clipping = clipping_in_lists() if target.capability else nullcontext()
     with (
         without_values(counts_host_memory=target.kind == "cpu"),
         operators,
+        patch.object(offloading, "HOST", HOST if target.capability else offloading.HOST),
+        clipping,
         grouped_products(),
         CachedFakeTensorMode() as mode,
     ):

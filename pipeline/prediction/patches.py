@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
@@ -10,6 +11,13 @@ from torch import Tensor
 
 RANDOM_STATE_BYTES = 5056
 """Bytes of the CPU generator's state (torch.get_rng_state), which every checkpointed layer saves."""
+
+
+@contextmanager
+def clipping_in_lists() -> Iterator[None]:
+    """Clip gradients by operators on lists, as on CUDA, not by two for each gradient."""
+    with patch.object(import_module("torch.nn.utils.clip_grad"), "_has_foreach_support", lambda *_, **__: True):
+        yield
 
 
 @contextmanager

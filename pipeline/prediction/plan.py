@@ -20,12 +20,17 @@ class PlannedRow:
     peak_reserved_bytes: int | None
     peak_device_bytes: int | None
     fits: bool
-    flops: float
-    """Floating-point operations of one optimizer step, recomputation included."""
+    seconds: float
+    """Estimated seconds of one optimizer step."""
+    deviation: float
+    """Standard deviation of the logarithm of these seconds: 0.2 is about 20 %."""
     tokens: int
     """Tokens of one optimizer step."""
-    is_16_bit: bool
-    """Whether matrix products are computed in a 16-bit format."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The estimated throughput."""
+        return self.tokens / self.seconds
 
     @property
     def peak_bytes(self) -> int:
@@ -33,12 +38,9 @@ class PlannedRow:
         return limited_peak(self.peak_allocated_bytes, self.peak_reserved_bytes)
 
 
-def expected_order(row: PlannedRow) -> tuple[bool, float, int]:
-    """Return the sort key of expected speed: 16-bit formats first, then fewer operations a token, then fewer passes.
-
-    It is an estimate from counted operations, not a measurement.
-    """
-    return (not row.is_16_bit, row.flops / row.tokens, row.accumulation_steps)
+def expected_order(row: PlannedRow) -> tuple[float, int]:
+    """Return the sort key of expected speed: the estimated seconds, then the memory."""
+    return (row.seconds, row.peak_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,8 @@ class CardPlan:
     """Reasons why configurations were left out, a sentence each."""
     breakdown: Breakdown | None
     """Breakdown of the peak of the recommended configuration; None if nothing fits."""
+    reasons: tuple[str, ...] = ()
+    """Why each value of the recommended configuration that is not the default one was chosen, a sentence each."""
     notes: tuple[str, ...] = ()
     """What training on the card needs besides memory, a sentence each."""
 

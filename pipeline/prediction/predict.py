@@ -1,6 +1,6 @@
 """An Experiment on fake tensors -> Prediction: its peak memory on a device that this machine need not have."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,7 @@ from pipeline.memory.replay import AllocatorPeaks, Requests
 from pipeline.memory.timeline import Timeline
 from pipeline.memory.work import Work
 from pipeline.prediction.cuda_context import context_bytes_of
-from pipeline.prediction.trace import others_need, trace
+from pipeline.prediction.trace import family_of, others_need, trace
 from pipeline.runtime.environment import uses_expandable_segments
 from pipeline.runtime.fork_server import has_server, num_cores
 from pipeline.runtime.worker_pool import run_all, worker_pool
@@ -25,6 +25,8 @@ NUM_WORTH_A_SERVER = 32
 """Number of experiments from which on worker processes are started for them."""
 NUM_IN_TASK = 40
 """Maximum number of experiments in a worker's task."""
+NUM_FAMILIES_PER_PROCESS = 4
+"""Number of families for each process from which on a process predicts a family as a whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,8 @@ class Prediction:
     """Work of an optimizer step after its passes: clipping and the optimizer."""
     requests: Requests = field(repr=False)
     expandable_segments: bool = False
+    _replayed: dict[int, bool] = field(default_factory=dict, repr=False, compare=False)
+    """Whether it fits, by the caps at which it was replayed."""
 
     @property
     def sequence_flops(self) -> float:
@@ -71,6 +75,14 @@ class Prediction:
             return self.peak_allocated_bytes <= budget_bytes
         if self.peak_reserved_bytes <= budget_bytes:
             return True
+        if any(cap <= budget_bytes for cap, fits in self._replayed.items() if fits):
+            return True
+        if any(cap >= budget_bytes for cap, fits in self._replayed.items() if not fits):
+            return False
+        self._replayed[budget_bytes] = fits = self._fits_after_release(budget_bytes)
+        return fits
+
+    def _fits_after_release(self, budget_bytes: int) -> bool:
         try:
             peaks = self.requests.replay(cap_bytes=budget_bytes, expandable_segments=self.expandable_segments)
         except OutOfMemoryError:
@@ -167,9 +179,8 @@ def predict_each(
 ) -> Generator[tuple[int, Prediction | InvalidInputError], None, None]:
     """Yield the index of each experiment and its prediction, or why it cannot be predicted.
 
-    Experiments from which others are extrapolated come first. `num_processes` is the number of worker processes, which
-    end with the iterator; 0 predicts in this process. By default there is one for each core if the fork server is
-    running or the experiments are many, else none.
+    `num_processes` is the number of worker processes, which end with the iterator; 0 predicts in this process. By
+    default there is one for each core if the fork server is running or the experiments are many, else none.
     """
     if context_bytes is None:
         context_bytes = context_bytes_of(target)  # once, not in each worker
@@ -178,10 +189,8 @@ def predict_each(
     if num_processes is None:
         pays = has_server() or len(experiments) >= NUM_WORTH_A_SERVER
         num_processes = min(num_cores(), len(experiments)) if pays else 0
-    first, others = ([n for n, one in enumerate(experiments) if others_need(one) == needed] for needed in (True, False))
-    rounds = [[[number] for number in first], _tasks(experiments, others)]
     with worker_pool(num_processes) if num_processes else nullcontext() as pool:
-        for tasks in rounds:
+        for tasks in _rounds(experiments, num_processes):
             sent = [[experiments[number] for number in numbers] for numbers in tasks]
             done = run_all(pool, work, sent) if pool else enumerate(map(work, sent))
             for number, predictions in done:
@@ -205,15 +214,26 @@ def _prediction_or_error(
         return InvalidInputError(f"a configuration cannot be predicted: {type(error).__name__}: {first_line(error)}")
 
 
-def _tasks(experiments: Sequence[Experiment], numbers: Sequence[int]) -> list[list[int]]:
-    """Return the numbers in tasks of experiments that differ only in how their batch is split."""
-    split = {"micro_batch_size": 1, "accumulation_steps": 1, "effective_batch_size": 1}
-    groups: dict[str, list[int]] = {}
-    for number in numbers:
-        groups.setdefault(repr(experiments[number].settings.model_copy(update=split)), []).append(number)
-    return [
-        group[begin : begin + NUM_IN_TASK] for group in groups.values() for begin in range(0, len(group), NUM_IN_TASK)
-    ]
+def _rounds(experiments: Sequence[Experiment], num_processes: int) -> list[list[list[int]]]:
+    """Return the indices of the experiments in tasks, in two rounds: first those from which others are extrapolated.
+
+    A task has experiments of one family, which share recorded timelines. Where families are many, each is one task.
+    """
+    families: dict[str, tuple[list[int], list[int]]] = {}
+    for number, experiment in enumerate(experiments):
+        recorded, others = families.setdefault(family_of(experiment), ([], []))
+        (recorded if others_need(experiment) else others).append(number)
+    if len(families) >= NUM_FAMILIES_PER_PROCESS * num_processes:
+        return [_parts([*recorded, *others] for recorded, others in families.values()), []]
+    by_size: dict[tuple[str, int], list[int]] = {}
+    for family, (recorded, _) in families.items():
+        for number in recorded:
+            by_size.setdefault((family, experiments[number].micro_batch_size), []).append(number)
+    return [_parts(by_size.values()), _parts(others for _, others in families.values())]
+
+
+def _parts(groups: Iterable[list[int]]) -> list[list[int]]:
+    return [group[begin : begin + NUM_IN_TASK] for group in groups for begin in range(0, len(group), NUM_IN_TASK)]
 
 
 def _by_phase(timeline: Timeline) -> dict[str, int]:

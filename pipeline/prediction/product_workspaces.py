@@ -18,7 +18,16 @@ from pipeline.memory.gradient_sums import in_backward
 from pipeline.memory.inside import Buffer, Inside
 
 aten = torch.ops.aten
-PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+PRODUCTS = (
+    aten.mm.default,
+    aten.mm.out,
+    aten.addmm.default,
+    aten.addmm.out,
+    aten.addmm_.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+)
+ADDED = (aten.addmm.default, aten.addmm.out, aten.addmm_.default)
 VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLAS_WORKSPACE_CACHE")
 """The environment variables that change these workspaces."""
 
@@ -40,7 +49,7 @@ class ProductWorkspaces:
 
     def __call__(self, operator: Any, args: tuple[Any, ...]) -> Inside:
         """Return the workspaces that this product takes."""
-        uses_cublaslt = operator is aten.addmm.default and _computed_by_cublaslt(args[0])
+        uses_cublaslt = operator in ADDED and _computed_by_cublaslt(args[0])
         if not self._are_kept:
             workspace = self._cublaslt if uses_cublaslt else self._cublas
             return Inside(after=(workspace, workspace))

@@ -12,7 +12,7 @@ from pipeline.training.metrics import Summary, summarize
 
 
 def summary(experiment: Experiment, result: Result) -> Summary:
-    """Return the summary metrics of a run with its predicted peaks, or with a tag that says why there are none.
+    """Return the summary metrics of a run with its predicted peaks, and a tag if there are none or they are uncertain.
 
     Nothing is predicted for a run that was interrupted.
     """
@@ -21,7 +21,8 @@ def summary(experiment: Experiment, result: Result) -> Summary:
         return Summary(measured)
     try:
         prediction = _prediction_of(experiment)
-        return Summary(measured | _prediction_metrics(prediction, measured, result.outcome))
+        tags = {"prediction": "; ".join(experiment.not_predicted)} if experiment.not_predicted else {}
+        return Summary(measured | _prediction_metrics(prediction, measured, result.outcome), tags)
     except Exception as error:  # any error of the model's code on fake tensors: the measurement is kept
         return Summary(measured, {"prediction": f"not possible: {type(error).__name__}: {first_line(error)}"})
 

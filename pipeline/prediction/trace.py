@@ -1,6 +1,7 @@
 """An Experiment -> its timeline on a device that this machine need not have.
 
-It is recorded on fake tensors, cached on disk, and extrapolated from other micro-batch sizes where that is exact.
+It is recorded on fake tensors, cached on disk, and extrapolated from other micro-batch sizes and from fewer layers
+where that is exact.
 """
 
 import traceback
@@ -18,21 +19,26 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.user_functions import is_function_name, user_code_error
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Lifetime, Timeline
-from pipeline.prediction.extrapolate_batch import Growth, growth_of, same_memory, with_sorted_releases
+from pipeline.prediction.extrapolate_batch import Growth, crosses, growth_of, same_memory, with_sorted_releases
+from pipeline.prediction.extrapolate_depth import Layers, fewest_layers, with_more_layers
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.fake_card import CARD, HOST, move_to_card
 from pipeline.prediction.fake_device import simulated
-from pipeline.prediction.trace_cache import find_trace, read_trace, trace_file, write_trace
+from pipeline.prediction.trace_cache import IRRELEVANT, find_trace, read_trace, trace_file, write_trace
 from pipeline.prediction.workspaces import WorkspaceTable
 from pipeline.training.profiler import record_lifetimes
 from pipeline.training.step import on_device
 
 STEADY_STEPS = 2
 """Micro-batches of an optimizer step that are recorded; further ones repeat the second."""
+LARGEST_SHARE = 0.8
+"""Share of a model's layers that two shallow models may have together, to be recorded in its place."""
 RECORDED_SIZES = (2, 4, 8)
 """Micro-batch sizes from which others (but 1) are extrapolated: from the first two, if they predict the third."""
 LARGEST_GROWTH_BYTES = 1024
 """Bytes that a further micro-batch may add in a steady step: the value of its loss."""
+SPLIT = ("micro_batch_size", "accumulation_steps", "effective_batch_size")
+"""Settings of how a batch is split."""
 THIS_FOLDER = Path(__file__).parent
 """The folder of the replacements for torch's functions, which are left out of error messages."""
 
@@ -63,6 +69,16 @@ def others_need(experiment: Experiment) -> bool:
     return experiment.micro_batch_size in RECORDED_SIZES
 
 
+def family_of(experiment: Experiment) -> str:
+    """Return what the experiments have in common whose timelines are recorded once, or extrapolated from one another.
+
+    They differ in how their batch is split, or in a setting that changes no storage.
+    """
+    names = (*SPLIT, *IRRELEVANT.split())
+    left_out = {name: None for name in names if name in type(experiment.settings).model_fields}
+    return repr(experiment.settings.model_copy(update=left_out))
+
+
 def is_steady(timeline: Timeline) -> bool:
     """Whether the second micro-batch of the last optimizer step leaves the storages that it found, and hardly more."""
     step = max(span.step for span in timeline.spans if span.phase == "backward")
@@ -77,38 +93,70 @@ def _form(lifetime: Lifetime) -> tuple[int, object, object, object, object]:
     return lifetime.num_bytes, lifetime.dtype, lifetime.operator, lifetime.module, lifetime.category
 
 
-def _cached(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline:
-    """Return the timeline of optimizer steps with `num_rows` sequences each, from the cache if possible."""
+def _cached(
+    experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int, sizes: tuple[int, ...] = RECORDED_SIZES
+) -> Timeline:
+    """Return the timeline of optimizer steps with `num_rows` sequences each, from the cache if possible.
+
+    It is extrapolated from the first two of the micro-batch sizes `sizes`, if that predicts the third. With two sizes,
+    it is verified otherwise: by extrapolation of another timeline to this one.
+    """
     if experiment.settings.model not in experiment.model.names:
         return record(experiment, target, prepared, num_rows)  # its configuration files may change
     file = trace_file(experiment, target, prepared, num_rows)
     cached = find_trace(file)
     if cached is not None:
         return cached
-    extrapolated = _extrapolated(experiment, target, prepared, num_rows)
-    if extrapolated is not None:
-        return extrapolated
+    timeline = _from_few_layers(experiment, target, prepared, num_rows) or _from_other_sizes(
+        experiment, target, prepared, num_rows, sizes
+    )
+    if timeline is not None:
+        return timeline
     timeline = record(experiment, target, prepared, num_rows)
     write_trace(file, timeline)
     return timeline
 
 
-def _extrapolated(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
+def _from_few_layers(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
+    """Return the timeline extrapolated from those of the same model with few layers, if it is deep.
+
+    The first of the two is extrapolated to the second, and must be it.
+    """
+    num_layers, period = experiment.description.num_layers, experiment.layer_period
+    if num_layers is None or period is None:
+        return None
+    fewest = fewest_layers(num_layers, period)
+    if 2 * fewest + period > LARGEST_SHARE * num_layers:
+        return None
+    shallow = _cached(experiment.with_layers(fewest), target, prepared, num_rows)
+    deeper = _cached(experiment.with_layers(fewest + period), target, prepared, num_rows, sizes=RECORDED_SIZES[:2])
+    return with_more_layers(shallow, deeper, Layers(fewest, period, num_layers - fewest))
+
+
+def _from_other_sizes(
+    experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int, sizes: tuple[int, ...]
+) -> Timeline | None:
     """Return the timeline extrapolated from those of other micro-batch sizes, if they are in the cache."""
     size = experiment.micro_batch_size
-    if size <= RECORDED_SIZES[0]:
+    if size <= sizes[1]:
         return None  # one sequence may take other code paths: an axis of one element is always contiguous
-    files = tuple(_file_of_size(known, experiment, target, prepared, num_rows) for known in RECORDED_SIZES)
+    files = tuple(_file_of_size(known, experiment, target, prepared, num_rows) for known in sizes)
     growth = _verified_growth(files, target) if all(find_trace(file) is not None for file in files) else None
-    return None if growth is None else growth.extrapolated(size, target)
+    if growth is None:
+        return None
+    extrapolated = growth.extrapolated(size, target)
+    thresholds = [threshold for technique in experiment.techniques for threshold in technique.size_thresholds]
+    return None if crosses(growth.timeline, extrapolated, thresholds) else extrapolated
 
 
 @lru_cache(maxsize=4)
 def _verified_growth(files: tuple[Path, ...], target: Hardware) -> Growth | None:
     """Return the growth between the timelines of the first two files, if it predicts that of the third."""
-    first, second, (size, timeline) = zip(RECORDED_SIZES, map(read_trace, files), strict=True)
+    first, second, *others = zip(RECORDED_SIZES, map(read_trace, files), strict=False)
     growth = growth_of(first, second)
-    return growth if growth is not None and same_memory(growth.extrapolated(size, target), timeline) else None
+    if growth is None or any(not same_memory(growth.extrapolated(size, target), one) for size, one in others):
+        return None
+    return growth
 
 
 def _file_of_size(size: int, experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Path:

@@ -28,7 +28,7 @@ PATTERN = "trace-*"
 IRRELEVANT = """
     device seed num_steps timing_warmup_steps learning_rate learning_rate_scaling base_batch_size
     learning_rate_warmup_steps learning_rate_schedule weight_decay eval_steps gradient_underflow dataset_size budget
-    time_limit output corpus vocabulary_size sequence_length sequences
+    time_limit output expandable_segments corpus vocabulary_size sequence_length sequences
 """
 """Settings, separated by blanks, that change no storage, or only through the example and the vocabulary."""
 CODE = ("base", "config", "memory", "models", "prediction", "techniques", "training")
@@ -40,7 +40,7 @@ def trace_file(experiment: Experiment, target: Hardware, prepared: Prepared, num
     return cache_folder() / f"trace-{_key(experiment, target, prepared, num_rows)}.json.gz"
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def read_trace(file: Path) -> Timeline:
     """Return the timeline in a file, and mark the file as used."""
     timeline = load(file.read_bytes())

@@ -138,6 +138,15 @@ def _squared_errors(call: Call) -> Inside:
     return Inside(after=(errors, errors), result_bytes=errors.num_bytes)
 
 
+def _converted(call: Call) -> Inside:
+    """Return the copy of a summand in the type of the sum, which only a CPU makes."""
+    total, summand = call.args[:2]
+    if call.hardware.capability is not None or not isinstance(summand, Tensor) or summand.dtype == total.dtype:
+        return NOTHING
+    copy = Buffer(summand.numel() * total.element_size())
+    return Inside(before=(copy,), after=(copy,))
+
+
 ROWS = (
     Row(
         operators=(aten.mse_loss.default,),
@@ -205,6 +214,12 @@ ROWS = (
         operators=(aten.add.Tensor,),
         inside=lambda call: Inside(in_place=adds_in_place()),
         source="pipeline/prediction/sums_in_place.py",
+    ),
+    Row(
+        operators=(aten.add_.Tensor,),
+        inside=_converted,
+        only_cuda=False,
+        source="aten/src/ATen/TensorIterator.cpp, compute_types: temporaries of the common type on a CPU",
     ),
     Row(
         operators=(aten.native_dropout.default,),

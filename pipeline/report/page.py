@@ -60,7 +60,7 @@ def to_markdown(report: Report) -> str:
     parts = [f"**{report.question}**", report.answer]
     for section in report.sections:
         for table in section.tables:
-            parts += [f"**{table.title}**", table.to_markdown(), *([table.note] if table.note else [])]
+            parts += [f"**{table.title}**", table.to_markdown(), *([table.note_on_page] if table.note_on_page else [])]
         parts += section.notes
     text = "\n\n".join(parts)
     if len(text) <= DESCRIPTION_CHARACTERS:

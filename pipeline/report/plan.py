@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,11 +18,19 @@ from pipeline.report.breakdown import categories_panel, tensors_table
 from pipeline.report.page import Report, Section
 from pipeline.report.plot import Plot
 from pipeline.report.table import Table
-from pipeline.searching.results import heading, label
+from pipeline.searching.results import columns, label
+
+Others = tuple[tuple[str, Any], ...]
+"""The values of a configuration's dimensions other than those of a plot's axes."""
 
 NUM_IN_TERMINAL = 8
 """Configurations of a card that the terminal shows."""
-ESTIMATED = "Which is the fastest is estimated from floating-point operations; a search measures it."
+NUM_PANELS = 6
+"""Heat maps of a card."""
+ESTIMATED = (
+    "Times are estimated from what a step computes, moves and launches and from the device's data sheet; a search "
+    "measures them."
+)
 
 
 def plan_report(findings: PlanFindings) -> Report:
@@ -59,8 +67,18 @@ def _answer(card: CardPlan) -> str:
     return (
         f"On {card.card} {fitting} of {len(card.rows)} configurations are predicted to fit {budget:,.0f} MiB; "
         f"start with {label(best.choice)}, accumulation_steps {best.accumulation_steps}: predicted peak "
-        f"{best.peak_bytes / MIB:,.0f} MiB, {budget - best.peak_bytes / MIB:,.0f} MiB of headroom."
+        f"{best.peak_bytes / MIB:,.0f} MiB, {budget - best.peak_bytes / MIB:,.0f} MiB of headroom, estimated "
+        f"{_seconds(best.seconds)} a step, {best.tokens_per_second:,.0f} tokens a second ({_percent(best)})."
     )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s"
+
+
+def _percent(row: PlannedRow) -> str:
+    """Return the uncertainty of a row's time."""
+    return f"± {100 * row.deviation:.0f} %"
 
 
 def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | None) -> Section:
@@ -76,21 +94,23 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | Non
         tables.append(replace(tensors, num_in_terminal=num_details))
         panel = categories_panel(card.breakdown)
         plots.append(Plot(name=f"breakdown_{name}", title=f"{which}, by category", panels=(panel,)))
-    return Section(title=card.card, tables=tuple(tables), notes=(*card.notes, *card.skipped), plots=tuple(plots))
+    notes = (*card.reasons, *card.notes, *card.skipped)
+    return Section(title=card.card, tables=tuple(tables), notes=notes, plots=tuple(plots))
 
 
 def _configurations_table(name: str, card: CardPlan, dataset_size: int) -> Table:
-    best = card.recommended
+    best, shown = card.recommended, columns(row.choice for row in card.rows)
     lines = [
         {
-            **{heading(key): value for key, value in row.choice.items()},
+            **{shown[key]: row.choice[key] for key in shown},
             "allocated MiB": row.peak_allocated_bytes / MIB,
             **({} if row.peak_reserved_bytes is None else {"reserved MiB": row.peak_reserved_bytes / MIB}),
             **({} if row.peak_device_bytes is None else {"device MiB": row.peak_device_bytes / MIB}),
             "fits": "yes" if row.fits else "no",
             "headroom MiB": (card.budget_bytes - row.peak_bytes) / MIB,
-            "TFLOP per step": row.flops / 1e12,
-            "forward passes per epoch": math.ceil(dataset_size / row.micro_batch_size),
+            "seconds per step": row.seconds,
+            "tokens/s": row.tokens_per_second,
+            "± %": 100 * row.deviation,
             "": "start here" if row is best else "",
         }
         for row in sorted(card.rows, key=lambda row: (not row.fits, expected_order(row)))
@@ -99,14 +119,14 @@ def _configurations_table(name: str, card: CardPlan, dataset_size: int) -> Table
     title = f"predicted for {card.card}, within {card.budget_bytes / MIB:,.0f} MiB"
     updates = math.ceil(dataset_size / (card.rows[0].micro_batch_size * card.rows[0].accumulation_steps))
     note = (
-        "Configurations that fit come first, in the order of their estimated speed. "
+        "Configurations that fit come first, in the order of their estimated seconds per step. "
         f"{updates:,} updates per epoch of {dataset_size:,} sequences."
     )
     return Table(
         name=f"plan_{name}",
         title=title,
         frame=pd.DataFrame(lines),
-        forms={**whole, "TFLOP per step": "{:,.2f}"},
+        forms={**whole, "seconds per step": "{:.3g}", "tokens/s": "{:,.0f}", "± %": "{:.0f}"},
         note=note,
         num_in_terminal=NUM_IN_TERMINAL,
     )
@@ -115,8 +135,9 @@ def _configurations_table(name: str, card: CardPlan, dataset_size: int) -> Table
 def _largest_table(name: str, card: CardPlan, num_in_terminal: int | None) -> Table:
     """Return the largest micro-batch that fits for each combination of the other dimensions."""
     largest: dict[tuple[tuple[str, Any], ...], int] = {}
+    shown = [key for key in columns(row.choice for row in card.rows) if key != "micro_batch_size"]
     for row in card.rows:
-        others = tuple((key, value) for key, value in row.choice.items() if key != "micro_batch_size")
+        others = tuple((key, row.choice[key]) for key in shown)
         largest[others] = max(largest.get(others, 0), row.micro_batch_size if row.fits else 0)
     lines = [{**dict(others), "largest micro-batch": size or None} for others, size in largest.items()]
     frame = pd.DataFrame(lines).astype({"largest micro-batch": "Int64"})
@@ -126,32 +147,48 @@ def _largest_table(name: str, card: CardPlan, num_in_terminal: int | None) -> Ta
 
 def _cards_table(cards: Sequence[CardPlan]) -> Table:
     """Return a row for each card: its memory and the configuration to start with."""
-    lines = []
+    lines, shown = [], columns(card.recommended.choice for card in cards if card.recommended is not None)
     for card in cards:
         best = card.recommended
         line: dict[str, Any] = {"card": card.card, "GiB": card.budget_bytes / 2**30}
         if best is not None:
-            line |= {heading(key): str(value) for key, value in best.choice.items()}
+            line |= {shown[key]: str(best.choice[key]) for key in shown}
             line["accumulation"] = str(best.accumulation_steps)
             line["predicted MiB"] = best.peak_bytes / MIB
             line["headroom MiB"] = (card.budget_bytes - best.peak_bytes) / MIB
+            line["seconds per step"] = best.seconds
+            line["tokens/s"] = best.tokens_per_second
         lines.append(line)
     forms = {"GiB": "{:,.1f}", "predicted MiB": "{:,.0f}", "headroom MiB": "{:,.0f}"}
+    forms |= {"seconds per step": "{:.3g}", "tokens/s": "{:,.0f}"}
     return Table(name="cards", title="where to start on each card", frame=pd.DataFrame(lines), forms=forms)
 
 
 def _fit_plot(name: str, title: str, rows: Sequence[PlannedRow], budget_bytes: int) -> Plot:
-    """Return a heat map for each combination of the dimensions other than micro-batch and checkpointing."""
-    groups: dict[tuple[tuple[str, Any], ...], list[PlannedRow]] = {}
+    """Return heat maps for combinations of the dimensions other than micro-batch and checkpointing.
+
+    Where these are many, they are those with the fastest configurations that fit.
+    """
+    groups: dict[Others, list[PlannedRow]] = {}
     for row in rows:
         axes = ("micro_batch_size", "checkpointing")
         others = tuple((key, value) for key, value in row.choice.items() if key not in axes)
         groups.setdefault(others, []).append(row)
     panels = tuple(
         partial(_heat_map, rows=group, budget_bytes=budget_bytes, title=label(dict(others)) or "peak memory")
-        for others, group in groups.items()
+        for others, group in _fastest(groups)
     )
     return Plot(name=name, title=title, panels=panels)
+
+
+def _fastest(groups: Mapping[Others, list[PlannedRow]]) -> list[tuple[Others, list[PlannedRow]]]:
+    """Return the groups to draw, in their order, with the fastest configurations that fit."""
+
+    def speed(others: Others) -> tuple[Any, ...]:
+        return min((not row.fits, *expected_order(row)) for row in groups[others])
+
+    chosen = sorted(groups, key=speed)[:NUM_PANELS]
+    return [(others, group) for others, group in groups.items() if others in chosen]
 
 
 def _heat_map(axes: Axes, *, rows: Sequence[PlannedRow], budget_bytes: int, title: str) -> None:

@@ -13,7 +13,7 @@ from pipeline.searching.results import (
     SearchFindings,
     Trial,
     Verification,
-    heading,
+    columns,
     label,
     one_per_configuration,
     pareto_front,
@@ -111,10 +111,11 @@ def trials_frame(rows: Sequence[Trial]) -> pd.DataFrame:
 def trials_table(rows: Sequence[Trial], best: Trial | None) -> Table:
     """Return the trials, those that fit first, the fastest on top."""
     ordered = sorted(rows, key=lambda row: (not row.fits, -(row.tokens_per_second or 0)))
+    shown = columns(row.choice for row in rows)
     counting = one_per_configuration(rows)
     lines = [
         {
-            **{heading(name): value for name, value in row.choice.items()},
+            **{shown[name]: row.choice[name] for name in shown},
             "outcome": row.outcome,
             "peak MiB": None if row.peak_bytes is None else row.peak_bytes / MIB,
             "predicted MiB": _predicted_mib(row),
@@ -140,9 +141,10 @@ def trials_table(rows: Sequence[Trial], best: Trial | None) -> Table:
 def unmeasured_table(certificate: Certificate) -> Table:
     """Return the configurations that were not measured and the reasons, the fastest predicted first."""
     ordered = sorted(certificate.unmeasured, key=lambda one: one.predicted_seconds_per_step or 0)
+    shown = columns(one.choice for one in ordered)
     lines = [
         {
-            **{heading(name): value for name, value in one.choice.items()},
+            **{shown[name]: one.choice[name] for name in shown},
             "predicted MiB": None if one.predicted_peak_bytes is None else one.predicted_peak_bytes / MIB,
             "predicted s/step": one.predicted_seconds_per_step,
             "why": one.reason,
@@ -158,9 +160,10 @@ def verification_table(verification: Verification) -> Table:
     pairs = [(verification.choice, verification.outcome, verification.metrics, "answer")]
     if verification.plain is not None:
         pairs.append((verification.plain, verification.plain_outcome or "", verification.plain_metrics, "plain"))
+    shown = columns(choice for choice, *_ in pairs)
     lines = [
         {
-            **{heading(name): value for name, value in choice.items()},
+            **{shown[name]: choice[name] for name in shown},
             "outcome": outcome,
             "peak MiB": limited_peak_mib(metrics),
             "tokens/s": metrics.get("tokens_per_second"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import pandas as pd
@@ -29,19 +30,26 @@ class Table:
     """A line below the table."""
     num_in_terminal: int | None = None
     """Number of rows, from the first, that the terminal shows; None for all, 0 omits the table."""
+    num_on_page: int = 300
+    """Number of rows, from the first, that the page and MLflow's description show; the CSV file has all."""
 
     @property
     def headings(self) -> list[str]:
         """The names of the columns."""
         return [str(name) for name in self.frame.columns]
 
-    @property
+    @cached_property
     def lines(self) -> list[list[str]]:
-        """Every cell as text, row by row; a missing value is empty."""
+        """The cells on the page as text, row by row; a missing value is empty."""
         return [
             [self._written(heading, value) for heading, value in zip(self.headings, values, strict=True)]
-            for values in self.frame.itertuples(index=False)
+            for values in self.frame.head(self.num_on_page).itertuples(index=False)
         ]
+
+    @property
+    def note_on_page(self) -> str:
+        """The note, and the number of rows that are only in the CSV file."""
+        return self._below(len(self.lines))
 
     def is_numeric(self, heading: str) -> bool:
         """Whether a column holds numbers, which are aligned right and sorted by value."""
@@ -50,8 +58,7 @@ class Table:
     def to_terminal(self) -> TerminalTable:
         """Return the table for rich."""
         shown = self.lines[: self.num_in_terminal]
-        more = f"{len(self.lines) - len(shown)} more in {self.name}.csv." if len(shown) < len(self.lines) else None
-        below = " ".join(line for line in (self.note, more) if line)
+        below = self._below(len(shown))
         caption = {"caption": below, "caption_justify": "left"} if below else {}
         table = TerminalTable(
             title=self.title,
@@ -62,7 +69,7 @@ class Table:
             **caption,  # type: ignore[arg-type]
         )
         for heading in self.headings:
-            longest = max((len(str(value)) for value in self.frame[heading]), default=0)
+            longest = max((len(str(value)) for value in self.frame[heading].head(len(shown))), default=0)
             justify: Literal["left", "right"] = "right" if self.is_numeric(heading) else "left"
             narrow = heading.replace(" ", "\n").replace("-", "-\n") if self.is_numeric(heading) else heading
             table.add_column(narrow, justify=justify, no_wrap=longest <= LONG_CHARACTERS, vertical="top")
@@ -75,6 +82,13 @@ class Table:
         rules = ["---:" if self.is_numeric(heading) else "---" for heading in self.headings]
         escaped = [[cell.replace("|", "\\|") for cell in line] for line in (self.headings, *self.lines)]
         return "\n".join(f"| {' | '.join(row)} |" for row in (escaped[0], rules, *escaped[1:]))
+
+    def _below(self, num_shown: int) -> str:
+        """Return the note, and how many rows are not among the first `num_shown`."""
+        num_more = len(self.frame) - num_shown
+        return " ".join(
+            line for line in (self.note, f"{num_more} more in {self.name}.csv." if num_more else "") if line
+        )
 
     def _written(self, heading: str, value: object) -> str:
         if pd.isna(value):  # type: ignore[call-overload]

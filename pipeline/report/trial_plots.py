@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from pipeline.base.units import MIB
 from pipeline.report.plot import WARNING, Plot, colour
-from pipeline.searching.results import Trial, heading, measured, pareto_front
+from pipeline.searching.results import FEW_DIMENSIONS, Trial, columns, measured, pareto_front
 
 
 def over_time_plot(rows: Sequence[Trial]) -> Plot:
@@ -72,7 +72,8 @@ def _plane(axes: Axes, *, rows: Sequence[Trial], budget_mib: float, best: Trial 
 
 def _parallel(axes: Axes, *, rows: Sequence[Trial], budget_mib: float, best: Trial | None) -> None:
     ended = measured(rows)
-    names = list(rows[0].choice)
+    shown = columns(row.choice for row in rows)
+    names = list(shown)
     peak = max([budget_mib, *map(_mib, ended)])
     speed = max((row.tokens_per_second or 0 for row in ended), default=1.0)
     values = {name: sorted({row.choice[name] for row in rows}, key=_order) for name in names}
@@ -86,7 +87,9 @@ def _parallel(axes: Axes, *, rows: Sequence[Trial], budget_mib: float, best: Tri
     _scale(axes, len(names), {"0": 0.0, f"{peak:,.0f}": 1.0})
     _scale(axes, len(names) + 1, {"0": 0.0, f"{speed:,.0f}": 1.0})
     axes.plot([len(names) - 0.1, len(names) + 0.1], [budget_mib / peak] * 2, color=WARNING, lw=3)
-    headings = [heading(name).replace(".", ".\n") for name in names]
+    headings = [
+        text.replace(".", ".\n").replace("_", "_\n" if len(names) > FEW_DIMENSIONS else "_") for text in shown.values()
+    ]
     axes.set_xticks(range(len(names) + 2), [*headings, "peak MiB", "tokens/s"], fontsize="small")
     axes.set(title="green: best, red: over the budget", yticks=[], ylim=(-0.05, 1.08), xlim=(-0.1, len(names) + 1.5))
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)

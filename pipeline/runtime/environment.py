@@ -43,7 +43,8 @@ def allocator_configuration(variables: Mapping[str, str] = os.environ) -> str:
 
 def uses_expandable_segments(experiment: Experiment) -> bool:
     """Whether the caching allocator of the run's process grows its segments instead of adding new ones."""
-    return "expandable_segments:True" in allocator_configuration({**os.environ, **experiment.environment})
+    configuration = allocator_configuration({**os.environ, **experiment.environment})
+    return "expandable_segments:True" in configuration.replace(" ", "")
 
 
 def _version(package: str) -> str | None:

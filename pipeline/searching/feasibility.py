@@ -6,6 +6,8 @@ from typing import Any
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.config.space import Choice
+from pipeline.memory.device import hardware_of
+from pipeline.prediction.clipping import cost_of_clipping
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate, make_candidates
 from pipeline.searching.problem import SearchProblem
@@ -45,8 +47,16 @@ def _nothing_fits(problem: SearchProblem, candidates: Sequence[Candidate]) -> st
     return (
         f"no configuration is predicted to fit the budget: the smallest predicted peak is {peak:,.1f} MiB, "
         f"{peak - budget:,.1f} MiB more than the {budget:,.1f} MiB ({label(leanest.choice)}); "
-        f"{_what_would_help(problem, leanest.choice)}"
+        f"{_what_would_help(problem, leanest.choice)}{_what_clipping_costs(problem, candidates)}"
     )
+
+
+def _what_clipping_costs(problem: SearchProblem, candidates: Sequence[Candidate]) -> str:
+    """Return what the candidates would need without clipping, as further text."""
+    known = [(candidates[number], peak_bytes) for peak_bytes, number in _known_peaks(candidates)]
+    peaks = [(problem.experiment(one.choice).with_random_weights("cpu"), peak_bytes) for one, peak_bytes in known]
+    sentence = cost_of_clipping(peaks, hardware_of(problem.base.device), problem.budget_bytes)
+    return f". {sentence.removesuffix('.')}" if sentence else ""
 
 
 def _what_would_help(problem: SearchProblem, choice: Choice) -> str:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,12 +11,14 @@ import torch
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.base.user_functions import module_digest
+from pipeline.config.configurations import TECHNIQUE_SETTINGS, Configurations, why_refused
 from pipeline.config.entry_points import yaml_file
-from pipeline.config.experiment import Experiment, make_experiment, why_untimed
-from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings, dotted, merged, nested, validate
-from pipeline.config.space import Choice, Space, read_space
+from pipeline.config.experiment import Experiment, why_untimed
+from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, merged, nested, validate
+from pipeline.config.space import Choice, Space, default_space, read_space, sentences
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import device_name, find_device, free_bytes, hardware_of
+from pipeline.prediction.checkpointing_policy import resolved, resolved_or_reason
 from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.optuna_samplers import naive_choices
@@ -26,8 +29,6 @@ SHARE_OF_FREE, BUDGET_STEP_MIB = 0.8, 512
 """The automatic budget of a GPU: this share of its free memory, rounded down to a multiple of the step."""
 NOT_PART_OF_IDENTITY = ("output", "dataset_size", "time_limit", "accumulation_steps")
 """Settings that do not affect a measurement, or follow from others."""
-TECHNIQUE_SETTINGS = {name for technique in TECHNIQUES.values() for name in technique.model_fields}
-"""Settings on which no corpus depends."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,16 @@ class SearchProblem:
     base: Experiment
     """The first configuration of the space."""
     notes: tuple[str, ...] = ()
-    """The automatic budget, and why values of the space were removed; a sentence each."""
+    """The automatic budget, and how many configurations were left out of the space and why; a sentence each."""
+
+    @cached_property
+    def configurations(self) -> Configurations:
+        """Makes the Experiments of the space."""
+        return Configurations(self.run_values, "search")
 
     def experiment(self, choice: Choice) -> Experiment:
-        """Return the Experiment of one configuration."""
-        return _experiment(self.run_values, choice)
+        """Return the Experiment of one configuration, with explicit policies in place of `checkpointing=auto`."""
+        return resolved(self.configurations.experiment(choice))
 
     @property
     def budget_bytes(self) -> int:
@@ -57,8 +63,7 @@ class SearchProblem:
     @property
     def naive(self) -> list[Choice]:
         """Configurations of the default precision without checkpointing, the largest micro-batch first."""
-        defaults = dict(dotted(AllSettings().model_dump()))
-        return naive_choices(self.space, {name: defaults[name] for name in self.space.dimensions})
+        return naive_choices(self.space, {name: default_values()[name] for name in self.space.dimensions})
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -68,6 +73,7 @@ class SearchProblem:
         facts = {
             **{name: value for name, value in self.base.params().items() if name not in left_out},
             **{f"space.{name}": list(values) for name, values in self.space.dimensions.items()},
+            "space.mathematics": self.settings.mathematics,
             **self._user_techniques(),
             "objectives": self.settings.objectives,
             "device_name": about["device_name"],
@@ -95,14 +101,22 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
         InvalidInputError: a setting, a dimension or one of its values is wrong, or the device supports none of them.
 
     """
-    values = merged(nested(read_yaml(yaml_file("search"))), given)
+    values = merged(nested(default_space(read_yaml(yaml_file("search")), given)), given)
     own = validate(SearchSettings, {k: values.pop(k) for k in SearchSettings.model_fields if k in values}, "search")
     device = find_device(str(values.get("device", RunSettings.model_fields["device"].default)))
     values["budget"], notes = automatic_budget(device) if own.budget == "auto" else (own.budget, ())
     _, space = read_space(own, values, given, "search", hardware_of(device))
-    space, reasons = space.without(lambda choice: _experiment(values, choice).unsupported())
-    notes += tuple(f"left out of the space: {reason}" for reason in reasons)
-    problem = SearchProblem(own, values, space, _experiment(values, space.choices[0]), notes)
+    configurations, hardware = Configurations(values, "search"), hardware_of(device)
+
+    def refused(choice: Choice) -> str | None:
+        experiment = configurations.experiment(choice)
+        return why_refused(experiment, choice, hardware, own.mathematics) or resolved_or_reason(experiment)[0]
+
+    space, refusals = space.without(refused)
+    base = resolved(configurations.experiment(space.choices[0]))
+    varied = [{**space.choices[0], name: value} for name, tried in space.dimensions.items() for value in tried]
+    unseen = dict.fromkeys(note for choice in varied for note in configurations.experiment(choice).not_predicted)
+    problem = SearchProblem(own, values, space, base, (*notes, *sentences(refusals), *unseen))
     _check(problem)
     return problem
 
@@ -127,10 +141,6 @@ def automatic_budget(device: torch.device) -> tuple[str, tuple[str, ...]]:
     return budget, (f"budget: {budget}, {100 * SHARE_OF_FREE:.0f} % of the {where}, rounded down",)
 
 
-def _experiment(values: Mapping[str, Any], choice: Choice) -> Experiment:
-    return make_experiment(merged(values, nested(choice)), "search")
-
-
 def _check(problem: SearchProblem) -> None:
     """Refuse lengths that time no step, models that cannot be built, and a corpus that is too short."""
     settings = problem.settings
@@ -139,9 +149,9 @@ def _check(problem: SearchProblem) -> None:
         raise InvalidInputError(f"{reason}, or 0 to skip the verification")
     experiments = [problem.experiment(choice) for choice in problem.space.choices]
     check_shapes(experiments)
-    prepared: set[str] = set()
-    for experiment in experiments:
-        needs = json.dumps({k: v for k, v in experiment.params().items() if k not in TECHNIQUE_SETTINGS})
+    prepared: set[tuple[Any, ...]] = set()
+    for choice, experiment in zip(problem.space.choices, experiments, strict=True):
+        needs = experiment.effective_batch_size, *((k, v) for k, v in choice.items() if k not in TECHNIQUE_SETTINGS)
         if needs not in prepared:
             experiment.prepare()
             prepared.add(needs)

@@ -1,14 +1,17 @@
 """What a search found: its trials, the check of its answer, and all that its report needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
+from pipeline.config.settings import default_values
 from pipeline.searching.certificate import Certificate
 from pipeline.training.metrics import limited_peak_mib
 
+FEW_DIMENSIONS = 4
+"""Dimensions that are all shown, whether or not their values differ."""
 TOO_LARGE = (Outcome.OUT_OF_MEMORY, Outcome.OVER_BUDGET)
 """Outcomes of a configuration that does not fit."""
 
@@ -54,8 +57,31 @@ class Measurement:
 
 
 def label(choice: Mapping[str, Any]) -> str:
-    """Return a configuration as text: `micro-batch 4, checkpointing none, precision bf16`."""
-    return ", ".join(f"{heading(name)} {value}" for name, value in choice.items())
+    """Return a configuration as text: `micro-batch 4, checkpointing none, precision bf16`.
+
+    Of many dimensions, those that have the default of their setting are left out, except for the micro-batch size.
+    """
+    shown = choice
+    if len(choice) > FEW_DIMENSIONS:
+        defaults = default_values()
+        shown = {
+            name: value for name, value in choice.items() if name == "micro_batch_size" or value != defaults.get(name)
+        }
+    return ", ".join(f"{heading(name)} {value}" for name, value in shown.items()) or "all settings at their defaults"
+
+
+def columns(choices: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the heading of each dimension that a table of these configurations shows.
+
+    Of many dimensions, those that have the default of their setting in all of them are left out.
+    """
+    values: dict[str, set[Any]] = {}
+    for choice in choices:
+        for name, value in choice.items():
+            values.setdefault(name, set()).add(value)
+    is_shown = {name: values[name] != {default_values().get(name)} for name in values}
+    is_shown["micro_batch_size"] = True
+    return {name: heading(name) for name in values if len(values) <= FEW_DIMENSIONS or is_shown[name]}
 
 
 def heading(dimension: str) -> str:

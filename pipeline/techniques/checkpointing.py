@@ -1,34 +1,52 @@
 """Activation checkpointing: a layer's activations are not stored, and recomputed in the backward pass."""
 
 import re
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated, ClassVar
+from itertools import groupby
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from pipeline.base.contracts import Hardware
+from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Mathematics, Stage, Step, Technique
+from pipeline.memory.attention_saved import attention_saved_contexts
+from pipeline.memory.offloading import offloaded_checkpoint
 
-POLICY = re.compile(r"none|every_layer|every_([2-9]|[1-9]\d+)_layers")
+WHOLE = r"none|every_layer|every_([2-9]|[1-9]\d+)_layers|attention_saved|offloaded|auto"
+PART = r"(full|attention_saved|offloaded):\d+(-\d+)?"
+POLICY = re.compile(rf"{WHOLE}|{PART}(,{PART})*")
+RULE = (
+    "must be none, every_layer, every_2_layers, every_3_layers, ..., attention_saved, offloaded, auto, or policies "
+    "with their layers as in full:0-7,attention_saved:8-11"
+)
 
 OPTIONS = {"use_reentrant": False}
 """Arguments of torch.utils.checkpoint; the non-reentrant variant supports hooks and keyword arguments."""
+NONE, FULL, ATTENTION_SAVED, OFFLOADED = "none", "full", "attention_saved", "offloaded"
+"""Policies of one layer: everything is stored; all is recomputed from its inputs; all but attention's result; as full,
+and its inputs wait on the host."""
 
 
 def _checked_policy(value: str) -> str:
     if POLICY.fullmatch(value) is None:
-        raise ValueError("must be none, every_layer, every_2_layers, every_3_layers, ...")
+        raise ValueError(RULE)
+    layers = [layer for _, part in _parts(value) for layer in part]
+    if len(layers) != len(set(layers)) or any(not part for _, part in _parts(value)):
+        raise ValueError(f"{RULE}, each range ascending and each layer in one of them")
     return value
 
 
 class Checkpointing(Technique):
-    """Checkpoint no layer, every layer, or every n-th layer."""
+    """Checkpoint no layer, every layer, every n-th layer, or each layer by a policy of its own."""
 
     stage: ClassVar[Stage] = Stage.RECOMPUTATION
 
     checkpointing: Annotated[str, AfterValidator(_checked_policy)] = "none"
-    """Layers whose activations are recomputed: none, every_layer, every_2_layers, every_3_layers, ..."""
+    """What is recomputed: none, every_layer, every_2_layers, ..., attention_saved, offloaded, full:0-7, auto."""
 
     @property
     def mathematics(self) -> Mathematics:
@@ -37,30 +55,121 @@ class Checkpointing(Technique):
 
     @property
     def every_n_layers(self) -> int | None:
-        """The n of the checkpointed layers 0, n, 2n, ...; None without checkpointing."""
-        if self.checkpointing == "none":
-            return None
-        number = re.search(r"\d+", self.checkpointing)
-        return int(number.group()) if number else 1
+        """The n of the checkpointed layers 0, n, 2n, ...; None without checkpointing, or with another policy."""
+        found = re.fullmatch(r"every_(?:(\d+)_layers|layer)", self.checkpointing)
+        return int(found.group(1) or 1) if found else None
+
+    @classmethod
+    def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
+        """Return the policies worth trying on `hardware`."""
+        del setting
+        values = (NONE, "every_layer", "every_2_layers", ATTENTION_SAVED)
+        return (*values, OFFLOADED) if hardware.kind == "cuda" else values
+
+    def conflict(self, settings: Any) -> str | None:
+        """Return why it cannot be combined with another way of offloading, or with compiled layers."""
+        if OFFLOADED in self.checkpointing and getattr(settings, "activation_offloading", False):
+            return (
+                f"layer inputs are offloaded by one technique, and checkpointing={self.checkpointing} and "
+                "activation_offloading=true both do; set checkpointing=every_layer, which offloads the same inputs"
+            )
+        if ATTENTION_SAVED in self.checkpointing and getattr(settings, "compile", "none") != "none":
+            return (
+                f"attention's result is kept by an operator's name, which compiled layers do not have, and "
+                f"checkpointing={self.checkpointing} is set with compile={settings.compile}; set compile=none or "
+                "checkpointing=every_layer"
+            )
+        return None
+
+    def by_layer(self, num_layers: int) -> tuple[str, ...]:
+        """Return the policy of each of `num_layers` layers: none, full, attention_saved or offloaded.
+
+        Raises:
+            InvalidInputError: it names a layer that the model does not have, or is `auto`, which has no policies yet.
+
+        """
+        if self.checkpointing == "auto":
+            raise InvalidInputError(
+                "checkpointing=auto needs the policies that a prediction chooses before a run starts, and has none; "
+                "give the policies themselves, as full:0-7"
+            )
+        if self.checkpointing in (NONE, ATTENTION_SAVED, OFFLOADED):
+            return (self.checkpointing,) * num_layers
+        if self.every_n_layers is not None:
+            return tuple(NONE if layer % self.every_n_layers else FULL for layer in range(num_layers))
+        policies = {layer: policy for policy, layers in _parts(self.checkpointing) for layer in layers}
+        if max(policies) >= num_layers:
+            raise InvalidInputError(
+                f"checkpointing must name layers that the model has, 0 to {num_layers - 1}, and is "
+                f"{self.checkpointing}; end it at {num_layers - 1}"
+            )
+        return tuple(policies.get(layer, NONE) for layer in range(num_layers))
+
+    @property
+    def layer_period(self) -> int | None:
+        """The n of every n-th layer; None for policies that name layers."""
+        is_uniform = self.checkpointing in (NONE, ATTENTION_SAVED, OFFLOADED)
+        return 1 if is_uniform else self.every_n_layers
 
     def apply(self, step: Step) -> Step:
         """Enable checkpointing by transformers' own method, or by torch.utils.checkpoint on the layers."""
-        every = self.every_n_layers
-        if every is None:
-            return step
         module, layers = step.trainable.module, step.trainable.layers
-        if hasattr(module, "activation_checkpointing_enable"):
-            module.activation_checkpointing_enable(activation_checkpointing_kwargs=OPTIONS, every_n_layers=every)  # type: ignore[operator]
-        elif hasattr(module, "gradient_checkpointing_enable"):
-            _enable_with_old_name(module, layers, every)
+        policies = self.by_layer(len(layers))
+        if set(policies) == {NONE}:
+            return step
+        functions = _functions()
+        if all(hasattr(layer, "gradient_checkpointing") for layer in layers) and _enable(module):
+            for layer, policy in zip(layers, policies, strict=True):
+                layer.gradient_checkpointing = policy != NONE  # type: ignore[assignment]
+                layer._gradient_checkpointing_func = functions.get(policy)  # type: ignore[assignment]
         else:
-            for layer in layers[::every]:
-                layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+            for layer, policy in zip(layers, policies, strict=True):
+                if policy != NONE:
+                    layer.forward = partial(functions[policy], layer.forward)
         return step
 
 
-def _enable_with_old_name(module: nn.Module, layers: tuple[nn.Module, ...], every: int) -> None:
-    """Enable checkpointing with an older transformers, which has no every_n_layers but reads a flag on each layer."""
-    module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=OPTIONS)  # type: ignore[operator]
-    for index, layer in enumerate(layers):
-        layer.gradient_checkpointing = index % every == 0  # type: ignore[assignment]
+def as_text(policies: tuple[str, ...]) -> str:
+    """Return the value of the setting for the policies of all layers, from the first to the last."""
+    names = {NONE: NONE, FULL: "every_layer", ATTENTION_SAVED: ATTENTION_SAVED, OFFLOADED: OFFLOADED}
+    if len(set(policies)) == 1:
+        return names[policies[0]]
+    parts, begin = [], 0
+    for policy, group in groupby(policies):
+        end = begin + len(list(group))
+        if policy != NONE:
+            parts.append(f"{policy}:{begin}" + (f"-{end - 1}" if end - 1 > begin else ""))
+        begin = end
+    return ",".join(parts)
+
+
+def _parts(text: str) -> list[tuple[str, range]]:
+    """Return the policies with their layers, of a text as `full:0-7,attention_saved:8`."""
+    if ":" not in text:
+        return []
+    parts = []
+    for part in text.split(","):
+        policy, _, numbers = part.partition(":")
+        begin, _, end = numbers.partition("-")
+        parts.append((policy, range(int(begin), int(end or begin) + 1)))
+    return parts
+
+
+def _functions() -> dict[str, Callable[..., Any]]:
+    """Return the function that runs a layer's forward pass, by policy."""
+    return {
+        FULL: partial(checkpoint, **OPTIONS),  # type: ignore[arg-type]
+        ATTENTION_SAVED: partial(checkpoint, context_fn=attention_saved_contexts, **OPTIONS),  # type: ignore[arg-type]
+        OFFLOADED: offloaded_checkpoint(),
+    }
+
+
+def _enable(module: nn.Module) -> bool:
+    """Enable transformers' own checkpointing of every layer, by its new or older name; return whether it has one."""
+    if hasattr(module, "activation_checkpointing_enable"):
+        module.activation_checkpointing_enable(activation_checkpointing_kwargs=OPTIONS)  # type: ignore[operator]
+    elif hasattr(module, "gradient_checkpointing_enable"):
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs=OPTIONS)  # type: ignore[operator]
+    else:
+        return False
+    return True

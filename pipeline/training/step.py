@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -165,12 +167,26 @@ def gradient_underflow_percent(step: Step, optimizer: Optimizer, window: Window)
 def counted_layers(layers: tuple[nn.Module, ...]) -> Iterator[list[None]]:
     """Yield a list that gets one element for each forward pass of a layer, recomputation included.
 
-    The hooks are on each layer's first child: in some versions of transformers a checkpoint is inside the layer.
+    The hooks are on each layer's first child: in some versions of transformers a checkpoint is inside the layer. A hook
+    would be compiled with a compiled layer, and make it another one: calls of its compiled function are counted.
     """
     forwards: list[None] = []
-    handles = [next(layer.children()).register_forward_pre_hook(lambda *_: forwards.append(None)) for layer in layers]
-    try:
+    with ExitStack() as stack:
+        for layer in layers:
+            if layer._compiled_call_impl is None:
+                hook = next(layer.children()).register_forward_pre_hook(lambda *_: forwards.append(None))
+                stack.callback(hook.remove)
+            else:
+                counted = _counted(layer._compiled_call_impl, forwards)
+                stack.enter_context(patch.object(layer, "_compiled_call_impl", counted))
         yield forwards
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+def _counted(call: Callable[..., Any], calls: list[None]) -> Callable[..., Any]:
+    """Return a function that appends to `calls` each time it is called."""
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(None)
+        return call(*args, **kwargs)
+
+    return counted

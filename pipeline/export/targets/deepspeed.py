@@ -32,6 +32,8 @@ class DeepSpeed(Target):
             )
         if facts.checkpointed:
             notes.append("deepspeed.json has no key for the layers to checkpoint: deepspeed_setup.py checkpoints them.")
+        if facts.in_python:
+            notes.append(f"deepspeed.json has no key for {', '.join(facts.in_python)}: deepspeed_setup.py has it.")
         if facts.precision == "tf32":
             notes.append("deepspeed.json has no key for tf32: deepspeed_setup.py enables it.")
         if facts.autocast_dtype:

@@ -19,8 +19,9 @@ class Lightning(Target):
     def differences(self, facts: Facts) -> list[str]:
         """Return what the Trainer has no argument for, and what Lightning does differently."""
         notes = []
-        if facts.checkpointed:
-            notes.append("The Trainer has no argument for checkpointing: call prepare_model(model) before fit().")
+        if facts.has_prepare:
+            settings = ", ".join([*(["checkpointing"] if facts.checkpointed else []), *facts.in_python])
+            notes.append(f"The Trainer has no argument for {settings}: call prepare_model(model) before fit().")
         if facts.precision == "tf32":
             notes.append("The Trainer has no argument for tf32: importing this file enables it.")
         if facts.scales_loss:

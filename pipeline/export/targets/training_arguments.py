@@ -23,7 +23,12 @@ class HuggingFace(Target):
         arguments = _arguments(facts)
         return {
             "training_arguments.json": json.dumps(arguments, indent=2) + "\n",
-            "training_arguments.py": render("training_arguments.py.jinja", facts, arguments=arguments),
+            "training_arguments.py": render(
+                "training_arguments.py.jinja",
+                facts,
+                arguments=arguments,
+                prepares_layers=bool(facts.checkpointed) and not _has_argument(facts),
+            ),
         }
 
     def differences(self, facts: Facts) -> list[str]:
@@ -34,6 +39,8 @@ class HuggingFace(Target):
                 "With the JSON alone Trainer counts one target too many in every sequence of GPT-2, and its loss is "
                 f"lower by 1 part in {facts.sequence_length}; make_trainer corrects that."
             )
+        if facts.in_python:
+            notes.append(f"The JSON alone is without {', '.join(facts.in_python)}; make_trainer has it.")
         if facts.weight_decay:
             notes.append(
                 "With the JSON alone Trainer does not apply weight decay to biases and norms; make_trainer applies it "
@@ -47,6 +54,16 @@ class HuggingFace(Target):
             notes.append(
                 f"This version of transformers checkpoints every layer or none: every layer here, instead of one of "
                 f"{facts.every_n_layers}; the training is the same, in less memory and more time."
+            )
+        if facts.checkpointed and not _has_argument(facts):
+            notes.append(
+                f"No argument expresses checkpointing={facts.checkpointing}: make_trainer applies it. With the JSON "
+                "alone nothing is checkpointed; the training is the same, in more memory and less time."
+            )
+        if facts.checkpointing == "offloaded" and _has_argument(facts):
+            notes.append(
+                "Trainer copies layer inputs to the host within the computation, not beside it: its losses are the "
+                "measured ones, its memory and time are not."
             )
         if facts.precision == "tf32":
             notes.append("tf32=true needs a GPU of compute capability 8.0 (Ampere) or newer.")
@@ -92,10 +109,21 @@ def _checkpointing_name() -> str:
 
 def _checkpointing(facts: Facts) -> dict[str, Any]:
     name = _checkpointing_name()
-    if facts.every_n_layers is None:
+    if not facts.checkpointed or not _has_argument(facts):
         return {name: False}
-    every = {"every_n_layers": facts.every_n_layers} if name == CHECKPOINTING_NAMES[0] else {}
-    return {name: True, f"{name}_kwargs": {"use_reentrant": False, **every}}
+    more: dict[str, Any] = {}
+    if facts.checkpointing == "offloaded":
+        more = {"offload": True}
+    elif name == CHECKPOINTING_NAMES[0]:
+        more = {"every_n_layers": facts.every_n_layers}
+    return {name: True, f"{name}_kwargs": {"use_reentrant": False, **more}}
+
+
+def _has_argument(facts: Facts) -> bool:
+    """Whether an argument expresses the checkpointing: of layers 0, n, 2n, ..., or on a GPU with inputs on the host."""
+    if facts.checkpointing != "offloaded":
+        return facts.every_n_layers is not None
+    return facts.device_type == "cuda" and _checkpointing_name() == CHECKPOINTING_NAMES[0]
 
 
 def _schedule(facts: Facts) -> dict[str, Any]:

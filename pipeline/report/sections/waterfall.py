@@ -1,4 +1,4 @@
-"""Waterfall: the change of memory and time by each technique, from the baseline to all of them."""
+"""Waterfall: the change of memory and time by each setting, from the baseline to all of them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -6,58 +6,68 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from pipeline.report.page import Section
-from pipeline.report.plot import WARNING, Plot, colour, short
+from pipeline.report.plot import WARNING, Plot, colour, label, short
 from pipeline.training.metrics import Row
 
 NEEDED = {"peak_allocated_mib", "seconds_per_step"}
-LADDER = ("precision", "micro_batch_size", "checkpointing")
-"""The settings that are changed, one more in each step of the waterfall."""
+DERIVED = {"accumulation_steps", "effective_batch_size", "user_code"}
+"""Settings that follow from others, which the waterfall names."""
+FEWEST = 3
+"""Rungs of the shortest ladder: the baseline and two more."""
 
 
 def section(rows: Sequence[Row]) -> Section:
-    """Return the plot `waterfall`: memory and time of the baseline, changed by one technique after another."""
-    rungs = _rungs(rows)
-    if len(rungs) < 2:
-        return Section(title="contributions")
-    panels = (
+    """Return the plot `waterfall`: memory and time, changed by one setting after another, for each ladder of `rows`.
+
+    A ladder is a comparison in which some variants each keep what the one before changed, and change more.
+    """
+    ladders = [
+        _rungs([row for row in rows if row.comparison == name])
+        for name in dict.fromkeys(row.comparison for row in rows)
+    ]
+    panels = [panel for rungs in ladders if len(rungs) >= FEWEST for panel in _panels(rungs)]
+    plot = Plot(name="waterfall", title="what each setting adds", panels=tuple(panels))
+    return Section(title="contributions", plots=(plot,) if panels else ())
+
+
+def _panels(rungs: Sequence[Row]) -> list[partial[None]]:
+    return [
         partial(_waterfall, rungs=rungs, name="peak_allocated_mib", title="peak memory", unit="MiB"),
         partial(_waterfall, rungs=rungs, name="seconds_per_step", title="time per optimizer step", unit="s/step"),
-    )
-    plot = Plot(name="waterfall", title="what each technique adds", panels=panels)
-    return Section(title="contributions", plots=(plot,))
+    ]
 
 
 def _rungs(rows: Sequence[Row]) -> list[Row]:
-    """Return the baseline, then variants that each change the settings of the one before and at least one more."""
+    """Return the baseline of a comparison, then variants that each add to the changes of the one before."""
     rungs = [row for row in rows if row.is_baseline and set(row.metrics) >= NEEDED][:1]
     for row in rows if rungs else ():
-        before = _changes(rungs[-1], rungs[0])
-        if set(row.metrics) >= NEEDED and before < _changes(row, rungs[0]):
+        if set(row.metrics) >= NEEDED and _changes(rungs[-1], rungs[0]).items() < _changes(row, rungs[0]).items():
             rungs.append(row)
     return rungs
 
 
-def _changes(row: Row, baseline: Row) -> set[str]:
-    return {name for name in LADDER if row.params[name] != baseline.params[name]}
+def _changes(row: Row, baseline: Row) -> dict[str, str]:
+    """Return the settings that differ from the baseline's, with their values as text."""
+    names = set(row.params) - DERIVED
+    return {name: str(row.params[name]) for name in names if row.params[name] != baseline.params.get(name)}
 
 
 def _waterfall(axes: Axes, *, rungs: Sequence[Row], name: str, title: str, unit: str) -> None:
-    """Draw the first and the last value as bars, and the changes between them as steps."""
+    """Draw the first and the last value as bars, and the changes between them as steps, from top to bottom."""
     values = [row.metrics[name] for row in rungs]
     labels = [rungs[0].name]
-    axes.bar(0, values[0], color=colour(0))
+    axes.barh(0, values[0], color=colour(0))
     for number in range(1, len(rungs)):
         before, after = values[number - 1 : number + 1]
-        added = _changes(rungs[number], rungs[0]) - _changes(rungs[number - 1], rungs[0])
-        labels.append("\n".join(f"+ {setting}\n{rungs[number].params[setting]}" for setting in sorted(added)))
-        axes.bar(number, after - before, bottom=before, color=colour(2) if after <= before else WARNING)
-        axes.plot([number - 1.4, number + 0.4], [before, before], color="grey", linewidth=0.8)
-        axes.annotate(
-            f"{100 * (after / before - 1):+.0f} %", (number, max(before, after)), ha="center", va="bottom", fontsize=9
-        )
-    axes.bar(len(rungs), values[-1], color=colour(0))
-    axes.annotate(short(values[0]), (0, values[0]), ha="center", va="bottom", fontsize=9)
-    axes.annotate(short(values[-1]), (len(rungs), values[-1]), ha="center", va="bottom", fontsize=9)
-    axes.set_xticks(range(len(rungs) + 1), [*labels, rungs[-1].name], fontsize="x-small")
-    axes.set(title=title, ylabel=unit, ylim=(0, max(values) * 1.12))
-    axes.grid(axis="y", alpha=0.3)
+        added = _changes(rungs[number], rungs[0]).items() - _changes(rungs[number - 1], rungs[0]).items()
+        labels.append(" ".join(f"+ {setting} {value}" for setting, value in sorted(added)))
+        axes.barh(number, after - before, left=before, color=colour(2) if after <= before else WARNING)
+        axes.plot([before, before], [number - 1.4, number + 0.4], color="grey", linewidth=0.8)
+        axes.annotate(f" {100 * (after / before - 1):+.0f} %", (max(before, after), number), va="center", fontsize=9)
+    axes.barh(len(rungs), values[-1], color=colour(0))
+    for number, value in ((0, values[0]), (len(rungs), values[-1])):
+        axes.annotate(f" {short(value)}", (value, number), va="center", fontsize=9)
+    axes.set_yticks(range(len(rungs) + 1), [label(text) for text in (*labels, rungs[-1].name)], fontsize="x-small")
+    axes.invert_yaxis()
+    axes.set(title=title, xlabel=unit, xlim=(0, max(values) * 1.15))
+    axes.grid(axis="x", alpha=0.3)

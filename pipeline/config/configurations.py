@@ -1,0 +1,75 @@
+"""The Experiments of a space: values are validated once for each dimension, not for each of its configurations."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from pipeline.base.contracts import Hardware
+from pipeline.base.technique import Mathematics
+from pipeline.config.experiment import Experiment, check_settings, completed
+from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings, merged, nested, validate
+from pipeline.config.space import Choice, Value
+
+TECHNIQUE_SETTINGS = {name for technique in TECHNIQUES.values() for name in technique.model_fields}
+"""Settings on which neither the model nor the corpus depends."""
+
+
+class Configurations:
+    """Makes the Experiments of configurations that share `values`, those of the entry point `entry`."""
+
+    def __init__(self, values: Mapping[str, Any], entry: str) -> None:
+        self._values, self._entry = values, entry
+        self._changes: dict[tuple[str, Value, type], dict[str, Any]] = {}
+        self._checked: set[tuple[Any, ...]] = set()
+
+    def experiment(self, choice: Choice) -> Experiment:
+        """Return the Experiment of one configuration, completed and checked as by make_experiment().
+
+        Raises:
+            InvalidInputError: as make_experiment().
+
+        """
+        changes: dict[str, Any] = {}
+        for name, value in choice.items():
+            changes = merged(changes, self._change(name, value))
+        experiment = completed(self._base.model_copy(update={k: self._member(k, v) for k, v in changes.items()}))
+        others = tuple(item for item in choice.items() if item[0] not in TECHNIQUE_SETTINGS)
+        if others not in self._checked:
+            check_settings(experiment)
+            self._checked.add(others)
+        return experiment
+
+    @cached_property
+    def _base(self) -> RunSettings:
+        return validate(AllSettings, self._values, self._entry)
+
+    def _change(self, name: str, value: Value) -> dict[str, Any]:
+        """Return the change of the settings by one value of a dimension, as its type reads it."""
+        key = name, value, type(value)
+        if key not in self._changes:
+            change = nested({name: value})
+            settings: Any = validate(AllSettings, merged(self._values, change), self._entry)
+            for part in name.split("."):
+                settings = getattr(settings, part)
+            self._changes[key] = nested({name: settings})
+        return self._changes[key]
+
+    def _member(self, name: str, change: Any) -> Any:
+        """Return a setting's new value: of a model or corpus, a copy with the settings that differ."""
+        return getattr(self._base, name).model_copy(update=change) if isinstance(change, dict) else change
+
+
+def why_refused(experiment: Experiment, choice: Choice, hardware: Hardware, limit: Mathematics) -> str | None:
+    """Return why the configuration `choice` is not in the space, or None if it is.
+
+    A technique without a dimension is part of every configuration, so it changes the training as was asked for.
+    """
+    for technique in experiment.techniques:
+        varied = [name for name in type(technique).model_fields if name in choice]
+        if varied and not limit.includes(technique.mathematics):
+            values = ", ".join(f"{name}={getattr(technique, name)}" for name in varied)
+            return (
+                f"mathematics is {limit} at most in this space, and that of {values} is {technique.mathematics}; set "
+                f"mathematics={technique.mathematics} to allow it"
+            )
+    return experiment.unsupported(hardware)

@@ -1,0 +1,136 @@
+"""Recomputation of a layer in which attention's result is kept: the contexts for torch.utils.checkpoint.
+
+They do what torch.utils.checkpoint.create_selective_checkpoint_contexts does for a list of operators. That function
+skips a kept operator without advancing the random generator, and on CUDA, where attention draws its dropout itself, the
+dropout after it would be recomputed with another mask. It also takes no operator by its place: where attention is
+computed eagerly, one of several matrix products is its result.
+"""
+
+import re
+from collections import deque
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+KERNELS = re.compile(
+    r"aten\._scaled_dot_product_\w*attention\w*|aten\._(flash|efficient)_attention_forward"
+    r"|flash_attn\w*\._flash_attn\w*forward"
+)
+"""Operators that compute attention in one kernel, by namespace and name: torch's own and the package flash_attn's."""
+SOFTMAX = ("aten._softmax", "aten._safe_softmax")
+PRODUCT = "aten.bmm"
+
+
+class _Kept(NamedTuple):
+    """The result of an operator, and the state of the random generator after it."""
+
+    result: Any
+    versions: list[int]
+    random_state: Tensor | None
+
+
+class _Attention:
+    """Recognizes attention's result among the operators of a layer, in their order.
+
+    It is the result of a kernel or, where attention is computed eagerly, the product of its weights and the values: the
+    first product after a softmax that has as many elements as the softmax.
+    """
+
+    def __init__(self) -> None:
+        self._num_weights = 0
+
+    def is_result(self, operator: Any, args: tuple[Any, ...]) -> bool:
+        """Whether this operator's result is kept."""
+        name = _name(operator)
+        if name in SOFTMAX:
+            self._num_weights = args[0].numel()
+        elif name == PRODUCT and args[0].numel() == self._num_weights:
+            self._num_weights = 0
+            return True
+        return _is_kernel(name)
+
+
+class _Keep(TorchDispatchMode):
+    """Keeps attention's results in a forward pass."""
+
+    def __init__(self, kept: deque[_Kept]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._attention, self._kept = _Attention(), kept
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: nothing is compiled here."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Run the operator, and keep its result if it is attention's."""
+        result = func(*args, **(kwargs or {}))
+        if self._attention.is_result(func, args):
+            aliases = tree_map_only(Tensor, _alias, result)
+            self._kept.append(_Kept(aliases, _versions(aliases), _random_state(aliases)))
+        return result
+
+
+class _Reuse(TorchDispatchMode):
+    """Returns the kept results in the recomputation."""
+
+    def __init__(self, kept: deque[_Kept]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._attention, self._kept = _Attention(), kept
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: nothing is compiled here."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Run the operator, unless its result is kept."""
+        if not self._attention.is_result(func, args):
+            return func(*args, **(kwargs or {}))
+        result, versions, random_state = self._kept.popleft()
+        if _versions(result) != versions:
+            raise RuntimeError("attention's result was changed in place after it was kept for the backward pass")
+        if random_state is not None:
+            torch.cuda.set_rng_state(random_state, _first(result).device)
+        return result
+
+
+def attention_saved_contexts() -> tuple[TorchDispatchMode, TorchDispatchMode]:
+    """Return the contexts of a layer's forward pass and of its recomputation: the `context_fn` of a checkpoint."""
+    kept: deque[_Kept] = deque()
+    return _Keep(kept), _Reuse(kept)
+
+
+@cache
+def _name(operator: Any) -> str:
+    """Return `namespace.name` of an operator."""
+    return f"{operator.namespace}.{operator.__name__.partition('.')[0]}"
+
+
+@cache
+def _is_kernel(name: str) -> bool:
+    return KERNELS.fullmatch(name) is not None
+
+
+def _first(result: Any) -> Tensor:
+    return next(part for part in tree_leaves(result) if isinstance(part, Tensor))
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """Return another tensor of the same memory and version, without the graph that the first will get."""
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return tensor.detach()
+
+
+def _versions(result: Any) -> list[int]:
+    return [part._version for part in tree_leaves(result) if isinstance(part, Tensor)]
+
+
+def _random_state(result: Any) -> Tensor | None:
+    """Return the state of the generator of attention's device; None where no kernel draws random numbers."""
+    device = _first(result).device
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else None

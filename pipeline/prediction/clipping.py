@@ -1,0 +1,45 @@
+"""What clipping costs in memory: the gradients of all parameters exist until their norm is known."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from pipeline.base.contracts import Hardware
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.units import MIB
+from pipeline.config.experiment import Experiment
+from pipeline.prediction.predict import predict
+
+WITHOUT = {"max_grad_norm": None, "optimizer_in_backward": True}
+"""The settings with which a gradient is freed as soon as its parameter is updated."""
+
+
+def cost_of_clipping(predicted: Iterable[tuple[Experiment, int]], target: Hardware, budget_bytes: int) -> str | None:
+    """Return what the leanest experiment would need without clipping, updated in its backward pass, as a sentence.
+
+    `predicted` has each experiment with its predicted peak in bytes. It is None if none of them clips, if what it needs
+    otherwise (one micro-batch, no loss scaling) rules it out for all, or if it would not lower the peak.
+    """
+    others = ((Experiment(one.settings.model_copy(update=WITHOUT)), one, peak) for one, peak in predicted)
+    possible = [
+        (peak, number, other, one)
+        for number, (other, one, peak) in enumerate(others)
+        if one.settings.max_grad_norm is not None and other.unsupported(target) is None
+    ]
+    if not possible:
+        return None
+    before, _, other, one = min(possible, key=lambda each: each[:2])
+    try:
+        prediction = predict(other, target)
+    except InvalidInputError:
+        return None
+    if prediction.peak_bytes >= before:
+        return None
+    settings: Any = one.settings
+    fits = ", which fits" if prediction.fits(budget_bytes) and before > budget_bytes else ""
+    return (
+        f"Clipping to max_grad_norm={settings.max_grad_norm:g} keeps all gradients until their norm is known. Without "
+        "it, which is another training, max_grad_norm=none with optimizer_in_backward=true would need "
+        f"{prediction.peak_bytes / MIB:,.1f} MiB in place of {before / MIB:,.1f} MiB{fits} "
+        f"(micro_batch_size={one.micro_batch_size}, checkpointing={settings.checkpointing}, "
+        f"precision={settings.precision})."
+    )

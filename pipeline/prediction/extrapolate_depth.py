@@ -1,0 +1,303 @@
+"""Extrapolation of a timeline to more layers: a recorded layer is repeated where the model's further layers are.
+
+A layer is known by the first number in the name of a storage's module. What follows an event of one layer (the next
+event, of the same layer or of another one) is the same for each repetition of it.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from pipeline.memory.timeline import Lifetime, Span, Timeline
+from pipeline.memory.work import combined
+from pipeline.prediction.reductions import has_formula
+
+INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
+"""A number in a module's dotted name."""
+NUM_FIRST = 1
+"""Layers before the ones that are repeated: the first differs from the others in its input."""
+NUM_LAST = 2
+"""Layers after the first that is repeated, at least: the last differs in its output, the one before follows it."""
+
+Place = tuple[int, int | None]
+"""The index of a storage or of an event in the shallow timeline, and its layer in the deep model."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of the shallow model, and how many more the deep model has."""
+
+    num_layers: int
+    period: int
+    """Number of layers after which they repeat: 2 where every second one is checkpointed."""
+    num_more: int
+    """A multiple of the period."""
+
+    @property
+    def num_before_last(self) -> int:
+        """The index of the first layer after the repeated ones, in the shallow model."""
+        return NUM_FIRST + self.period
+
+    def source(self, layer: int) -> int:
+        """Return the shallow model's layer of which a layer of the deep model is a copy."""
+        if layer < NUM_FIRST:
+            return layer
+        if layer >= self.num_before_last + self.num_more:
+            return layer - self.num_more
+        return NUM_FIRST + (layer - NUM_FIRST) % self.period
+
+    def copies(self, layer: int) -> int:
+        """Return the number of layers in the deep model that are copies of a layer of the shallow one."""
+        return 1 + self.num_more // self.period * (NUM_FIRST <= layer < self.num_before_last)
+
+    def next(self, layer: int | None, copy: int | None, following: int | None) -> int | None:
+        """Return the layer in the deep model of the event after an event of `layer`, which is there in layer `copy`.
+
+        `following` is its layer in the shallow model. From the first layers to the last ones it is counted from the
+        last one, else from where it is.
+
+        Raises:
+            LookupError: it follows an event of no layer, and is one that is repeated.
+
+        """
+        if following is None:
+            return None
+        if layer is None or copy is None:
+            if NUM_FIRST <= following < self.num_before_last:
+                raise LookupError
+        elif (
+            (layer < NUM_FIRST) == (following < NUM_FIRST)
+            or min(layer, following) >= NUM_FIRST
+            or (max(layer, following) < self.num_before_last)
+        ):
+            return copy + following - layer
+        return following + self.num_more * (following >= NUM_FIRST)
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """The order of the events of a deep model, each a copy of an event of the shallow model."""
+
+    storages: tuple[Place, ...]
+    events: tuple[int, ...]
+    ends: tuple[tuple[int, int | None], ...]
+    """For each storage the indices of its allocation and of its release among the events."""
+    spans: tuple[Span, ...]
+
+    def lifetimes(self, timeline: Timeline) -> list[Lifetime]:
+        """Return the deep model's storages, from a timeline of the shallow model with the same events."""
+        return [
+            Lifetime(
+                num_bytes=one.num_bytes,
+                shape=one.shape,
+                dtype=one.dtype,
+                operator=one.operator,
+                module=one.module if layer is None else _in_layer(one.module, layer),
+                category=one.category,
+                allocated_at=allocated_at,
+                freed_at=freed_at,
+            )
+            for (number, layer), (allocated_at, freed_at) in zip(self.storages, self.ends, strict=True)
+            for one in (timeline.lifetimes[number],)
+        ]
+
+
+def fewest_layers(num_layers: int, period: int) -> int:
+    """Return the layers of the shallow model: at least one period between the first and the last ones."""
+    least = max(NUM_FIRST + period + 1, NUM_FIRST + NUM_LAST + 1)
+    return least + (num_layers - least) % period
+
+
+def with_more_layers(shallow: Timeline, deeper: Timeline, layers: Layers) -> Timeline | None:
+    """Return the timeline of the deep model from two recorded ones, of which the second has one period more.
+
+    It is None if the repetition of the shallow model's layers is not what was recorded of the second. Storages of no
+    layer, such as the norms of all gradients, and the work grow linearly.
+    """
+    again = repetition_of(shallow, replace(layers, num_more=layers.period))
+    deep = repetition_of(shallow, layers)
+    if again is None or deep is None:
+        return None
+    grown = _grown_storages(again, shallow, deeper)
+    if grown is None or [(one.step, one.phase) for one in shallow.work] != [(o.step, o.phase) for o in deeper.work]:
+        return None
+    times = layers.num_more // layers.period
+    lifetimes, work = deep.lifetimes(shallow), []
+    for number, other in grown.items():
+        one = lifetimes[deep.storages.index((number, None))]
+        one.num_bytes += times * (other.num_bytes - one.num_bytes)
+        one.shape = tuple(a + times * (b - a) for a, b in zip(one.shape, other.shape, strict=True))
+    for phase, more in zip(shallow.work, deeper.work, strict=True):
+        work.append(replace(phase, work=combined(lambda a, b: a + times * (b - a), phase.work, more.work)))
+    return Timeline(
+        lifetimes=tuple(lifetimes),
+        events=deep.events,
+        seconds=(0.0,) * len(deep.events),
+        spans=deep.spans,
+        work=tuple(work),
+    )
+
+
+def _grown_storages(again: Repetition, shallow: Timeline, deeper: Timeline) -> dict[int, Lifetime] | None:
+    """Return the storages of no layer that are larger in the deeper timeline, by their index in the shallow one.
+
+    It is None if that timeline differs in anything else from the repetition `again` of the shallow one.
+    """
+    if (again.events, again.spans) != (deeper.events, deeper.spans):
+        return None
+    grown = {}
+    for (number, layer), one, other in zip(again.storages, again.lifetimes(shallow), deeper.lifetimes, strict=True):
+        if one == other:
+            continue
+        same = replace(one, num_bytes=other.num_bytes, shape=other.shape) == other
+        if layer is not None or not same or len(one.shape) != len(other.shape) or has_formula(one):
+            return None
+        grown[number] = other
+    return grown
+
+
+def repetition_of(timeline: Timeline, layers: Layers) -> Repetition | None:
+    """Return the events of the deep model; None if they do not follow from those of the shallow one."""
+    modules = tuple(lifetime.module for lifetime in timeline.lifetimes)
+    operators = tuple(lifetime.operator for lifetime in timeline.lifetimes)
+    return _repetition(timeline.events, timeline.spans, modules, operators, layers)
+
+
+@lru_cache(maxsize=8)
+def _repetition(
+    events: tuple[int, ...],
+    spans: tuple[Span, ...],
+    modules: tuple[str, ...],
+    operators: tuple[str, ...],
+    layers: Layers,
+) -> Repetition | None:
+    try:
+        order = list(_walk(events, spans, modules, operators, layers))
+    except LookupError:
+        return None
+    numbers: dict[Place, int] = {}
+    begins: list[int] = []
+    ends: list[int | None] = []
+    repeated: list[int] = []
+    for at, (event, layer) in enumerate(order):
+        storage = events[event]
+        if storage >= 0:
+            numbers[storage, layer] = len(begins)
+            repeated.append(len(begins))
+            begins.append(at)
+            ends.append(None)
+        else:
+            number = numbers.get((-1 - storage, layer))
+            if number is None or ends[number] is not None:
+                return None
+            ends[number] = at
+            repeated.append(-1 - number)
+    places: dict[int, list[int]] = {span.begin: [] for span in spans}
+    for at, (event, _) in enumerate(order):
+        if event in places:
+            places[event].append(at)
+    if any(len(found) != 1 for found in places.values()):
+        return None  # a phase that begins in a repeated layer
+    return Repetition(
+        storages=tuple(numbers),
+        events=tuple(repeated),
+        ends=tuple(zip(begins, ends, strict=True)),
+        spans=tuple(replace(span, begin=places[span.begin][0]) for span in spans),
+    )
+
+
+def _walk(
+    events: tuple[int, ...],
+    spans: tuple[Span, ...],
+    modules: tuple[str, ...],
+    operators: tuple[str, ...],
+    layers: Layers,
+) -> Iterator[Place]:
+    """Yield the deep model's events in their order; raise LookupError where the order does not follow."""
+    layer_of = _layers(events, spans, modules)
+    keys = _keys(events, spans, modules, operators, layer_of)
+    layer_of_event = [layer_of[event if event >= 0 else -1 - event] for event in events]
+    found = {(layer, key): number for number, (layer, key) in enumerate(zip(layer_of_event, keys, strict=True))}
+    total = sum(1 if layer is None else layers.copies(layer) for layer in layer_of_event)
+    seen: set[Place] = set()
+    event, copy = 0, layer_of_event[0]
+    while True:
+        if (event, copy) in seen:
+            raise LookupError
+        seen.add((event, copy))
+        yield event, copy
+        if event + 1 == len(events):
+            break
+        copy = layers.next(layer_of_event[event], copy, layer_of_event[event + 1])
+        event += 1
+        if copy is not None:
+            if not 0 <= copy < layers.num_layers + layers.num_more:
+                raise LookupError
+            source = layers.source(copy)
+            if source != layer_of_event[event]:
+                event = found[source, keys[event]]
+    if len(seen) != total:
+        raise LookupError
+
+
+def _layers(events: tuple[int, ...], spans: tuple[Span, ...], modules: tuple[str, ...]) -> list[int | None]:
+    """Return the layer of each storage.
+
+    One of no module belongs to the layer whose storages are allocated before and after it, within a phase: autograd's
+    own, such as a sum of gradients.
+    """
+    layers = [_layer(module) for module in modules]
+    begins = {span.begin for span in spans}
+    waiting: list[int] = []
+    before = None
+    for number, event in enumerate(events):
+        if number in begins:
+            waiting, before = [], None
+        if event < 0:
+            continue
+        layer = layers[event]
+        if layer is None:
+            waiting.append(event)
+            continue
+        if layer == before:
+            for other in waiting:
+                layers[other] = layer
+        waiting, before = [], layer
+    return layers
+
+
+def _keys(
+    events: tuple[int, ...],
+    spans: tuple[Span, ...],
+    modules: tuple[str, ...],
+    operators: tuple[str, ...],
+    layers: list[int | None],
+) -> list[tuple[object, ...]]:
+    """Return for each event what it is in its layer: the same for the same event of another layer."""
+    begins = {span.begin: number for number, span in enumerate(spans)}
+    counts: Counter[tuple[object, ...]] = Counter()
+    of_storage: dict[int, tuple[object, ...]] = {}
+    keys: list[tuple[object, ...]] = []
+    span = 0
+    for number, event in enumerate(events):
+        span = begins.get(number, span)
+        if event >= 0:
+            kind = span, layers[event], modules[event], operators[event]
+            counts[kind] += 1
+            of_storage[event] = (span, _in_layer(modules[event], 0), operators[event], counts[kind])
+        keys.append((event >= 0, of_storage[event if event >= 0 else -1 - event]))
+    return keys
+
+
+@lru_cache(maxsize=4096)
+def _layer(module: str) -> int | None:
+    found = INDEX.search(module)
+    return int(found.group()) if found else None
+
+
+@lru_cache(maxsize=2**16)
+def _in_layer(module: str, layer: int) -> str:
+    """Return a module's name with that of a layer in place of its own."""
+    return INDEX.sub(str(layer), module, count=1)

@@ -1,0 +1,167 @@
+"""What devices do in a second: a table by card, and a measurement on a CPU.
+
+FLOP/s of matrix products are those of NVIDIA's data sheets and architecture papers, dense (a data sheet's number "with
+sparsity" is twice as high) and summed in float32, which GeForce cards do at half the rate of sums in float16. Memory
+bandwidth is from the same sources; the host's is that of the card's PCIe generation with 16 lanes, one direction.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from pipeline.base.contracts import Hardware
+from pipeline.prediction.cards import CARDS
+from pipeline.prediction.step_time import CostPrior
+
+TERA, GIGA = 1e12, 1e9
+PCIE = {3: 15.75 * GIGA, 4: 31.5 * GIGA, 5: 63 * GIGA}
+"""Bytes a second in one direction, by generation: 16 lanes of 8, 16 and 32 GT/s, 128 of 130 bits are data (PCI-SIG)."""
+LAUNCH_SECONDS = 10e-6
+"""Seconds in which a host launches one operator, with its share of Python and autograd.
+
+It depends on the host and not on the card: 5 to 25 microseconds for a product on the host of an H100
+(jiahuanglin.xyz, "From PyTorch op to kernel launch"), 45 on that of a T4 in a notebook (fitted in step_time).
+"""
+MEASURED_SECONDS = 0.1
+"""Time for which each kind of work is repeated on a CPU."""
+PRODUCT_SIZE, COPY_BYTES, CHAIN_LENGTH = 384, 2**25, 100
+"""Rows and columns of the products, bytes of the copies, and length of the chain of operators that are measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What a device does in a second at most."""
+
+    float32: float
+    """FLOP/s of float32 products on the general cores."""
+    tf32: float
+    """FLOP/s of float32 products in tf32; where a card has none, as float32."""
+    half: float
+    """FLOP/s of bf16 and fp16 products, summed in float32."""
+    moved_bytes: float
+    """Bytes a second that its memory reads and writes."""
+    host_bytes: float
+    """Bytes a second between it and the host."""
+    launch_seconds: float = LAUNCH_SECONDS
+
+
+def _rates(float32: float, tf32: float, half: float, memory: float, pcie: int) -> Rates:
+    return Rates(
+        float32=float32 * TERA,
+        tf32=tf32 * TERA,
+        half=half * TERA,
+        moved_bytes=memory * GIGA,
+        host_bytes=PCIE[pcie],
+    )
+
+
+RATES = {
+    "b200": _rates(75, 1125, 2250, 7700, 5),  # HGX B200 data sheet, an eighth of the board
+    "h200": _rates(66.9, 494.7, 989.4, 4800, 5),  # H200 data sheet, SXM
+    "h100": _rates(66.9, 494.7, 989.4, 3350, 5),  # H100 architecture paper and data sheet, SXM5
+    "a100": _rates(19.5, 156, 312, 2039, 4),  # A100 data sheet, 80 GB SXM
+    "a100-40gb": _rates(19.5, 156, 312, 1555, 4),  # A100 architecture paper
+    "l40s": _rates(91.6, 183, 362.05, 864, 4),  # L40S data sheet
+    "l4": _rates(30.3, 60, 121, 300, 4),  # L4 data sheet: half of the numbers with sparsity
+    "a10g": _rates(35, 35, 70, 600, 4),  # A10G data sheet (AWS)
+    "rtx4090": _rates(82.6, 82.6, 165.2, 1008, 4),  # Ada architecture paper, appendix A
+    "rtx3090": _rates(35.6, 35.6, 71, 936, 4),  # GA102 architecture paper, appendix A
+    "v100": _rates(15.7, 15.7, 125, 900, 3),  # V100 data sheet, SXM2
+    "t4": _rates(8.1, 8.1, 65, 320, 3),  # T4 data sheet; memory: Turing architecture paper
+}
+"""By the card's name in CARDS."""
+
+
+EFFICIENCIES = {"cuda": 0.5, "cpu": 1.0}
+"""Expected share of a rate that training reaches, by kind of device: a CPU's rates are measured.
+
+On a T4 it is 0.56 of the FLOP/s in float32, 0.36 in float16, and 0.56 of the memory bandwidth (benchmarks/step_time).
+"""
+DEVIATIONS = {"cuda": 0.35, "cpu": 0.5}
+"""Standard deviations of the logarithms of these shares: that of the T4 is within one of them."""
+LAUNCH_DEVIATION = 0.7
+RESIDUAL = 0.1
+"""Standard deviation of a step's time with the best costs, as a fraction (benchmarks/step_time: the T4)."""
+
+
+def rates_of(hardware: Hardware) -> Rates:
+    """Return what a device does in a second: of the table, or measured on a CPU.
+
+    A card that is not in the table is taken for the one in it whose compute capability is closest, in proportion to
+    the multiprocessors.
+    """
+    if hardware.kind != "cuda":
+        return measured_rates()
+    for name, card in CARDS.items():
+        if card.name == hardware.name:
+            return RATES[name]
+    assert hardware.capability is not None and hardware.num_multiprocessors is not None  # it is a card
+    major, minor = hardware.capability
+    closest = min(CARDS, key=lambda name: abs(10 * major + minor - 10 * _capability(name)[0] - _capability(name)[1]))
+    similar, ratio = RATES[closest], hardware.num_multiprocessors / (CARDS[closest].num_multiprocessors or 1)
+    return Rates(
+        float32=ratio * similar.float32,
+        tf32=ratio * similar.tf32,
+        half=ratio * similar.half,
+        moved_bytes=ratio * similar.moved_bytes,
+        host_bytes=similar.host_bytes,
+    )
+
+
+def _capability(name: str) -> tuple[int, int]:
+    return CARDS[name].capability or (0, 0)
+
+
+def cost_prior(hardware: Hardware) -> CostPrior:
+    """Return what is known about the costs on a device before anything is measured there."""
+    *costs, launch = rate_costs(hardware)
+    deviations = (*[DEVIATIONS[hardware.kind]] * len(costs), LAUNCH_DEVIATION)
+    log_costs_K = np.log([*(cost / EFFICIENCIES[hardware.kind] for cost in costs), launch])
+    return CostPrior(log_costs_K=log_costs_K, deviations_K=np.array(deviations), residual=RESIDUAL)
+
+
+def rate_costs(hardware: Hardware) -> list[float]:
+    """Return the costs on a device that reaches its rates, by the kinds of step_time, in seconds."""
+    rates = rates_of(hardware)
+    amounts = (rates.float32, rates.tf32, rates.half, rates.half, rates.moved_bytes, rates.host_bytes)
+    return [*(1 / amount for amount in amounts), rates.launch_seconds]
+
+
+@lru_cache
+def measured_rates() -> Rates:
+    """Return what this machine's CPU does in a second, each from the fastest of some repetitions."""
+    left, source = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE), torch.ones(COPY_BYTES // 4)
+    copy, narrow, factor = torch.empty_like(source), left.bfloat16(), torch.ones(4, requires_grad=True)
+
+    def chain() -> None:
+        product = factor
+        for _ in range(CHAIN_LENGTH):
+            product = product * factor
+        product.sum().backward()  # type: ignore[no-untyped-call]
+
+    flops, num_operators = 2.0 * PRODUCT_SIZE**3, 4 * CHAIN_LENGTH  # a product; its two gradients; their sum
+    float32 = flops / _fastest(lambda: left @ left)
+    return Rates(
+        float32=float32,
+        tf32=float32,
+        half=flops / _fastest(lambda: narrow @ narrow),
+        moved_bytes=2 * COPY_BYTES / _fastest(lambda: copy.copy_(source)),
+        host_bytes=2 * COPY_BYTES / _fastest(lambda: copy.copy_(source)),
+        launch_seconds=_fastest(chain) / num_operators,
+    )
+
+
+def _fastest(function: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of several calls."""
+    function()
+    seconds: list[float] = []
+    end = time.perf_counter() + MEASURED_SECONDS
+    while not seconds or time.perf_counter() < end:
+        start = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)

@@ -1,0 +1,94 @@
+"""Seconds of an optimizer step from its work: how much of each kind there is, and what one unit of it costs.
+
+    seconds of a pass = max(sum over kinds of amount x cost, operators x launch)
+    seconds of a step = passes x seconds of a pass + seconds of the update
+
+A cost is the time of one FLOP in a number format, of one byte, or of launching one operator. Operators are launched
+while earlier ones are computed, so the slower of both sets the time. N counts configurations, K kinds of work.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.memory.work import Work
+from pipeline.prediction.predict import Prediction
+
+Array = NDArray[np.float64]
+
+FORMATS = ("float32", "tf32", "bfloat16", "float16")
+KINDS = (*FORMATS, "moved_bytes", "host_bytes", "launch")
+"""Kinds of work, in the order of their costs; the last one is the launch of an operator."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostPrior:
+    """What is known about the costs on a device before anything is measured there: independent log-normals."""
+
+    log_costs_K: Array
+    """Means of the logarithms of the costs, in seconds."""
+    deviations_K: Array
+    """Their standard deviations."""
+    residual: float
+    """Standard deviation of the logarithm of a step's time with the true costs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """The estimated time of an optimizer step."""
+
+    seconds: float
+    deviation: float
+    """Standard deviation of its logarithm: 0.2 is about 20 %."""
+
+
+def amounts(work: Work) -> Array:
+    """Return how much work there is of each kind, in the order of KINDS.
+
+    Formats that KINDS does not name, as of 8 bits, count as float16.
+    """
+    flops = dict.fromkeys(FORMATS, 0.0)
+    for name, count in work.matrix_flops.items():
+        flops[name if name in flops else "float16"] += count
+    return np.array([*flops.values(), work.moved_bytes, work.host_bytes, work.num_kernels], dtype=np.float64)
+
+
+def work_seconds(amounts_NK: Array, costs_K: Array) -> Array:
+    """Return the seconds of some work, whose amounts are the last axis: N x K -> N."""
+    computed: Array = amounts_NK[..., :-1] @ costs_K[:-1]
+    launched: Array = amounts_NK[..., -1] * costs_K[-1]
+    seconds: Array = np.maximum(computed, launched)
+    return seconds
+
+
+def step_seconds(passes_NK: Array, num_passes_N: Array, updates_NK: Array, costs_K: Array) -> Array:
+    """Return the seconds of optimizer steps: N x K amounts of one pass and of the update -> N."""
+    return num_passes_N * work_seconds(passes_NK, costs_K) + work_seconds(updates_NK, costs_K)
+
+
+def estimated(prediction: Prediction, num_passes: int, prior: CostPrior) -> StepTime:
+    """Return the estimated time of an optimizer step that takes so many passes."""
+    passes_NK, updates_NK = (amounts(work)[None] for work in (prediction.pass_work, prediction.update_work))
+    num_passes_N = np.array([num_passes], dtype=np.float64)
+    [seconds] = step_seconds(passes_NK, num_passes_N, updates_NK, np.exp(prior.log_costs_K))
+    [shares_K] = shares(passes_NK, num_passes_N, updates_NK, prior.log_costs_K)
+    variance = shares_K**2 @ prior.deviations_K**2 + prior.residual**2
+    return StepTime(seconds=float(seconds), deviation=float(np.sqrt(variance)))
+
+
+def shares(passes_NK: Array, num_passes_N: Array, updates_NK: Array, log_costs_K: Array) -> Array:
+    """Return the share of each kind in the time of each step: the derivative of its logarithm by that of the cost."""
+    costs_K = np.exp(log_costs_K)
+    parts_NK = num_passes_N[:, None] * _parts(passes_NK, costs_K) + _parts(updates_NK, costs_K)
+    parts_NK /= parts_NK.sum(axis=1, keepdims=True)
+    return parts_NK
+
+
+def _parts(amounts_NK: Array, costs_K: Array) -> Array:
+    """Return the seconds of each kind; launches have none, or all, depending on which takes longer."""
+    parts_NK: Array = amounts_NK * costs_K
+    is_launching_N = parts_NK[:, -1] > parts_NK[:, :-1].sum(axis=1)
+    parts_NK[:, :-1] *= ~is_launching_N[:, None]
+    parts_NK[:, -1] *= is_launching_N
+    return parts_NK

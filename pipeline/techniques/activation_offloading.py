@@ -1,0 +1,60 @@
+"""Activation offloading: what the layers save for the backward pass waits in host memory."""
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from pipeline.base.contracts import Hardware
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of
+from pipeline.base.units import MIB
+from pipeline.memory import offloading
+
+
+class ActivationOffloading(Technique):
+    """Saved tensors above a size are copied to the host in the forward pass, and back before they are needed."""
+
+    stage: ClassVar[Stage] = Stage.RECOMPUTATION
+
+    activation_offloading: bool = False
+    """Whether tensors that the layers save for the backward pass wait in host memory, pinned on CUDA."""
+    offloading_min_mib: float = Field(default=1.0, ge=0)
+    """Smallest saved storage that is offloaded, in MiB."""
+
+    @property
+    def mathematics(self) -> Mathematics:
+        """The values that come back are those that were saved."""
+        return Mathematics.EXACT
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is offloaded."""
+        return self.activation_offloading
+
+    @property
+    def smallest_bytes(self) -> float:
+        """Bytes from which on a storage is offloaded."""
+        return self.offloading_min_mib * MIB
+
+    @property
+    def size_thresholds(self) -> tuple[float, ...]:
+        """The size from which on a storage is offloaded."""
+        return (self.smallest_bytes,) if self.active else ()
+
+    @classmethod
+    def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
+        """Return both values on CUDA; on a CPU, device and host share their memory."""
+        if setting != "activation_offloading":
+            return super().values_to_try(setting, hardware)
+        return (False, True) if hardware.kind == "cuda" else (False,)
+
+    def export(self, target: str) -> Exported | None:
+        """Return the hooks as they are here, and the call that registers them."""
+        del target
+        call = "offload_saved_tensors([model.get_submodule(name) for name in {layers}]"
+        return Exported(code=source_of(offloading), prepare=f"{call}, smallest_bytes={self.smallest_bytes:.0f})")
+
+    def apply(self, step: Step) -> Step:
+        """Register the hooks on the layers."""
+        if self.active:
+            offloading.offload_saved_tensors(step.trainable.layers, self.smallest_bytes)
+        return step

@@ -1,0 +1,54 @@
+"""GELU in its tanh form: one kernel of torch in place of eight operators, whose results autograd would store."""
+
+import inspect
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from pipeline.base.contracts import Model
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+
+REPLACED = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh")
+"""transformers' names (ACT2FN) of the tanh form in separate operators."""
+
+
+class Gelu(Technique):
+    """GPT-2's activation function by torch's own kernel."""
+
+    stage: ClassVar[Stage] = Stage.MODEL
+
+    gelu: Literal["model", "fused"] = "model"
+    """model: as the model computes it; fused: GELU's tanh form (gelu_new) in one kernel."""
+
+    @property
+    def mathematics(self) -> Mathematics:
+        """The same function; the kernel rounds once and not after each operator."""
+        return Mathematics.EXACT if self.gelu == "model" else Mathematics.ROUNDING
+
+    def unsuited(self, model: Model, name: str) -> str | None:
+        """Return that the model has nothing to replace."""
+        activation = None if self.gelu == "model" else model.describe(name).activation
+        if self.gelu == "model" or activation in REPLACED:
+            return None
+        return (
+            f"gelu=fused replaces {', '.join(REPLACED[:-1])} or {REPLACED[-1]}, and the activation of {name} is "
+            f"{activation or 'not one of transformers'}; set gelu=model"
+        )
+
+    def export(self, target: str) -> Exported:
+        """Return the function that replaces the modules, for any framework."""
+        return Exported(code=f"from torch import nn\n\n\n{inspect.getsource(fuse_gelus)}", prepare="fuse_gelus(model)")
+
+    def apply(self, step: Step) -> Step:
+        """Replace the modules."""
+        if self.gelu == "fused":
+            fuse_gelus(step.trainable.module)
+        return step
+
+
+def fuse_gelus(model: nn.Module) -> None:
+    """Replace the modules of transformers that compute GELU's tanh form in separate operators."""
+    separate = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation", "GELUTanh")
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if type(module).__name__ in separate:
+            model.set_submodule(name, nn.GELU(approximate="tanh"))

@@ -1,0 +1,262 @@
+"""The kernel of a language model's loss: with all logits in memory, or with those of one chunk of tokens at a time."""
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from pipeline.base import chunked_loss
+from pipeline.base.chunked_loss import chunked_cross_entropy
+from pipeline.base.contracts import Batch, Hardware, Head, Model
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.heads import hidden_states, shifted_targets
+from pipeline.base.sequences import IGNORED_LABEL
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+
+LONGEST_CHUNK_TOKENS = 1024
+"""Longest chunk by default: more tokens cost memory and save no time on a GPU.
+
+For each weight and token a chunk computes 6 FLOPs; for each weight it moves 16 bytes (two products read it, one is
+written and read, the sum is read and written). An H100 computes 989e12 dense bf16 FLOP/s and moves 3.35e12 bytes a
+second (NVIDIA's datasheet): from 787 tokens on the products take longer than what is moved.
+"""
+
+LIGER_ALONE = {
+    "rope": False,
+    "swiglu": False,
+    "geglu": False,
+    "rms_norm": False,
+    "layer_norm": False,
+    "cross_entropy": False,
+    "fused_linear_cross_entropy": True,
+}
+"""Which of Liger's kernels TrainingArguments takes; a model takes those that it has."""
+EXPORTED_KERNELS = {
+    "chunked": "chunked_cross_entropy(hidden_NC, head.weight, head.bias, targets_N, {chunk}, soft_cap)",
+    "fused": """F.linear_cross_entropy(
+        hidden_NC,
+        head.weight,
+        targets_N,
+        linear_bias=head.bias,
+        reduction="sum",
+        options=torch.nn.LinearCrossEntropyOptions(batch_chunk_size={chunk}),
+    )""",
+    "liger": """liger_fused_linear_cross_entropy(
+        hidden_NC,
+        head.weight,
+        targets_N,
+        bias=head.bias,
+        reduction="sum",
+        softcap=soft_cap,
+        accum_dtype=torch.float32,
+    )""",
+}
+"""The summed loss of each kernel, as a Python expression of exported files."""
+EXPORTED = """
+{kernel}
+def summed_loss_without_logits(model, ids_BT, labels_BT, forward=None):
+    \"\"\"Return the cross-entropy summed over the targets; the head of the model only hands its input over.\"\"\"
+    head, received = model.get_output_embeddings(), []
+    head.forward = lambda hidden_BTC: received.append(hidden_BTC) or hidden_BTC[..., :0]
+    try:
+        (forward or model)(input_ids=ids_BT, use_cache=False)
+    finally:
+        del head.forward
+    hidden_NC, soft_cap = received.pop().flatten(0, 1), getattr(model.config, "final_logit_softcapping", None)
+    targets_N = F.pad(labels_BT, (0, 1), value=-100)[:, 1:].flatten()
+    return {loss}
+
+
+def compute_loss_without_logits(model):
+    \"\"\"Let the model return this loss, over the number of targets, where it is called with labels.\"\"\"
+    plain = model.forward
+
+    @wraps(plain)
+    def forward(input_ids=None, labels=None, num_items_in_batch=None, **more):
+        if labels is None:
+            return plain(input_ids=input_ids, **more)
+        count = (labels[:, 1:] != -100).sum() if num_items_in_batch is None else num_items_in_batch
+        return CausalLMOutput(loss=summed_loss_without_logits(model, input_ids, labels, plain) / count)
+
+    model.forward = forward
+"""
+
+Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(hidden states [N, C], targets [N], what the loss is multiplied by) -> summed cross-entropy."""
+
+
+class LossKernel(Technique):
+    """The cross-entropy from all logits at once, or from chunks of tokens whose logits are never stored."""
+
+    stage: ClassVar[Stage] = Stage.LOSS
+
+    loss_kernel: Literal["full", "chunked", "fused", "liger"] = "full"
+    """full: all logits; chunked: chunks of tokens; fused: torch's linear_cross_entropy; liger: Liger's kernel."""
+    loss_chunk_tokens: PositiveInt | None = None
+    """Tokens of a chunk, of chunked and fused; none: the head's width, at most 1024."""
+
+    @property
+    def mathematics(self) -> Mathematics:
+        """Equal but for the order of sums; Liger's kernel rounds the gradient of the logits to 16 bits."""
+        return Mathematics.ROUNDING if self.loss_kernel == "liger" else Mathematics.EXACT
+
+    @classmethod
+    def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
+        """Return the kernels worth trying: those of torch."""
+        if setting != "loss_kernel":
+            return super().values_to_try(setting, hardware)
+        return ("full", "chunked", *(("fused",) if has_fused() else ()))
+
+    def unsupported(self, hardware: Hardware) -> str | None:
+        """Return why the device or an installed package does not support the kernel, or None if they do."""
+        if self.loss_kernel == "fused" and not has_fused():
+            return (
+                "loss_kernel=fused needs torch.nn.functional.linear_cross_entropy, which torch "
+                f"{torch.__version__} has not; install torch 2.13, or set loss_kernel=chunked"
+            )
+        if self.loss_kernel != "liger":
+            return None
+        if hardware.kind != "cuda":
+            return f"loss_kernel=liger needs a CUDA GPU, and the device is {hardware.kind}; set loss_kernel=chunked"
+        if find_spec("liger_kernel") is None:
+            return (
+                "loss_kernel=liger needs the package liger-kernel, which is not installed; install it, or set "
+                "loss_kernel=chunked"
+            )
+        return None
+
+    def unsuited(self, model: Model, name: str) -> str | None:
+        """Return why the loss of a model cannot be computed apart from the rest of it, or None if it can."""
+        if self.loss_kernel == "full":
+            return None
+        reason = model.inseparable_head(name, soft_cap=self.loss_kernel != "fused")
+        rule = f"loss_kernel={self.loss_kernel} needs a head that it can compute itself"
+        return reason and f"{rule}, and {reason}; set loss_kernel=full"
+
+    def conflict(self, settings: Any) -> str | None:
+        """Refuse chunks of a kernel without chunks, chunks larger than the batch, and sums of gradients in 16 bits."""
+        chunk, tokens = self.loss_chunk_tokens, settings.micro_batch_size * settings.sequence_length
+        if chunk is not None and self.loss_kernel in ("full", "liger"):
+            return (
+                f"loss_chunk_tokens is a setting of loss_kernel chunked and fused, and loss_kernel is "
+                f"{self.loss_kernel}; set loss_kernel=chunked, or loss_chunk_tokens=none"
+            )
+        if chunk is not None and chunk > tokens:
+            return (
+                f"loss_chunk_tokens must not exceed the tokens of a micro-batch: {chunk} is more than "
+                f"{settings.micro_batch_size} sequences x {settings.sequence_length} tokens; set "
+                f"loss_chunk_tokens={tokens} or less, or none"
+            )
+        if self.loss_kernel == "fused" and settings.precision in ("bf16", "fp16"):
+            return (
+                "loss_kernel=fused needs precision=fp32 or tf32, since torch's linear_cross_entropy sums the head's "
+                f"gradient over chunks in the type of its inputs, and precision is {settings.precision}; set "
+                "loss_kernel=chunked"
+            )
+        return None
+
+    def export(self, target: str) -> Exported | None:
+        """Return the loss as code; the plain script calls it, and elsewhere the model itself returns it."""
+        if (self.loss_kernel, target) == ("liger", "training_arguments"):
+            return Exported(arguments={"use_liger_kernel": True, "liger_kernel_config": LIGER_ALONE})
+        code = _exported_code(self.loss_kernel, self.loss_chunk_tokens)
+        if target == "pytorch":
+            return Exported(code=code, loss="summed_loss_without_logits(model, ids_BT, labels_BT)")
+        note = (
+            "prepare_model, or make_trainer, replaces the model's forward method: its output has a loss and no logits."
+        )
+        return Exported(code=code, prepare="compute_loss_without_logits(model)", notes=(note,))
+
+    def apply(self, step: Step) -> Step:
+        """Replace the loss by one that calls the model without its head; unsuited() has refused models without one."""
+        head = step.trainable.head
+        if self.loss_kernel == "full":
+            return step
+        assert head is not None
+        kernels: dict[str, Any] = {"chunked": _chunked, "fused": _fused, "liger": _liger}
+        kernel = partial(kernels[self.loss_kernel], head, self.loss_chunk_tokens)
+        return replace(step, trainable=replace(step.trainable, loss=partial(_loss, head, kernel, step.scaler)))
+
+
+def _exported_code(kernel: str, chunk: int | None) -> str:
+    """Return the imports and functions of the loss, which need nothing of this package."""
+    imports = [
+        "from functools import wraps",
+        "from typing import Any",
+        "",
+        "import torch.nn.functional as F",
+        "from torch import Tensor",
+        "from transformers.modeling_outputs import CausalLMOutput",
+    ]
+    own = ""
+    if kernel == "liger":
+        imports.insert(3, "from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy")
+    if kernel == "chunked":
+        _, _, functions = inspect.getsource(chunked_loss).partition("from torch import Tensor\n")
+        own = re.sub(r"  # type: ignore.*", "", functions)
+    loss = EXPORTED_KERNELS[kernel].format(chunk=chunk or f"min(head.in_features, {LONGEST_CHUNK_TOKENS})")
+    return "\n".join(imports) + "\n" + EXPORTED.format(kernel=own, loss=loss)
+
+
+def has_fused() -> bool:
+    """Whether torch has linear_cross_entropy, from version 2.13 on."""
+    return hasattr(F, "linear_cross_entropy") and hasattr(nn, "LinearCrossEntropyOptions")
+
+
+def default_chunk_tokens(width: int) -> int:
+    """Return the tokens of a chunk: the head's width, so that a chunk's logits are as large as the head's weight."""
+    return min(width, LONGEST_CHUNK_TOKENS)
+
+
+def _loss(
+    head: Head, kernel: Kernel, scaler: torch.amp.GradScaler, module: nn.Module, batch: Batch, num_targets: int
+) -> Tensor:
+    """Return the summed loss divided by the window's number of targets, as the model's own."""
+    hidden_NC = hidden_states(head, module, batch).flatten(0, 1)
+    factor = scaler.scale(torch.ones((), device=hidden_NC.device) / num_targets)
+    return kernel(hidden_NC, shifted_targets(batch), factor) / num_targets
+
+
+def _chunked(head: Head, chunk: int | None, hidden_NC: Tensor, targets_N: Tensor, factor: Tensor) -> Tensor:
+    layer, chunk_tokens = head.layer, chunk or default_chunk_tokens(head.layer.in_features)
+    parts = (hidden_NC, layer.weight, layer.bias, targets_N)
+    return chunked_cross_entropy(*parts, chunk_tokens, head.soft_cap, IGNORED_LABEL, factor)
+
+
+def _fused(head: Head, chunk: int | None, hidden_NC: Tensor, targets_N: Tensor, _: Tensor) -> Tensor:
+    chunk_tokens = chunk or default_chunk_tokens(head.layer.in_features)
+    return F.linear_cross_entropy(
+        hidden_NC,
+        head.layer.weight,
+        targets_N,
+        linear_bias=head.layer.bias,
+        reduction="sum",
+        ignore_index=IGNORED_LABEL,
+        options=nn.LinearCrossEntropyOptions(batch_chunk_size=chunk_tokens),
+    )
+
+
+def _liger(head: Head, _: None, hidden_NC: Tensor, targets_N: Tensor, __: Tensor) -> Tensor:
+    if hidden_NC.device.type != "cuda":
+        raise InvalidInputError("Liger's kernel runs on a GPU alone, so its memory is not predicted; measure it")
+    functions = import_module("liger_kernel.transformers.functional")
+    loss: Tensor = functions.liger_fused_linear_cross_entropy(
+        hidden_NC,
+        head.layer.weight,
+        targets_N,
+        bias=head.layer.bias,
+        ignore_index=IGNORED_LABEL,
+        reduction="sum",
+        softcap=head.soft_cap,
+        accum_dtype=torch.float32,
+    )
+    return loss

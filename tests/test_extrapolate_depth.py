@@ -1,0 +1,84 @@
+"""Deep models are predicted from recordings of few layers: the timeline is the one of a full recording."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import tiny
+
+from pipeline.config.experiment import Experiment
+from pipeline.memory.device import hardware_of
+from pipeline.memory.timeline import Timeline
+from pipeline.prediction.cards import find_card
+from pipeline.prediction.extrapolate_batch import same_memory
+from pipeline.prediction.extrapolate_depth import Layers, fewest_layers, with_more_layers
+from pipeline.prediction.predict import predict
+from pipeline.prediction.trace import record, trace
+
+CPU, CARD = hardware_of(torch.device("cpu")), find_card("h100")
+NUM_LAYERS = 13
+
+
+def deep(num_layers: int = NUM_LAYERS, **settings: Any) -> Experiment:
+    """Return a run of narrow layers."""
+    return tiny(**{"micro_batch_size": 2, "causal_lm__num_layers": num_layers, **settings})
+
+
+@pytest.mark.parametrize("target", [CPU, CARD], ids=["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"accumulation_steps": 1},
+        {"accumulation_steps": 3, "precision": "bf16", "checkpointing": "every_layer"},
+        {"micro_batch_size": 1, "checkpointing": "every_2_layers", "max_grad_norm": "none"},
+        {"precision": "bf16", "loss_kernel": "chunked", "checkpointing": "attention_saved"},
+        {"model": "llama-nano", "attention": "eager", "loss_kernel": "fused"},
+        {"optimizer_in_backward": True, "max_grad_norm": "none", "gelu": "fused"},
+    ],
+    ids=str,
+)
+def test_a_deep_model_is_extrapolated_exactly(
+    settings: dict[str, Any], target: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    wanted = deep(**settings)
+    prepared, recorded = wanted.read_corpus(), []
+
+    def shallow(experiment: Experiment, *others: Any) -> Timeline:
+        recorded.append(experiment.description.num_layers)
+        return record(experiment, *others)
+
+    monkeypatch.setattr("pipeline.prediction.trace.record", shallow)
+    extrapolated = trace(wanted, target, prepared)
+    assert recorded and max(recorded) < NUM_LAYERS
+    num_rows = min(2, wanted.effective_batch_size // wanted.micro_batch_size) * wanted.micro_batch_size
+    num_rows = wanted.effective_batch_size if target is CPU else num_rows
+    short = {"accumulation_steps": min(2, wanted.effective_batch_size // wanted.micro_batch_size)}
+    short["effective_batch_size"] = short["accumulation_steps"] * wanted.micro_batch_size
+    full = record(Experiment(wanted.settings.model_copy(update=short)), target, prepared, num_rows)
+    assert same_memory(extrapolated, full)
+
+
+def test_layers_that_do_not_repeat_are_not_extrapolated() -> None:
+    prepared = deep().read_corpus()
+    fewest = fewest_layers(NUM_LAYERS, 1)
+    shallow, deeper = (record(deep(count), CPU, prepared, 2) for count in (fewest, fewest + 1))
+    layers = Layers(fewest, 1, NUM_LAYERS - fewest)
+    assert with_more_layers(shallow, deeper, layers) is not None
+    assert with_more_layers(shallow, record(deep(fewest + 2), CPU, prepared, 2), layers) is None
+    number = next(n for n, one in enumerate(deeper.lifetimes) if one.module.startswith("transformer.h.2."))
+    other = replace(deeper.lifetimes[number], num_bytes=deeper.lifetimes[number].num_bytes + 1)
+    lifetimes = (*deeper.lifetimes[:number], other, *deeper.lifetimes[number + 1 :])
+    assert with_more_layers(shallow, replace(deeper, lifetimes=lifetimes), layers) is None
+
+
+def test_policies_that_name_layers_have_no_period() -> None:
+    assert deep().layer_period == 1 and deep(checkpointing="every_3_layers").layer_period == 3
+    assert deep(checkpointing="full:0-3").layer_period is None
+
+
+def test_the_prediction_names_the_layers_of_the_deep_model() -> None:
+    modules = predict(deep(), CARD).breakdown.module_bytes
+    assert any(module.startswith(f"transformer.h.{NUM_LAYERS - 1}.") for module in modules)

@@ -1,0 +1,227 @@
+"""Contracts of every value of every technique: the same training, its predicted memory, and what exports say of it."""
+
+import ast
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import torch
+import yaml
+from conftest import IS_SIMULATED, tiny, with_corpus_of
+from cuda_without_gpu import simulated_card
+from levers import LEVERS, ON_CPU, ON_CUDA, Lever, each, needs_package
+from test_export import executed
+from test_prediction import CPU, measured
+
+from pipeline.base.results import StepRecord
+from pipeline.base.technique import Mathematics
+from pipeline.config.experiment import Experiment, make_experiment
+from pipeline.config.settings import TECHNIQUES
+from pipeline.export.write import export_files
+from pipeline.prediction.predict import predict
+from pipeline.training.loop import Loop
+from pipeline.training.step import backpropagate, build_step
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+"""What torch's compiler imports and does itself."""
+EXACT = 1e-5
+"""Largest relative difference of float32 losses and gradients that differ in the order of sums alone."""
+GRADIENT = 20
+"""Largest error of a gradient in another number format, in tolerances of the loss."""
+WORSE, WORSE_OF_ONE = 1.25, 1.5
+"""Largest error of the gradient under bf16, in errors of plain bf16's; the same for one parameter, of few numbers."""
+NOISE = 1e-4
+"""Gradients of a parameter below this share of the whole gradient's norm count as zero: some are sums of rounding."""
+WHOLE_GRADIENT = "whole"
+CUT = {"micro_batch_size": 2, "accumulation_steps": 4}
+DROPOUT = {"causal_lm__dropout": 0.1, "encoder_stack__dropout": 0.1}
+SCENARIOS: dict[str, dict[str, Any]] = {"packed": {}, "padded": {"sequences": "padded", **CUT}}
+"""Dropout with packed sequences in one micro-batch, and with padded ones in four."""
+ON_CARD = {
+    "model": "gpt2-nano",
+    "precision": "bf16",
+    "causal_lm.num_layers": 2,
+    "causal_lm.width": 256,
+    "causal_lm.num_heads": 4,
+    "causal_lm.dropout": 0.1,
+    "vocabulary_size": 8192,
+    "micro_batch_size": 8,
+}
+each_on_cpu = each(ON_CPU)
+
+
+def pair(lever: Lever, model: str, **shared: Any) -> tuple[Experiment, Experiment]:
+    """Return the plain run and the one with the lever, which share all other settings."""
+    without_dropout = {} if lever.same_dropout else dict.fromkeys(DROPOUT, 0.0)
+    plain = {**shared, **with_corpus_of(model), **without_dropout, **lever.plain}
+    return tiny(**plain), tiny(**{**plain, **lever.settings})
+
+
+def losses(experiment: Experiment, num_steps: int = 10) -> list[float]:
+    """Return the losses of the first optimizer steps."""
+    records: list[StepRecord] = []
+    prepared = experiment.prepare()
+    torch.manual_seed(experiment.settings.seed)
+    step = build_step(experiment, prepared)
+    with step.run_context():
+        loop = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), records.append)
+        loop.advance(num_steps)
+    return [record.loss for record in records]
+
+
+def gradients(experiment: Experiment) -> dict[str, torch.Tensor]:
+    """Return the gradient of the first window by the parameter's name, wherever the step uses or frees it."""
+    prepared = experiment.prepare()
+    torch.manual_seed(experiment.settings.seed)
+    step = build_step(experiment, prepared)
+    found: dict[str, torch.Tensor] = {}
+    for name, parameter in step.trainable.module.named_parameters():
+
+        def keep(parameter: torch.Tensor, name: str = name) -> None:
+            assert parameter.grad is not None
+            found[name] = parameter.grad.double() / step.scaler.get_scale()
+
+        parameter.register_post_accumulate_grad_hook(keep)
+    with step.run_context():
+        window = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), print).window(0)
+        backpropagate(step, window.batches, window.num_targets)
+    assert set(found) == {name for name, _ in step.trainable.module.named_parameters()}
+    return found
+
+
+def errors(found: Mapping[str, torch.Tensor], truth: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Return the relative error of each parameter's gradient, and of the whole gradient under its own name."""
+    whole = float(torch.stack([gradient.norm() for gradient in truth.values()]).norm())
+    away = {name: float((found[name] - gradient).norm()) for name, gradient in truth.items()}
+    of_each = {name: error / (float(truth[name].norm()) + NOISE * whole) for name, error in away.items()}
+    return {WHOLE_GRADIENT: math.hypot(*away.values()) / whole, **of_each}
+
+
+@cache
+def cached_losses(text: str) -> list[float]:
+    """Return the losses of the experiment with these settings, which several rows are compared with."""
+    return losses(make_experiment(yaml.safe_load(text), "main"))
+
+
+def test_every_value_of_every_technique_has_a_row() -> None:
+    covered = {(name, value) for lever in LEVERS for name, value in lever.settings.items()}
+    assert {lever.technique for lever in LEVERS} == set(TECHNIQUES)
+    for kind in TECHNIQUES.values():
+        for name, field in kind.model_fields.items():
+            annotation = field.annotation
+            values = get_args(annotation) if get_origin(annotation) is Literal else ()
+            values = (False, True) if annotation is bool else values
+            assert {(name, value) for value in values if value != field.default} <= covered
+
+
+@each(LEVERS)
+def test_a_row_activates_its_technique_alone_and_has_its_tolerance(lever: Lever) -> None:
+    plain, changed = pair(lever, lever.models[0])
+    assert not any(each.active for each in plain.techniques)
+    [active] = [each for each in changed.techniques if each.active]
+    assert type(active) is TECHNIQUES[lever.technique]
+    assert active.mathematics is not Mathematics.DIFFERENT
+    assert lever.tolerance is None or active.mathematics is Mathematics.ROUNDING
+
+
+@pytest.mark.parametrize("model", ["gpt2-nano", "encoder_stack"])
+def test_dropout_changes_the_losses(model: str) -> None:
+    """Or the comparisons with dropout below show nothing."""
+    assert losses(tiny(**with_corpus_of(model), **DROPOUT), 2) != losses(tiny(**with_corpus_of(model)), 2)
+
+
+@each(lever for lever in LEVERS if not lever.accumulates)
+def test_a_lever_that_takes_one_micro_batch_refuses_several(lever: Lever) -> None:
+    reason = tiny(**{**lever.plain, **CUT, **lever.settings}).unsupported()
+    assert reason is not None and "accumulation_steps" in reason and "4" in reason
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@each_on_cpu
+def test_ten_steps_have_the_losses_of_the_plain_step(lever: Lever, scenario: str, short_documents: Path) -> None:
+    needs_package(lever)
+    text = {"corpus": "text_files", "text_files__path": str(short_documents)}
+    for model in lever.models:
+        plain, changed = pair(lever, model, **text, **DROPOUT, **SCENARIOS[scenario])
+        assert changed.unsupported(CPU) is None
+        expected = cached_losses(plain.to_yaml())
+        assert expected[-1] < expected[0]
+        assert losses(changed) == pytest.approx(expected, rel=lever.tolerance or EXACT), model
+
+
+@each_on_cpu
+def test_gradients_are_those_of_the_plain_step(lever: Lever) -> None:
+    needs_package(lever)
+    for model in lever.models:
+        plain, changed = pair(lever, model)
+        largest = GRADIENT * lever.tolerance if lever.tolerance else EXACT
+        assert max(errors(gradients(changed), gradients(plain)).values()) <= largest, model
+
+
+@each(lever for lever in ON_CPU if lever.takes_bf16)
+def test_gradients_under_bf16_are_as_exact_as_plain_ones(lever: Lever) -> None:
+    needs_package(lever)
+    for model in lever.models:
+        truth = gradients(pair(lever, model)[0])
+        plain, changed = (errors(gradients(one), truth) for one in pair(lever, model, precision="bf16"))
+        assert changed[WHOLE_GRADIENT] <= WORSE * plain[WHOLE_GRADIENT], model
+        limits = {name: WORSE_OF_ONE * error + EXACT for name, error in plain.items()}
+        worse = {name: (changed[name], limit) for name, limit in limits.items() if changed[name] > limit}
+        assert not worse, model
+
+
+@each(lever for lever in ON_CPU if lever.predicted)
+def test_the_peak_on_a_cpu_is_predicted(lever: Lever) -> None:
+    needs_package(lever)
+    for model in lever.models:
+        experiment = pair(lever, model, sequence_length=64, eval_steps=0, **DROPOUT)[1]
+        if model == "encoder_stack" and experiment.settings.precision == "bf16":  # type: ignore[attr-defined]
+            continue  # without logits, the scratch memory of oneDNN's products shows, which the processor decides
+        assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4), model
+
+
+@pytest.fixture(scope="module")
+def card() -> Iterator[Any]:
+    """Give a simulated H200 that predicts and runs configurations."""
+    if not IS_SIMULATED:
+        pytest.skip("the process that it starts needs the simulated card's environment")
+    with simulated_card("h200", expandable_segments=False) as started:
+        yield started
+
+
+@pytest.mark.gpu
+@each(lever for lever in ON_CUDA if lever.predicted)
+def test_the_peak_on_a_card_is_predicted(lever: Lever, card: Any) -> None:
+    needs_package(lever)
+    settings = {**ON_CARD, **lever.plain, **lever.settings}
+    predicted, real = (card.ask(kind=kind, settings=settings) for kind in ("predict", "measure"))
+    assert real["outcome"] == "ok"
+    assert predicted["predicted_allocated_bytes"] == pytest.approx(real["measured_allocated_bytes"], rel=5e-4)
+
+
+@each_on_cpu
+def test_the_exported_script_trains_the_same(lever: Lever, capsys: pytest.CaptureFixture[str]) -> None:
+    needs_package(lever)
+    experiment = pair(lever, lever.models[0])[1]
+    script = executed(export_files(experiment)["train.py"])
+    script["main"](Path(script["TOKENS"]))
+    printed = [float(loss) for loss in re.findall(r"loss ([\d.]+)", capsys.readouterr().out)]
+    assert printed == pytest.approx(losses(experiment, len(printed)), abs=1e-4)
+
+
+@each(LEVERS)
+def test_every_exported_file_has_the_lever_or_says_that_it_has_not(lever: Lever) -> None:
+    plain, changed = (export_files(one) for one in pair(lever, lever.models[0]))
+    readers = {".py": ast.parse, ".json": json.loads, ".yaml": yaml.safe_load, ".md": str}
+    for name, text in changed.items():
+        readers[Path(name).suffix](text)
+        if name != "training_arguments.json":  # it takes no other keys: README.md says what it lacks
+            assert text != plain[name], f"{name} is the same with and without {lever.name}"

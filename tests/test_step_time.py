@@ -1,0 +1,138 @@
+"""The estimated seconds of a step: costs by kind of work, their uncertainty, the rates of cards and of this CPU."""
+
+import csv
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import ROOT, tiny
+from step_time import ESTIMATES, T4, case_of, errors, estimates, published_cases, table
+
+from pipeline.base.contracts import Hardware
+from pipeline.memory.work import Work
+from pipeline.prediction.cards import CARDS, find_card
+from pipeline.prediction.predict import predict
+from pipeline.prediction.rates import RATES, cost_prior, measured_rates, rate_costs, rates_of
+from pipeline.prediction.step_time import KINDS, CostPrior, amounts, estimated, shares, step_seconds, work_seconds
+
+COSTS = np.array([1e-12, 1e-13, 1e-14, 1e-14, 1e-11, 1e-10, 1e-5])
+CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
+
+
+def test_seconds_are_those_of_the_work_or_of_its_launches_whichever_takes_longer() -> None:
+    work = Work({"float32": 1e9, "bfloat16": 1e11}, moved_bytes=1e8, num_kernels=10, host_bytes=1e6)
+    assert dict(zip(KINDS, amounts(work), strict=True))["bfloat16"] == 1e11
+    assert work_seconds(amounts(work), COSTS) == pytest.approx(1e-3 + 1e-3 + 1e-3 + 1e-4)
+    assert work_seconds(amounts(Work(num_kernels=1000, moved_bytes=1e8)), COSTS) == pytest.approx(1e-2)
+
+
+def test_a_step_is_its_passes_and_the_update() -> None:
+    one_pass, update = amounts(Work(moved_bytes=1e9)), amounts(Work(moved_bytes=5e8))
+    seconds = step_seconds(np.stack([one_pass, one_pass]), np.array([1.0, 4.0]), np.stack([update, update]), COSTS)
+    assert seconds == pytest.approx([0.015, 0.045])
+
+
+def test_shares_are_the_slopes_of_the_logarithm() -> None:
+    works = [Work({"float32": 1e10}, 1e9, 100, 1e7), Work({"tf32": 1e9}, 1e8, 9000)]
+    passes, update = np.stack([amounts(one) for one in works]), np.stack([amounts(Work(moved_bytes=1e7))] * 2)
+    counts, log_costs = np.array([2.0, 3.0]), np.log(COSTS)
+    slopes = [
+        (
+            np.log(step_seconds(passes, counts, update, np.exp(log_costs + change)))
+            - np.log(step_seconds(passes, counts, update, np.exp(log_costs - change)))
+        )
+        / 2e-6
+        for change in 1e-6 * np.eye(len(KINDS))
+    ]
+    found = shares(passes, counts, update, log_costs)
+    assert found == pytest.approx(np.stack(slopes, axis=1), abs=1e-6)
+    assert found.sum(axis=1) == pytest.approx([1, 1])
+
+
+def test_uncertainty_is_that_of_the_costs_by_their_share() -> None:
+    prediction = predict(tiny(precision="bf16"), find_card("h100"))
+    prior = CostPrior(log_costs_K=np.log(COSTS), deviations_K=np.full(len(KINDS), 0.3), residual=0.1)
+    known = CostPrior(log_costs_K=np.log(COSTS), deviations_K=np.zeros(len(KINDS)), residual=0.1)
+    time = estimated(prediction, 2, prior)
+    assert 0.1 < time.deviation <= math.hypot(0.3, 0.1)
+    assert estimated(prediction, 2, known).deviation == pytest.approx(0.1)
+    assert estimated(prediction, 4, prior).seconds > 1.5 * time.seconds
+
+
+def test_every_card_has_rates_and_others_are_taken_for_the_closest() -> None:
+    assert set(RATES) == set(CARDS)
+    for rates in RATES.values():
+        assert rates.float32 <= rates.tf32 <= rates.half
+    h100 = CARDS["h100"]
+    half = Hardware(kind="cuda", name="half an H100", memory_bytes=2**36, capability=(9, 0), num_multiprocessors=66)
+    assert rates_of(h100) == RATES["h100"]
+    assert rates_of(half).half == RATES["h200"].half / 2 == RATES["h100"].half / 2
+    assert rates_of(half).host_bytes == RATES["h100"].host_bytes
+    known = cost_prior(h100)
+    assert len(known.log_costs_K) == len(known.deviations_K) == len(KINDS) == len(rate_costs(h100))
+    assert (np.exp(known.log_costs_K)[:-1] > np.array(rate_costs(h100))[:-1]).all()
+
+
+def test_a_cpu_is_measured_once() -> None:
+    rates = rates_of(CPU)
+    assert rates is measured_rates()
+    assert min(rates.float32, rates.half, rates.moved_bytes) > 1e6 and 0 < rates.launch_seconds < 1
+
+
+def rows() -> list[dict[str, str]]:
+    """Return the committed table."""
+    with max((ROOT / "benchmarks").glob("step_time_*.csv")).open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_committed_errors_are_those_of_the_committed_work() -> None:
+    own = [row for row in rows() if row["subject"] == T4]
+    again = list(table([case_of(row) for row in own]))
+    for row, other in zip(own, again, strict=True):
+        for name in (*ESTIMATES, "measured"):
+            assert float(str(other[f"{name}_seconds"])) == pytest.approx(float(row[f"{name}_seconds"]), rel=1e-3)
+
+
+def test_the_times_of_a_group_have_no_part_in_its_own_costs() -> None:
+    cases = [case_of(row) for row in rows() if row["subject"] == T4]
+    own = [number for number, one in enumerate(cases) if one.group == cases[0].group]
+    slower = [replace(one, seconds=9 * one.seconds) if n in own else one for n, one in enumerate(cases)]
+    before, after = (estimates(some, find_card("t4"))["fitted"] for some in (cases, slower))
+    assert before[own] == pytest.approx(after[own])
+    assert np.delete(before, own) != pytest.approx(np.delete(after, own), rel=0.1)
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers and peft
+def test_the_committed_work_is_that_of_the_code() -> None:
+    [traced] = published_cases([18])
+    [row] = [row for row in rows() if row["name"].startswith("run 18:")]
+    committed = case_of(row)
+    assert traced.name == committed.name
+    assert traced.pass_K == pytest.approx(committed.pass_K) and traced.update_K == pytest.approx(committed.update_K)
+
+
+def test_published_times_are_within_the_goals() -> None:
+    median, _, rank = errors([row for row in rows() if row["subject"] == T4], "fitted")
+    assert median <= 20 and rank >= 0.95
+
+
+def test_times_of_whole_spaces_on_a_cpu_are_in_order() -> None:
+    for subject in {row["subject"] for row in rows()} - {T4}:
+        assert errors([row for row in rows() if row["subject"] == subject], "fitted")[2] >= 0.9, subject
+
+
+def test_the_documents_have_the_committed_numbers() -> None:
+    page = max((ROOT / "benchmarks").glob("step_time_*.md")).read_text()
+    documented = (ROOT / "docs" / "prediction.md").read_text()
+    summary = [line for line in page.splitlines() if any(f"| {words} |" in line for words in ESTIMATES.values())]
+    assert len(summary) == 4 * len(ESTIMATES)
+    assert [line for line in summary if line not in documented] == []
+    on_t4, *on_cpus = (
+        errors([row for row in rows() if row["subject"] == subject], "fitted")
+        for subject in dict.fromkeys(row["subject"] for row in rows())
+    )
+    medians, ranks = ([one[number] for one in on_cpus] for number in (0, 2))
+    evidence = (ROOT / "docs" / "evidence.md").read_text()
+    assert f"median error {on_t4[0]:.1f} %, rank correlation {on_t4[2]:.3f}; " in evidence
+    assert f"{min(medians):.1f} to {max(medians):.1f} %, {min(ranks):.3f} to {max(ranks):.3f} |" in evidence
