@@ -186,7 +186,8 @@ def by_habit(search: Search) -> Replayed:
     size = 1
     for number, entry in enumerate(search.entries):
         choice = entry.candidate.choice
-        if (choice["checkpointing"], choice["precision"]) == (policy, precision) and choice["micro_batch_size"] == size:
+        is_habit = entry.is_plain and (choice["checkpointing"], choice["precision"]) == (policy, precision)
+        if is_habit and choice["micro_batch_size"] == size:
             search.measure(number)
             size *= 2
             if search.over_budget:

@@ -14,7 +14,7 @@ from search_table import DIMENSIONS, SETTINGS
 
 from pipeline.config.entry_points import FOLDER
 from pipeline.config.experiment import make_experiment
-from pipeline.config.settings import merged, nested
+from pipeline.config.settings import AllSettings, dotted, merged, nested
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
@@ -47,6 +47,8 @@ class Entry:
     candidate: Candidate
     peak_bytes: float
     runs: tuple[Run, ...]
+    is_plain: bool
+    """Whether its settings are the defaults, but for micro-batch, checkpointing and precision."""
 
     @property
     def seconds(self) -> float:
@@ -145,7 +147,9 @@ def _entry(rows: Sequence[Mapping[str, str]], runs: Sequence[Run], about: Mappin
         predicted_bytes=predicted,
         fits=lambda budget_bytes: predicted <= budget_bytes,
     )
-    return Entry(candidate, max(float(row["peak_bytes"]) for row in rows), tuple(runs))
+    defaults = dict(dotted(AllSettings().model_dump()))
+    is_plain = all(row[name] == str(defaults[name]) for name in about["dimensions"] if name not in DIMENSIONS)
+    return Entry(candidate, max(float(row["peak_bytes"]) for row in rows), tuple(runs), is_plain)
 
 
 def budgets(entries: Sequence[Entry], shares: Sequence[float]) -> list[int]:

@@ -65,6 +65,7 @@ def _most_alike(choice: Choice, choices: Sequence[Choice], works: Mapping[int, W
 
 def _candidate(choice: Choice, experiment: Experiment, prediction: Prediction | None, works: Works) -> Candidate:
     settings: Any = experiment.settings
+    untraced = [each for each in experiment.techniques if each.not_predicted is not None]
     return Candidate(
         choice=choice,
         micro_batch_size=experiment.micro_batch_size,
@@ -72,6 +73,7 @@ def _candidate(choice: Choice, experiment: Experiment, prediction: Prediction | 
         num_tokens=experiment.effective_batch_size * settings.sequence_length,
         pass_work=works[0],
         update_work=works[1],
+        untraced=frozenset(name for each in untraced for name in type(each).model_fields if name in choice),
         predicted_bytes=prediction.peak_bytes if prediction else None,
         fits=prediction.fits if prediction else _may_fit,
     )
