@@ -186,6 +186,38 @@ def test_the_time_model_is_fitted_from_a_few_measurements(launch: float) -> None
     assert fit.residual_rms < 0.02
 
 
+def test_a_value_that_was_never_measured_has_the_time_of_its_work() -> None:
+    halved = [
+        replace(
+            one,
+            choice={**one.choice, "lever": name},
+            pass_work=one.pass_work if name == "off" else one.pass_work / 2,
+        )
+        for name in ("off", "on")
+        for one in CANDIDATES
+    ]
+    probes = [0, 1, 7, 12, 14, 19, 24, 30, 31]
+    mean_N = time_model.fit(halved, measured(modelled(), probes, 10**12).log_seconds, "cpu").posterior.mean_N
+    ratios = np.exp(mean_N[len(CANDIDATES) :] - mean_N[: len(CANDIDATES)])
+    assert (ratios < 0.8).all() and (ratios > 0.4).all()
+
+
+def test_what_is_not_traced_is_uncertain_until_it_is_measured() -> None:
+    policy, probes = "every_2_layers", [0, 1, 7, 12, 14, 19, 24]
+    candidates = [
+        replace(one, untraced=frozenset({"checkpointing"} if one.choice["checkpointing"] == policy else ()))
+        for one in CANDIDATES
+    ]
+    unseen = [number for number, one in enumerate(candidates) if one.choice["checkpointing"] == policy]
+
+    def deviation(numbers: list[int]) -> float:
+        fit = time_model.fit(candidates, measured(modelled(), numbers, 10**12).log_seconds, "cpu")
+        return float(np.std(fit.posterior.samples(unseen, 1000), axis=0).max())
+
+    probes = [number for number in probes if number not in unseen]
+    assert deviation(probes) > 0.3 > 3 * deviation([*probes, unseen[0], unseen[7]])
+
+
 def test_measured_peaks_correct_the_predictions_of_the_rest() -> None:
     number = next(n for n, c in enumerate(CANDIDATES) if c.choice == made_up(8, "none", "fp32").choice)
     peak = CANDIDATES[number].predicted_bytes or 0

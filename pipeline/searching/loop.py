@@ -157,14 +157,16 @@ def search_and_verify(search: Search) -> Verification | None:
         extra = (*extra, *verification.measurements)
 
 
-def _is_beaten(verification: Verification, trials: Sequence[Trial]) -> bool:
-    """Return whether a configuration that was not verified was faster than the mean of the answer's two runs."""
+def _stands(verification: Verification, trials: Sequence[Trial], gap: float) -> bool:
+    """Return whether no run contradicts it, and no other configuration is faster than the mean of the answer's two."""
+    if verification.is_contradicted(gap):
+        return False
     counting = [row for row in one_per_configuration(trials) if row.fits and row.tokens_per_second]
     verified = [one.choice for one in verification.measurements]
     others = [row.tokens_per_second or 0.0 for row in counting if row.choice not in verified]
     runs = [row.tokens_per_second or 0.0 for row in counting if row.choice == verification.choice]
     runs += [verification.metrics["tokens_per_second"]] if "tokens_per_second" in verification.metrics else []
-    return max(others, default=0.0) > (statistics.geometric_mean(runs) if runs else 0.0)
+    return max(others, default=0.0) <= (statistics.geometric_mean(runs) if runs else 0.0)
 
 
 def _verify(search: Search, title: str) -> Verification | None:
