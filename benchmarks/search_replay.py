@@ -22,7 +22,7 @@ from pathlib import Path
 from exit_code import Deadline, exit_code_of
 from replay.page import page, summary
 from replay.search import REPLAYS, Replayed, replay
-from replay.table import budgets, read
+from replay.table import budgets, count_work, read
 
 from pipeline.base.errors import InvalidInputError
 
@@ -62,6 +62,7 @@ def _run(given: argparse.Namespace) -> int:
         raise InvalidInputError(
             f"the table must exist, and {given.table} does not; measure it: python benchmarks/search_table.py"
         )
+    count_work(given.table)
     entries = read(given.table)
     searches = [
         *product(budgets(entries, SHARES_THAT_FIT), REPLAYS),

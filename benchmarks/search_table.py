@@ -2,6 +2,7 @@
 
     python benchmarks/search_table.py                     writes search_table_cpu_gpt2-nano_<date>.csv and .json
     python benchmarks/search_table.py --device cuda       the space of a GPU, with gpt2
+    python benchmarks/search_table.py --whole             the default space of the search, on either device
     python benchmarks/search_table.py --tiny --folder F   a space of four, to try the script
 
 A run is added to the file as it ends: the same command resumes an interrupted one.
@@ -14,7 +15,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,14 @@ from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.predict import Prediction, predict_all
 from pipeline.runtime.environment import environment
 from pipeline.runtime.run import execute
+from pipeline.searching.problem import make_problem
 
 FOLDER = Path(__file__).parent
 DIMENSIONS = ("micro_batch_size", "checkpointing", "precision")
+"""The dimensions of a space that is not the whole one."""
+SETTINGS = ("device", "model", "sequence_length", "effective_batch_size", "eval_steps", "num_steps")
+"""The settings that all configurations of a table share."""
 COLUMNS = (
-    "repeat",
-    *DIMENSIONS,
     "outcome",
     "predicted_peak_bytes",
     "peak_bytes",
@@ -43,6 +46,8 @@ COLUMNS = (
     "seconds_total",
     "seconds_of_steps",
 )
+WHOLE_BATCH = 16
+"""The effective batch size of the whole space, that of the search by default: 400 configurations on a CPU."""
 POLICIES = ("none", "every_layer", "every_2_layers", "every_3_layers", "every_4_layers")
 EVERY_WAY = (1, 2, 3, 4, 6, 8, 12, 16, 24, 48)
 
@@ -84,11 +89,11 @@ def measure(
     predicted = dict(predict_all(experiments, hardware_of(experiments[0].device)))
     order = [(repeat, number) for repeat in range(repeats) for number in range(len(choices))]
     shuffled = sorted(order, key=lambda pair: (pair[0], random.Random(repr(pair)).random()))  # noqa: S311
-    done = {(row["repeat"], *(row[name] for name in DIMENSIONS)) for row in journal.rows()}
+    done = {(row["repeat"], *(row[name] for name in choices[0])) for row in journal.rows()}
     waiting = [
         (repeat, number)
         for repeat, number in shuffled
-        if (str(repeat), *(str(choices[number][name]) for name in DIMENSIONS)) not in done
+        if (str(repeat), *map(str, choices[number].values())) not in done
     ]
     while waiting and not deadline.is_over:
         repeat, number = waiting.pop(0)
@@ -124,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", help="by default gpt2-nano on a CPU, gpt2 on a GPU")
+    parser.add_argument("--whole", action="store_true", help="the default space of the search")
     parser.add_argument("--tiny", action="store_true", help="a space of four, to try this script out")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--minutes", type=float, help="begin no run after this many minutes")
@@ -135,13 +141,18 @@ def _parser() -> argparse.ArgumentParser:
 def _run(given: argparse.Namespace) -> int:
     deadline = Deadline(given.minutes)
     device = find_device(given.device)
-    form = FORMS["tiny" if given.tiny else device.type]
-    form = replace(form, common={**form.common, "device": str(device), "model": given.model or form.common["model"]})
+    kind = "tiny" if given.tiny else device.type
+    common = {**FORMS[kind].common, "device": str(device), "model": given.model or FORMS[kind].common["model"]}
+    common |= {"effective_batch_size": WHOLE_BATCH} if given.whole else {}
+    form = Form(common, make_problem(common).space if given.whole else FORMS[kind].space)
     experiments = [form.experiment(choice) for choice in form.space.choices]
     about = {**environment(device), "threads": torch.get_num_threads(), **form.common}
-    name = f"search_table_{'tiny_' if given.tiny else ''}{device.type}_{form.common['model']}_{given.date}"
+    about |= {"dimensions": list(form.space.dimensions)} if given.whole else {}
+    words = ["search_table", *(["whole"] if given.whole else []), *(["tiny"] if given.tiny else []), device.type]
+    name = "_".join([*words, str(common["model"]), given.date])
     decisive = json.dumps({name: value for name, value in about.items() if not name.startswith("git_")})
-    journal = Journal.open(given.folder / f"{name}.csv", COLUMNS, (), {"": decisive})
+    columns = ("repeat", *form.space.dimensions, *COLUMNS)
+    journal = Journal.open(given.folder / f"{name}.csv", columns, (), {"": decisive})
     (given.folder / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
     return measure(form.space.choices, experiments, journal, given.repeats, deadline)
 

@@ -17,10 +17,11 @@ from scipy.stats import quantile_test
 
 from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
+from pipeline.memory.work import Work
 from pipeline.searching import memory_model, time_model
 from pipeline.searching.acquisition import Acquisition, Measurements, Rules, evaluate
 from pipeline.searching.candidates import Candidate
-from pipeline.searching.gaussian import LEARNING_RATE, Gaussian, correlation_of, leave_one_out_residuals
+from pipeline.searching.gaussian import LEARNING_RATE, Gaussian, GaussianMixture, indicators, leave_one_out_residuals
 from pipeline.searching.judge import CONSTRAINT, OUTCOME
 from pipeline.searching.sampler import NothingLeftError, PredictiveSampler
 from pipeline.searching.trial_length import TrialLength
@@ -30,6 +31,7 @@ BATCH, TOKENS = 32, 100
 SIZES = (1, 2, 4, 8, 16, 32)
 POLICIES = {"none": 1.0, "every_layer": 1.33, "every_2_layers": 1.17}
 PRECISIONS = ("fp32", "bf16")
+TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 DISTRIBUTIONS = {
     "micro_batch_size": optuna.distributions.CategoricalDistribution(SIZES),
     "checkpointing": optuna.distributions.CategoricalDistribution(tuple(POLICIES)),
@@ -47,8 +49,8 @@ def made_up(size: int, policy: str, precision: str) -> Candidate:
         micro_batch_size=size,
         num_passes=BATCH // size,
         num_tokens=BATCH * TOKENS,
-        flops=1e9 * POLICIES[policy],
-        precision=precision,
+        pass_work=Work({TYPES[precision]: size * 1e9 * POLICIES[policy]}, num_kernels=1000 * POLICIES[policy]),
+        update_work=Work(moved_bytes=1e8),
         predicted_bytes=peak,
         fits=lambda budget_bytes: peak <= budget_bytes,
     )
@@ -61,8 +63,9 @@ def modelled(fixed: float = 0.3, speedup: float = 0.55, launch: float = 0.0, upd
     """Return the seconds of a machine that follows the time model."""
 
     def seconds(one: Candidate) -> float:
-        rate = speedup if one.precision == "bf16" else 1.0
-        a_pass = max(launch, fixed + rate * one.micro_batch_size) * one.flops / 1e9
+        rate = speedup if one.choice["precision"] == "bf16" else 1.0
+        recomputation = POLICIES[str(one.choice["checkpointing"])]
+        a_pass = max(launch, fixed + rate * one.micro_batch_size) * recomputation
         return 0.01 * (one.num_passes * a_pass + update)
 
     return seconds
@@ -112,16 +115,63 @@ def test_a_trial_ends_when_its_time_is_known_or_hopeless() -> None:
     assert not TrialLength(warmup_steps=2, precision_percent=2, seconds_to_beat=1.02)(noisy)
 
 
+def prior_of(num: int, own: float = 0.0, scale: float = 1.0) -> Gaussian:
+    """Return a prior in which configurations 0 and 6, 1 and 7, and so on, are alike but for their own parts."""
+    features, _ = indicators([{"two": number % 2, "three": number % 3} for number in range(num)], ["two", "three"])
+    features = np.hstack([np.ones((num, 1)), features])
+    return Gaussian.prior(np.zeros(num), features, np.full(features.shape[1], 0.3 * scale), np.full(num, own))
+
+
 @settings(max_examples=30)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=10, unique=True), st.floats(0.001, 0.5))
 def test_conditioning_reduces_every_variance(numbers: list[int], noise: float) -> None:
-    covariance = correlation_of([(number % 2, number % 3) for number in range(10)], 0.5)
-    before = Gaussian(np.zeros(10), covariance)
+    before = prior_of(10)
     after = before.condition({number: float(number) for number in numbers}, noise)
     assert (after.deviation_N <= before.deviation_N + 1e-9).all()
-    assert (np.abs(after.deviation_N[numbers]) <= noise + 1e-9).all()
+    assert (np.abs(after.deviation_N[numbers]) <= noise + 1e-6).all()
     sure = before.condition({0: 3.0}, 1e-6)
     assert sure.mean_N[0] == pytest.approx(3.0) and sure.mean_N[6] == pytest.approx(3.0)  # 0 and 6 are alike
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.dictionaries(st.integers(0, 9), st.floats(-2, 2), min_size=1, max_size=6),
+    st.dictionaries(st.integers(0, 9), st.floats(-2, 2), max_size=3),
+    st.floats(0.05, 0.5),
+)
+def test_a_posterior_without_a_matrix_of_all_pairs_is_that_with_it(
+    values: dict[int, float], later: dict[int, float], noise: float
+) -> None:
+    prior = prior_of(10, own=0.2)
+    posterior = prior.condition(values, noise).condition(later, noise)
+    every = np.arange(10)
+    mean, covariance = prior.mean_N, prior.covariance_with(every)
+    for one in (values, later):
+        known = list(one)
+        gain = covariance[:, known] @ np.linalg.inv(covariance[np.ix_(known, known)] + noise**2 * np.eye(len(known)))
+        mean = mean + gain @ (np.array([one[number] for number in known]) - mean[known])
+        covariance = covariance - gain @ covariance[known]
+    assert posterior.mean_N == pytest.approx(mean, abs=1e-9)
+    assert posterior.covariance_with(every) == pytest.approx(covariance, abs=1e-9)
+    assert posterior.deviation_N == pytest.approx(np.sqrt(np.diag(covariance)), abs=1e-6)
+
+
+def test_samples_have_the_mean_and_the_covariance_of_the_posterior() -> None:
+    posterior = prior_of(10, own=0.2).condition({0: 1.0, 3: -1.0}, 0.3).condition({0: 0.5}, 0.1)
+    numbers = [9, 0, 4, 3]
+    samples = posterior.samples(numbers, 40_000)
+    assert samples.mean(axis=0) == pytest.approx(posterior.mean_N[numbers], abs=0.02)
+    expected = posterior.covariance_with(np.array(numbers))[numbers]
+    assert np.cov(samples.T) == pytest.approx(expected, abs=0.02)
+
+
+def test_what_is_left_out_of_a_bound_is_below_a_configuration_in_no_sample() -> None:
+    component = prior_of(10, own=0.2).condition({0: 0.0, 1: 6.0, 2: 1.0, 4: 9.0}, 0.1)
+    posterior = GaussianMixture([component], [0.1], np.ones(1))
+    may = posterior.may_be_below(0)
+    assert may[0] and not may.all() and may.any()
+    samples = posterior.samples(range(10), 20_000)
+    assert (samples[:, ~may] > samples[:, [0]]).all()
 
 
 @pytest.mark.parametrize("launch", [0.0, 3.0])
@@ -134,6 +184,38 @@ def test_the_time_model_is_fitted_from_a_few_measurements(launch: float) -> None
     assert np.median(np.abs(predicted / truth - 1)) < 0.04
     assert (np.abs(np.log(predicted / truth))[probes] < 0.03).all()
     assert fit.residual_rms < 0.02
+
+
+def test_a_value_that_was_never_measured_has_the_time_of_its_work() -> None:
+    halved = [
+        replace(
+            one,
+            choice={**one.choice, "lever": name},
+            pass_work=one.pass_work if name == "off" else one.pass_work / 2,
+        )
+        for name in ("off", "on")
+        for one in CANDIDATES
+    ]
+    probes = [0, 1, 7, 12, 14, 19, 24, 30, 31]
+    mean_N = time_model.fit(halved, measured(modelled(), probes, 10**12).log_seconds, "cpu").posterior.mean_N
+    ratios = np.exp(mean_N[len(CANDIDATES) :] - mean_N[: len(CANDIDATES)])
+    assert (ratios < 0.8).all() and (ratios > 0.4).all()
+
+
+def test_what_is_not_traced_is_uncertain_until_it_is_measured() -> None:
+    policy, probes = "every_2_layers", [0, 1, 7, 12, 14, 19, 24]
+    candidates = [
+        replace(one, untraced=frozenset({"checkpointing"} if one.choice["checkpointing"] == policy else ()))
+        for one in CANDIDATES
+    ]
+    unseen = [number for number, one in enumerate(candidates) if one.choice["checkpointing"] == policy]
+
+    def deviation(numbers: list[int]) -> float:
+        fit = time_model.fit(candidates, measured(modelled(), numbers, 10**12).log_seconds, "cpu")
+        return float(np.std(fit.posterior.samples(unseen, 1000), axis=0).max())
+
+    probes = [number for number in probes if number not in unseen]
+    assert deviation(probes) > 0.3 > 3 * deviation([*probes, unseen[0], unseen[7]])
 
 
 def test_measured_peaks_correct_the_predictions_of_the_rest() -> None:
@@ -222,14 +304,13 @@ def test_a_slowed_run_is_an_outlier_and_nothing_else_is(number: int, precision: 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(-2, 2), min_size=1, max_size=8), st.floats(0.01, 0.5))
 def test_a_leave_one_out_residual_is_that_of_a_prediction_from_the_others(values: list[float], noise: float) -> None:
-    covariance = correlation_of([(number % 2, number % 3) for number in range(8)], 0.5)
-    priors = [(Gaussian(np.zeros(8), scale * covariance), noise) for scale in (0.5, 2.0)]
+    priors = [prior_of(8, own=0.1, scale=scale) for scale in (0.5, 2.0)]
     measured = dict(enumerate(values))
-    residuals = leave_one_out_residuals(priors, measured)
+    residuals = leave_one_out_residuals(priors, [noise], measured)
     for number, value in measured.items():
         others = {other: seen for other, seen in measured.items() if other != number}
-        posteriors = [prior.condition(others, noise) for prior, _ in priors]
-        evidence = np.array([prior.log_marginal_likelihood(others, noise) if others else 0.0 for prior, _ in priors])
+        posteriors = [prior.condition(others, noise) for prior in priors]
+        evidence = np.array([prior.log_marginal_likelihood(others, noise) if others else 0.0 for prior in priors])
         unscaled = np.exp(LEARNING_RATE * (evidence - evidence.max()))
         weights = unscaled / unscaled.sum()
         means = np.array([posterior.mean_N[number] for posterior in posteriors])

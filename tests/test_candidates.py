@@ -20,7 +20,9 @@ def test_a_configuration_that_cannot_be_predicted_leaves_the_others_their_predic
     common = {**TINY, "effective_batch_size": 2}
     candidates = make_candidates(choices, [make_experiment({**common, **choice}, "search") for choice in choices])
     assert [one.predicted_bytes is None for one in candidates] == [False, True, False] * 2
-    assert min(one.flops for one in candidates) == candidates[0].flops == candidates[1].flops
+    assert candidates[1].pass_work == candidates[0].pass_work and candidates[4].pass_work == candidates[3].pass_work
+    assert candidates[3].pass_work.flops == 2 * candidates[0].pass_work.flops > 0
+    assert set(candidates[0].pass_work.matrix_flops) == {"float32"} != set(candidates[2].pass_work.matrix_flops)
 
 
 def test_the_advice_leaves_out_what_cannot_be_predicted(monkeypatch: pytest.MonkeyPatch) -> None:

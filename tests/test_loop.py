@@ -64,6 +64,7 @@ def problem() -> SearchProblem:
 
 
 def search(problem: SearchProblem, folder: Path, proposer: ListedProposer, speeds: dict[int, float]) -> MadeUpSearch:
+    folder.mkdir(exist_ok=True)
     study = StoredStudy(f"sqlite:///{folder}/optuna.db", "made-up", ("maximize",), {})
     return MadeUpSearch(problem, study, proposer, folder, Observer(), SearchObserver(), speeds)
 
@@ -88,8 +89,25 @@ def test_a_check_that_agrees_ends_the_search_and_is_a_trial_all_the_same(
     assert one.names[1:] == ["verification: answer", "verification: plain"]
 
 
+def test_the_search_goes_on_after_a_check_that_agrees_and_verifies_only_what_is_faster(
+    problem: SearchProblem, tmp_path: Path
+) -> None:
+    class Later(ListedProposer):
+        def next(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
+            return super().next(trials, extra) if extra or not trials else None
+
+    slower, faster = (
+        search(problem, tmp_path / name, Later([2, 4], naive_size=1), {1: 50.0, 2: 100.0, 4: speed})
+        for name, speed in (("slower", 90.0), ("faster", 110.0))
+    )
+    found = [search_and_verify(one) for one in (slower, faster)]
+    assert [one is not None and one.choice for one in found] == [choice_of(2), choice_of(4)]
+    assert not any(name.startswith("verification 2") for name in slower.names)
+    assert any(name.startswith("verification 2: answer") for name in faster.names)
+
+
 def test_what_a_verification_measured_is_passed_to_the_next_proposals(problem: SearchProblem, tmp_path: Path) -> None:
     proposer = ListedProposer([2], naive_size=4)
     search_and_verify(search(problem, tmp_path, proposer, {1: 50.0, 2: 100.0, 4: 120.0}))
     assert not proposer.extra[0]
-    assert [one.tokens_per_second for one in proposer.extra[-1]] == [100.0, 120.0]
+    assert [one.tokens_per_second for one in proposer.extra[-1]] == [100.0, 120.0, 120.0, 100.0]

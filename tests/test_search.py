@@ -24,6 +24,7 @@ from pipeline.base.results import MemoryUse, Outcome, Result
 from pipeline.base.units import MIB
 from pipeline.config.space import Choice, Space, make_space
 from pipeline.memory.device import hardware_of
+from pipeline.memory.work import Work
 from pipeline.report.search import answer, trials_frame, trials_table
 from pipeline.report.trial_plots import over_time_plot, parallel_plot, plane_plot
 from pipeline.runtime.ownership import is_gone, this_process
@@ -345,8 +346,13 @@ def candidate_of(choice: Choice) -> Candidate:
         micro_batch_size=size,
         num_passes=16 // size,
         num_tokens=16,
-        flops=4.0 if choice["checkpointing"] == "every_layer" else 3.0,
-        precision=str(choice["precision"]),
+        pass_work=Work(
+            {
+                {"fp32": "float32", "bf16": "bfloat16"}[str(choice["precision"])]: size
+                * (4.0 if choice["checkpointing"] == "every_layer" else 3.0)
+            }
+        ),
+        update_work=Work(),
         predicted_bytes=peak,
         fits=lambda budget_bytes: peak <= budget_bytes,
     )

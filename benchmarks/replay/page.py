@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from replay.search import OPTUNAS, Replayed
-from replay.table import Entry, rows_of, slownesses
+from replay.table import Entry, conditions, rows_of, slownesses
 
 
 def summary(results: Sequence[Replayed]) -> Iterator[dict[str, Any]]:
@@ -42,7 +42,7 @@ def _spread(values: Sequence[float], form: str) -> str:
 def page(lines: Sequence[Mapping[str, Any]], file: Path, entries: Sequence[Entry], command: str) -> str:
     """Return the table as Markdown."""
     about = json.loads(file.with_suffix(".json").read_text())
-    slow = slownesses(rows_of(file))
+    slow = slownesses(rows_of(file), conditions(file)["dimensions"])
     apart = [abs(math.log(entry.runs[0].seconds / entry.runs[-1].seconds)) for entry in entries]
     off = max(abs((entry.candidate.predicted_bytes or 0) / entry.peak_bytes - 1) for entry in entries)
     names = list(lines[0])

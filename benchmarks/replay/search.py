@@ -17,6 +17,7 @@ from pipeline.searching.settings import SearchSettings
 from pipeline.searching.trial_length import TrialLength
 from replay.table import WARMUP_STEPS, Entry, read
 
+NUM_TRIALS = int(SearchSettings.model_fields["num_trials"].default)
 PRECISION_PERCENT = float(SearchSettings.model_fields["precision_percent"].default)
 FAR_APART = 100_003
 """Factor between the seeds of two searches, since the next trial of a search takes the next seed."""
@@ -59,6 +60,7 @@ class Search:
         self.entries, self.sampler, self.budget_bytes, self.seed = entries, sampler, budget_bytes, seed
         self.measured: dict[int, float] = {}
         self.repeated = set[int]()
+        self.confirmed = set[int]()
         self.trials = 0
         self.seconds = 0.0
         self._random = random.Random(f"{sampler} {budget_bytes} {seed}")  # noqa: S311  nothing secret
@@ -98,14 +100,18 @@ class Search:
         if self._near is None and best is not None and self.entries[best].seconds <= self._optimum * (1 + NEAR):
             self._near = (self.trials, self.seconds)
 
-    def confirm(self) -> None:
-        """Measure the fastest again, as the verification does, until the fastest by both measurements is confirmed."""
-        confirmed = set[int]()
-        while (best := self.incumbent) is not None and best not in confirmed:
+    def confirm(self) -> bool:
+        """Measure the fastest again, as the verification does, until the fastest by both measurements is confirmed.
+
+        Return whether anything was measured.
+        """
+        num_confirmed = len(self.confirmed)
+        while (best := self.incumbent) is not None and best not in self.confirmed:
             run = self._random.choice(self.entries[best].runs)
             self.measured[best] = math.sqrt(self.measured[best] * run.seconds)
             self.seconds += run.seconds_of_start + sum(run.seconds_of_steps)
-            confirmed.add(best)
+            self.confirmed.add(best)
+        return len(self.confirmed) > num_confirmed
 
     @property
     def measurements(self) -> Measurements:
@@ -117,7 +123,7 @@ class Search:
             over_budget=frozenset(self.over_budget),
             failed=frozenset(),
             running=frozenset(),
-            repeated=frozenset(self.repeated),
+            repeated=frozenset(self.repeated | self.confirmed),
         )
 
     def result(self, bound: float | None = None) -> Replayed:
@@ -140,19 +146,16 @@ class Search:
 
 
 def predictive(search: Search) -> Replayed:
-    """Replay the predictive sampler until it ends."""
+    """Replay the predictive sampler until it ends, and its answer was confirmed."""
     candidates = [entry.candidate for entry in search.entries]
     rules = Rules(budget_bytes=search.budget_bytes)
     while True:
         acquisition = evaluate(candidates, search.measurements, rules)
-        if acquisition.outlier is not None:
-            search.measure(acquisition.outlier)
-        elif acquisition.next is None or not acquisition.is_adequate:
+        following = acquisition.next if acquisition.outlier is None else acquisition.outlier
+        if following is not None and acquisition.is_adequate and search.trials < NUM_TRIALS:
+            search.measure(following)
+        elif not search.confirm():
             break
-        else:
-            search.measure(acquisition.next)
-    search.confirm()
-    acquisition = evaluate(candidates, search.measurements, rules)
     has_bound = acquisition.bound is not None and acquisition.is_adequate
     return search.result(max(acquisition.bound, rules.gap) if has_bound else None)
 
@@ -183,7 +186,8 @@ def by_habit(search: Search) -> Replayed:
     size = 1
     for number, entry in enumerate(search.entries):
         choice = entry.candidate.choice
-        if (choice["checkpointing"], choice["precision"]) == (policy, precision) and choice["micro_batch_size"] == size:
+        is_habit = entry.is_plain and (choice["checkpointing"], choice["precision"]) == (policy, precision)
+        if is_habit and choice["micro_batch_size"] == size:
             search.measure(number)
             size *= 2
             if search.over_budget:

@@ -5,15 +5,21 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from search_table import DIMENSIONS
+from search_table import DIMENSIONS, SETTINGS
 
 from pipeline.config.entry_points import FOLDER
+from pipeline.config.experiment import make_experiment
+from pipeline.config.settings import AllSettings, dotted, merged, nested
 from pipeline.config.variants import read_yaml
-from pipeline.searching.candidates import Candidate
+from pipeline.memory.device import hardware_of
+from pipeline.memory.work import Work
+from pipeline.prediction.predict import predict_all
+from pipeline.searching.candidates import Candidate, Works
 
 WARMUP_STEPS = int(read_yaml(FOLDER / "search.yaml")["timing_warmup_steps"])
 """First optimizer steps, which are not timed, as in the search."""
@@ -41,6 +47,8 @@ class Entry:
     candidate: Candidate
     peak_bytes: float
     runs: tuple[Run, ...]
+    is_plain: bool
+    """Whether its settings are the defaults, but for micro-batch, checkpointing and precision."""
 
     @property
     def seconds(self) -> float:
@@ -51,20 +59,21 @@ class Entry:
 @cache
 def read(file: Path) -> tuple[Entry, ...]:
     """Return the configurations of a table in the order of its space, with corrected times."""
-    about = json.loads(file.with_suffix(".json").read_text())
-    rows = rows_of(file)
+    about, works, rows = conditions(file), _works(file), rows_of(file)
+    names = about["dimensions"]
     groups: dict[tuple[str, ...], list[tuple[Mapping[str, str], Run]]] = {}
-    for row, slowness in zip(rows, slownesses(rows), strict=True):
+    for row, slowness in zip(rows, slownesses(rows, names), strict=True):
         steps = tuple(seconds / slowness for seconds in _steps(row))
         run = Run(steps, float(row["seconds_total"]) / slowness - sum(steps))
-        groups.setdefault(_key(row), []).append((row, run))
-    batch, length = int(about["effective_batch_size"]), int(about["sequence_length"])
+        groups.setdefault(_key(row, names), []).append((row, run))
     ordered = sorted(groups.items(), key=lambda pair: (int(pair[0][0]), pair[0][1:]))
-    return tuple(_entry([row for row, _ in pairs], [run for _, run in pairs], batch, length) for _, pairs in ordered)
+    return tuple(
+        _entry([row for row, _ in pairs], [run for _, run in pairs], about, works[key]) for key, pairs in ordered
+    )
 
 
-def slownesses(rows: Sequence[Mapping[str, str]]) -> list[float]:
-    """Return the slowness of the machine around each run, as a ratio to its best.
+def slownesses(rows: Sequence[Mapping[str, str]], names: Sequence[str]) -> list[float]:
+    """Return the slowness of the machine around each run, as a ratio to its best; `names` are the dimensions.
 
     A shared machine has slow minutes that do not depend on the configuration. Since the order of the runs is random,
     the median over the runs near in time, each divided by the fastest run of its configuration, estimates them.
@@ -72,9 +81,14 @@ def slownesses(rows: Sequence[Mapping[str, str]]) -> list[float]:
     medians = [statistics.median(_steps(row)[WARMUP_STEPS:]) for row in rows]
     fastest: dict[tuple[str, ...], float] = {}
     for row, median in zip(rows, medians, strict=True):
-        fastest[_key(row)] = min(median, fastest.get(_key(row), math.inf))
-    ratios = [median / fastest[_key(row)] for row, median in zip(rows, medians, strict=True)]
+        fastest[_key(row, names)] = min(median, fastest.get(_key(row, names), math.inf))
+    ratios = [median / fastest[_key(row, names)] for row, median in zip(rows, medians, strict=True)]
     return [statistics.median(ratios[max(0, n - NEARBY) : n + NEARBY + 1]) for n in range(len(ratios))]
+
+
+def conditions(file: Path) -> dict[str, Any]:
+    """Return the conditions of a table, with the dimensions of its space."""
+    return {"dimensions": DIMENSIONS, **json.loads(file.with_suffix(".json").read_text())}
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
@@ -83,28 +97,59 @@ def rows_of(file: Path) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(lines) if row["outcome"] in ("ok", "over_budget")]
 
 
-def _key(row: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(row[name] for name in DIMENSIONS)
+def count_work(file: Path) -> None:
+    """Write the work of each configuration of a table, as its trace counts it, next to the table if it is not there."""
+    if _work_file(file).exists():
+        return
+    about = conditions(file)
+    names = about["dimensions"]
+    keys = sorted({_key(row, names) for row in rows_of(file)})
+    common = {name: value for name, value in about.items() if name in SETTINGS}
+    experiments = [
+        make_experiment(merged(nested(common), nested(dict(zip(names, key, strict=True)))), "search") for key in keys
+    ]
+    predictions = dict(predict_all(experiments, hardware_of(experiments[0].device)))
+    lines = [
+        json.dumps({"choice": key, "pass": asdict(one.pass_work), "update": asdict(one.update_work)})
+        for key, one in ((key, predictions[number]) for number, key in enumerate(keys))
+    ]
+    _work_file(file).write_text("\n".join(lines) + "\n")
+
+
+def _works(file: Path) -> dict[tuple[str, ...], Works]:
+    """Return the work of a pass and of the update of each configuration."""
+    lines = [json.loads(line) for line in _work_file(file).read_text().splitlines()]
+    return {tuple(line["choice"]): (Work(**line["pass"]), Work(**line["update"])) for line in lines}
+
+
+def _work_file(file: Path) -> Path:
+    return file.with_name(f"{file.stem}_work.jsonl")
+
+
+def _key(row: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(row[name] for name in names)
 
 
 def _steps(row: Mapping[str, str]) -> list[float]:
     return [float(seconds) for seconds in row["seconds_of_steps"].split()]
 
 
-def _entry(rows: Sequence[Mapping[str, str]], runs: Sequence[Run], batch: int, length: int) -> Entry:
-    row = rows[0]
+def _entry(rows: Sequence[Mapping[str, str]], runs: Sequence[Run], about: Mapping[str, Any], works: Works) -> Entry:
+    row, batch = rows[0], int(about["effective_batch_size"])
     predicted, size = int(row["predicted_peak_bytes"]), int(row["micro_batch_size"])
     candidate = Candidate(
-        choice={**{name: row[name] for name in DIMENSIONS}, "micro_batch_size": size},
+        choice={**{name: row[name] for name in about["dimensions"]}, "micro_batch_size": size},
         micro_batch_size=size,
         num_passes=batch // size,
-        num_tokens=batch * length,
-        flops=float(row["flops_per_sequence"]),
-        precision=row["precision"],
+        num_tokens=batch * int(about["sequence_length"]),
+        pass_work=works[0],
+        update_work=works[1],
         predicted_bytes=predicted,
         fits=lambda budget_bytes: predicted <= budget_bytes,
     )
-    return Entry(candidate, max(float(row["peak_bytes"]) for row in rows), tuple(runs))
+    defaults = dict(dotted(AllSettings().model_dump()))
+    is_plain = all(row[name] == str(defaults[name]) for name in about["dimensions"] if name not in DIMENSIONS)
+    return Entry(candidate, max(float(row["peak_bytes"]) for row in rows), tuple(runs), is_plain)
 
 
 def budgets(entries: Sequence[Entry], shares: Sequence[float]) -> list[int]:

@@ -10,12 +10,12 @@ from pipeline.searching import memory_model, time_model
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.gaussian import GaussianMixture, Vector
 
-NUM_SAMPLES = 2000
+NUM_SAMPLES = 1000
 """Posterior samples from which a bound is estimated."""
 CONFIDENCE = 0.95
 """Fraction of the samples in which a bound holds."""
-MAX_RESIDUAL = 0.1
-"""Root mean square residual, as a fraction, above which the time model is not adequate."""
+MAX_RESIDUAL = max(time_model.RESIDUALS)
+"""Root mean square residual, as a fraction, above which the time model is not adequate: no component expects more."""
 MIN_MEASUREMENTS = 4
 """Measurements before the time model is judged or the search ends."""
 OUTLIER_DEVIATIONS = 2.0
@@ -169,11 +169,13 @@ def _bounds(
     fitting = {number for number in measured.log_seconds if number not in measured.over_budget}
     if not fitting or any(not rivals[number] for number in remaining):
         return None, None
-    numbers = sorted(remaining | fitting)
+    incumbents = {n: min(rivals[n], key=lambda other: measured.log_seconds[other]) for n in remaining | fitting}
+    may_be_faster = {incumbent: posterior.may_be_below(incumbent) for incumbent in set(incumbents.values())}
+    numbers = sorted(fitting | {number for number in remaining if may_be_faster[incumbents[number]][number]})
     samples = dict(zip(numbers, posterior.samples(numbers, NUM_SAMPLES).T, strict=True))
-    incumbents = {number: min(rivals[number], key=lambda other: measured.log_seconds[other]) for number in numbers}
-    best = {tuple(others): np.min([samples[n] for n in others], axis=0) for others in map(tuple, rivals) if others}
-    of_remaining = [best[tuple(rivals[number])] - samples[number] for number in remaining]
+    sets = {tuple(rivals[number]) for number in numbers}
+    best = {others: np.min([samples[n] for n in others], axis=0) for others in sets}
+    of_remaining = [best[tuple(rivals[number])] - samples[number] for number in numbers if number in remaining]
     of_all = [samples[incumbents[number]] - samples[number] for number in numbers]
     return _upper_bound(of_remaining), _upper_bound(of_all)
 

@@ -1,48 +1,91 @@
-"""Gaussian posteriors of a quantity of every configuration, conditioned on measurements."""
+"""Gaussian posteriors of a quantity of every configuration, conditioned on measurements.
+
+No matrix has a row and a column for each configuration. The quantity is a sum of features with random weights and of an
+independent part, so N configurations with R features and K measurements take N x (R + K) numbers.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.special import log_ndtr
 
 Vector = NDArray[np.float64]
 """One number for each configuration."""
 Matrix = NDArray[np.float64]
-"""One number for each pair of configurations."""
+"""Several numbers for each configuration."""
+Indices = NDArray[np.int_]
 
 LEARNING_RATE = 0.3
 """Power of the marginal likelihood in the weights; below 1, since every component is misspecified (Gruenwald and van
 Ommen, Inconsistency of Bayesian Inference for Misspecified Linear Models, 2017)."""
+NEGLIGIBLE_DEVIATIONS = 5.0
+"""Standard deviations that a Gaussian exceeds with a probability of 3e-7."""
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A joint Gaussian distribution of the logarithm of a quantity of N configurations."""
+    """A joint Gaussian distribution of the logarithm of a quantity of N configurations.
+
+    Its covariance is features x variances x features' + independent variances - explained x explained'.
+    """
 
     mean_N: Vector
-    covariance_NN: Matrix
+    variance_N: Vector
+    """The variances, which are the diagonal of the covariance."""
+    features_NR: Matrix
+    variance_R: Vector
+    """Prior variances of the features' weights."""
+    own_N: Vector
+    """Prior variance of the independent part of each configuration."""
+    indices_K: Indices
+    """Configurations of the measurements on which it is conditioned."""
+    noise_K: Vector
+    """Standard deviation of each of these measurements."""
+    explained_NK: Matrix
+    """What the measurements take from the covariance, as a factor."""
+
+    @classmethod
+    def prior(cls, mean_N: Vector, features_NR: Matrix, variance_R: Vector, own_N: Vector) -> Self:
+        """Return the distribution before anything is measured."""
+        variance_N = np.square(features_NR) @ variance_R + own_N
+        none = (np.zeros(0, int), np.zeros(0), np.zeros((len(mean_N), 0)))
+        return cls(mean_N, variance_N, features_NR, variance_R, own_N, *none)
 
     @property
     def deviation_N(self) -> Vector:
-        """Return the standard deviations."""
-        deviation: Vector = np.sqrt(np.maximum(np.diag(self.covariance_NN), 0.0))
+        """The standard deviations."""
+        deviation: Vector = np.sqrt(np.maximum(self.variance_N, 0.0))
         return deviation
 
-    def condition(self, values: Mapping[int, float], noise: float) -> "Gaussian":
+    def covariance_with(self, indices: Indices) -> Matrix:
+        """Return the covariance of every configuration with some of them, one a column."""
+        return self._prior_with(indices) - self.explained_NK @ self.explained_NK[indices].T
+
+    def condition(self, values: Mapping[int, float], noise: float, cross_NJ: Matrix | None = None) -> "Gaussian":
         """Return the posterior after measuring `values`, by index, each with a standard deviation of `noise`.
 
-        Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equations 2.23 and 2.24.
+        `cross_NJ` is the covariance with them, where the caller has it. Rasmussen and Williams, Gaussian Processes for
+        Machine Learning, 2006, equations 2.23 and 2.24.
         """
         if not values:
             return self
-        indices, residual_K, factor = self._residuals(values, noise)
-        cross_NK = self.covariance_NN[:, indices]
-        mean = self.mean_N + cross_NK @ cho_solve(factor, residual_K)
-        return Gaussian(mean, self.covariance_NN - cross_NK @ cho_solve(factor, cross_NK.T))
+        indices_J = np.fromiter(values, int)
+        residual_J = np.fromiter(values.values(), float) - self.mean_N[indices_J]
+        cross_NJ = self.covariance_with(indices_J) if cross_NJ is None else cross_NJ
+        root_JJ = np.linalg.cholesky(cross_NJ[indices_J] + noise**2 * np.eye(len(indices_J)))
+        explained_NJ = solve_triangular(root_JJ, cross_NJ.T, lower=True).T
+        return replace(
+            self,
+            mean_N=self.mean_N + explained_NJ @ solve_triangular(root_JJ, residual_J, lower=True),
+            variance_N=self.variance_N - np.square(explained_NJ).sum(axis=1),
+            indices_K=np.append(self.indices_K, indices_J),
+            noise_K=np.append(self.noise_K, np.full(len(indices_J), noise)),
+            explained_NK=np.hstack([self.explained_NK, explained_NJ]),
+        )
 
     def condition_above(self, bounds: Mapping[int, float], noise: float) -> "Gaussian":
         """Return the distribution after learning that these values, measured with `noise`, lie above their bounds.
@@ -52,15 +95,16 @@ class Gaussian:
         """
         result = self
         for index, bound in bounds.items():
-            deviation = float(np.sqrt(result.covariance_NN[index, index] + noise**2))
+            deviation = float(np.hypot(self.deviation_N[index], noise))
             scaled = (bound - result.mean_N[index]) / deviation
             hazard = np.exp(-0.5 * scaled**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(-scaled))
-            result = Gaussian(result.mean_N + result.covariance_NN[:, index] * hazard / deviation, self.covariance_NN)
+            column_N = self.covariance_with(np.array([index]))[:, 0]
+            result = replace(result, mean_N=result.mean_N + column_N * hazard / deviation)
         return result
 
     def log_marginal_likelihood(self, values: Mapping[int, float], noise: float) -> float:
         """Return the log marginal likelihood of `values`, up to a constant (ibid., equation 2.30)."""
-        _, residual_K, factor = self._residuals(values, noise)
+        residual_K, factor = self._residuals(values, noise)
         return float(-0.5 * residual_K @ cho_solve(factor, residual_K) - np.log(np.diag(factor[0])).sum())
 
     def leave_one_out(self, values: Mapping[int, float], noise: float) -> tuple[Vector, Vector]:
@@ -68,29 +112,47 @@ class Gaussian:
 
         Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equation 5.12.
         """
-        indices, residual_K, factor = self._residuals(values, noise)
-        precision_KK = cho_solve(factor, np.eye(len(indices)))
+        residual_K, factor = self._residuals(values, noise)
+        precision_KK = cho_solve(factor, np.eye(len(residual_K)))
         variance_K = 1 / np.diag(precision_KK)
         return variance_K * (precision_KK @ residual_K), variance_K
 
-    def marginal(self, indices: list[int]) -> "Gaussian":
-        """Return the distribution of some of the configurations."""
-        return Gaussian(self.mean_N[indices], self.covariance_NN[np.ix_(indices, indices)])
+    def at(self, indices: Indices) -> "Gaussian":
+        """Return the distribution of some of the configurations before anything is measured."""
+        return Gaussian.prior(self.mean_N[indices], self.features_NR[indices], self.variance_R, self.own_N[indices])
 
-    def samples(self, num_samples: int) -> Matrix:
-        """Return `num_samples` samples, one a row, always with the same seed."""
-        values, vectors = np.linalg.eigh(self.covariance_NN)
-        root_NN = vectors * np.sqrt(np.maximum(values, 0.0))
-        noise_SN = np.random.default_rng(0).standard_normal((num_samples, len(self.mean_N)))
-        samples_SN: Matrix = self.mean_N + noise_SN @ root_NN.T
-        return samples_SN
+    def samples(self, indices: Sequence[int], num_samples: int) -> Matrix:
+        """Return `num_samples` samples of some configurations, one a row, always with the same seed.
 
-    def _residuals(self, values: Mapping[int, float], noise: float) -> tuple[NDArray[np.int_], Vector, Any]:
-        """Return the indices of the measured, their residuals and the Cholesky factor of the residuals' covariance."""
+        A sample of the prior is moved by what it misses of the measurements (Matheron's rule; Wilson et al., Pathwise
+        Conditioning of Gaussian Processes, 2021).
+        """
+        random, own_of = np.random.default_rng(0), np.union1d(indices, self.indices_K)
+        features_MR = self.features_NR[own_of] * np.sqrt(self.variance_R)
+        changes_SM = random.standard_normal((num_samples, features_MR.shape[1])) @ features_MR.T
+        changes_SM += random.standard_normal(changes_SM.shape) * np.sqrt(self.own_N[own_of])
+        of_indices = changes_SM[:, np.searchsorted(own_of, indices)]
+        if not len(self.indices_K):
+            return self.mean_N[list(indices)] + of_indices
+        errors_SK = random.standard_normal((num_samples, len(self.noise_K))) * self.noise_K
+        missed_SK = changes_SM[:, np.searchsorted(own_of, self.indices_K)] + errors_SK
+        root_KK = np.linalg.cholesky(self._prior_with(self.indices_K)[self.indices_K] + np.diag(self.noise_K**2))
+        moves_SK = solve_triangular(root_KK, missed_SK.T, lower=True).T
+        samples_SI: Matrix = self.mean_N[list(indices)] + of_indices - moves_SK @ self.explained_NK[list(indices)].T
+        return samples_SI
+
+    def _prior_with(self, indices: Indices) -> Matrix:
+        """Return the prior covariance of every configuration with some of them."""
+        covariance: Matrix = self.features_NR @ (self.features_NR[indices] * self.variance_R).T
+        covariance[indices, np.arange(len(indices))] += self.own_N[indices]
+        return covariance
+
+    def _residuals(self, values: Mapping[int, float], noise: float) -> tuple[Vector, Any]:
+        """Return the residuals of the measured values and the Cholesky factor of their covariance."""
         indices = np.fromiter(values, int)
         residual_K = np.fromiter(values.values(), float) - self.mean_N[indices]
-        covariance_KK = self.covariance_NN[np.ix_(indices, indices)] + noise**2 * np.eye(len(indices))
-        return indices, residual_K, cho_factor(covariance_KK)
+        covariance_KK = self.covariance_with(indices)[indices] + noise**2 * np.eye(len(indices))
+        return residual_K, cho_factor(covariance_KK)
 
 
 @dataclass(frozen=True)
@@ -104,17 +166,26 @@ class GaussianMixture:
     """Probability of each component."""
 
     @classmethod
-    def posterior(cls, priors: Sequence[tuple[Gaussian, float]], values: Mapping[int, float]) -> Self:
-        """Return the posterior after measuring `values`, of priors with equal weights, each with its noise."""
-        logarithms = [prior.log_marginal_likelihood(values, noise) if values else 0.0 for prior, noise in priors]
-        components = [prior.condition(values, noise) for prior, noise in priors]
-        return cls(components, [noise for _, noise in priors], _weights(np.array(logarithms)))
+    def posterior(cls, priors: Sequence[Gaussian], noises: Sequence[float], values: Mapping[int, float]) -> Self:
+        """Return the posterior after measuring `values`, of every prior with every noise, equally probable at first."""
+        components, logarithms = list[Gaussian](), list[float]()
+        for prior in priors:
+            cross_NJ, (measured, own_values) = prior.covariance_with(np.fromiter(values, int)), _measured(prior, values)
+            for noise in noises:
+                components.append(prior.condition(values, noise, cross_NJ))
+                logarithms.append(measured.log_marginal_likelihood(own_values, noise) if values else 0.0)
+        return cls(components, [*noises] * len(priors), _weights(np.array(logarithms)))
 
     @property
     def mean_N(self) -> Vector:
         """Return the mean of each configuration."""
         mean: Vector = self.weights @ np.stack([component.mean_N for component in self.components])
         return mean
+
+    @property
+    def noise(self) -> float:
+        """Return the expected standard deviation of a measurement."""
+        return float(self.weights @ np.array(self.noises))
 
     def condition(self, values: Mapping[int, float]) -> "GaussianMixture":
         """Return the mixture with every component conditioned on `values`, and the weights as they are."""
@@ -123,25 +194,49 @@ class GaussianMixture:
             [component.condition(values, noise) for component, noise in pairs], self.noises, self.weights
         )
 
-    def samples(self, indices: list[int], num_samples: int) -> Matrix:
+    def may_be_below(self, index: int) -> NDArray[np.bool_]:
+        """Return for each configuration whether it may be below one of them: with a probability that is not negligible.
+
+        The probability is negligible if the mean of the difference exceeds NEGLIGIBLE_DEVIATIONS of its standard
+        deviations in every component.
+        """
+        may = np.zeros(len(self.components[0].mean_N), bool)
+        for component in self.components:
+            covariance_N = component.covariance_with(np.array([index]))[:, 0]
+            variance_N = component.variance_N + component.variance_N[index] - 2 * covariance_N
+            difference_N = component.mean_N - component.mean_N[index]
+            may |= difference_N <= NEGLIGIBLE_DEVIATIONS * np.sqrt(np.maximum(variance_N, 0.0))
+        return may
+
+    def samples(self, indices: Sequence[int], num_samples: int) -> Matrix:
         """Return about `num_samples` samples of some configurations, one a row, always with the same seed."""
         counts = np.rint(self.weights * num_samples).astype(int)
         pairs = zip(self.components, counts, strict=True)
-        return np.concatenate([component.marginal(indices).samples(count) for component, count in pairs if count])
+        return np.concatenate([component.samples(indices, count) for component, count in pairs if count])
 
 
-def leave_one_out_residuals(priors: Sequence[tuple[Gaussian, float]], values: Mapping[int, float]) -> dict[int, float]:
+def leave_one_out_residuals(
+    priors: Sequence[Gaussian], noises: Sequence[float], values: Mapping[int, float]
+) -> dict[int, float]:
     """Return the standardized leave-one-out residual of each of `values`: positive where it exceeds its prediction."""
     if not values:
         return {}
-    pairs = [prior.leave_one_out(values, noise) for prior, noise in priors]
-    residual_MK, variance_MK = (np.stack(parts) for parts in zip(*pairs, strict=True))
-    log_of_all_M1 = np.array([[prior.log_marginal_likelihood(values, noise)] for prior, noise in priors])
+    pairs = [(_measured(prior, values), noise) for prior in priors for noise in noises]
+    parts = [prior.leave_one_out(own_values, noise) for (prior, own_values), noise in pairs]
+    residual_MK, variance_MK = (np.stack(part) for part in zip(*parts, strict=True))
+    log_of_all_M1 = np.array(
+        [[prior.log_marginal_likelihood(own_values, noise)] for (prior, own_values), noise in pairs]
+    )
     log_of_others_MK = log_of_all_M1 + 0.5 * (np.log(variance_MK) + residual_MK**2 / variance_MK)
     weights_MK = _weights(log_of_others_MK)
     mean_K = (weights_MK * residual_MK).sum(axis=0)
     deviation_K = np.sqrt((weights_MK * (variance_MK + residual_MK**2)).sum(axis=0) - mean_K**2)
     return dict(zip(values, (mean_K / deviation_K).tolist(), strict=True))
+
+
+def _measured(prior: Gaussian, values: Mapping[int, float]) -> tuple[Gaussian, dict[int, float]]:
+    """Return the prior of the measured configurations alone, and the values by their index in it."""
+    return prior.at(np.fromiter(values, int)), dict(enumerate(values.values()))
 
 
 def _weights(log_marginal_likelihood_MK: Matrix) -> Matrix:
@@ -151,9 +246,14 @@ def _weights(log_marginal_likelihood_MK: Matrix) -> Matrix:
     return weights_MK
 
 
-def correlation_of(groups: "list[tuple[object, ...]]", per_difference: float) -> Matrix:
-    """Return the correlation of each pair: the factor `per_difference` for every position in which they differ."""
-    columns = [np.array([repr(group[axis]) for group in groups]) for axis in range(len(groups[0]))]
-    differing = sum((column[:, None] != column[None, :]).astype(float) for column in columns)
-    correlation: Matrix = np.power(per_difference, differing * np.ones((len(groups), len(groups))))
-    return correlation
+def indicators(
+    choices: Sequence[Mapping[str, object]], names: Sequence[str]
+) -> tuple[Matrix, list[tuple[str, object]]]:
+    """Return a column of ones and zeros for each value of some dimensions, and each column's dimension and value."""
+    columns, parts = list[tuple[str, object]](), [np.zeros((len(choices), 0))]
+    for name in names:
+        values = [choice[name] for choice in choices]
+        numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+        columns += [(name, value) for value in numbers]
+        parts.append(np.eye(len(numbers))[[numbers[value] for value in values]])
+    return np.hstack(parts), columns

@@ -131,9 +131,10 @@ def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = (
 
 
 def search_and_verify(search: Search) -> Verification | None:
-    """Run the trials, then verify the answer; if a run of the verification contradicts it, the search continues.
+    """Run the trials and verify the answer, until what the verification measured leaves nothing worth a trial.
 
-    If the plain configuration of the verification has no trial, its measurement is added to the study as one.
+    The answer is verified again if a run of the verification contradicts it, or if a later trial was faster. If the
+    plain configuration of the verification has no trial, its measurement is added to the study as one.
     """
     deadline, settings = deadline_of(search.problem), search.problem.settings
     verification: Verification | None = None
@@ -141,13 +142,31 @@ def search_and_verify(search: Search) -> Verification | None:
     num_verified, num_rounds = -1, 0
     while True:
         run_trials(search, deadline, extra)
-        if not settings.verify_steps or len(search.trials) == num_verified:
+        trials = search.trials
+        stands = verification is not None and not verification.is_contradicted(settings.gap)
+        if (
+            not settings.verify_steps
+            or len(trials) == num_verified
+            or (stands and not _is_beaten(verification, trials))
+        ):
             return verification
-        num_verified, num_rounds = len(search.trials), num_rounds + 1
+        num_verified, num_rounds = len(trials), num_rounds + 1
         verification = _verify(search, "verification" if num_rounds == 1 else f"verification {num_rounds}")
-        if verification is None or not verification.is_contradicted(settings.gap):
-            return verification
+        if verification is None:
+            return None
         extra = (*extra, *verification.measurements)
+
+
+def _stands(verification: Verification, trials: Sequence[Trial], gap: float) -> bool:
+    """Return whether no run contradicts it, and no other configuration is faster than the mean of the answer's two."""
+    if verification.is_contradicted(gap):
+        return False
+    counting = [row for row in one_per_configuration(trials) if row.fits and row.tokens_per_second]
+    verified = [one.choice for one in verification.measurements]
+    others = [row.tokens_per_second or 0.0 for row in counting if row.choice not in verified]
+    runs = [row.tokens_per_second or 0.0 for row in counting if row.choice == verification.choice]
+    runs += [verification.metrics["tokens_per_second"]] if "tokens_per_second" in verification.metrics else []
+    return max(others, default=0.0) <= (statistics.geometric_mean(runs) if runs else 0.0)
 
 
 def _verify(search: Search, title: str) -> Verification | None:

@@ -1,19 +1,20 @@
 """The probability that a configuration fits: its predicted peak, corrected by the peaks measured so far."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy.special import ndtri
 
 from pipeline.searching.candidates import Candidate
-from pipeline.searching.gaussian import Gaussian, Vector, correlation_of
+from pipeline.searching.gaussian import Gaussian, Vector, indicators
 
 DEVIATION = {"cpu": 0.002, "cuda": 0.02}
 """Prior standard deviation of a prediction's error, as a fraction: on a CPU far beyond the worst of 93 measured
 (benchmarks/prediction_cpu_2026-11-22.md); on CUDA the goal that is set for the median."""
-SHARED_VARIANCE, GROUP_VARIANCE = 0.8, 0.2
-"""Shares of the prior variance that all configurations have in common, and that those of one group have."""
+SHARED_VARIANCE, VALUE_VARIANCE = 0.8, 0.2
+"""Shares of the prior variance that all configurations have in common, and that those with the same values have."""
 LEVELS = (0.999, 0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
 """Probabilities that are distinguished."""
 NOISE = 0.0005
@@ -34,9 +35,7 @@ def posterior(
     allocator gives back cached memory near a cap. For the same reason the peak of a run that fits only so says nothing
     about the predicted one, which is without a cap.
     """
-    correlation = correlation_of([candidate.group for candidate in candidates], 0.5)
-    covariance = DEVIATION[kind] ** 2 * (SHARED_VARIANCE + GROUP_VARIANCE * correlation)
-    prior, noise = Gaussian(np.zeros(len(candidates)), covariance), NOISE + DEVIATION[kind] / 4
+    prior, noise = _prior(candidates, DEVIATION[kind]), NOISE + DEVIATION[kind] / 4
     bounds = {
         number: max(ratio, 0.0) if candidates[number].fits(budget_bytes) else ratio
         for number, ratio in _log_ratios(candidates, lower_bounds_bytes or {}).items()
@@ -47,6 +46,16 @@ def posterior(
         if kind == "cpu" or (candidates[number].predicted_bytes or 0) <= budget_bytes
     }
     return prior.condition(_log_ratios(candidates, uncapped), noise).condition_above(bounds, noise)
+
+
+def _prior(candidates: Sequence[Candidate], deviation: float) -> Gaussian:
+    """Return the prior: an error that all configurations share, and one of each value but the micro-batch size."""
+    names = [name for name in candidates[0].choice if name != "micro_batch_size"]
+    of_value_NV, columns = indicators([candidate.choice for candidate in candidates], names)
+    zeros_N, ones_N1 = np.zeros(len(candidates)), np.ones((len(candidates), 1))
+    share = VALUE_VARIANCE / max(1, len(names))
+    variance_R = deviation**2 * np.array([SHARED_VARIANCE, *(share for _ in columns)])
+    return Gaussian.prior(zeros_N, np.hstack([ones_N1, of_value_NV]), variance_R, zeros_N)
 
 
 def _log_ratios(candidates: Sequence[Candidate], peak_bytes: Mapping[int, float]) -> dict[int, float]:
@@ -71,14 +80,17 @@ def probability_of_fit(
     cached memory that the allocator gives back near a cap counts as well. A candidate without prediction gets 0.5.
     """
     error = posterior(candidates, peak_bytes, budget_bytes, kind, lower_bounds_bytes)
+    corrections_NL = np.exp(-error.mean_N[:, None] - error.deviation_N[:, None] * ndtri(LEVELS))
+    safe_bytes_NL = (budget_bytes * corrections_NL).astype(int).tolist()
     return np.array(
         [
-            0.5 if candidate.predicted_bytes is None else _probability(candidate, mean, deviation, budget_bytes)
-            for candidate, mean, deviation in zip(candidates, error.mean_N, error.deviation_N, strict=True)
+            0.5 if candidate.predicted_bytes is None else _probability(candidate, safe_bytes)
+            for candidate, safe_bytes in zip(candidates, safe_bytes_NL, strict=True)
         ]
     )
 
 
-def _probability(candidate: Candidate, mean: float, deviation: float, budget_bytes: int) -> float:
-    safe_bytes = (int(budget_bytes * math.exp(-mean - float(ndtri(level)) * deviation)) for level in LEVELS)
-    return next((level for level, safe in zip(LEVELS, safe_bytes, strict=True) if candidate.fits(safe)), 0.0)
+def _probability(candidate: Candidate, safe_bytes: Sequence[int]) -> float:
+    """Return the first of LEVELS at which the candidate fits, by bisection: the lower, the more bytes."""
+    first = bisect_left(range(len(LEVELS)), 1, key=lambda number: candidate.fits(safe_bytes[number]))
+    return (*LEVELS, 0.0)[first]

@@ -1,36 +1,30 @@
 """The time model: seconds of an optimizer step of every configuration, with their uncertainty.
 
-    seconds = num_passes x max(launch, fixed[precision] + rate[precision] x size) x work + update
-    size = micro_batch_size ** (1 + growth)
-    work = 1 + recomputation x (operations / fewest operations - 1)
+    seconds = num_passes x max(num_kernels x launch, sum over kinds of amount x cost) + update x sum over kinds of
+              update amount x cost
 
-`operations` are the counted operations of one sequence, recomputation included, and `fewest operations` those of the
-candidate with the fewest. `recomputation` exceeds 1 where recomputing takes longer than its share of the operations,
-because operations that are not counted are repeated, too. `growth` is positive where a sequence takes longer in a large
-micro-batch, less of which fits the caches.
+The amounts are the work of a pass and of the update, counted in the trace of a configuration: the FLOPs of matrix
+products by type, the bytes that other operators move, the kernels, and the bytes copied to or from the host. The costs
+of their units, `launch` and `update` are fitted by least squares to the logarithms of the measured times, with priors
+wide enough for any device of a kind. So whatever a lever changes in the trace, its time follows.
 
-The parameters are fitted by least squares to the logarithms of the measured times, with priors wide enough for any
-device. The residual is a Gaussian process, smooth in the logarithm of the micro-batch size. The noise of a measurement
+The residual is a sum of random effects: one that all configurations share and one of each value of each dimension, both
+smooth in the logarithm of the micro-batch size, a constant one of each value, and an independent one of each
+configuration. What the trace cannot show of a value is a constant effect with a wide prior. The noise of a measurement
 and the size of the residual are not known: every pair of several values of both is a component of a mixture, weighted
 by its marginal likelihood.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from scipy.optimize import least_squares
 
+from pipeline.memory.work import Work
 from pipeline.searching.candidates import Candidate
-from pipeline.searching.gaussian import (
-    Gaussian,
-    GaussianMixture,
-    Matrix,
-    Vector,
-    correlation_of,
-    leave_one_out_residuals,
-)
+from pipeline.searching.gaussian import Gaussian, GaussianMixture, Matrix, Vector, indicators, leave_one_out_residuals
 
 NOISES = (0.003, 0.01, 0.03, 0.06)
 """Prior standard deviations of a measured time from process to process, as fractions; equally probable at first."""
@@ -39,69 +33,104 @@ RESIDUALS = (0.02, 0.05, 0.1, 0.2)
 FIT_NOISE, FIT_RESIDUAL = 0.02, 0.1
 """Those with which the parameters are fitted."""
 LENGTH_SCALE = 1.0
-"""Doublings of the micro-batch size over which the residual changes."""
-CORRELATION = 0.8
-"""Correlation of the residuals of two checkpointing policies, or of two precisions."""
+"""Doublings of the micro-batch size over which a smooth effect changes."""
+SHARED, SMOOTH, CONSTANT, OWN = 0.6, 0.15, 0.15, 0.15
+"""Variances of the effects in units of the residual's: the shared one, those of a value of a dimension, the own one."""
+UNTRACED = 0.5
+"""Prior standard deviation of the logarithm of what the trace does not show of a value."""
 RATE = (0.0, 12.0)
-"""Prior mean and standard deviation of the logarithm of the seconds of one sequence: any device."""
-SPEEDUP = {"fp32": (0.0, 0.1)}
-"""The same for a precision's rate, relative to the shared one; for the precisions that are not named:"""
-OTHER_SPEEDUP = {"cuda": (-0.5, 0.5), "cpu": (0.0, 0.5)}
-"""By kind of device: on a CPU casts cost what narrower products save."""
-OVERHEAD = {"fp32": (0.0, 0.1)}
-"""The same for a precision's fixed cost of a pass, relative to the shared one; for those that are not named:"""
-OTHER_OVERHEAD = (0.0, 1.0)
-FIXED, LAUNCH, UPDATE = (np.log(0.5), 1.5), (np.log(0.5), 1.5), (np.log(0.5), 1.5)
-"""The same for the fixed cost of a pass, its kernel launches and the update, in units of one sequence."""
-RECOMPUTATION = (0.2, 0.5)
-"""The same for the time of recomputation, relative to its share of the operations."""
-GROWTH = (0.0, 0.1)
-"""The same for the number added to the exponent of the micro-batch size, which is not a logarithm."""
-LAUNCH_STARTS = np.log([0.5, 2.0, 8.0, 32.0])
-"""Starting points of the fit for the cost of launches, in units of one sequence."""
+"""Prior mean and standard deviation of the logarithm of the seconds of one float32 FLOP: any device."""
+COSTS = {
+    "cpu": {
+        "float32": (0.0, 0.1),
+        "bfloat16": (0.0, 0.7),
+        "float16": (0.0, 0.7),  # and any other type
+        "moved_bytes": (1.5, 1.0),
+        "num_kernels": (13.0, 1.5),
+        "host_bytes": (1.5, 1.0),
+        "launch": (11.0, 2.0),
+    },
+    "cuda": {
+        "float32": (0.0, 0.1),
+        "tf32": (-1.5, 0.7),
+        "bfloat16": (-2.0, 0.7),
+        "float16": (-2.0, 0.7),
+        "moved_bytes": (3.0, 0.7),
+        "num_kernels": (18.0, 1.0),
+        "host_bytes": (7.0, 1.0),
+        "launch": (19.0, 1.0),
+    },
+}
+"""The same for the cost of one unit of each kind of work, relative to that FLOP, and for one launch."""
+OTHER_KINDS = ("moved_bytes", "num_kernels", "host_bytes")
+"""Kinds of work besides the FLOPs of matrix products."""
+UPDATE = (0.0, 1.0)
+"""The same for the update, relative to the cost of its work."""
+SMALLEST_EIGENVALUE = 1e-4
+"""Of the kernel of the micro-batch sizes, below which a feature is left out."""
+LAUNCH_STARTS = (-2.0, 1.0, 4.0)
+"""Starting points of the fit for the cost of a launch, relative to its prior mean."""
 
 
 @dataclass(frozen=True)
 class TimeModel:
     """The time model of a list of candidates, as a function of its parameters.
 
-    The parameters are rate, speed-ups, overheads, recomputation, growth, fixed, launch and update; all but growth are
-    logarithms.
+    The parameters are the logarithms of the rate, of the cost of each kind of work, of the launch and of the update.
     """
 
     candidates: Sequence[Candidate]
     kind: str
     """Kind of device: cpu or cuda."""
 
-    @property
-    def precisions(self) -> list[str]:
-        """Return the precisions in the order of their parameters."""
-        return sorted({candidate.precision for candidate in self.candidates})
+    @cached_property
+    def kinds(self) -> list[str]:
+        """The kinds of work in the order of their parameters: those that any candidate has."""
+        works = [work for one in self.candidates for work in (one.pass_work, one.update_work)]
+        others = [name for name in OTHER_KINDS if any(getattr(work, name) for work in works)]
+        return sorted({name for work in works for name in work.matrix_flops}) + others
 
-    @property
+    @cached_property
     def prior(self) -> tuple[Vector, Vector]:
-        """Return the prior means and standard deviations of the parameters."""
-        speedups = [SPEEDUP.get(name, OTHER_SPEEDUP[self.kind]) for name in self.precisions]
-        overheads = [OVERHEAD.get(name, OTHER_OVERHEAD) for name in self.precisions]
-        pairs = np.array([RATE, *speedups, *overheads, RECOMPUTATION, GROWTH, FIXED, LAUNCH, UPDATE])
+        """The prior means and standard deviations of the parameters."""
+        costs = COSTS[self.kind]
+        pairs = np.array([RATE, *(costs.get(kind, costs["float16"]) for kind in self.kinds), costs["launch"], UPDATE])
         return pairs[:, 0], pairs[:, 1]
 
-    def __call__(self, parameters: Vector) -> Vector:
-        """Return the logarithm of the seconds per token of each candidate."""
-        rate, *own, recomputation, growth, fixed, launch, update = parameters
-        speedups, overheads = own[: len(self.precisions)], own[len(self.precisions) :]
-        number_of = {name: number for number, name in enumerate(self.precisions)}
-        numbers = [number_of[candidate.precision] for candidate in self.candidates]
-        sizes = np.array([candidate.micro_batch_size for candidate in self.candidates])
-        passes = np.array([candidate.num_passes for candidate in self.candidates])
-        flops = np.array([candidate.flops for candidate in self.candidates])
-        tokens = np.array([candidate.num_tokens for candidate in self.candidates])
-        per_sequence, per_pass = np.exp(speedups)[numbers], np.exp(overheads)[numbers]
-        pass_cost = np.maximum(np.exp(launch), per_pass * np.exp(fixed) + per_sequence * sizes ** (1 + growth))
-        work = 1 + np.exp(recomputation) * (flops / flops.min() - 1)
-        seconds = passes * pass_cost * work + np.exp(update)
-        logarithms: Vector = rate + np.log(seconds / tokens)
-        return logarithms
+    @cached_property
+    def _amounts(self) -> tuple[Matrix, Matrix, Vector, Vector, Vector]:
+        """The work of a pass and of the update, kernels and number of passes, and tokens of a step."""
+        of_pass_NF = amounts([one.pass_work for one in self.candidates], self.kinds)
+        of_update_NF = amounts([one.update_work for one in self.candidates], self.kinds)
+        kernels = np.array([one.pass_work.num_kernels for one in self.candidates], float)
+        passes = np.array([one.num_passes for one in self.candidates], float)
+        tokens = np.array([one.num_tokens for one in self.candidates], float)
+        return of_pass_NF, of_update_NF, kernels, passes, tokens
+
+    def evaluate(self, parameters: Vector, numbers: Sequence[int] | slice = slice(None)) -> tuple[Vector, Matrix]:
+        """Return the logarithm of the seconds per token of some candidates, and its derivative by each parameter."""
+        of_pass_NF, of_update_NF, kernels, passes, tokens = (part[numbers] for part in self._amounts)
+        rate, *costs, launch, update = parameters
+        in_pass_NF, in_update_NF = of_pass_NF * np.exp(costs), np.exp(update) * of_update_NF * np.exp(costs)
+        launching = kernels * np.exp(launch)
+        is_launching = launching > in_pass_NF.sum(axis=1)
+        pass_seconds = np.where(is_launching, launching, in_pass_NF.sum(axis=1))
+        seconds = passes * pass_seconds + in_update_NF.sum(axis=1)
+        by_cost_NF = np.where(is_launching[:, None], 0.0, passes[:, None] * in_pass_NF) + in_update_NF
+        by_launch = np.where(is_launching, passes * launching, 0.0)
+        slopes_NP = np.column_stack([seconds, by_cost_NF, by_launch, in_update_NF.sum(axis=1)]) / seconds[:, None]
+        return rate + np.log(seconds / tokens), slopes_NP
+
+
+def amounts(works: Sequence[Work], kinds: Sequence[str]) -> Matrix:
+    """Return the amount of each kind of work: works x kinds."""
+    columns = [
+        [getattr(work, kind) for work in works]
+        if kind in OTHER_KINDS
+        else [work.matrix_flops.get(kind, 0.0) for work in works]
+        for kind in kinds
+    ]
+    return np.array(columns, float).T
 
 
 @dataclass(frozen=True)
@@ -118,57 +147,106 @@ class TimeFit:
 
 def fit(candidates: Sequence[Candidate], measured: Mapping[int, float], kind: str) -> TimeFit:
     """Return the time model on a kind of device, fitted to the measured log seconds per token, by index."""
-    model, correlation_NN = TimeModel(candidates, kind), _residual_correlation(candidates)
+    model, effects = TimeModel(candidates, kind), effects_of(candidates)
     mean, deviation = model.prior
     known = list(measured)
-    parameters = _fit(model, known, np.array([measured[number] for number in known]), FIT_RESIDUAL**2 * correlation_NN)
-    fitted = model(parameters)
-    slopes_NP = _slopes(model, parameters)
-    expected, of_model_NN = fitted + slopes_NP @ (mean - parameters), (slopes_NP * deviation**2) @ slopes_NP.T
+    values_K = np.array([measured[number] for number in known])
+    parameters = _fit(model, known, values_K, effects.at(known).covariance(FIT_RESIDUAL))
+    fitted_N, slopes_NP = model.evaluate(parameters)
+    expected_N = fitted_N + slopes_NP @ (mean - parameters)
+    features_NR = np.hstack([slopes_NP, effects.features_NR])
     priors = [
-        (Gaussian(expected, of_model_NN + residual**2 * correlation_NN), noise)
-        for noise, residual in product(NOISES, RESIDUALS)
+        Gaussian.prior(
+            expected_N,
+            features_NR,
+            np.concatenate([deviation**2, effects.variances(residual)]),
+            effects.own(residual),
+        )
+        for residual in RESIDUALS
     ]
-    residuals = [measured[number] - fitted[number] for number in known]
-    rms = float(np.sqrt(np.mean(np.square(residuals)))) if residuals else 0.0
-    return TimeFit(GaussianMixture.posterior(priors, measured), rms, leave_one_out_residuals(priors, measured))
+    residual_K = values_K - fitted_N[known]
+    rms = float(np.sqrt(np.mean(residual_K**2))) if known else 0.0
+    posterior = GaussianMixture.posterior(priors, NOISES, measured)
+    return TimeFit(posterior, rms, leave_one_out_residuals(priors, NOISES, measured))
 
 
-def _fit(model: TimeModel, known: list[int], values: Vector, residual_NN: Matrix) -> Vector:
+def _fit(model: TimeModel, known: list[int], values_K: Vector, residual_KK: Matrix) -> Vector:
     """Return the most probable parameters: generalised least squares with the priors as further residuals."""
     mean, deviation = model.prior
     if not known:
         return mean
-    covariance = residual_NN[np.ix_(known, known)] + FIT_NOISE**2 * np.eye(len(known))
-    whiten = np.linalg.inv(np.linalg.cholesky(covariance))
+    whiten = np.linalg.inv(np.linalg.cholesky(residual_KK + FIT_NOISE**2 * np.eye(len(known))))
 
     def residuals(parameters: Vector) -> Vector:
-        return np.concatenate([whiten @ (values - model(parameters)[known]), (parameters - mean) / deviation])
+        return np.concatenate(
+            [whiten @ (values_K - model.evaluate(parameters, known)[0]), (parameters - mean) / deviation]
+        )
+
+    def slopes(parameters: Vector) -> Matrix:
+        return np.vstack([-whiten @ model.evaluate(parameters, known)[1], np.diag(1 / deviation)])
 
     fits = []
     for launch in LAUNCH_STARTS:  # where launches never matter, their parameter has no slope to follow
         start = mean.copy()
-        start[-2] = launch
-        start[0] = float(np.mean(values - model(start)[known]))
-        fits.append(least_squares(residuals, start))
+        start[-2] += launch
+        start[0] += float(np.mean(values_K - model.evaluate(start, known)[0]))
+        fits.append(least_squares(residuals, start, slopes, method="lm"))
     best: Vector = min(fits, key=lambda one: float(one.cost)).x
     return best
 
 
-def _slopes(model: TimeModel, parameters: Vector) -> Matrix:
-    """Return the derivative of each candidate's logarithm by each parameter, from central differences."""
-    step = 1e-4
-    columns = [
-        (model(parameters + change) - model(parameters - change)) / (2 * step)
-        for change in step * np.eye(len(parameters))
-    ]
-    return np.stack(columns, axis=1)
+@dataclass(frozen=True)
+class Effects:
+    """The random effects of the residual: features with random weights, and an independent part."""
+
+    features_NR: Matrix
+    shares_R: Vector
+    """Variances of the weights in units of the residual's variance."""
+    untraced_R: Vector
+    """Variances of the weights that do not depend on the residual's."""
+    unpredicted_N: Vector
+    """Variances of the independent parts that do not depend on the residual's."""
+
+    def at(self, numbers: list[int]) -> "Effects":
+        """Return the effects on some of the candidates."""
+        return replace(self, features_NR=self.features_NR[numbers], unpredicted_N=self.unpredicted_N[numbers])
+
+    def variances(self, residual: float) -> Vector:
+        """Return the variances of the weights where the residual has this standard deviation."""
+        return self.shares_R * residual**2 + self.untraced_R
+
+    def own(self, residual: float) -> Vector:
+        """Return the variances of the independent parts likewise."""
+        return OWN * residual**2 + self.unpredicted_N
+
+    def covariance(self, residual: float) -> Matrix:
+        """Return the covariance of the effects on a few candidates likewise."""
+        return (self.features_NR * self.variances(residual)) @ self.features_NR.T + np.diag(self.own(residual))
 
 
-def _residual_correlation(candidates: Sequence[Candidate]) -> Matrix:
-    """Return the correlation of the residuals of each pair of candidates."""
-    doublings = np.log2([candidate.micro_batch_size for candidate in candidates])
-    distance_NN = (doublings[:, None] - doublings[None, :]) / LENGTH_SCALE
-    between_groups = correlation_of([candidate.group for candidate in candidates], CORRELATION)
-    correlation: Matrix = np.exp(-0.5 * distance_NN**2) * between_groups
-    return correlation
+def effects_of(candidates: Sequence[Candidate]) -> Effects:
+    """Return the effects that all candidates share, and those of each value of each dimension but the micro-batch."""
+    smooth_NS = _smooth([candidate.micro_batch_size for candidate in candidates])
+    names = [name for name in candidates[0].choice if name != "micro_batch_size"]
+    of_value_NV, columns = indicators([candidate.choice for candidate in candidates], names)
+    smooth_of_value = (of_value_NV[:, :, None] * smooth_NS[:, None, :]).reshape(len(candidates), -1)
+    untraced = {(name, one.choice[name]) for one in candidates for name in one.untraced}
+    num_smooth, num_values = smooth_NS.shape[1], len(columns)
+    shares = np.repeat([SHARED, CONSTANT, SMOOTH], [num_smooth, num_values, num_values * num_smooth])
+    variances = np.zeros(len(shares))
+    variances[num_smooth : num_smooth + num_values] = [UNTRACED**2 * (column in untraced) for column in columns]
+    return Effects(
+        np.hstack([smooth_NS, of_value_NV, smooth_of_value]),
+        shares,
+        variances,
+        np.array([UNTRACED**2 * (one.predicted_bytes is None) for one in candidates]),
+    )
+
+
+def _smooth(sizes: Sequence[int]) -> Matrix:
+    """Return features of each micro-batch size, with the products of a squared exponential kernel of the logarithms."""
+    distinct, numbers = np.unique(np.log2(sizes) / LENGTH_SCALE, return_inverse=True)
+    values, vectors = np.linalg.eigh(np.exp(-0.5 * (distinct[:, None] - distinct[None, :]) ** 2))
+    kept = values > SMALLEST_EIGENVALUE
+    features: Matrix = (vectors[:, kept] * np.sqrt(values[kept]))[numbers]
+    return features
