@@ -18,10 +18,13 @@ SMALL_BATCH: dict[str, Any] = {"sequence_length": 8, "micro_batch_size": 2, "max
 """Parameters, gradients and optimizer state are most of the peak."""
 
 
-def test_the_peak_has_few_gradients_at_a_time() -> None:
-    plain, early = tiny(**SMALL_BATCH), tiny(**SMALL_BATCH, optimizer_in_backward=True)
+@pytest.mark.parametrize(("precision", "share"), [("fp32", 0.9), ("bf16", 1.0)])
+def test_the_peak_has_few_gradients_at_a_time(precision: str, share: float) -> None:
+    """With bf16 the peak is inside a matrix product, whose scratchpad is counted."""
+    settings = {**SMALL_BATCH, "precision": precision}
+    plain, early = tiny(**settings), tiny(**settings, optimizer_in_backward=True)
     peaks = [measured(plain), measured(early)]
-    assert peaks[1] < 0.9 * peaks[0]
+    assert peaks[1] < share * peaks[0]
     assert predict(early, CPU).peak_allocated_bytes == pytest.approx(peaks[1], rel=1e-4)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from pipeline.base.contracts import Hardware
 from pipeline.memory.timeline import Lifetime
+from pipeline.prediction.cpu_products import is_scratchpad, scratchpad_bytes
 
 VALUES_PER_THREAD = (16, 256)
 """Fewest and most elements that a thread adds up when a column is divided."""
@@ -58,11 +59,14 @@ def embedding_buffer_bytes(tokens: int, vocabulary_size: int, channels: int) -> 
 
 def has_formula(lifetime: Lifetime) -> bool:
     """Whether buffer_bytes() knows the size of a buffer."""
-    return lifetime.operator in ("inside sum", "inside embedding_dense_backward")
+    is_reduction = lifetime.operator in ("inside sum", "inside embedding_dense_backward")
+    return is_reduction or is_scratchpad(lifetime.operator, lifetime.dtype)
 
 
 def buffer_bytes(lifetime: Lifetime, shape: tuple[int, ...], hardware: Hardware) -> int:
     """Return the size that a buffer has with another shape, which holds the arguments of its formula."""
+    if is_scratchpad(lifetime.operator, lifetime.dtype):
+        return scratchpad_bytes(lifetime.operator, shape)
     if lifetime.operator == "inside embedding_dense_backward":
         return embedding_buffer_bytes(*shape)
     rows, columns = shape

@@ -12,6 +12,8 @@ from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
 from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.files import cache_folder, write_atomically
 from pipeline.base.units import MIB
@@ -108,6 +110,7 @@ def _key(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows:
         [(name, shape, dtype, tensors.index(number)) for name, (shape, dtype, number) in example.items()],
         prepared.vocabulary_size,
         (target.kind, target.capability, target.num_multiprocessors, *map(os.environ.get, VARIABLES)),
+        None if target.capability else (target.name, torch.get_num_threads()),
         code_digest(Path(__file__).parent.parent),
         [_file_digest(sys.modules[type(technique).__module__].__file__) for technique in experiment.techniques],
     )

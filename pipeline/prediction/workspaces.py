@@ -1,7 +1,7 @@
 """What operators allocate inside their kernels, in one table with the source of each row; products have their own file.
 
-Not included: workspaces inside cuDNN's engines and (on a CPU) oneDNN, whose size no source gives, the temporaries of
-cub and thrust, and buffers of a few KiB.
+Not included: workspaces inside cuDNN's engines, whose size no source gives, the temporaries of cub and thrust, and
+buffers of a few KiB.
 """
 
 from collections.abc import Callable
@@ -22,6 +22,8 @@ from pipeline.prediction.attention_buffers import (
     flash_backward,
     flash_forward,
 )
+from pipeline.prediction.cpu_products import PRODUCTS as CPU_PRODUCTS
+from pipeline.prediction.cpu_products import scratchpad
 from pipeline.prediction.product_workspaces import PRODUCTS, ProductWorkspaces
 from pipeline.prediction.reductions import column_sum_bytes, embedding_buffer_bytes
 from pipeline.prediction.sums_in_place import adds_in_place
@@ -229,13 +231,25 @@ ROWS = (
 )
 
 
+CPU_ROWS = tuple(
+    Row(
+        operators=(operator,),
+        inside=lambda call, operator=operator: scratchpad(operator, call.args),  # type: ignore[misc]
+        only_cuda=False,
+        source="pipeline/prediction/cpu_products.py",
+    )
+    for operator in CPU_PRODUCTS
+)
+"""What matrix products allocate on a CPU."""
+
+
 class WorkspaceTable:
     """Returns what the operators of a simulated run allocate inside their kernels."""
 
     def __init__(self, hardware: Hardware, version: tuple[int, ...] = TORCH_VERSION) -> None:
         self._hardware = hardware
         self._products = ProductWorkspaces(hardware.capability, version) if hardware.capability else None
-        rows = [row for row in ROWS if hardware.capability or not row.only_cuda]
+        rows = ROWS if hardware.capability else [*(row for row in ROWS if not row.only_cuda), *CPU_ROWS]
         self._rows = {operator: row for row in rows for operator in row.operators}
 
     def __call__(self, operator: Any, args: tuple[Any, ...]) -> Inside:
