@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.base.contracts import Batch, Head, Trainable
+from pipeline.base.errors import first_line
 from pipeline.base.sequences import IGNORED_LABEL
 
 PROBE_LENGTH = 2
@@ -73,7 +74,7 @@ def why_inseparable(name: str, trainable: Trainable, soft_cap: bool) -> str | No
         if returned_BTV.shape == expected_BTV.shape and torch.allclose(returned_BTV, expected_BTV):
             return None
     except (RuntimeError, TypeError) as error:
-        return f"{name} cannot be called on tensors without values ({str(error).splitlines()[0]})"
+        return f"{name} cannot be called on tensors without values ({first_line(error)})"
     return f"{name} changes its logits after its head, in a way that is not known here"
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from pipeline.base.contracts import Batch, Description, Model, Trainable
-from pipeline.base.errors import InvalidInputError
+from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.heads import head_of, token_loss, why_inseparable
 
 
@@ -212,8 +212,14 @@ def _layers(module: nn.Module) -> tuple[nn.Module, ...]:
 
 @lru_cache
 def _why_inseparable(model: CausalLm, name: str, soft_cap: bool) -> str | None:
-    with torch.device("meta"):
-        return why_inseparable(name, model.build(name, 1), soft_cap)
+    try:
+        with torch.device("meta"):
+            trainable = model.build(name, 1)
+    except InvalidInputError:
+        raise
+    except Exception as error:  # any error of the model's code
+        raise InvalidInputError(f"{name} cannot be built: {first_line(error)}; change its settings") from error
+    return why_inseparable(name, trainable, soft_cap)
 
 
 def _logits(module: nn.Module, batch: Batch) -> Tensor:
