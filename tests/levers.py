@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -118,7 +118,28 @@ LEVERS = (
     Lever(technique="expandable_segments", settings={"expandable_segments": True}, devices=("cuda",)),
     Lever(technique="gelu", settings={"gelu": "fused"}, models=("gpt2-nano",), tolerance=1e-5),
 )
-ON_CPU, ON_CUDA = (tuple(lever for lever in LEVERS if kind in lever.devices) for kind in ("cpu", "cuda"))
+TOGETHER = Lever(
+    technique="all",
+    settings={
+        "precision": "bf16",
+        "loss_kernel": "chunked",
+        "checkpointing": "every_layer",
+        "optimizer_in_backward": True,
+        "gelu": "fused",
+    },
+    companions={"max_grad_norm": None},
+    models=("gpt2-nano",),
+    tolerance=2e-3,
+    accumulates=False,
+)
+"""Levers that can be combined on any device."""
+ON_CARD = {"activation_offloading": True, "offloading_min_mib": 0.01, "expandable_segments": True}
+"""What a GPU adds."""
+ON_CPU = (*(lever for lever in LEVERS if "cpu" in lever.devices), TOGETHER)
+ON_CUDA = (
+    *(lever for lever in LEVERS if "cuda" in lever.devices),
+    replace(TOGETHER, settings={**TOGETHER.settings, **ON_CARD}),
+)
 
 
 def each(levers: Iterable[Lever]) -> pytest.MarkDecorator:
