@@ -20,7 +20,7 @@ from pipeline.base.user_functions import is_function_name, user_code_error
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Lifetime, Timeline
 from pipeline.prediction.extrapolate_batch import Growth, crosses, growth_of, same_memory, with_sorted_releases
-from pipeline.prediction.extrapolate_depth import Layers, fewest_layers, with_more_layers
+from pipeline.prediction.extrapolate_depth import Layers, fewest_layers, repetition_of, with_more_layers
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.fake_card import CARD, HOST, move_to_card
 from pipeline.prediction.fake_device import simulated
@@ -128,9 +128,12 @@ def _from_few_layers(experiment: Experiment, target: Hardware, prepared: Prepare
     fewest = fewest_layers(num_layers, period)
     if 2 * fewest + period > LARGEST_SHARE * num_layers:
         return None
+    layers = Layers(fewest, period, num_layers - fewest)
     shallow = _cached(experiment.with_layers(fewest), target, prepared, num_rows)
+    if repetition_of(shallow, layers) is None:
+        return None
     deeper = _cached(experiment.with_layers(fewest + period), target, prepared, num_rows, sizes=RECORDED_SIZES[:2])
-    return with_more_layers(shallow, deeper, Layers(fewest, period, num_layers - fewest))
+    return with_more_layers(shallow, deeper, layers)
 
 
 def _from_other_sizes(
