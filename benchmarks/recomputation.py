@@ -5,7 +5,6 @@
 Steps of all policies take turns in one process; a row has the median of the seconds and of the ratios to no policy.
 """
 
-import csv
 import datetime
 import statistics
 import time
@@ -112,11 +111,14 @@ def main() -> None:
         rows += measured(shape)
         print(*rows[-len(POLICIES) :], sep="\n", flush=True)
     date = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
-    names = dict.fromkeys(name for row in rows for name in row)
-    with (Path(__file__).parent / f"recomputation_{date}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write(rows, Path(__file__).parent / f"recomputation_{date}.md")
+
+
+def write(rows: list[dict[str, Any]], file: Path) -> None:
+    """Write the rows as a table."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [names, ["---"] * len(names), *([str(row.get(name, "")) for name in names] for row in rows)]
+    file.write_text("# Recomputation and offloading\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines))
 
 
 if __name__ == "__main__":
