@@ -143,12 +143,9 @@ def search_and_verify(search: Search) -> Verification | None:
     while True:
         run_trials(search, deadline, extra)
         trials = search.trials
-        stands = verification is not None and not verification.is_contradicted(settings.gap)
-        if (
-            not settings.verify_steps
-            or len(trials) == num_verified
-            or (stands and not _is_beaten(verification, trials))
-        ):
+        if not settings.verify_steps or len(trials) == num_verified:
+            return verification
+        if verification is not None and _stands(verification, trials, settings.gap):
             return verification
         num_verified, num_rounds = len(trials), num_rounds + 1
         verification = _verify(search, "verification" if num_rounds == 1 else f"verification {num_rounds}")
