@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import model_by_card
 import pytest
 from conftest import ROOT
 from levers_page import measured, page, waterfall
@@ -93,3 +94,30 @@ def test_the_ladder_is_drawn_from_the_medians(entry: EntryPoint) -> None:
     runs = [line(0, name, 2**20 >> number, 1.0 + number) for number, name in enumerate(names)]
     assert set(measured(entry, entry.comparisons[1], runs)) == {"plain", "+ precision", "+ loss"}
     assert len(waterfall(entry, runs)) > len(waterfall(entry, runs[:1])) > 0
+
+
+def planned(model: str, gib: int, levers: str, micro_batch_size: int | None, tokens: int | None) -> dict[str, str]:
+    """Return a row of the table of models and cards."""
+    row = dict.fromkeys(model_by_card.COLUMNS, "")
+    row |= {"model": model, "gib": str(gib), "levers": levers}
+    fits = {"micro_batch_size": str(micro_batch_size), "tokens_per_second": str(tokens), "choice": "plain"}
+    return row | (fits if micro_batch_size else {})
+
+
+def test_the_table_of_models_and_cards_has_both_sets_of_levers() -> None:
+    rows = [
+        planned("gpt2-xl", 24, "three", None, None),
+        planned("gpt2-xl", 24, "all", 4, 1234),
+        planned("gpt2", 24, "three", 8, 30000),
+        planned("gpt2", 80, "all", 8, 90000),
+    ]
+    lines = model_by_card.page(rows).splitlines()
+    assert "| model | 24 GiB | 80 GiB |" in lines
+    assert "| gpt2 | 8: 30,000 → - | - → 8: 90,000 |" in lines
+    assert "| gpt2-xl | - → 4: 1,234 | - → - |" in lines
+
+
+def test_unknown_models_and_cards_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--models", "gpt5"], ["--gib", "7"]):
+        assert model_by_card.main([*words, "--folder", str(tmp_path)]) == 2
+        assert f"{words[1]} is not one of " in capsys.readouterr().err
