@@ -292,7 +292,7 @@ def test_entry_points_are_run_once_and_their_results_become_verdicts(
     limit = {
         "condition": "the limit",
         "each": {"size": ["small"]},
-        "plan": "plan {model} --gpu cpu --budget 6MiB --effective_batch_size 32",
+        "plan": "plan {model} --gpu cpu --budget 6MiB --effective_batch_size 32 --loss_kernel full --gelu model",
         "where": {"precision": "fp32", "checkpointing": "none"},
         "command": "main {model} --budget 6MiB --effective_batch_size 32",
         "runs": ["--micro_batch_size {exceeds}"],

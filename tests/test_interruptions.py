@@ -159,7 +159,7 @@ def test_an_edited_technique_begins_another_study(tmp_path: Path) -> None:
         "import json, sys; from pipeline.searching.problem import make_problem\n"
         "p = make_problem({'model': 'gpt2-nano', 'device': 'cpu', 'corpus': 'quick_fox', 'sequence_length': 16,\n"
         "  'effective_batch_size': 1, 'budget': '1GiB',\n"
-        "  'space': {'recomputed_mlp': [False, True]}})\n"
+        "  'space': {'micro_batch_size': [1], 'recomputed_mlp': [False, True]}})\n"
         "assert p.space.dimensions['recomputed_mlp'] == (False, True)\n"
         "print(json.dumps(p.identity, sort_keys=True))"
     )

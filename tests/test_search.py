@@ -361,7 +361,8 @@ def candidate_of(choice: Choice) -> Candidate:
 def test_a_slowed_trial_is_proposed_again_and_counted_once() -> None:
     study, slowed = new_study(), SPACE.choices[8]
     sampler = PredictiveSampler([candidate_of(choice) for choice in SPACE.choices], Rules(budget_bytes=BUDGET))
-    plan = SimpleNamespace(settings=SimpleNamespace(gap=0.01), space=SPACE)
+    base = SimpleNamespace(settings=SimpleNamespace(seed=0))
+    plan = SimpleNamespace(settings=SimpleNamespace(gap=0.01), space=SPACE, base=base)
     proposer = PredictiveProposer(cast(SearchProblem, plan), study, sampler)
 
     def measure(choice: Choice, slowness: float = 1.0, repeat: bool = False) -> None:

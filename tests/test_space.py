@@ -34,7 +34,7 @@ LARGEST_PAGE_BYTES = 2_000_000
 def space_of(entry: str, hardware: Hardware, **settings: Any) -> tuple[Space, Refusals]:
     """Return the space of an entry point's YAML on a device, and why others of its combinations are not in it."""
     values = {**read_yaml(yaml_file(entry)), **settings}
-    own = SpaceSettings(**{name: values.pop(name) for name in SpaceSettings.model_fields})
+    own = SpaceSettings(**{name: values.pop(name) for name in SpaceSettings.model_fields if name in values})
     values = {name: values[name] for name in values if name != "verify_steps"} | {"device": "cpu", "model": "gpt2"}
     configurations = Configurations(values, entry)
     return make_space(own, values["effective_batch_size"], {}, hardware).without(
@@ -43,12 +43,12 @@ def space_of(entry: str, hardware: Hardware, **settings: Any) -> tuple[Space, Re
 
 
 @pytest.mark.parametrize("entry", ["plan", "search"])
-def test_the_default_space_has_thousands_of_configurations_on_cuda_and_hundreds_on_a_cpu(entry: str) -> None:
+def test_the_default_space_has_hundreds_of_configurations(entry: str) -> None:
     on_card, refusals = space_of(entry, find_card("h100"))
     on_cpu, _ = space_of(entry, CPU)
-    assert len(on_card.choices) > 1500 and 200 < len(on_cpu.choices) < 1000
+    assert len(on_card.choices) >= 400 and 100 < len(on_cpu.choices) < 300
     assert len(on_card.choices) + sum(refusals.values()) == len(Space(on_card.dimensions).choices) * 2
-    assert on_cpu.dimensions["activation_offloading"] == on_cpu.dimensions["expandable_segments"] == (False,)
+    assert on_cpu.dimensions["expandable_segments"] == (False,)
     assert not any("offload" in str(value) for value in on_cpu.dimensions["checkpointing"])
     assert not {"flash", "liger"} & {value for values in on_card.dimensions.values() for value in values}
     assert on_card.dimensions["optimizer_in_backward"] == (False,), "gradients are clipped by default"

@@ -17,7 +17,7 @@ SINGLE: Mapping[str, str] = {
 }
 """Entry points that run the one configuration of the file `config`, with their questions."""
 SPACES: Mapping[str, str] = {
-    "plan": "How much memory would each configuration need, on this device or on any GPU?",
+    "plan": "How much memory and time would each configuration need, on this device or on any GPU?",
     "search": "What is the fastest configuration that fits a memory budget?",
 }
 """Entry points whose YAML has a space of configurations, with their questions."""
