@@ -133,8 +133,9 @@ def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = (
 def search_and_verify(search: Search) -> tuple[Verification | None, tuple[Measurement, ...]]:
     """Run the trials and verify the answer, until what the verification measured leaves nothing worth a trial.
 
-    Returns the last verification, None if nothing was verified, and what all of them measured. The answer is verified again if a run of the verification contradicts it, or if a later trial was faster. If the
-    plain configuration of the verification has no trial, its measurement is added to the study as one.
+    Returns the last verification, None if nothing was verified, and what all of them measured. The answer is verified
+    again if a run of the verification contradicts it, or if a later trial was faster. If the plain configuration of the
+    verification has no trial, its measurement is added to the study as one.
     """
     deadline, settings = deadline_of(search.problem), search.problem.settings
     verification: Verification | None = None
