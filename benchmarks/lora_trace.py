@@ -77,10 +77,13 @@ def trace(run: Run, shape: dict[str, str], target: Hardware) -> Trace:
             optimizer.zero_grad(set_to_none=True)
             phases[_num_events(recorder)] = step, "forward"
             output = model(input_ids=tokens, labels=tokens)
+            recorder.mark(step, "forward")
             phases[_num_events(recorder)] = step, "backward"
             output.loss.backward()
+            recorder.mark(step, "backward")
             phases[_num_events(recorder)] = step, "optimizer"
             optimizer.step()
+            recorder.mark(step, "optimizer")
             del output
         timeline = recorder.timeline()
     emptied_at = emptied[0] if emptied else None

@@ -1,12 +1,15 @@
 """Candidates: each configuration has its own prediction, and one without a prediction affects no other."""
 
 import pytest
+import torch
 from conftest import TINY
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import make_experiment
 from pipeline.config.space import Choice
+from pipeline.memory.device import hardware_of
+from pipeline.prediction.checkpointing_policy import with_policies
 from pipeline.searching.candidates import make_candidates
 from pipeline.searching.feasibility import make_sampler
 from pipeline.searching.problem import make_problem
@@ -23,6 +26,41 @@ def test_a_configuration_that_cannot_be_predicted_leaves_the_others_their_predic
     assert candidates[1].pass_work == candidates[0].pass_work and candidates[4].pass_work == candidates[3].pass_work
     assert candidates[3].pass_work.flops == 2 * candidates[0].pass_work.flops > 0
     assert set(candidates[0].pass_work.matrix_flops) == {"float32"} != set(candidates[2].pass_work.matrix_flops)
+
+
+def test_what_cannot_be_predicted_takes_the_work_of_another_size_in_proportion() -> None:
+    choices: list[Choice] = [
+        {"micro_batch_size": size, "precision": precision} for size, precision in ((4, "tf32"), (1, "fp32"))
+    ]
+    common = {**TINY, "effective_batch_size": 4}
+    unknown, known = make_candidates(choices, [make_experiment({**common, **choice}, "search") for choice in choices])
+    assert unknown.predicted_bytes is None and known.predicted_bytes is not None
+    assert unknown.pass_work.flops == 4 * known.pass_work.flops and unknown.update_work == known.update_work
+    assert unknown.pass_work.num_kernels == known.pass_work.num_kernels
+
+
+def test_a_model_that_cannot_be_traced_is_no_refusal_of_policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment, cpu = make_experiment({**TINY, "checkpointing": "auto"}, "search"), hardware_of(torch.device("cpu"))
+    assert "must hold what recomputing every layer needs" in str(with_policies(experiment, cpu, 1024)[1])
+
+    def untraceable(*_: object, **__: object) -> None:
+        raise InvalidInputError("it reads the value of a tensor")
+
+    monkeypatch.setattr("pipeline.prediction.checkpointing_policy.predict", untraceable)
+    with pytest.raises(InvalidInputError, match="reads the value"):
+        with_policies(experiment, cpu, 1024)
+
+
+def test_the_advice_names_only_what_may_be_in_the_space() -> None:
+    space = {"micro_batch_size": [4], "checkpointing": ["none"], "precision": ["fp32"]}
+    given = {**TINY, "budget": "0.1MiB", "effective_batch_size": 4, "mathematics": "exact", "space": space}
+    problem = make_problem(given)
+    choice = problem.space.choices[0]
+    assert "mathematics is exact" in str(problem.why_refused({**choice, "precision": "bf16"}))
+    assert problem.why_refused({**choice, "checkpointing": "every_layer"}) is None
+    with pytest.raises(InvalidInputError, match="would help most") as refused:
+        make_sampler(problem)
+    assert "precision=bf16" not in str(refused.value)
 
 
 def test_the_advice_leaves_out_what_cannot_be_predicted(monkeypatch: pytest.MonkeyPatch) -> None:

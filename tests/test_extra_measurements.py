@@ -1,6 +1,7 @@
 """Measurements in addition to the trials, such as those of a verification, count like trials."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -92,5 +93,7 @@ def test_the_certificate_counts_configurations_that_only_the_verification_measur
     stored = StoredStudy("sqlite:///:memory:", "test", ("maximize",), {})
     sampler = PredictiveSampler(CANDIDATES, RULES)
     made: Any = SimpleNamespace(settings=SimpleNamespace(gap=0.01))
-    certificate = PredictiveProposer(cast(SearchProblem, made), stored, sampler).certificate((), [measurement(0)])
+    gone = replace(measurement(1), choice={**CANDIDATES[1].choice, "precision": "of a package that is gone"})
+    proposer = PredictiveProposer(cast(SearchProblem, made), stored, sampler)
+    certificate = proposer.certificate((), [measurement(0), gone])
     assert certificate.num_measured == 1 and len(certificate.unmeasured) == len(CANDIDATES) - 1

@@ -127,7 +127,7 @@ def test_the_search_goes_on_where_the_verification_refutes_the_answer(tmp_path: 
     study = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {})
     proposer: Any = RefutedProposer([], naive_size=1)
     one = Refuting(problem, study, proposer, tmp_path, Observer(), SearchObserver(), {1: 50.0, 2: 80.0, 4: 100.0})
-    verification = search_and_verify(one)
+    verification, _ = search_and_verify(one)
     assert verification is not None and verification.outcome == "ok", [dict(trial.choice) for trial in one.trials]
 
 

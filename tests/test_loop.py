@@ -73,7 +73,7 @@ def test_a_check_that_contradicts_the_answer_becomes_a_trial_and_is_verified(
     problem: SearchProblem, tmp_path: Path
 ) -> None:
     one = search(problem, tmp_path, ListedProposer([2], naive_size=4), {1: 50.0, 2: 100.0, 4: 120.0})
-    verification = search_and_verify(one)
+    verification, _ = search_and_verify(one)
     assert [dict(trial.choice) for trial in one.trials] == [choice_of(2), choice_of(4)]
     assert verification is not None and verification.choice == choice_of(4)
     assert one.names[1:4] == ["verification: answer", "verification: plain", "verification 2: answer"]
@@ -83,7 +83,7 @@ def test_a_check_that_agrees_ends_the_search_and_is_a_trial_all_the_same(
     problem: SearchProblem, tmp_path: Path
 ) -> None:
     one = search(problem, tmp_path, ListedProposer([2], naive_size=1), {1: 50.0, 2: 100.0, 4: 120.0})
-    verification = search_and_verify(one)
+    verification, _ = search_and_verify(one)
     assert verification is not None and verification.choice == choice_of(2)
     assert [dict(trial.choice) for trial in one.trials] == [choice_of(2), choice_of(1)]
     assert one.names[1:] == ["verification: answer", "verification: plain"]
@@ -100,7 +100,7 @@ def test_the_search_goes_on_after_a_check_that_agrees_and_verifies_only_what_is_
         search(problem, tmp_path / name, Later([2, 4], naive_size=1), {1: 50.0, 2: 100.0, 4: speed})
         for name, speed in (("slower", 90.0), ("faster", 110.0))
     )
-    found = [search_and_verify(one) for one in (slower, faster)]
+    found = [search_and_verify(one)[0] for one in (slower, faster)]
     assert [one is not None and one.choice for one in found] == [choice_of(2), choice_of(4)]
     assert not any(name.startswith("verification 2") for name in slower.names)
     assert any(name.startswith("verification 2: answer") for name in faster.names)
@@ -108,6 +108,7 @@ def test_the_search_goes_on_after_a_check_that_agrees_and_verifies_only_what_is_
 
 def test_what_a_verification_measured_is_passed_to_the_next_proposals(problem: SearchProblem, tmp_path: Path) -> None:
     proposer = ListedProposer([2], naive_size=4)
-    search_and_verify(search(problem, tmp_path, proposer, {1: 50.0, 2: 100.0, 4: 120.0}))
+    _, extra = search_and_verify(search(problem, tmp_path, proposer, {1: 50.0, 2: 100.0, 4: 120.0}))
     assert not proposer.extra[0]
     assert [one.tokens_per_second for one in proposer.extra[-1]] == [100.0, 120.0, 120.0, 100.0]
+    assert extra == proposer.extra[-1]  # those of both verifications

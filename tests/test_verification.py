@@ -11,7 +11,7 @@ from pipeline.base.results import Outcome, Result
 from pipeline.report.search import verification_table
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.results import Trial, Verification
-from pipeline.searching.verification import verify
+from pipeline.searching.verification import verified_experiment, verify
 
 SIZES = (1, 2, 4)
 
@@ -105,3 +105,13 @@ def test_its_peak_is_the_one_that_the_budget_limits(plan: SearchProblem) -> None
     on_cuda = replace(done, metrics={**done.metrics, "peak_allocated_mib": 7.0, "peak_reserved_mib": 9.0})
     assert "98 tokens/s, 9.0 MiB; against" in replace(on_cuda, max_loss_difference=0.0).summary
     assert verification_table(on_cuda).frame["peak MiB"][0] == 9.0
+
+
+def test_it_trains_with_the_policies_of_the_trial() -> None:
+    space = {"micro_batch_size": [1], "checkpointing": ["auto"], "precision": ["fp32"]}
+    problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
+    [choice] = problem.space.choices
+    trial: Any = problem.experiment(choice).settings
+    again: Any = verified_experiment(problem, choice).settings
+    assert again.checkpointing == trial.checkpointing != "auto"
+    assert again.num_steps == problem.settings.verify_steps

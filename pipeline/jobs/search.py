@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from pipeline.searching.feasibility import make_sampler
 from pipeline.searching.loop import Search, SearchObserver, findings_of, search_and_verify
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import make_proposer
-from pipeline.searching.results import SearchFindings, Trial, Verification
+from pipeline.searching.results import Measurement, SearchFindings, Trial, Verification
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.study import StoredStudy
 
@@ -83,15 +83,16 @@ def _measure(problem: SearchProblem, sampler: PredictiveSampler | None, console:
 
     def measure(job: Job) -> SearchFindings | None:
         proposer = make_proposer(problem, study, sampler)
-        verification = None
+        verification: Verification | None = None
+        extra: tuple[Measurement, ...] = ()
         with Progress(*columns, console=console, transient=True) as progress:
             observer = _ProgressLine(problem, progress)
             one = Search(problem, study, proposer, job.folder, job, observer)
             try:
-                verification = search_and_verify(one)
+                verification, extra = search_and_verify(one)
             finally:
                 progress.stop()
-                findings = _report(one, verification, job, console)
+                findings = _report(one, verification, extra, job, console)
         return findings
 
     with open_job("search", subject, problem.base.settings.output) as job, study.storage_errors():
@@ -104,15 +105,19 @@ def _measure(problem: SearchProblem, sampler: PredictiveSampler | None, console:
     return findings
 
 
-def _report(search: Search, verification: Verification | None, job: Any, console: Console) -> SearchFindings | None:
-    """Print and log what was found, and write the answer as files; return None if nothing was measured."""
+def _report(
+    search: Search, verification: Verification | None, extra: Sequence[Measurement], job: Any, console: Console
+) -> SearchFindings | None:
+    """Print and log what was found, and write the answer as files; return None if nothing was measured.
+
+    `extra` has what all verifications measured.
+    """
     from pipeline.jobs.publish import publish
     from pipeline.report.search import trials_frame
 
     problem, trials = search.problem, search.trials
     if not trials:
         return None
-    extra = verification.measurements if verification else ()
     findings = findings_of(problem, trials, search.proposer.certificate(trials, extra), verification)
     best = findings.best
     if best is not None:

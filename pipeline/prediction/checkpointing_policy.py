@@ -18,7 +18,7 @@ from pipeline.memory.device import hardware_of
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction.predict import Prediction, predict
 from pipeline.prediction.trace import trace
-from pipeline.techniques.checkpointing import ATTENTION_SAVED, FULL, NONE, Checkpointing, as_text
+from pipeline.techniques.checkpointing import ATTENTION_SAVED, FULL, NONE, Checkpointing, RefusedPoliciesError, as_text
 
 
 class Counts(NamedTuple):
@@ -52,8 +52,9 @@ def resolved(
     `target` and `budget_bytes` are by default those of the experiment, `options` are those of predict().
 
     Raises:
-        InvalidInputError: there is no budget, or less than what recomputing every layer is predicted to need; or
-            explicit policies name layers that the model does not have.
+        RefusedPoliciesError: the budget is less than what recomputing every layer is predicted to need, or explicit
+            policies name layers that the model does not have.
+        InvalidInputError: there is no budget, or the model or the corpus cannot be read.
 
     """
     settings: Any = experiment.settings
@@ -78,10 +79,15 @@ def resolved(
 def with_policies(
     experiment: Experiment, target: Hardware, budget_bytes: int | None = None
 ) -> tuple[Experiment, str | None]:
-    """Return the resolved experiment, or as it is with the reason why it cannot be."""
+    """Return the resolved experiment, or as it is with the reason why its policies are refused.
+
+    Raises:
+        InvalidInputError: as resolved(), for any other reason: it concerns more than this configuration.
+
+    """
     try:
         return resolved(experiment, target, budget_bytes), None
-    except InvalidInputError as error:
+    except RefusedPoliciesError as error:
         return experiment, str(error)
 
 
@@ -99,7 +105,7 @@ def _choose(experiment: Experiment, target: Hardware, budget_bytes: int, options
     leanest = predicted("every_layer")
     if not leanest.fits(budget_bytes):
         peak, budget = leanest.peak_bytes / MIB, budget_bytes / MIB
-        raise InvalidInputError(
+        raise RefusedPoliciesError(
             f"the budget of checkpointing=auto must hold what recomputing every layer needs, a predicted peak of "
             f"{peak:,.1f} MiB, and is {budget:,.1f} MiB; raise budget to {peak:,.1f} MiB, or lower micro_batch_size"
         )

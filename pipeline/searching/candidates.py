@@ -1,17 +1,23 @@
 """The configurations of a space with their predictions."""
 
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from pipeline.config.experiment import Experiment
-from pipeline.config.space import Choice
+from pipeline.config.space import Choice, Value
 from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
 from pipeline.prediction.predict import Prediction, predict_each
 
 Works = tuple[Work, Work]
 """The work of a pass and of the update."""
+Others = tuple[tuple[str, Value], ...]
+"""The values of a configuration's dimensions other than the micro-batch size."""
+SIZE = "micro_batch_size"
 UNKNOWN = Work({"float32": 1.0})
 """The work where nothing can be predicted."""
 
@@ -41,26 +47,48 @@ class Candidate:
 def make_candidates(choices: Sequence[Choice], experiments: Sequence[Experiment]) -> list[Candidate]:
     """Return a candidate for each experiment, in their order.
 
-    Each has its own prediction, and those that cannot be predicted have none: such a candidate takes the work of the
-    one that is most alike.
+    Each has its own prediction, and those that cannot be predicted have none: such a candidate takes the work of one
+    that is alike, in proportion to the micro-batch size.
     """
     target = hardware_of(experiments[0].device)
     shapes = [experiment.with_random_weights("cpu") for experiment in experiments]
     outcomes = predict_each(shapes, target)
     predictions = {number: outcome for number, outcome in outcomes if isinstance(outcome, Prediction)}
-    works = {number: (one.pass_work, one.update_work) for number, one in predictions.items()}
+    sizes = [experiment.micro_batch_size for experiment in experiments]
+    works = _works(choices, sizes, predictions)
     return [
-        _candidate(
-            choice, experiment, predictions.get(number), works.get(number) or _most_alike(choice, choices, works)
-        )
+        _candidate(choice, experiment, predictions.get(number), works[number])
         for number, (choice, experiment) in enumerate(zip(choices, experiments, strict=True))
     ]
 
 
-def _most_alike(choice: Choice, choices: Sequence[Choice], works: Mapping[int, Works]) -> Works:
-    """Return the work of the configuration that has most values in common with `choice`."""
-    common = {number: sum(choices[number][name] == value for name, value in choice.items()) for number in works}
-    return works[max(common, key=lambda number: common[number])] if works else (UNKNOWN, UNKNOWN)
+def _works(choices: Sequence[Choice], sizes: Sequence[int], predictions: Mapping[int, Prediction]) -> list[Works]:
+    """Return the work of each configuration: the predicted one, or that of one that is alike.
+
+    That is one with the same values except for the size; where there is none, with the most values in common, the
+    first in the order of the space. Of several sizes it is the closest.
+    """
+    others = [tuple(item for item in choice.items() if item[0] != SIZE) for choice in choices]
+    known: dict[Others, dict[int, Works]] = {}
+    for number in sorted(predictions):  # they are in the order in which they were made
+        one = predictions[number]
+        known.setdefault(others[number], {})[sizes[number]] = (one.pass_work, one.update_work)
+
+    @cache
+    def alike(values: Others) -> Mapping[int, Works]:
+        in_common = {other: sum(map(operator.eq, values, other)) for other in known}
+        return known.get(values) or known[max(known, key=in_common.__getitem__)]
+
+    if not known:
+        return [(UNKNOWN, UNKNOWN)] * len(choices)
+    return [_at_size(size, alike(values)) for size, values in zip(sizes, others, strict=True)]
+
+
+def _at_size(size: int, works: Mapping[int, Works]) -> Works:
+    """Return the work at a micro-batch size, in proportion to that at the closest one; the kernels stay as many."""
+    closest = min(works, key=lambda known: abs(math.log(known / size)))
+    pass_work, update_work = works[closest]
+    return replace(pass_work * (size / closest), num_kernels=pass_work.num_kernels), update_work
 
 
 def _candidate(choice: Choice, experiment: Experiment, prediction: Prediction | None, works: Works) -> Candidate:

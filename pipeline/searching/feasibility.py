@@ -66,10 +66,15 @@ def _what_would_help(problem: SearchProblem, choice: Choice) -> str:
         "micro_batch_size": 1,
         "checkpointing": "every_layer",
         "precision": "bf16",
+        "loss_kernel": "chunked",
         "sequence_length": max(2, settings.sequence_length // 2),
     }
-    others = {name: value for name, value in changes.items() if getattr(settings, name) != value}
-    candidates = _candidates(problem, [{**choice, name: value} for name, value in others.items()])
+    others = {
+        name: value
+        for name, value in changes.items()
+        if getattr(settings, name) != value and problem.why_refused({**choice, name: value}) is None
+    }
+    candidates = _candidates(problem, [{**choice, name: value} for name, value in others.items()]) if others else []
     peak_bytes, number = min(_known_peaks(candidates), default=(0, None))
     if number is None:
         return "choose a smaller model or a larger budget"

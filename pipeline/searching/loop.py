@@ -130,11 +130,12 @@ def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = (
             break
 
 
-def search_and_verify(search: Search) -> Verification | None:
+def search_and_verify(search: Search) -> tuple[Verification | None, tuple[Measurement, ...]]:
     """Run the trials and verify the answer, until what the verification measured leaves nothing worth a trial.
 
-    The answer is verified again if a run of the verification contradicts it, or if a later trial was faster. If the
-    plain configuration of the verification has no trial, its measurement is added to the study as one.
+    Returns the last verification, None if nothing was verified, and what all of them measured. The answer is verified
+    again if a run of the verification contradicts it, or if a later trial was faster. If the plain configuration of the
+    verification has no trial, its measurement is added to the study as one.
     """
     deadline, settings = deadline_of(search.problem), search.problem.settings
     verification: Verification | None = None
@@ -144,13 +145,13 @@ def search_and_verify(search: Search) -> Verification | None:
         run_trials(search, deadline, extra)
         trials = search.trials
         if not settings.verify_steps or len(trials) == num_verified:
-            return verification
+            return verification, extra
         if verification is not None and _stands(verification, trials, settings.gap):
-            return verification
+            return verification, extra
         num_verified, num_rounds = len(trials), num_rounds + 1
         verification = _verify(search, "verification" if num_rounds == 1 else f"verification {num_rounds}")
         if verification is None:
-            return None
+            return None, extra
         extra = (*extra, *verification.measurements)
 
 

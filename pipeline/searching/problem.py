@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
+from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.technique import Mathematics
 from pipeline.base.units import MIB
 from pipeline.base.user_functions import module_digest
 from pipeline.config.configurations import TECHNIQUE_SETTINGS, Configurations, why_refused
@@ -53,6 +55,10 @@ class SearchProblem:
         """Return the Experiment of one configuration, with explicit policies in place of `checkpointing=auto`."""
         return resolved(self.configurations.experiment(choice))
 
+    def why_refused(self, choice: Choice) -> str | None:
+        """Return why a configuration cannot be in the space, whether or not its values are; None if it can."""
+        return _refusal(self.configurations, hardware_of(self.base.device), self.settings.mathematics, choice)
+
     @property
     def budget_bytes(self) -> int:
         """The budget in bytes."""
@@ -92,6 +98,11 @@ class SearchProblem:
         }
 
 
+def _refusal(configurations: Configurations, hardware: Hardware, limit: Mathematics, choice: Choice) -> str | None:
+    experiment = configurations.experiment(choice)
+    return why_refused(experiment, choice, hardware, limit) or with_policies(experiment, hardware)[1]
+
+
 def make_problem(given: Mapping[str, Any]) -> SearchProblem:
     """Return the problem of search.yaml with the user's overrides, every configuration of its space checked.
 
@@ -108,11 +119,7 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
     _, space = read_space(own, values, given, "search", hardware_of(device))
     configurations, hardware = Configurations(values, "search"), hardware_of(device)
 
-    def refused(choice: Choice) -> str | None:
-        experiment = configurations.experiment(choice)
-        return why_refused(experiment, choice, hardware, own.mathematics) or with_policies(experiment, hardware)[1]
-
-    space, refusals = space.without(refused)
+    space, refusals = space.without(partial(_refusal, configurations, hardware, own.mathematics))
     base = resolved(configurations.experiment(space.choices[0]))
     varied = [{**space.choices[0], name: value} for name, tried in space.dimensions.items() for value in tried]
     unseen = dict.fromkeys(note for choice in varied for note in configurations.experiment(choice).not_predicted)

@@ -102,7 +102,7 @@ class PredictiveProposer:
         acquisition = self._study.evaluate(self._sampler, extra)
         counting = one_per_configuration(rows)
         choices = [*(row.choice for row in counting), *(one.choice for one in extra)]
-        measured = {self._sampler.number_of(choice) for choice in choices}
+        measured = {self._sampler.number_of(choice) for choice in choices} - {None}
         unmeasured = [
             self._unmeasured(number, acquisition)
             for number in range(len(self._sampler.candidates))

@@ -72,9 +72,9 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         maximize = study.directions[0] == StudyDirection.MAXIMIZE
         return evaluate(self.candidates, self._with_extra(self._measurements(trials, maximize), extra), self.rules)
 
-    def number_of(self, choice: Mapping[str, Any]) -> int:
-        """Return the index of a configuration."""
-        return self._numbers[_key(choice)]
+    def number_of(self, choice: Mapping[str, Any]) -> int | None:
+        """Return the index of a configuration; None if it is not in the space, as one that had another package."""
+        return self._numbers.get(_key(choice))
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return all dimensions."""
@@ -168,6 +168,8 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         over, refuted = set(measured.over_budget), set[int]()
         for one in extra:
             number = self.number_of(one.choice)
+            if number is None:
+                continue
             if one.peak_bytes is not None and one.outcome != Outcome.OUT_OF_MEMORY:
                 peaks[number] = max(one.peak_bytes, peaks.get(number, 0.0))
             if one.outcome in TOO_LARGE:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment, make_experiment
@@ -50,9 +51,10 @@ def verify(
 
 
 def verified_experiment(problem: SearchProblem, choice: Choice) -> Experiment:
-    """Return the experiment of a configuration with as many optimizer steps as the verification takes."""
-    length = {"num_steps": problem.settings.verify_steps}
-    return make_experiment(merged(merged(problem.run_values, nested(choice)), length), "search")
+    """Return the experiment of a configuration's trial with as many optimizer steps as the verification takes."""
+    trial: Any = problem.experiment(choice).settings  # has explicit policies in place of `checkpointing=auto`
+    changes = {"num_steps": problem.settings.verify_steps, "checkpointing": trial.checkpointing}
+    return make_experiment(merged(merged(problem.run_values, nested(choice)), changes), "search")
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,10 @@ def _checked_policy(value: str) -> str:
     return value
 
 
+class RefusedPoliciesError(InvalidInputError):
+    """Policies that a configuration cannot have: its model has no such layer, or no policies fit its budget."""
+
+
 class Checkpointing(Technique):
     """Checkpoint no layer, every layer, every n-th layer, or each layer by a policy of its own."""
 
@@ -85,7 +89,8 @@ class Checkpointing(Technique):
         """Return the policy of each of `num_layers` layers: none, full, attention_saved or offloaded.
 
         Raises:
-            InvalidInputError: it names a layer that the model does not have, or is `auto`, which has no policies yet.
+            RefusedPoliciesError: it names a layer that the model does not have.
+            InvalidInputError: it is `auto`, which has no policies yet.
 
         """
         if self.checkpointing == "auto":
@@ -99,7 +104,7 @@ class Checkpointing(Technique):
             return tuple(NONE if layer % self.every_n_layers else FULL for layer in range(num_layers))
         policies = {layer: policy for policy, layers in _parts(self.checkpointing) for layer in layers}
         if max(policies) >= num_layers:
-            raise InvalidInputError(
+            raise RefusedPoliciesError(
                 f"checkpointing must name layers that the model has, 0 to {num_layers - 1}, and is "
                 f"{self.checkpointing}; end it at {num_layers - 1}"
             )
