@@ -120,7 +120,10 @@ class Exported:
     `{optimizer}` stands for the expression without the technique, `{learning_rate}` and `{weight_decay}` for numbers.
     """
     loss: str = ""
-    """A Python expression for the summed loss of `model` on `ids_BT` and `labels_BT`, in the plain script."""
+    """A Python expression for the summed loss of `model` on `ids_BT` and `labels_BT`, in the plain script.
+
+    `factor` is what the backward pass multiplies it by: the loss scale, divided by the number of targets.
+    """
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the framework's own: of TrainingArguments or Lightning's Trainer, keys of the JSON or YAML file."""
     notes: tuple[str, ...] = ()
@@ -172,6 +175,15 @@ class Technique(Settings, ABC):
     def size_thresholds(self) -> tuple[float, ...]:
         """Sizes in bytes from which on it treats a tensor in another way: no prediction is extrapolated across one."""
         return ()
+
+    def num_chunks(self, num_tokens: int, width: int | None) -> int | None:
+        """Return in how many chunks it processes a micro-batch of `num_tokens` tokens, or None if in no chunks.
+
+        `width` is that of the model's layers in channels, None if unknown. No prediction is extrapolated from one
+        number of chunks to another.
+        """
+        del num_tokens, width
+        return None
 
     def unsupported(self, hardware: Hardware) -> str | None:
         """Return why `hardware` does not support it with these settings, or None if it does."""

@@ -143,6 +143,8 @@ def _from_other_sizes(
     size = experiment.micro_batch_size
     if size <= sizes[0]:
         return None  # one sequence may take other code paths: an axis of one element is always contiguous
+    if len({_chunks(experiment, known) for known in (*sizes, size)}) != 1:
+        return None
     files = tuple(_file_of_size(known, experiment, target, prepared, num_rows) for known in sizes)
     growth = _verified_growth(files, target) if all(find_trace(file) is not None for file in files) else None
     if growth is None:
@@ -150,6 +152,12 @@ def _from_other_sizes(
     extrapolated = growth.extrapolated(size, target)
     thresholds = [threshold for technique in experiment.techniques for threshold in technique.size_thresholds]
     return None if crosses(growth.timeline, extrapolated, thresholds) else extrapolated
+
+
+def _chunks(experiment: Experiment, size: int) -> tuple[int | None, ...]:
+    """Return the number of chunks in which each technique processes a micro-batch of this size."""
+    num_tokens, width = size * experiment.settings.sequence_length, experiment.description.width
+    return tuple(technique.num_chunks(num_tokens, width) for technique in experiment.techniques)
 
 
 @lru_cache(maxsize=4)
