@@ -212,7 +212,7 @@ def test_a_value_that_a_card_does_not_support_is_refused_or_leaves_the_space(tmp
     few = {"num_trials": "2", "verify_steps": "0", "space": '{"precision": ["fp32", "bf16"]}'}
     done = project.pipeline("search", {**SETTINGS["search"], **few})
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"left out of the space: {reason}" in " ".join(done.stdout.split())
+    assert f"left out of the space: 1 configuration: {reason}" in " ".join(done.stdout.split())
     children = project.children_of(project.parent_of("search"))
     assert {run.data.params["precision"] for run in children.values()} == {"fp32"}
 
