@@ -141,7 +141,7 @@ def _from_other_sizes(
 ) -> Timeline | None:
     """Return the timeline extrapolated from those of other micro-batch sizes, if they are in the cache."""
     size = experiment.micro_batch_size
-    if size <= sizes[1]:
+    if size <= sizes[0]:
         return None  # one sequence may take other code paths: an axis of one element is always contiguous
     files = tuple(_file_of_size(known, experiment, target, prepared, num_rows) for known in sizes)
     growth = _verified_growth(files, target) if all(find_trace(file) is not None for file in files) else None
