@@ -77,6 +77,19 @@ def test_every_card_has_rates_and_others_are_taken_for_the_closest() -> None:
     assert (np.exp(known.log_costs_K)[:-1] > np.array(rate_costs(h100))[:-1]).all()
 
 
+def test_a_card_outside_the_table_is_taken_for_one_of_its_series() -> None:
+    names = "NVIDIA GeForce RTX 5090", "NVIDIA RTX PRO 6000 Blackwell", "NVIDIA B300"
+    capabilities = (12, 0), (12, 0), (10, 3)
+    for name, capability, similar in zip(names, capabilities, ("rtx4090", "l40s", "b200"), strict=True):
+        card = replace(CARDS[similar], name=name, capability=capability)
+        assert rates_of(card) == RATES[similar] and CARDS[similar].name in str(note_on_rates(card))
+        assert cost_prior(card).deviations_K[0] > cost_prior(CARDS[similar]).deviations_K[0]
+
+
+def test_double_precision_is_not_taken_for_half() -> None:
+    assert amounts(Work({"float64": 5.0, "float8_e4m3fn": 3.0}))[:4].tolist() == [5.0, 0, 0, 3.0]
+
+
 def test_a_cpu_is_measured_once() -> None:
     rates = rates_of(CPU)
     assert rates is measured_rates()

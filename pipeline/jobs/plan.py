@@ -192,7 +192,7 @@ def _card_plan(
         card=target.name,
         budget_bytes=budget_bytes,
         rows=ordered,
-        skipped=(*sentences(refusals), *unpredicted),
+        skipped=(*sentences(refusals), *unpredicted) if rows else tuple(refusals),
         breakdown=None,
         notes=tuple(note for note in notes if note),
     )

@@ -39,8 +39,8 @@ class PlannedRow:
 
 
 def expected_order(row: PlannedRow) -> tuple[float, int]:
-    """Return the sort key of expected speed: the estimated seconds, then the memory."""
-    return (row.seconds, row.peak_bytes)
+    """Return the sort key of expected speed: the estimated seconds per token, then the memory."""
+    return (row.seconds / row.tokens, row.peak_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class CardPlan:
     budget_bytes: int
     rows: tuple[PlannedRow, ...]
     skipped: tuple[str, ...]
-    """Reasons why configurations were left out, a sentence each."""
+    """Why configurations were left out, a sentence each; why all were, if there is no row: the reasons alone."""
     breakdown: Breakdown | None
     """Breakdown of the peak of the recommended configuration; None if nothing fits."""
     reasons: tuple[str, ...] = ()

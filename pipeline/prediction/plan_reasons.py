@@ -12,7 +12,7 @@ SIZE = "micro_batch_size"
 HEAD = ("lm_head", "loss")
 """Modules whose tensors are logits and what is computed from them, as transformers and the recorder name them."""
 SMALLEST_SHARE = 0.1
-"""Share of a peak from which on a sentence names what takes it."""
+"""Share of a peak from which on a sentence names the part that saves so much."""
 
 
 def reasons_for(
@@ -20,7 +20,7 @@ def reasons_for(
 ) -> tuple[str, ...]:
     """Return a sentence for each value of the recommended configuration that is not the default one.
 
-    It says what the peak or the time of a step would be with the default value and all else equal. `breakdowns` are
+    It says what the peak or the time of training would be with the default value and all else equal. `breakdowns` are
     those of the rows; `defaults` are by dotted name. A configuration that is not among the rows says nothing.
     """
     number_of = {tuple(row.choice.items()): number for number, row in enumerate(rows)}
@@ -49,19 +49,20 @@ def _consequence(best: PlannedRow, other: PlannedRow, what: str) -> str:
     """Return what the other configuration would need that the best one does not."""
     if not other.fits:
         return f"the peak would be {other.peak_bytes / MIB:,.0f} MiB{what}, which does not fit"
-    slower = 100 * (other.seconds / best.seconds - 1)
+    slower = 100 * (best.tokens_per_second / other.tokens_per_second - 1)
     if slower >= 0.5:
-        return f"a step would take {slower:,.0f} % longer"
+        return f"training would take {slower:,.0f} % longer"
     return f"the peak would be {other.peak_bytes / MIB:,.0f} MiB{what}" if other.peak_bytes > best.peak_bytes else ""
 
 
 def _saved(other: Breakdown, own: Breakdown) -> str:
-    """Return the part of the other configuration that takes most of what the best one saves, with its share."""
-    saved = Counter(_by_part(other))
-    saved.subtract(_by_part(own))
-    [(part, num_bytes)] = saved.most_common(1)
-    share = num_bytes / other.peak_bytes
-    return f" ({100 * share:.0f} % of it for {part})" if share >= SMALLEST_SHARE else ""
+    """Return the part of the other configuration in which the best one saves most, with its share of the peak."""
+    parts = _by_part(other)
+    saved = parts - _by_part(own)
+    part = max(saved, key=saved.__getitem__, default=None)
+    if part is None or saved[part] < SMALLEST_SHARE * other.peak_bytes:
+        return ""
+    return f" ({100 * parts[part] / other.peak_bytes:.0f} % of it for {part})"
 
 
 def _by_part(breakdown: Breakdown) -> Counter[str]:

@@ -83,7 +83,16 @@ On a T4 it is 0.56 of the FLOP/s in float32, 0.36 in float16, and 0.56 of the me
 """
 DEVIATIONS = {"cuda": 0.35, "cpu": 0.5}
 """Standard deviations of the logarithms of these shares: that of the T4 is within one of them."""
+SIMILAR_DEVIATION = 0.7
+"""The same for a card that is not in the table: cards of one capability differ by a factor of 2 per multiprocessor."""
 LAUNCH_DEVIATION = 0.7
+SIMILAR_CAPABILITIES = {12: (8, 9)}
+"""Capabilities whose cards are more similar than those of the closest in number, by major version.
+
+Those of 12.x are GeForce and professional cards with the tensor cores' rates of Ada's, not those of a B200.
+"""
+GEFORCE = "GeForce"
+"""Series of cards that sum in float32 at half the rate."""
 RESIDUAL = 0.1
 """Standard deviation of a step's time with the best costs, as a fraction (benchmarks/step_time: the T4)."""
 
@@ -91,8 +100,8 @@ RESIDUAL = 0.1
 def rates_of(hardware: Hardware) -> Rates:
     """Return what a device does in a second: of the table, or measured on a CPU.
 
-    A card that is not in the table is taken for the one in it whose compute capability is closest, in proportion to
-    the multiprocessors.
+    A card that is not in the table is taken for the one in it that is most similar, in proportion to the
+    multiprocessors.
     """
     if hardware.kind != "cuda":
         return measured_rates()
@@ -120,11 +129,15 @@ def note_on_rates(hardware: Hardware) -> str | None:
 
 
 def _similar(hardware: Hardware) -> str:
-    """Return the name in CARDS of a card, or of the one with the closest compute capability."""
+    """Return the name in CARDS of a card, or of the one with the closest compute capability and of the same series."""
+    major, minor = hardware.capability or (0, 0)
+    own_major, own_minor = SIMILAR_CAPABILITIES.get(major, (major, minor))
 
-    def distance(name: str) -> tuple[bool, int]:
-        (major, minor), (own_major, own_minor) = CARDS[name].capability or (0, 0), hardware.capability or (0, 0)
-        return CARDS[name].name != hardware.name, abs(10 * (major - own_major) + minor - own_minor)
+    def distance(name: str) -> tuple[bool, int, bool]:
+        card = CARDS[name]
+        major, minor = card.capability or (0, 0)
+        is_other_series = (GEFORCE in card.name) != (GEFORCE in hardware.name)
+        return card.name != hardware.name, abs(10 * (major - own_major) + minor - own_minor), is_other_series
 
     return min(CARDS, key=distance)
 
@@ -132,7 +145,9 @@ def _similar(hardware: Hardware) -> str:
 def cost_prior(hardware: Hardware) -> CostPrior:
     """Return what is known about the costs on a device before anything is measured there."""
     *costs, launch = rate_costs(hardware)
-    deviations = (*[DEVIATIONS[hardware.kind]] * len(costs), LAUNCH_DEVIATION)
+    is_known = hardware.kind != "cuda" or CARDS[_similar(hardware)].name == hardware.name
+    deviation = DEVIATIONS[hardware.kind] if is_known else SIMILAR_DEVIATION
+    deviations = (*[deviation] * len(costs), LAUNCH_DEVIATION)
     log_costs_K = np.log([*(cost / EFFICIENCIES[hardware.kind] for cost in costs), launch])
     return CostPrior(log_costs_K=log_costs_K, deviations_K=np.array(deviations), residual=RESIDUAL)
 

@@ -119,7 +119,7 @@ def _configurations_table(name: str, card: CardPlan, dataset_size: int) -> Table
     title = f"predicted for {card.card}, within {card.budget_bytes / MIB:,.0f} MiB"
     updates = math.ceil(dataset_size / (card.rows[0].micro_batch_size * card.rows[0].accumulation_steps))
     note = (
-        "Configurations that fit come first, in the order of their estimated seconds per step. "
+        "Configurations that fit come first, in the order of their estimated tokens per second. "
         f"{updates:,} updates per epoch of {dataset_size:,} sequences."
     )
     return Table(
@@ -175,7 +175,9 @@ def _fit_plot(name: str, title: str, rows: Sequence[PlannedRow], budget_bytes: i
         others = tuple((key, value) for key, value in row.choice.items() if key not in axes)
         groups.setdefault(others, []).append(row)
     panels = tuple(
-        partial(_heat_map, rows=group, budget_bytes=budget_bytes, title=label(dict(others)) or "peak memory")
+        partial(
+            _heat_map, rows=group, budget_bytes=budget_bytes, title=label(dict(others)) if others else "peak memory"
+        )
         for others, group in _fastest(groups)
     )
     return Plot(name=name, title=title, panels=panels)

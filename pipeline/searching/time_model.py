@@ -43,6 +43,7 @@ RATE = (0.0, 12.0)
 COSTS = {
     "cpu": {
         "float32": (0.0, 0.1),
+        "float64": (0.0, 0.7),
         "bfloat16": (0.0, 0.7),
         "float16": (0.0, 0.7),  # and any other type
         "moved_bytes": (1.5, 1.0),
@@ -52,6 +53,7 @@ COSTS = {
     },
     "cuda": {
         "float32": (0.0, 0.1),
+        "float64": (0.0, 0.7),
         "tf32": (-1.5, 0.7),
         "bfloat16": (-2.0, 0.7),
         "float16": (-2.0, 0.7),

@@ -12,20 +12,20 @@ from pipeline.training.metrics import Row
 NEEDED = {"peak_allocated_mib", "seconds_per_step"}
 DERIVED = {"accumulation_steps", "effective_batch_size", "user_code"}
 """Settings that follow from others, which the waterfall names."""
+LADDER = "ladder"
+"""Name of a comparison whose variants are meant to add up."""
 FEWEST = 3
 """Rungs of the shortest ladder: the baseline and two more."""
 
 
 def section(rows: Sequence[Row]) -> Section:
-    """Return the plot `waterfall`: memory and time, changed by one setting after another, for each ladder of `rows`.
+    """Return the plot `waterfall`: memory and time, changed by one setting after another, in the ladder of `rows`.
 
-    A ladder is a comparison in which some variants each keep what the one before changed, and change more.
+    That is the comparison named LADDER, if some of its variants each keep what the one before changed, and change more.
+    In any other, variants that happen to do so would hide those between them.
     """
-    ladders = [
-        _rungs([row for row in rows if row.comparison == name])
-        for name in dict.fromkeys(row.comparison for row in rows)
-    ]
-    panels = [panel for rungs in ladders if len(rungs) >= FEWEST for panel in _panels(rungs)]
+    rungs = _rungs([row for row in rows if row.comparison == LADDER])
+    panels = _panels(rungs) if len(rungs) >= FEWEST else []
     plot = Plot(name="waterfall", title="what each setting adds", panels=tuple(panels))
     return Section(title="contributions", plots=(plot,) if panels else ())
 
