@@ -1,5 +1,6 @@
 """Saved tensors on the host: the same training, each storage copied once, and how much memory is left."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,13 @@ from pipeline.base.contracts import Hardware
 from pipeline.export.write import export_files, write_files
 from pipeline.memory import offloading
 from pipeline.memory.device import hardware_of
-from pipeline.memory.offloading import NUM_LEAVING, NUM_RETURNING, Offloading, offload_saved_tensors
+from pipeline.memory.offloading import (
+    NUM_LEAVING,
+    NUM_RETURNING,
+    Offloading,
+    offload_saved_tensors,
+    offloaded_checkpoint,
+)
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
@@ -175,3 +182,26 @@ def test_the_peak_of_a_card_is_predicted(settings: dict[str, Any], precision: st
     assert result.memory is not None and result.memory.peak_allocated_bytes is not None, result.detail
     predicted = predict(experiment, hardware_of(experiment.device))
     assert predicted.peak_allocated_bytes == pytest.approx(result.memory.peak_allocated_bytes, rel=5e-4)
+
+
+def test_hooks_inside_of_a_checkpoint_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older versions of transformers checkpoint the call of a layer: such a class is emulated here."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    both, alone = (tiny(**EVERYTHING, **more) for more in ({"checkpointing": "every_layer"}, {}))
+    monkeypatch.setattr(GradientCheckpointingLayer, "__call__", nn.Module.__call__, raising=False)
+    assert "set checkpointing=offloaded and activation_offloading=false" in str(both.unsupported())
+    assert alone.unsupported() is None
+    monkeypatch.undo()
+    if "__call__" not in vars(GradientCheckpointingLayer):
+        assert both.unsupported() is None
+
+
+def test_a_checkpointed_layer_may_get_its_inputs_by_name() -> None:
+    inputs = torch.ones(3, requires_grad=True)
+    for result in (
+        offloaded_checkpoint()(torch.square, input=inputs),
+        offloaded_checkpoint()(partial(torch.square, input=inputs)),
+    ):
+        result.sum().backward()
+    assert inputs.grad is not None and inputs.grad.tolist() == [4.0] * 3

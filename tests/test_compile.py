@@ -1,13 +1,16 @@
 """Compiled layers: compiled once, before the steps that are timed, and never while a mode records operators."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import TINY, tiny, with_corpus_of
+from test_export import executed, losses_here
 from test_prediction import CPU
 
 from pipeline.base.results import Finished, StepRecord
+from pipeline.export.write import export_files
 from pipeline.prediction.predict import predict
 from pipeline.searching.problem import make_problem
 from pipeline.techniques import compile as technique
@@ -81,3 +84,24 @@ def test_without_a_compiler_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     assert tiny(compile="layers").unsupported() == (
         "compile=layers needs a C++ compiler, and absent-compiler is not found; install one, or set compile=none"
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [({"activation_offloading": True}, "activation_offloading=false"), ({"checkpointing": "offloaded"}, "every_layer")],
+)
+def test_copies_to_the_host_are_not_compiled(changes: dict[str, Any], remedy: str) -> None:
+    reason = tiny(compile="layers", **changes).unsupported()
+    assert reason is not None and "is set with compile=layers; set compile=none or" in reason
+    assert reason.endswith(remedy)
+
+
+def test_the_exported_script_compiles_each_layer_and_trains_the_same(
+    fast_backend: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings: dict[str, Any] = {"compile": "layers", "num_steps": 4, "checkpointing": "every_layer"}
+    script = executed(export_files(tiny(**settings))["train.py"])
+    script["main"](Path(script["TOKENS"]))
+    losses = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines() if " loss " in line]
+    assert 0 < fast_backend["frames"]["total"] <= 3
+    assert losses == pytest.approx(losses_here(**{**settings, "compile": "none"}), abs=1e-4)

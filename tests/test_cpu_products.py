@@ -1,11 +1,14 @@
 """What bfloat16 matrix products take on a CPU besides their results, in recorded and in extrapolated predictions."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from conftest import tiny
 from test_prediction import CPU
 
 from pipeline.memory.inside import NOTHING
+from pipeline.prediction import cpu_products
 from pipeline.prediction.cpu_products import scratchpad
 from pipeline.prediction.predict import predict
 from pipeline.prediction.trace import record
@@ -38,3 +41,10 @@ def test_an_extrapolated_prediction_has_the_scratchpads_of_its_own_shapes() -> N
     large = tiny(**settings, micro_batch_size=12)
     recorded = record(large, CPU, large.read_corpus(), 12)
     assert predict(large, CPU).peak_allocated_bytes == max(recorded.allocated_bytes)
+
+
+def test_a_product_that_allocates_nothing_has_no_scratchpad(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_products._measured_bytes.cache_clear()
+    monkeypatch.setattr(cpu_products, "_allocations", lambda: nullcontext([]))
+    assert cpu_products.scratchpad_bytes("inside mm", (3, 5, 5, 1, 5, 7, 7, 1)) == 0
+    cpu_products._measured_bytes.cache_clear()

@@ -9,6 +9,7 @@ from test_prediction import CPU, measured
 from torch import nn
 from transformers.activations import ACT2FN
 
+from pipeline.base.errors import InvalidInputError
 from pipeline.techniques.gelu import REPLACED, fuse_gelus
 from pipeline.training.step import build_step
 
@@ -54,3 +55,10 @@ def test_a_model_without_it_refuses(model: str, activation: str) -> None:
     reason = str(tiny(**with_corpus_of(model), gelu="fused").unsupported(CPU))
     assert reason.startswith("gelu=fused replaces gelu_new, ")
     assert reason.endswith(f"and the activation of {model} is {activation}; set gelu=model")
+
+
+def test_a_model_in_which_nothing_is_replaced_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.techniques.gelu.fuse_gelus", lambda _: 0)
+    experiment = tiny(gelu="fused")
+    with pytest.raises(InvalidInputError, match="the model has none; set gelu=model"):
+        build_step(experiment, experiment.prepare())

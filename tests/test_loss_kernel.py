@@ -1,6 +1,7 @@
 """The loss without all logits: the same values and gradients, which models it suits, and what is refused."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.settings import AllSettings, merged, validate
 from pipeline.models.causal_lm import PRESETS, CausalLm, _why_inseparable
 from pipeline.prediction.cards import find_card
+from pipeline.prediction.extrapolate_batch import same_memory
 from pipeline.prediction.predict import predict
+from pipeline.prediction.trace import record, trace
 from pipeline.techniques.loss_kernel import LONGEST_CHUNK_TOKENS, LossKernel, default_chunk_tokens, has_fused
 from pipeline.training.step import build_step
 
@@ -300,3 +303,86 @@ def test_the_loss_does_not_wait_for_the_gpu(kernel: str) -> None:
     for _ in range(2):  # the first one initializes libraries
         with no_synchronization():
             step.trainable.loss(step.trainable.module, batch, 100).backward()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("kernel", ["chunked", pytest.param("fused", marks=needs_fused)])
+def test_no_prediction_is_extrapolated_from_one_chunk_to_several(kernel: str) -> None:
+    """Micro-batches of 2, 4 and 8 sequences of 4 tokens are one chunk of at most 32 tokens, the head's width."""
+    settings = {"loss_kernel": kernel, "sequence_length": 4, "vocabulary_size": 512}
+    for size in (2, 4, 8):
+        predict(tiny(**settings, micro_batch_size=size), H200)
+    large = tiny(**settings, micro_batch_size=16, effective_batch_size=16)
+    prepared = large.read_corpus()
+    assert same_memory(trace(large, H200, prepared), record(large, H200, prepared, 16))
+
+
+def test_the_number_of_chunks_is_that_of_the_loss() -> None:
+    given = {"loss_kernel": "chunked", "loss_chunk_tokens": 24}
+    assert [LossKernel(**given).num_chunks(tokens, None) for tokens in (23, 24, 25)] == [1, 1, 2]  # type: ignore[arg-type]
+    assert LossKernel(loss_kernel="chunked").num_chunks(129, 128) == 2
+    assert LossKernel().num_chunks(129, 128) is None
+
+
+@pytest.mark.parametrize("raised", [AssertionError, ValueError, IndexError, AttributeError])
+def test_a_model_that_raises_without_values_is_refused(raised: type[Exception]) -> None:
+    module = Sliced()
+
+    def logits(*_: object) -> Tensor:
+        raise raised
+
+    trainable = Trainable(module=module, layers=(), loss=lambda *_: torch.zeros(()), head=head_of(module, logits))
+    reason = why_inseparable("it", trainable, soft_cap=True)
+    assert reason is not None and raised.__name__ in reason and "let its forward method take them" in reason
+
+
+def test_a_head_that_computes_something_else_is_none() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, hidden: Tensor) -> Tensor:
+            return 2 * super().forward(hidden)
+
+    module = Sliced()
+    assert head_of(module, None) is not None
+    module.head = Scaled(4, 8)
+    assert head_of(module, None) is None
+
+
+def exported_names() -> dict[str, Any]:
+    """Return what the exported code of the chunked loss defines."""
+    code = LossKernel(loss_kernel="chunked", loss_chunk_tokens=7).export("lightning")
+    assert code is not None
+    names: dict[str, Any] = {"torch": torch}
+    exec(code.code, names)
+    return names
+
+
+def test_the_exported_loss_hands_the_models_other_inputs_over_and_restores_its_head() -> None:
+    experiment = tiny(causal_lm__dropout=0.0)
+    module = experiment.model.build("gpt2-nano", 64).module.eval()
+    head: Any = module.get_output_embeddings()  # type: ignore[operator]
+    own = head.forward = partial(head.forward)  # as a library's hook
+    ids_BT = torch.randint(0, 64, (2, 9))
+    given = {"labels": ids_BT, "position_ids": torch.arange(9).flip(0)[None], "use_cache": False}
+    given["attention_mask"] = (torch.arange(9) >= torch.tensor([[0], [4]])).long()
+    expected = module(ids_BT, **given).loss
+    exported_names()["compute_loss_without_logits"](module)
+    assert module(ids_BT, **given).loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert head.forward is own
+
+
+def test_the_exported_loss_keeps_small_gradients_in_fp16() -> None:
+    """Without the loss scale, a gradient that is divided by many targets is zero in fp16."""
+    module = tiny(causal_lm__dropout=0.0).model.build("gpt2-nano", 64).module.eval()
+    loss_of, ids_BT, num_targets, found = (
+        exported_names()["summed_loss_without_logits"],
+        torch.ones(2, 9).long(),
+        1e6,
+        [],
+    )
+    for scale in (1.0, 2.0**16):
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = loss_of(module, ids_BT, ids_BT, torch.tensor(scale / num_targets)) / num_targets
+        (scale * loss).backward()
+        gradient = module.get_output_embeddings().weight.grad / scale  # type: ignore[operator]
+        found.append(int((gradient != 0).sum()))
+        module.zero_grad()
+    assert found[0] < found[1]

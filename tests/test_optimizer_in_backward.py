@@ -77,3 +77,21 @@ def test_a_search_in_which_nothing_fits_says_what_clipping_costs() -> None:
     given = {**TINY, "sequence_length": 8, "effective_batch_size": 2, "budget": "0.8MiB", "space": space}
     with pytest.raises(InvalidInputError, match=r"Clipping to max_grad_norm=1 keeps .* in place of \d\.\d MiB"):
         make_sampler(make_problem({**given, "num_steps": 10}))
+
+
+def test_an_update_that_fails_leaves_the_optimizers_groups_as_they_were() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    optimizer.step = lambda *_: 1 / 0  # type: ignore[method-assign, assignment]
+    update_in_backward(optimizer)
+    with pytest.raises(ZeroDivisionError):
+        (parameters[0] + parameters[1]).sum().backward()
+    assert optimizer.param_groups[0]["params"] == parameters
+
+
+def test_an_error_of_the_prediction_without_clipping_costs_only_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("an operator without a fake implementation")
+
+    monkeypatch.setattr("pipeline.prediction.clipping.predict", failing)
+    assert cost_of_clipping([(tiny(**{**SMALL_BATCH, "max_grad_norm": 1.0}), 2**20)], CPU, 2**20) is None

@@ -6,11 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT, tiny
 
 from pipeline.base.contracts import Hardware
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction import trace_cache
+from pipeline.prediction.cards import find_card
 from pipeline.prediction.trace_cache import CODE, cache_size, code_digest, read_trace, trace_file, write_trace
 
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
@@ -65,3 +67,14 @@ def test_the_size_of_the_cache_is_given_as_text(folder: Path) -> None:
     assert cache_size().startswith(f"0 predictions in {folder}: 0.0 MiB of at most 1,024 MiB")
     (folder / "trace-of-something").write_bytes(bytes(3 * 2**20))
     assert cache_size().startswith(f"1 predictions in {folder}: 3.0 MiB")
+
+
+def test_limits_on_a_cpus_instructions_change_the_key_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment, card = tiny(), find_card("t4")
+    prepared = experiment.read_corpus()
+    before = [trace_file(experiment, each, prepared, 1) for each in (CPU, card)]
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    limited = [trace_file(experiment, each, prepared, 1) for each in (CPU, card)]
+    assert limited[0] != before[0] and limited[1] == before[1]
+    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
+        assert trace_file(experiment, CPU, prepared, 1) != limited[0]

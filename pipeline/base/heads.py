@@ -35,7 +35,9 @@ def head_of(module: nn.Module, logits: Any) -> Head | None:
     `logits` calls the model, as in Head. The head is not checked: see why_inseparable().
     """
     layer = getattr(module, "get_output_embeddings", lambda: None)()
-    if not isinstance(layer, nn.Linear) or not layer.weight.is_floating_point():
+    if not isinstance(layer, nn.Linear) or type(layer).forward is not nn.Linear.forward:
+        return None
+    if not layer.weight.is_floating_point():
         return None
     soft_cap = getattr(getattr(module, "config", None), "final_logit_softcapping", None)
     return Head(layer=layer, logits=logits, soft_cap=soft_cap)
@@ -73,8 +75,11 @@ def why_inseparable(name: str, trainable: Trainable, soft_cap: bool) -> str | No
         returned_BTV = _logits_of(head, given_BTV, trainable.module)
         if returned_BTV.shape == expected_BTV.shape and torch.allclose(returned_BTV, expected_BTV):
             return None
-    except (RuntimeError, TypeError) as error:
-        return f"{name} cannot be called on tensors without values ({first_line(error)})"
+    except Exception as error:  # the user's code may raise anything
+        return (
+            f"{name} cannot be called on {PROBE_LENGTH} tokens without values ({type(error).__name__}: "
+            f"{first_line(error)}); let its forward method take them"
+        )
     return f"{name} changes its logits after its head, in a way that is not known here"
 
 

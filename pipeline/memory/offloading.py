@@ -217,7 +217,9 @@ def offloaded_checkpoint() -> Callable[..., Any]:
     offloading = Offloading(smallest_bytes=0)
 
     def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        offloading.compute_on(next(arg.device for arg in args if isinstance(arg, Tensor)))
+        named = {**getattr(function, "keywords", {}), **kwargs}  # transformers binds a layer's named inputs
+        inputs = (*args, *named.values())
+        offloading.compute_on(next(each.device for each in inputs if isinstance(each, Tensor)))
         with offloading.hooks():
             return checkpoint(function, *args, use_reentrant=False, **kwargs)
 

@@ -43,13 +43,18 @@ def scratchpad(operator: Any, args: tuple[Any, ...]) -> Inside:
     return Inside(after=(buffer, buffer))
 
 
-@cache
 def scratchpad_bytes(name: str, form: tuple[int, ...]) -> int:
-    """Return the bytes of the scratchpad that the recorder calls `name`.
+    """Return the bytes of the scratchpad that the recorder calls `name`, with the current number of threads.
 
     `form` has the sizes and strides of each argument, one after the other. It is what a product of zeros takes besides
     its result.
     """
+    return _measured_bytes(name, form, torch.get_num_threads())
+
+
+@cache
+def _measured_bytes(name: str, form: tuple[int, ...], num_threads: int) -> int:
+    del num_threads  # it is the current one, and part of the cache's key
     [operator] = [each for each in PRODUCTS if name == _name(each)]
     with _disable_current_modes(), torch.no_grad():
         arguments, numbers = [], list(form)
@@ -60,7 +65,8 @@ def scratchpad_bytes(name: str, form: tuple[int, ...]) -> int:
             return 0
         with _allocations() as sizes:
             result = operator(*arguments)
-    return max(accumulate(sizes)) - result.numel() * result.element_size()  # type: ignore[no-any-return]
+    more_bytes: int = max(accumulate(sizes), default=0) - result.numel() * result.element_size()
+    return max(0, more_bytes)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from functools import lru_cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -35,6 +35,11 @@ IRRELEVANT = """
 """Settings, separated by blanks, that change no storage, or only through the example and the vocabulary."""
 CODE = ("base", "config", "memory", "models", "prediction", "techniques", "training")
 """Folders of the package that a timeline depends on."""
+
+PACKAGES = ("torch", "transformers", "flash_attn")
+"""Packages that a timeline depends on; some may be absent."""
+CPU_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+"""Environment variables that limit oneDNN to some of a CPU's instructions."""
 
 
 def trace_file(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Path:
@@ -110,22 +115,36 @@ def _key(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows:
         [(name, shape, dtype, tensors.index(number)) for name, (shape, dtype, number) in example.items()],
         prepared.vocabulary_size,
         (target.kind, target.capability, target.num_multiprocessors, *map(os.environ.get, VARIABLES)),
-        None if target.capability else (target.name, torch.get_num_threads()),
+        None if target.capability else _cpu_state(target),
         code_digest(Path(__file__).parent.parent),
         [_file_digest(sys.modules[type(technique).__module__].__file__) for technique in experiment.techniques],
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
 
 
+def _cpu_state(target: Hardware) -> tuple[object, ...]:
+    """Return what the memory of operators depends on, on a CPU."""
+    instructions = map(os.environ.get, CPU_VARIABLES)
+    return target.name, torch.get_num_threads(), torch.backends.mkldnn.enabled, *instructions
+
+
 @lru_cache
 def code_digest(package: Path) -> str:
-    """Return a digest of the code that timelines depend on, and of the versions of Python, torch and transformers."""
-    versions = [platform.python_version(), *(version(name) for name in ("torch", "transformers"))]
+    """Return a digest of the code that timelines depend on, and of the versions of Python and of PACKAGES."""
+    versions = [platform.python_version(), *map(_version, PACKAGES)]
     digest = hashlib.sha256(repr(versions).encode())
     for folder in CODE:
         for file in sorted((package / folder).rglob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def _version(package: str) -> str | None:
+    """Return the version of an installed package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 @lru_cache

@@ -1,5 +1,6 @@
 """Activation offloading: what the layers save for the backward pass waits in host memory."""
 
+from importlib.metadata import version
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -47,6 +48,21 @@ class ActivationOffloading(Technique):
             return super().values_to_try(setting, hardware)
         return (False, True) if hardware.kind == "cuda" else (False,)
 
+    def conflict(self, settings: Any) -> str | None:
+        """Return why the layers cannot be checkpointed too: older versions run a layer's hooks inside its checkpoint.
+
+        Hooks inside take what the checkpoint would drop, and nothing would be recomputed.
+        """
+        checkpointing = getattr(settings, "checkpointing", "none")
+        if not self.active or checkpointing == "none" or not _hooks_are_in_checkpoints():
+            return None
+        return (
+            "activation_offloading=true together with checkpointing needs a transformers that runs a layer's hooks "
+            f"outside of its checkpoint, and transformers is {version('transformers')} with "
+            f"checkpointing={checkpointing}; "
+            "install transformers 5.23, or set checkpointing=offloaded and activation_offloading=false"
+        )
+
     def export(self, target: str) -> Exported | None:
         """Return the hooks as they are here, and the call that registers them."""
         del target
@@ -58,3 +74,10 @@ class ActivationOffloading(Technique):
         if self.active:
             offloading.offload_saved_tensors(step.trainable.layers, self.smallest_bytes)
         return step
+
+
+def _hooks_are_in_checkpoints() -> bool:
+    """Whether transformers checkpoints the call of a layer, hooks included, and not its forward method."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return "__call__" in vars(GradientCheckpointingLayer)

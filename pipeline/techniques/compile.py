@@ -1,8 +1,10 @@
 """torch.compile for each of the model's identical layers, which share one compiled graph."""
 
+import inspect
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -17,6 +19,17 @@ from pipeline.base.technique import Exported, Mathematics, Stage, Step, Techniqu
 
 ARGUMENTS: dict[str, Any] = {"dynamic": False, "options": {"fallback_random": True}}
 """Arguments of torch.compile: one shape, and dropout draws the numbers that it draws without compilation."""
+
+IMPORTS = """\
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+
+"""
+"""What compile_layers() needs in an exported file."""
 
 
 class Compile(Technique):
@@ -56,9 +69,30 @@ class Compile(Technique):
             return "compile=layers needs the package triton on a GPU, and it is not installed; set compile=none"
         return None
 
+    def conflict(self, settings: Any) -> str | None:
+        """Return which other technique runs code in the layers that is never compiled."""
+        checkpointing = getattr(settings, "checkpointing", "none")
+        offloads = "activation_offloading=true" if getattr(settings, "activation_offloading", False) else None
+        if "offloaded" in checkpointing:
+            offloads = f"checkpointing={checkpointing}"
+        if self.compile == "none" or offloads is None:
+            return None
+        return (
+            "what copies tensors to the host is never compiled, so that a compiled layer would be many graphs and be "
+            f"compiled again, and {offloads} is set with compile={self.compile}; set compile=none or "
+            f"{'checkpointing=every_layer' if 'checkpointing' in offloads else 'activation_offloading=false'}"
+        )
+
     def export(self, target: str) -> Exported | None:
         """Return the statements that compile the layers, for plain PyTorch; arguments of trainers compile the model."""
-        return None
+        if target != "pytorch":
+            return None
+        functions = f"{inspect.getsource(compile_layers)}\n\n{inspect.getsource(_call)}"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in ARGUMENTS.items())
+        return Exported(
+            code=IMPORTS + re.sub(r"  # type: ignore.*", "", functions),
+            prepare=f"compile_layers([model.get_submodule(name) for name in {{layers}}], {arguments})",
+        )
 
     def apply(self, step: Step) -> Step:
         """Compile the layers for the duration of the run."""
@@ -67,21 +101,27 @@ class Compile(Technique):
 
 @contextmanager
 def _compiled(layers: tuple[nn.Module, ...]) -> Iterator[None]:
-    """Compile the call of a layer, for all layers, unless a mode records operators: it would see compiled ones.
-
-    torch.nn.Module.compile would leave out layers of torch's own classes, whose code is never compiled by itself.
-    """
+    """Compile the layers, unless a mode records operators: it would see compiled ones."""
     if _get_current_dispatch_mode() is not None:
         yield
         return
-    call = torch.compile(_call, **ARGUMENTS)
-    for layer in layers:
-        layer._compiled_call_impl = partial(call, layer)
+    compile_layers(layers, **ARGUMENTS)
     try:
         yield
     finally:
         for layer in layers:
             layer._compiled_call_impl = None
+
+
+def compile_layers(layers: Iterable[nn.Module], **arguments: Any) -> None:
+    """Compile the call of a layer, for all layers, with these arguments of torch.compile.
+
+    torch.nn.Module.compile would leave out layers of torch's own classes, whose code is never compiled by itself, and
+    layers whose forward method is a checkpoint.
+    """
+    call = torch.compile(_call, **arguments)
+    for layer in layers:
+        layer._compiled_call_impl = partial(call, layer)
 
 
 def _call(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from pipeline.base.contracts import Model
+from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
 
 REPLACED = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh")
@@ -40,15 +41,25 @@ class Gelu(Technique):
         return Exported(code=f"from torch import nn\n\n\n{inspect.getsource(fuse_gelus)}", prepare="fuse_gelus(model)")
 
     def apply(self, step: Step) -> Step:
-        """Replace the modules."""
-        if self.gelu == "fused":
-            fuse_gelus(step.trainable.module)
+        """Replace the modules.
+
+        Raises:
+            InvalidInputError: there are none.
+
+        """
+        if self.gelu == "fused" and fuse_gelus(step.trainable.module) == 0:
+            raise InvalidInputError(
+                f"gelu=fused replaces transformers' modules of {', '.join(REPLACED[:-1])} or {REPLACED[-1]}, and the "
+                "model has none; set gelu=model"
+            )
         return step
 
 
-def fuse_gelus(model: nn.Module) -> None:
-    """Replace the modules of transformers that compute GELU's tanh form in separate operators."""
+def fuse_gelus(model: nn.Module) -> int:
+    """Replace the modules of transformers that compute GELU's tanh form in separate operators; return their number."""
     separate = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation", "GELUTanh")
-    for name, module in list(model.named_modules(remove_duplicate=False)):
-        if type(module).__name__ in separate:
-            model.set_submodule(name, nn.GELU(approximate="tanh"))
+    modules = model.named_modules(remove_duplicate=False)
+    names = [name for name, module in modules if type(module).__name__ in separate]
+    for name in names:
+        model.set_submodule(name, nn.GELU(approximate="tanh"))
+    return len(names)

@@ -1,6 +1,7 @@
 """The kernel of a language model's loss: with all logits in memory, or with those of one chunk of tokens at a time."""
 
 import inspect
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,7 +42,9 @@ LIGER_ALONE = {
 }
 """Which of Liger's kernels TrainingArguments takes; a model takes those that it has."""
 EXPORTED_KERNELS = {
-    "chunked": "chunked_cross_entropy(hidden_NC, head.weight, head.bias, targets_N, {chunk}, soft_cap)",
+    "chunked": """chunked_cross_entropy(
+        hidden_NC, head.weight, head.bias, targets_N, {chunk}, soft_cap, factor=factor
+    )""",
     "fused": """F.linear_cross_entropy(
         hidden_NC,
         head.weight,
@@ -63,14 +66,20 @@ EXPORTED_KERNELS = {
 """The summed loss of each kernel, as a Python expression of exported files."""
 EXPORTED = """
 {kernel}
-def summed_loss_without_logits(model, ids_BT, labels_BT, forward=None):
-    \"\"\"Return the cross-entropy summed over the targets; the head of the model only hands its input over.\"\"\"
+def summed_loss_without_logits(model, ids_BT, labels_BT, factor=1.0, forward=None, **more):
+    \"\"\"Return the cross-entropy summed over the targets; the head of the model only hands its input over.
+
+    `factor` is what the backward pass multiplies it by: 16 bits hold the gradients of that.
+    \"\"\"
     head, received = model.get_output_embeddings(), []
+    before = vars(head).get("forward")
     head.forward = lambda hidden_BTC: received.append(hidden_BTC) or hidden_BTC[..., :0]
     try:
-        (forward or model)(input_ids=ids_BT, use_cache=False)
+        (forward or model)(**{{**more, "input_ids": ids_BT, "use_cache": False}})
     finally:
         del head.forward
+        if before is not None:
+            head.forward = before
     hidden_NC, soft_cap = received.pop().flatten(0, 1), getattr(model.config, "final_logit_softcapping", None)
     targets_N = F.pad(labels_BT, (0, 1), value=-100)[:, 1:].flatten()
     return {loss}
@@ -81,11 +90,11 @@ def compute_loss_without_logits(model):
     plain = model.forward
 
     @wraps(plain)
-    def forward(input_ids=None, labels=None, num_items_in_batch=None, **more):
+    def forward(input_ids=None, *, labels=None, num_items_in_batch=None, **more):
         if labels is None:
             return plain(input_ids=input_ids, **more)
         count = (labels[:, 1:] != -100).sum() if num_items_in_batch is None else num_items_in_batch
-        return CausalLMOutput(loss=summed_loss_without_logits(model, input_ids, labels, plain) / count)
+        return CausalLMOutput(loss=summed_loss_without_logits(model, input_ids, labels, forward=plain, **more) / count)
 
     model.forward = forward
 """
@@ -115,6 +124,12 @@ class LossKernel(Technique):
         if setting != "loss_kernel":
             return super().values_to_try(setting, hardware)
         return ("full", "chunked", *(("fused",) if has_fused() else ()))
+
+    def num_chunks(self, num_tokens: int, width: int | None) -> int | None:
+        """Return the chunks of the loss; of an unknown width, as if each token were one."""
+        if self.loss_kernel not in ("chunked", "fused"):
+            return None
+        return math.ceil(num_tokens / (self.loss_chunk_tokens or default_chunk_tokens(width or 1)))
 
     def unsupported(self, hardware: Hardware) -> str | None:
         """Return why the device or an installed package does not support the kernel, or None if they do."""
@@ -170,11 +185,13 @@ class LossKernel(Technique):
             return Exported(arguments={"use_liger_kernel": True, "liger_kernel_config": LIGER_ALONE})
         code = _exported_code(self.loss_kernel, self.loss_chunk_tokens)
         if target == "pytorch":
-            return Exported(code=code, loss="summed_loss_without_logits(model, ids_BT, labels_BT)")
-        note = (
-            "prepare_model, or make_trainer, replaces the model's forward method: its output has a loss and no logits."
+            return Exported(code=code, loss="summed_loss_without_logits(model, ids_BT, labels_BT, factor)")
+        notes = (
+            "prepare_model, or make_trainer, replaces the model's forward method: its output has a loss and no logits.",
+            "In fp16 it rounds the gradients of the logits before they are multiplied by the loss scale, which only "
+            "train.py hands over: small ones are lost; train in bf16.",
         )
-        return Exported(code=code, prepare="compute_loss_without_logits(model)", notes=(note,))
+        return Exported(code=code, prepare="compute_loss_without_logits(model)", notes=notes)
 
     def apply(self, step: Step) -> Step:
         """Replace the loss by one that calls the model without its head; unsuited() has refused models without one."""

@@ -91,8 +91,10 @@ def update_in_backward(optimizer: Optimizer) -> Optimizer:
     def update_one(group: dict[str, Any], parameter: Tensor) -> None:
         groups, parameters = optimizer.param_groups, group["params"]
         optimizer.param_groups, group["params"] = [group], [parameter]  # all that step() looks at
-        update()
-        optimizer.param_groups, group["params"] = groups, parameters
+        try:
+            update()
+        finally:
+            optimizer.param_groups, group["params"] = groups, parameters
         parameter.grad = None
 
     for group in optimizer.param_groups:
