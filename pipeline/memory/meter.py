@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.autograd.profiler import profile, record_function
 
 from pipeline.base.results import MemoryUse, PhaseMemory
 from pipeline.memory.device import used_bytes
@@ -48,10 +48,9 @@ class CpuMeter(Meter):
     """Sums the allocator's events, as the profiler records them."""
 
     def __init__(self) -> None:
-        # acc_events: without it torch 2.10 and 2.11 warn of events that a second cycle would clear; there is one.
-        activities = [ProfilerActivity.CPU]
-        self._profile: profile | None = profile(activities=activities, profile_memory=True, acc_events=True)
-        self._profile.start()
+        # torch.profiler's object of every operator takes longer than a run with many passes; this one makes none.
+        self._profile: profile | None = profile(profile_memory=True, use_kineto=True)
+        self._profile.__enter__()  # type: ignore[no-untyped-call]
         self._peak_bytes: int | None = None
         self._phases: tuple[PhaseMemory, ...] = ()
 
@@ -65,7 +64,7 @@ class CpuMeter(Meter):
         """Stop the profiler and sum its events."""
         if self._profile is None:
             return
-        self._profile.stop()
+        self._profile.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._peak_bytes, self._phases = _add_up(self._profile)
         self._profile = None
 
@@ -117,10 +116,10 @@ class AcceleratorMeter(Meter):
 
 def _add_up(profiled: profile) -> tuple[int, tuple[PhaseMemory, ...]]:
     """Return the maximum of the running sum of the allocator's events, and its value at each mark."""
-    assert profiled.profiler is not None and profiled.profiler.kineto_results is not None  # it has been stopped
+    assert profiled.kineto_results is not None  # it has been stopped
     events = [
         (event.start_ns(), event.name(), event.nbytes())  # type: ignore[attr-defined]
-        for event in profiled.profiler.kineto_results.events()
+        for event in profiled.kineto_results.events()
         if event.name() == "[memory]" or event.name().startswith(_MARK)
     ]
     live = peak = 0

@@ -171,7 +171,7 @@ class _PhaseClock:
 
 def _profile_time(loop: Loop, device: torch.device, folder: Path | None) -> TimeProfile:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    # acc_events: as in memory/meter.py
+    # acc_events: without it torch 2.10 and 2.11 warn of events that a second cycle would clear; there is one.
     profiling = profile(activities=activities, profile_memory=True, record_shapes=True, acc_events=True)
     with loop.step.run_context(), profiling as profiled:
         clock = _PhaseClock(device)
