@@ -43,13 +43,15 @@ def space_of(entry: str, hardware: Hardware, **settings: Any) -> tuple[Space, Re
 
 
 @pytest.mark.parametrize("entry", ["plan", "search"])
-def test_the_default_space_has_hundreds_of_configurations(entry: str) -> None:
-    on_card, refusals = space_of(entry, find_card("h100"))
+def test_the_default_space_has_thousands_of_configurations_on_a_card_and_hundreds_on_a_cpu(entry: str) -> None:
+    on_card, refusals = space_of(entry, find_card("h100"), effective_batch_size=32)
     on_cpu, _ = space_of(entry, CPU)
-    assert len(on_card.choices) >= 400 and 100 < len(on_cpu.choices) < 300
+    assert len(on_card.choices) > 1_500 and len(on_cpu.choices) > 200
     assert len(on_card.choices) + sum(refusals.values()) == len(Space(on_card.dimensions).choices) * 2
-    assert on_cpu.dimensions["expandable_segments"] == (False,)
+    assert on_cpu.dimensions["expandable_segments"] == on_cpu.dimensions["activation_offloading"] == (False,)
     assert not any("offload" in str(value) for value in on_cpu.dimensions["checkpointing"])
+    assert on_cpu.dimensions["loss_kernel"] == ("full", "chunked", "fused")
+    assert on_cpu.dimensions["attention"] == ("sdpa", "eager")
     assert not {"flash", "liger"} & {value for values in on_card.dimensions.values() for value in values}
     assert on_card.dimensions["optimizer_in_backward"] == (False,), "gradients are clipped by default"
     assert any("max_grad_norm=none" in reason for reason in refusals)
