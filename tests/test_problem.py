@@ -80,7 +80,7 @@ def test_unsupported_values_leave_the_space_with_a_reason(monkeypatch: pytest.Mo
     assert made.base.settings.precision == "fp16"  # type: ignore[attr-defined]
     assert made.notes == tuple(
         f"left out of the space: 2 configurations: {name} needs compute capability 8.0 (Ampere) or newer, and Tesla T4 "
-        "is older"
+        "is older; set precision=fp16"
         for name in ("bf16", "tf32")
     )
     with pytest.raises(InvalidInputError, match="bf16 needs .*; no configuration is left"):

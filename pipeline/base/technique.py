@@ -186,7 +186,10 @@ class Technique(Settings, ABC):
         return None
 
     def unsupported(self, hardware: Hardware) -> str | None:
-        """Return why `hardware` does not support it with these settings, or None if it does."""
+        """Return why `hardware` does not support it with these settings, or None if it does.
+
+        The message states rule, value and remedy.
+        """
         del hardware
         return None
 

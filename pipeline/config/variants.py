@@ -113,7 +113,7 @@ def load_single(entry: str, config: Path, overrides: Mapping[str, Any]) -> Entry
     """
     variant = _variant(config.stem, merged(nested(read_yaml(find_file(config))), overrides), entry)
     if variant.skipped:
-        raise InvalidInputError(f"{variant.skipped}; choose another value")
+        raise InvalidInputError(variant.skipped)
     return EntryPoint(entry, f"What does {config} cost?", (Comparison("single", variant.name, (variant,)),))
 
 

@@ -110,7 +110,7 @@ def predict(
     """
     reason = experiment.unsupported(target)
     if reason is not None:
-        raise InvalidInputError(f"{reason}; choose another value")
+        raise InvalidInputError(reason)
     if context_bytes is None:
         context_bytes = context_bytes_of(target)
     if expandable_segments is None:

@@ -49,10 +49,14 @@ class Precision(Technique):
         """Return why `hardware` cannot compute in this format, or None if it can."""
         if self.precision == "tf32" and hardware.kind != "cuda":
             return (
-                f"tf32 needs a CUDA GPU of compute capability 8.0 (Ampere) or newer, and the device is {hardware.kind}"
+                "tf32 needs a CUDA GPU of compute capability 8.0 (Ampere) or newer, and the device is "
+                f"{hardware.kind}; set precision=fp32"
             )
         if self.precision in ("tf32", "bf16") and hardware.capability and hardware.capability < BF16_CAPABILITY:
-            return f"{self.precision} needs compute capability 8.0 (Ampere) or newer, and {hardware.name} is older"
+            return (
+                f"{self.precision} needs compute capability 8.0 (Ampere) or newer, and {hardware.name} is older; set "
+                "precision=fp16"
+            )
         return None
 
     def apply(self, step: Step) -> Step:
