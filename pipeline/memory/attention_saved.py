@@ -54,12 +54,12 @@ class _Attention:
         return _is_kernel(name)
 
 
-class _Keep(TorchDispatchMode):
-    """Keeps attention's results in a forward pass."""
+class _WithoutAttention(TorchDispatchMode):
+    """Keeps attention's results in a forward pass, or returns the kept ones where it is recomputed."""
 
-    def __init__(self, kept: deque[_Kept]) -> None:
+    def __init__(self, kept: deque[_Kept], *, recomputed: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._attention, self._kept = _Attention(), kept
+        self._attention, self._kept, self._recomputed = _Attention(), kept, recomputed
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -67,42 +67,30 @@ class _Keep(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Run the operator, and keep its result if it is attention's."""
+        """Run the operator, and keep its result if it is attention's; or return the result that was kept."""
+        is_kept = self._attention.is_result(func, args)
+        if is_kept and self._recomputed:
+            return _reused(self._kept.popleft())
         result = func(*args, **(kwargs or {}))
-        if self._attention.is_result(func, args):
+        if is_kept:
             aliases = tree_map_only(Tensor, _alias, result)
             self._kept.append(_Kept(aliases, _versions(aliases), _random_state(aliases)))
-        return result
-
-
-class _Reuse(TorchDispatchMode):
-    """Returns the kept results in the recomputation."""
-
-    def __init__(self, kept: deque[_Kept]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._attention, self._kept = _Attention(), kept
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False: nothing is compiled here."""
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Run the operator, unless its result is kept."""
-        if not self._attention.is_result(func, args):
-            return func(*args, **(kwargs or {}))
-        result, versions, random_state = self._kept.popleft()
-        if _versions(result) != versions:
-            raise RuntimeError("attention's result was changed in place after it was kept for the backward pass")
-        if random_state is not None:
-            torch.cuda.set_rng_state(random_state, _first(result).device)
         return result
 
 
 def attention_saved_contexts() -> tuple[TorchDispatchMode, TorchDispatchMode]:
     """Return the contexts of a layer's forward pass and of its recomputation: the `context_fn` of a checkpoint."""
     kept: deque[_Kept] = deque()
-    return _Keep(kept), _Reuse(kept)
+    return _WithoutAttention(kept, recomputed=False), _WithoutAttention(kept, recomputed=True)
+
+
+def _reused(kept: _Kept) -> Any:
+    """Return a kept result, and leave the random generator as its operator has left it."""
+    if _versions(kept.result) != kept.versions:
+        raise RuntimeError("attention's result was changed in place after it was kept for the backward pass")
+    if kept.random_state is not None:
+        torch.cuda.set_rng_state(kept.random_state, _first(kept.result).device)
+    return kept.result
 
 
 @cache
