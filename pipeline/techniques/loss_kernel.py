@@ -1,8 +1,6 @@
 """The kernel of a language model's loss: with all logits in memory, or with those of one chunk of tokens at a time."""
 
-import inspect
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,10 +13,10 @@ import torch.nn.functional as F
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from pipeline.base import chunked_loss
 from pipeline.base.chunked_loss import chunked_cross_entropy
 from pipeline.base.contracts import Batch, Hardware, Head, Model
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.exported_loss import exported_loss
 from pipeline.base.heads import hidden_states, shifted_targets
 from pipeline.base.sequences import IGNORED_LABEL
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
@@ -41,63 +39,6 @@ LIGER_ALONE = {
     "fused_linear_cross_entropy": True,
 }
 """Which of Liger's kernels TrainingArguments takes; a model takes those that it has."""
-EXPORTED_KERNELS = {
-    "chunked": """chunked_cross_entropy(
-        hidden_NC, head.weight, head.bias, targets_N, {chunk}, soft_cap, factor=factor
-    )""",
-    "fused": """F.linear_cross_entropy(
-        hidden_NC,
-        head.weight,
-        targets_N,
-        linear_bias=head.bias,
-        reduction="sum",
-        options=torch.nn.LinearCrossEntropyOptions(batch_chunk_size={chunk}),
-    )""",
-    "liger": """liger_fused_linear_cross_entropy(
-        hidden_NC,
-        head.weight,
-        targets_N,
-        bias=head.bias,
-        reduction="sum",
-        softcap=soft_cap,
-        accum_dtype=torch.float32,
-    )""",
-}
-"""The summed loss of each kernel, as a Python expression of exported files."""
-EXPORTED = """
-{kernel}
-def summed_loss_without_logits(model, ids_BT, labels_BT, factor=1.0, forward=None, **more):
-    \"\"\"Return the cross-entropy summed over the targets; the head of the model only hands its input over.
-
-    `factor` is what the backward pass multiplies it by: 16 bits hold the gradients of that.
-    \"\"\"
-    head, received = model.get_output_embeddings(), []
-    before = vars(head).get("forward")
-    head.forward = lambda hidden_BTC: received.append(hidden_BTC) or hidden_BTC[..., :0]
-    try:
-        (forward or model)(**{{**more, "input_ids": ids_BT, "use_cache": False}})
-    finally:
-        del head.forward
-        if before is not None:
-            head.forward = before
-    hidden_NC, soft_cap = received.pop().flatten(0, 1), getattr(model.config, "final_logit_softcapping", None)
-    targets_N = F.pad(labels_BT, (0, 1), value=-100)[:, 1:].flatten()
-    return {loss}
-
-
-def compute_loss_without_logits(model):
-    \"\"\"Let the model return this loss, over the number of targets, where it is called with labels.\"\"\"
-    plain = model.forward
-
-    @wraps(plain)
-    def forward(input_ids=None, *, labels=None, num_items_in_batch=None, **more):
-        if labels is None:
-            return plain(input_ids=input_ids, **more)
-        count = (labels[:, 1:] != -100).sum() if num_items_in_batch is None else num_items_in_batch
-        return CausalLMOutput(loss=summed_loss_without_logits(model, input_ids, labels, forward=plain, **more) / count)
-
-    model.forward = forward
-"""
 
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(hidden states [N, C], targets [N], what the loss is multiplied by) -> summed cross-entropy."""
@@ -183,7 +124,8 @@ class LossKernel(Technique):
         """Return the loss as code; the plain script calls it, and elsewhere the model itself returns it."""
         if (self.loss_kernel, target) == ("liger", "training_arguments"):
             return Exported(arguments={"use_liger_kernel": True, "liger_kernel_config": LIGER_ALONE})
-        code = _exported_code(self.loss_kernel, self.loss_chunk_tokens)
+        chunk = self.loss_chunk_tokens or f"min(head.in_features, {LONGEST_CHUNK_TOKENS})"
+        code = exported_loss(self.loss_kernel, str(chunk))
         if target == "pytorch":
             return Exported(code=code, loss="summed_loss_without_logits(model, ids_BT, labels_BT, factor)")
         notes = (
@@ -202,26 +144,6 @@ class LossKernel(Technique):
         kernels: dict[str, Any] = {"chunked": _chunked, "fused": _fused, "liger": _liger}
         kernel = partial(kernels[self.loss_kernel], head, self.loss_chunk_tokens)
         return replace(step, trainable=replace(step.trainable, loss=partial(_loss, head, kernel, step.scaler)))
-
-
-def _exported_code(kernel: str, chunk: int | None) -> str:
-    """Return the imports and functions of the loss, which need nothing of this package."""
-    imports = [
-        "from functools import wraps",
-        "from typing import Any",
-        "",
-        "import torch.nn.functional as F",
-        "from torch import Tensor",
-        "from transformers.modeling_outputs import CausalLMOutput",
-    ]
-    own = ""
-    if kernel == "liger":
-        imports.insert(3, "from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy")
-    if kernel == "chunked":
-        _, _, functions = inspect.getsource(chunked_loss).partition("from torch import Tensor\n")
-        own = re.sub(r"  # type: ignore.*", "", functions)
-    loss = EXPORTED_KERNELS[kernel].format(chunk=chunk or f"min(head.in_features, {LONGEST_CHUNK_TOKENS})")
-    return "\n".join(imports) + "\n" + EXPORTED.format(kernel=own, loss=loss)
 
 
 def has_fused() -> bool:
