@@ -1,7 +1,6 @@
 """`headroom plan`: the predicted memory of every configuration on each card, and the one to start with."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -14,15 +13,12 @@ from rich.progress import track
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.technique import Mathematics
 from pipeline.base.units import MIB, parse_budget
-from pipeline.config.configurations import Configurations, why_refused
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import AUTO_MODEL, Experiment
 from pipeline.config.settings import RunSettings, default_values, dotted, merged, nested, validate
 from pipeline.config.space import (
     Choice,
-    Refusals,
     Space,
     SpaceSettings,
     default_space,
@@ -34,17 +30,16 @@ from pipeline.config.variants import read_yaml
 from pipeline.memory.breakdown import Breakdown
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.cards import find_card, note_on
-from pipeline.prediction.checkpointing_policy import with_policies
 from pipeline.prediction.clipping import cost_of_clipping
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
+from pipeline.prediction.plan_experiments import experiments_on
 from pipeline.prediction.plan_reasons import reasons_for
 from pipeline.prediction.predict import Prediction, predict_each
 from pipeline.prediction.rates import cost_prior, note_on_rates
 from pipeline.prediction.step_time import CostPrior, estimated
 from pipeline.prediction.trace_cache import cache_size
 from pipeline.runtime.environment import environment
-from pipeline.runtime.shape_check import check_shapes
 
 
 class PlanSettings(SpaceSettings):
@@ -155,7 +150,7 @@ def _card_plan(
 ) -> CardPlan:
     """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
     budget_bytes = _budget_bytes(budget, target)
-    experiments, choices, refusals = _experiments(target, values, space, own.mathematics, budget_bytes)
+    experiments, choices, refusals = experiments_on(target, values, space, own.mathematics, budget_bytes)
     prior = cost_prior(target)
     rows: dict[int, PlannedRow] = {}
     breakdowns: dict[int, Breakdown] = {}
@@ -206,36 +201,6 @@ def _reasons(card: CardPlan, breakdowns: list[Breakdown]) -> tuple[str, ...]:
     if card.recommended is None:
         return ()
     return reasons_for(card.recommended, card.rows, breakdowns, default_values())
-
-
-def _experiments(
-    target: Hardware, values: Mapping[str, Any], space: Space, mathematics: Mathematics, budget_bytes: int
-) -> tuple[list[Experiment], list[Choice], Refusals]:
-    """Return the experiments of the space, their choices, and how many others were refused for each reason.
-
-    `budget_bytes` is that of `checkpointing=auto`.
-    """
-    configurations, refusals = Configurations(values, "plan"), Counter[str]()
-    experiments, choices = [], []
-    for choice in space.choices:
-        experiment = configurations.experiment(choice)
-        reason = why_refused(experiment, choice, target, mathematics)
-        if reason is None:
-            experiment, reason = with_policies(experiment, target, budget_bytes)
-        if reason is None:
-            experiments.append(experiment)
-            choices.append(_explicit(choice, experiment))
-        else:
-            refusals[reason] += 1
-    check_shapes(experiments)
-    return experiments, choices, dict(refusals.most_common())
-
-
-def _explicit(choice: Choice, experiment: Experiment) -> Choice:
-    """Return the choice with the policies of the experiment in place of `checkpointing=auto`."""
-    if choice.get("checkpointing") != "auto":
-        return choice
-    return {**choice, "checkpointing": experiment.settings.checkpointing}  # type: ignore[attr-defined]
 
 
 def _row(
