@@ -67,9 +67,9 @@ RATES = {
     "a100-40gb": _rates(19.5, 156, 312, 1555, 4),  # A100 architecture paper
     "l40s": _rates(91.6, 183, 362.05, 864, 4),  # L40S data sheet
     "l4": _rates(30.3, 60, 121, 300, 4),  # L4 data sheet: half of the numbers with sparsity
-    "a10g": _rates(35, 35, 70, 600, 4),  # A10G data sheet (AWS)
+    "a10g": _rates(35, 35, 70, 600, 4),  # A10G data sheet of AWS of 2022-02-17; tf32: half of bf16
     "rtx4090": _rates(82.6, 82.6, 165.2, 1008, 4),  # Ada architecture paper, appendix A
-    "rtx3090": _rates(35.6, 35.6, 71, 936, 4),  # GA102 architecture paper, appendix A
+    "rtx3090": _rates(35.6, 35.6, 71, 936, 4),  # GA102 architecture paper, appendix A: 142 if summed in float16
     "v100": _rates(15.7, 15.7, 125, 900, 3),  # V100 data sheet, SXM2
     "t4": _rates(8.1, 8.1, 65, 320, 3),  # T4 data sheet; memory: Turing architecture paper
 }
