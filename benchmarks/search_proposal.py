@@ -23,8 +23,9 @@ from pipeline.config.space import Choice
 from pipeline.memory.device import find_device
 from pipeline.memory.work import Work
 from pipeline.runtime.environment import environment
-from pipeline.searching.acquisition import Measurements, Rules, evaluate
+from pipeline.searching.acquisition import Rules, evaluate
 from pipeline.searching.candidates import Candidate
+from pipeline.searching.measurements import Measurements
 
 BATCH, TOKENS = 192, 1024
 SPACE: Mapping[str, Sequence[str | int]] = {
@@ -85,7 +86,7 @@ def cpu_seconds(candidates: Sequence[Candidate], num_measurements: int) -> list[
 
 def _measurements(candidates: Sequence[Candidate], log_seconds: Mapping[int, float]) -> Measurements:
     return Measurements(
-        log_seconds=dict(log_seconds),
+        runs={number: [one] for number, one in log_seconds.items()},
         peak_bytes={number: float(candidates[number].predicted_bytes or 0) for number in log_seconds},
         over_budget=frozenset(),
         failed=frozenset(),

@@ -19,10 +19,11 @@ from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
 from pipeline.memory.work import Work
 from pipeline.searching import memory_model, time_model
-from pipeline.searching.acquisition import Acquisition, Measurements, Rules, evaluate
+from pipeline.searching.acquisition import Acquisition, Rules, evaluate
 from pipeline.searching.candidates import Candidate
-from pipeline.searching.gaussian import LEARNING_RATE, Gaussian, GaussianMixture, indicators, leave_one_out_residuals
+from pipeline.searching.gaussian import LEARNING_RATE, Gaussian, indicators, leave_one_out_residuals
 from pipeline.searching.judge import CONSTRAINT, OUTCOME
+from pipeline.searching.measurements import Measurements
 from pipeline.searching.sampler import NothingLeftError, PredictiveSampler
 from pipeline.searching.trial_length import TrialLength
 from pipeline.training.metrics import median_interval
@@ -75,7 +76,7 @@ def measured(seconds: Seconds, numbers: list[int], budget_bytes: int, off: float
     """Return what measuring some candidates shows; peaks are `off` times what is predicted."""
     peaks = {number: off * (CANDIDATES[number].predicted_bytes or 0) for number in numbers}
     return Measurements(
-        log_seconds={number: math.log(seconds(CANDIDATES[number]) / (BATCH * TOKENS)) for number in numbers},
+        runs={number: [math.log(seconds(CANDIDATES[number]) / (BATCH * TOKENS))] for number in numbers},
         peak_bytes=peaks,
         over_budget=frozenset(number for number, peak in peaks.items() if peak > budget_bytes),
         failed=frozenset(),
@@ -166,8 +167,7 @@ def test_samples_have_the_mean_and_the_covariance_of_the_posterior() -> None:
 
 
 def test_what_is_left_out_of_a_bound_is_below_a_configuration_in_no_sample() -> None:
-    component = prior_of(10, own=0.2).condition({0: 0.0, 1: 6.0, 2: 1.0, 4: 9.0}, 0.1)
-    posterior = GaussianMixture([component], [0.1], np.ones(1))
+    posterior = prior_of(10, own=0.2).condition({0: 0.0, 1: 6.0, 2: 1.0, 4: 9.0}, 0.1)
     may = posterior.may_be_below(0)
     assert may[0] and not may.all() and may.any()
     samples = posterior.samples(range(10), 20_000)
@@ -212,7 +212,8 @@ def test_what_is_not_traced_is_uncertain_until_it_is_measured() -> None:
 
     def deviation(numbers: list[int]) -> float:
         fit = time_model.fit(candidates, measured(modelled(), numbers, 10**12).log_seconds, "cpu")
-        return float(np.std(fit.posterior.samples(unseen, 1000), axis=0).max())
+        samples = [component.samples(unseen, count) for component, count in fit.posterior.counts(1000)]
+        return float(np.std(np.concatenate(samples), axis=0).max())
 
     probes = [number for number in probes if number not in unseen]
     assert deviation(probes) > 0.3 > 3 * deviation([*probes, unseen[0], unseen[7]])
@@ -285,20 +286,45 @@ def test_the_time_model_is_inadequate_where_its_residual_is_large() -> None:
     assert evaluate(CANDIDATES, measured(modelled(), probes, 10**12), Rules(budget_bytes=10**12)).is_adequate
 
 
+def run_again(one: Measurements, number: int, factor: float = 1.0) -> Measurements:
+    """Return the measurements with another run of a candidate."""
+    runs = one.runs[number]
+    return replace(one, runs={**one.runs, number: [*runs, runs[0] + math.log(factor)]})
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("number", [4, 8, 16, 20])
 def test_a_slowed_run_is_an_outlier_and_nothing_else_is(number: int, precision: str) -> None:
     slowed = number + PRECISIONS.index(precision)
     probes = sorted({0, 1, 7, 12, 14, 19, 25, 30, slowed})
-    quiet = measured(modelled(), probes, 10**12)
-    noisy = replace(quiet, log_seconds={**quiet.log_seconds, slowed: quiet.log_seconds[slowed] + math.log(1.4)})
-    rules = Rules(budget_bytes=10**12)
-    assert evaluate(CANDIDATES, quiet, rules).outlier is None
-    assert evaluate(CANDIDATES, noisy, rules).outlier == slowed
-    assert evaluate(CANDIDATES, replace(noisy, repeated=frozenset({slowed})), rules).outlier is None
-    assert evaluate(CANDIDATES, replace(noisy, over_budget=frozenset({slowed})), rules).outlier is None
-    faster = replace(quiet, log_seconds={**quiet.log_seconds, slowed: quiet.log_seconds[slowed] - math.log(1.4)})
-    assert evaluate(CANDIDATES, faster, rules).outlier != slowed
+    quiet, rules = measured(modelled(), probes, 10**12), Rules(budget_bytes=10**12)
+    assert quiet.incumbent is not None and evaluate(CANDIDATES, quiet, rules).again == quiet.incumbent
+    quiet = run_again(quiet, quiet.incumbent)
+    noisy = replace(quiet, runs={**quiet.runs, slowed: [quiet.log_seconds[slowed] + math.log(1.4)]})
+    if noisy.incumbent != quiet.incumbent:
+        noisy = run_again(noisy, noisy.incumbent or 0)
+    assert evaluate(CANDIDATES, quiet, rules).again is None
+    assert evaluate(CANDIDATES, noisy, rules).again == slowed
+    assert evaluate(CANDIDATES, run_again(noisy, slowed), rules).again is None
+    assert evaluate(CANDIDATES, replace(noisy, over_budget=frozenset({slowed})), rules).again is None
+
+
+def test_runs_count_with_their_mean_but_for_slowed_ones() -> None:
+    one = measured(modelled(), [0], 10**12)
+    log_seconds = one.log_seconds[0]
+    near, slowed = run_again(one, 0, 1.06), run_again(one, 0, 1.4)
+    assert near.log_seconds[0] == pytest.approx(log_seconds + math.log(1.06) / 2) and near.num_runs == {0: 2}
+    assert slowed.log_seconds[0] == log_seconds and slowed.num_runs == {0: 1}
+
+
+def test_two_runs_are_more_certain_than_one() -> None:
+    probes = [0, 1, 7, 12, 14, 19, 25, 30]
+    values = measured(modelled(), probes, 10**12).log_seconds
+    once, twice = (
+        [one.deviation_N[7] for one in time_model.fit(CANDIDATES, values, "cpu", runs).posterior.components]
+        for runs in ({}, {7: 2})
+    )
+    assert all(two < one for two, one in zip(twice, once, strict=True))
 
 
 @settings(max_examples=30, deadline=None)
@@ -306,7 +332,7 @@ def test_a_slowed_run_is_an_outlier_and_nothing_else_is(number: int, precision: 
 def test_a_leave_one_out_residual_is_that_of_a_prediction_from_the_others(values: list[float], noise: float) -> None:
     priors = [prior_of(8, own=0.1, scale=scale) for scale in (0.5, 2.0)]
     measured = dict(enumerate(values))
-    residuals = leave_one_out_residuals(priors, [noise], measured)
+    residuals = leave_one_out_residuals(priors, [noise], measured, {})
     for number, value in measured.items():
         others = {other: seen for other, seen in measured.items() if other != number}
         posteriors = [prior.condition(others, noise) for prior in priors]
@@ -317,7 +343,7 @@ def test_a_leave_one_out_residual_is_that_of_a_prediction_from_the_others(values
         variances = np.array([posterior.deviation_N[number] ** 2 + noise**2 for posterior in posteriors])
         mean = weights @ means
         deviation = math.sqrt(weights @ (variances + means**2) - mean**2)
-        assert residuals[number] == pytest.approx((value - mean) / deviation, rel=1e-4, abs=1e-6)
+        assert residuals[number] == pytest.approx((value - mean, deviation), rel=1e-4, abs=1e-6)
 
 
 def test_a_risk_is_taken_only_for_its_gain() -> None:
@@ -403,7 +429,7 @@ def test_asking_and_telling_reaches_everything_that_fits_and_no_more() -> None:
         study.ask(DISTRIBUTIONS)
 
 
-def test_of_a_configuration_measured_twice_the_faster_counts() -> None:
+def test_a_slowed_run_does_not_count_once_there_is_another() -> None:
     sampler = PredictiveSampler(CANDIDATES, Rules(budget_bytes=100 * MIB))
     study = optuna.create_study(direction="maximize")
 
@@ -414,11 +440,14 @@ def test_of_a_configuration_measured_twice_the_faster_counts() -> None:
     slowed = 12
     for number in (0, 1, 7, 8, 14, 19):
         emit(number)
+    fastest = sampler.evaluate(study).again
+    assert fastest is not None
+    emit(fastest)
     emit(slowed, slower=1.4)
-    assert sampler.evaluate(study).outlier == slowed
+    assert sampler.evaluate(study).again == slowed
     emit(slowed)
     acquisition = sampler.evaluate(study)
-    assert acquisition.outlier is None and acquisition.residual_rms < 0.02
+    assert acquisition.again is None and acquisition.residual_rms < 0.02
 
 
 def test_a_second_measurement_that_fails_leaves_the_first_and_one_that_does_not_fit_counts() -> None:

@@ -55,10 +55,11 @@ def finished() -> Finished:
 def test_a_second_measurement_enters_as_the_geometric_mean(finished: Finished) -> None:
     sampler, study, numbers = finished
     before = sampler._measurements(study.trials, maximize=True)
-    after = sampler._with_extra(before, [measurement(numbers[0], 0.81), measurement(numbers[1], peak=7.0)])
-    assert after.log_seconds[numbers[0]] == pytest.approx(before.log_seconds[numbers[0]] - math.log(0.9))
+    after = sampler._with_extra(before, [measurement(numbers[0], 0.96), measurement(numbers[1], peak=7.0)])
+    assert after.log_seconds[numbers[0]] == pytest.approx(before.log_seconds[numbers[0]] - math.log(0.96) / 2)
     assert after.log_seconds[numbers[1]] == pytest.approx(before.log_seconds[numbers[1]])
-    assert after.peak_bytes[numbers[1]] == 7.0 and after.repeated == {numbers[0], numbers[1]}
+    assert after.peak_bytes[numbers[1]] == 7.0
+    assert after.num_runs == before.num_runs | {numbers[0]: 2}  # the other is the trial itself
     assert sampler._with_extra(before, ()) == before
 
 

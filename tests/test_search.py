@@ -358,7 +358,7 @@ def candidate_of(choice: Choice) -> Candidate:
     )
 
 
-def test_a_slowed_trial_is_proposed_again_and_counted_once() -> None:
+def test_the_fastest_and_a_slowed_trial_are_proposed_again_and_counted_once() -> None:
     study, slowed = new_study(), SPACE.choices[8]
     sampler = PredictiveSampler([candidate_of(choice) for choice in SPACE.choices], Rules(budget_bytes=BUDGET))
     base = SimpleNamespace(settings=SimpleNamespace(seed=0))
@@ -374,13 +374,16 @@ def test_a_slowed_trial_is_proposed_again_and_counted_once() -> None:
 
     for choice in SPACE.choices[:14]:
         measure(choice, 1.6 if choice == slowed else 1.0)
+    fastest = proposer.next([])
+    assert fastest is not None and fastest.is_repeat and fastest.choice != slowed
+    measure(fastest.choice, repeat=True)
     outlier = proposer.next([])
     assert outlier is not None and outlier.is_repeat and outlier.choice == slowed
     measure(slowed, repeat=True)
     after = proposer.next([])
     assert after is None or not after.is_repeat
     certificate = proposer.certificate(trials_of(cast(SearchProblem, plan), study))
-    assert certificate.num_measured == 14 and certificate.seconds_measured == 30.0
+    assert certificate.num_measured == 14 and certificate.seconds_measured == 32.0
     assert len(certificate.unmeasured) == 6
 
 

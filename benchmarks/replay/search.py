@@ -10,12 +10,13 @@ from pathlib import Path
 import optuna
 
 from pipeline.config.space import Choice, Space
-from pipeline.searching.acquisition import Measurements, Rules, evaluate
+from pipeline.searching.acquisition import Rules, evaluate
 from pipeline.searching.judge import CONSTRAINT
+from pipeline.searching.measurements import Measurements
 from pipeline.searching.optuna_samplers import choose, distributions_of
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.trial_length import TrialLength
-from replay.table import WARMUP_STEPS, Entry, read
+from replay.table import WARMUP_STEPS, Entry, Run, read
 
 NUM_TRIALS = int(SearchSettings.model_fields["num_trials"].default)
 PRECISION_PERCENT = float(SearchSettings.model_fields["precision_percent"].default)
@@ -58,47 +59,50 @@ class Search:
 
     def __init__(self, entries: Sequence[Entry], sampler: str, budget_bytes: int, seed: int) -> None:
         self.entries, self.sampler, self.budget_bytes, self.seed = entries, sampler, budget_bytes, seed
-        self.measured: dict[int, float] = {}
-        self.repeated = set[int]()
+        self.runs: dict[int, list[float]] = {}
         self.confirmed = set[int]()
         self.trials = 0
+        self._tokens = entries[0].candidate.num_tokens
         self.seconds = 0.0
         self._random = random.Random(f"{sampler} {budget_bytes} {seed}")  # noqa: S311  nothing secret
         self._optimum = min(entry.seconds for entry in entries if entry.peak_bytes <= budget_bytes)
+        self._undrawn: dict[int, list[Run]] = {}
         self._near: tuple[int, float] | None = None
+
+    @property
+    def measurements(self) -> Measurements:
+        """Return what has been measured."""
+        return Measurements(
+            runs=self.runs,
+            peak_bytes={number: self.entries[number].peak_bytes for number in self.runs},
+            over_budget=frozenset(self.over_budget),
+            failed=frozenset(),
+            running=frozenset(),
+        )
 
     @property
     def over_budget(self) -> list[int]:
         """Return the numbers of those measured that do not fit."""
-        return [number for number in self.measured if self.entries[number].peak_bytes > self.budget_bytes]
-
-    @property
-    def incumbent(self) -> int | None:
-        """Return the number of the fastest measured that fits."""
-        fitting = [number for number in self.measured if self.entries[number].peak_bytes <= self.budget_bytes]
-        return min(fitting, key=lambda number: self.measured[number], default=None)
+        return [number for number in self.runs if self.entries[number].peak_bytes > self.budget_bytes]
 
     @property
     def is_near(self) -> bool:
         """Whether the incumbent has been near the optimum."""
         return self._near is not None
 
+    def seconds_of(self, number: int) -> float:
+        """Return the measured seconds per step of a configuration."""
+        return math.exp(self.measurements.log_seconds[number]) * self._tokens
+
     def measure(self, number: int) -> None:
-        """Run a trial; of two of a configuration the faster counts."""
-        run, best = self._random.choice(self.entries[number].runs), self.incumbent
-        enough = TrialLength(WARMUP_STEPS, PRECISION_PERCENT, None if best is None else self.measured[best])
+        """Run a trial."""
+        run, best = self._draw(number), self.measurements.incumbent
+        enough = TrialLength(WARMUP_STEPS, PRECISION_PERCENT, None if best is None else self.seconds_of(best))
         lengths = range(1, len(run.seconds_of_steps) + 1)
         length = next((n for n in lengths if enough(run.seconds_of_steps[:n])), lengths[-1])
-        steps = run.seconds_of_steps[:length]
-        median_seconds = statistics.median(steps[WARMUP_STEPS:])
-        if number in self.measured:
-            self.repeated.add(number)
-        self.measured[number] = min(median_seconds, self.measured.get(number, median_seconds))
+        self._add(number, run, run.seconds_of_steps[:length])
         self.trials += 1
-        self.seconds += run.seconds_of_start + sum(steps)
-        best = self.incumbent
-        if self._near is None and best is not None and self.entries[best].seconds <= self._optimum * (1 + NEAR):
-            self._near = (self.trials, self.seconds)
+        self._look()
 
     def confirm(self) -> bool:
         """Measure the fastest again, as the verification does, until the fastest by both measurements is confirmed.
@@ -106,29 +110,34 @@ class Search:
         Return whether anything was measured.
         """
         num_confirmed = len(self.confirmed)
-        while (best := self.incumbent) is not None and best not in self.confirmed:
-            run = self._random.choice(self.entries[best].runs)
-            self.measured[best] = math.sqrt(self.measured[best] * run.seconds)
-            self.seconds += run.seconds_of_start + sum(run.seconds_of_steps)
+        while (best := self.measurements.incumbent) is not None and best not in self.confirmed:
+            run = self._draw(best)
+            self._add(best, run, run.seconds_of_steps)
             self.confirmed.add(best)
+            self._look()
         return len(self.confirmed) > num_confirmed
 
-    @property
-    def measurements(self) -> Measurements:
-        """Return what has been measured."""
-        tokens = self.entries[0].candidate.num_tokens
-        return Measurements(
-            log_seconds={number: math.log(seconds / tokens) for number, seconds in self.measured.items()},
-            peak_bytes={number: self.entries[number].peak_bytes for number in self.measured},
-            over_budget=frozenset(self.over_budget),
-            failed=frozenset(),
-            running=frozenset(),
-            repeated=frozenset(self.repeated | self.confirmed),
-        )
+    def _look(self) -> None:
+        """Note if the incumbent is near the optimum for the first time."""
+        best = self.measurements.incumbent
+        if self._near is None and best is not None and self.entries[best].seconds <= self._optimum * (1 + NEAR):
+            self._near = (self.trials, self.seconds)
+
+    def _add(self, number: int, run: Run, seconds_of_steps: Sequence[float]) -> None:
+        median_seconds = statistics.median(seconds_of_steps[WARMUP_STEPS:])
+        self.runs.setdefault(number, []).append(math.log(median_seconds / self._tokens))
+        self.seconds += run.seconds_of_start + sum(seconds_of_steps)
+
+    def _draw(self, number: int) -> Run:
+        """Return one of a configuration's runs: one that was not drawn before, as long as there is one."""
+        runs = self._undrawn.setdefault(number, [])
+        if not runs:
+            runs.extend(self._random.sample(self.entries[number].runs, len(self.entries[number].runs)))
+        return runs.pop()
 
     def result(self, bound: float | None = None) -> Replayed:
         """Return the result; `bound` is what the search states at its end."""
-        best = self.incumbent
+        best = self.measurements.incumbent
         distance = math.inf if best is None else self.entries[best].seconds / self._optimum - 1
         return Replayed(
             sampler=self.sampler,
@@ -151,7 +160,7 @@ def predictive(search: Search) -> Replayed:
     rules = Rules(budget_bytes=search.budget_bytes)
     while True:
         acquisition = evaluate(candidates, search.measurements, rules)
-        following = acquisition.next if acquisition.outlier is None else acquisition.outlier
+        following = acquisition.next if acquisition.again is None else acquisition.again
         if following is not None and acquisition.is_adequate and search.trials < NUM_TRIALS:
             search.measure(following)
         elif not search.confirm():
@@ -167,7 +176,7 @@ def of_optuna(search: Search) -> Replayed:
     numbers = {tuple(choice.values()): number for number, choice in enumerate(choices)}
     study = optuna.create_study(direction="maximize")
     while not search.is_near:
-        taken = [choices[number] for number in search.measured]
+        taken = [choices[number] for number in search.runs]
         choice = choose(choices, space, study.trials, taken, ("maximize",), search.sampler, search.seed * FAR_APART)
         if choice is None:
             break
@@ -176,7 +185,7 @@ def of_optuna(search: Search) -> Replayed:
         study.enqueue_trial(choice)
         trial = study.ask(distributions_of(space))
         trial.set_constraint(CONSTRAINT, search.entries[number].peak_bytes - search.budget_bytes)
-        study.tell(trial, search.entries[number].candidate.num_tokens / search.measured[number])
+        study.tell(trial, search.entries[number].candidate.num_tokens / search.seconds_of(number))
     return search.result()
 
 

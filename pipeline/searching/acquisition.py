@@ -1,14 +1,16 @@
 """Acquisition: which configuration to measure next, and how far the best measured one can be from the best of all."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtr
 
 from pipeline.searching import memory_model, time_model
 from pipeline.searching.candidates import Candidate
-from pipeline.searching.gaussian import GaussianMixture, Vector
+from pipeline.searching.gaussian import GaussianMixture, Residual, Vector
+from pipeline.searching.measurements import Measurements
 
 NUM_SAMPLES = 1000
 """Posterior samples from which a bound is estimated."""
@@ -19,7 +21,9 @@ MAX_RESIDUAL = max(time_model.RESIDUALS)
 MIN_MEASUREMENTS = 4
 """Measurements before the time model is judged or the search ends."""
 OUTLIER_DEVIATIONS = 2.0
-"""Standardized leave-one-out residual above which a measured time is an outlier."""
+"""Standard deviations by which a run is slower than the others predict, above which it is an outlier."""
+DECISIVE_DEVIATIONS = 1.0
+"""The same where it would be the fastest without that run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,29 +39,6 @@ class Rules:
     """Kind of device: cpu or cuda."""
     whole_front: bool = False
     """Whether to search the whole Pareto front of memory and throughput instead of the highest throughput alone."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurements:
-    """The measurements so far, by index of the candidate."""
-
-    log_seconds: Mapping[int, float]
-    """Logarithm of the seconds per token of each candidate that completed."""
-    peak_bytes: Mapping[int, float]
-    """Peaks of the candidates that completed, whether or not they fit."""
-    peak_lower_bounds: Mapping[int, float] = field(default_factory=dict)
-    """Lower bounds of the peaks of candidates that ran out of memory: reserved bytes plus the failed allocation."""
-    over_budget: frozenset[int]
-    failed: frozenset[int]
-    """Candidates that failed for another reason: neither time nor memory is known."""
-    running: frozenset[int]
-    repeated: frozenset[int] = frozenset()
-    """Candidates that were measured more than once, or are being measured again."""
-
-    @property
-    def taken(self) -> frozenset[int]:
-        """Return the candidates that are not proposed any more."""
-        return frozenset(self.log_seconds) | self.over_budget | self.failed | self.running
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +60,11 @@ class Acquisition:
     """Predicted seconds of an optimizer step of each; None before anything was measured."""
     residual_rms: float
     """Root mean square residual of the time model, as a fraction."""
-    outlier: int | None
-    """Index of a measured candidate to measure again, because its time is an outlier; None if there is none.
+    again: int | None
+    """Index of a candidate to measure again; None if there is none.
 
-    Only slow outliers count: other load on the machine can make a run slower, and nothing makes it faster.
+    That is the fastest one, since the fastest of many noisy runs is likely to be a lucky one; or a slow outlier: other
+    load on the machine can make a run slower, and nothing makes it faster.
     """
 
     @property
@@ -97,7 +79,7 @@ def evaluate(candidates: Sequence[Candidate], measured: Measurements, rules: Rul
         candidates, measured.peak_bytes, rules.budget_bytes, rules.kind, measured.peak_lower_bounds
     )
     feasible = frozenset(np.flatnonzero(probability_N >= rules.fit_confidence).tolist())
-    time = time_model.fit(candidates, measured.log_seconds, rules.kind)
+    time = time_model.fit(candidates, measured.log_seconds, rules.kind, measured.num_runs)
     mean_N = time.posterior.mean_N
     posterior = time.posterior.condition({number: float(mean_N[number]) for number in measured.running})
     rivals = _rivals(candidates, measured, rules.whole_front)
@@ -117,20 +99,28 @@ def evaluate(candidates: Sequence[Candidate], measured: Measurements, rules: Rul
         feasible=feasible,
         predicted_seconds=np.exp(mean_N) * tokens_N if measured.log_seconds else None,
         residual_rms=0.0 if few else time.residual_rms,
-        outlier=None if few else _outlier(measured, time.leave_one_out),
+        again=None if few else _again(measured, time.leave_one_out),
     )
 
 
-def _outlier(measured: Measurements, leave_one_out: Mapping[int, float]) -> int | None:
-    """Return the slowest outlier among the candidates that were measured once and fit."""
-    once = leave_one_out.keys() - measured.repeated - measured.running - measured.over_budget
-    outliers = [number for number in once if leave_one_out[number] > OUTLIER_DEVIATIONS]
-    return max(outliers, key=lambda number: leave_one_out[number], default=None)
+def _again(measured: Measurements, leave_one_out: Mapping[int, Residual]) -> int | None:
+    """Return the fastest candidate, else the slowest outlier, among those that were measured once and fit."""
+    once = [number for number in measured.fitting - measured.running if len(measured.runs[number]) == 1]
+    if measured.incumbent in once:
+        return measured.incumbent
+    fastest = min((measured.log_seconds[number] for number in measured.fitting), default=math.inf)
+    outliers = {}
+    for number in once:
+        residual, deviation = leave_one_out[number]
+        would_be_fastest = measured.log_seconds[number] - residual < fastest
+        if residual > (DECISIVE_DEVIATIONS if would_be_fastest else OUTLIER_DEVIATIONS) * deviation:
+            outliers[number] = residual / deviation
+    return max(outliers, key=outliers.__getitem__, default=None)
 
 
 def _rivals(candidates: Sequence[Candidate], measured: Measurements, whole_front: bool) -> list[list[int]]:
     """Return for each candidate the measured ones to beat: those that fit and, for the front, have no higher peak."""
-    fitting = [number for number in measured.log_seconds if number not in measured.over_budget]
+    fitting = list(measured.fitting)
     if not whole_front:
         return [fitting] * len(candidates)
     peaks = {number: measured.peak_bytes.get(number, candidates[number].predicted_bytes or 0) for number in fitting}
@@ -166,25 +156,25 @@ def _bounds(
     The first is by how much the fastest of `remaining` beats the fastest measured one. The second is by how much the
     fastest of all beats the incumbent: the fastest measured one, whose own time is uncertain as well.
     """
-    fitting = {number for number in measured.log_seconds if number not in measured.over_budget}
+    fitting = measured.fitting
     if not fitting or any(not rivals[number] for number in remaining):
         return None, None
     incumbents = {n: min(rivals[n], key=lambda other: measured.log_seconds[other]) for n in remaining | fitting}
-    may_be_faster = {incumbent: posterior.may_be_below(incumbent) for incumbent in set(incumbents.values())}
-    numbers = sorted(fitting | {number for number in remaining if may_be_faster[incumbents[number]][number]})
-    samples = dict(zip(numbers, posterior.samples(numbers, NUM_SAMPLES).T, strict=True))
-    sets = {tuple(rivals[number]) for number in numbers}
-    best = {others: np.min([samples[n] for n in others], axis=0) for others in sets}
-    of_remaining = [best[tuple(rivals[number])] - samples[number] for number in numbers if number in remaining]
-    of_all = [samples[incumbents[number]] - samples[number] for number in numbers]
+    of_remaining, of_all = list[Vector](), list[Vector]()
+    for component, num_samples in posterior.counts(NUM_SAMPLES):
+        may_be_faster = {incumbent: component.may_be_below(incumbent) for incumbent in set(incumbents.values())}
+        numbers = sorted(fitting | {number for number in remaining if may_be_faster[incumbents[number]][number]})
+        samples = dict(zip(numbers, component.samples(numbers, num_samples).T, strict=True))
+        best = {others: np.min([samples[n] for n in others], axis=0) for others in {tuple(rivals[n]) for n in numbers}}
+        gains = [best[tuple(rivals[n])] - samples[n] for n in numbers if n in remaining]
+        of_remaining.append(np.max([*gains, np.zeros(num_samples)], axis=0))
+        of_all.append(np.max([samples[incumbents[n]] - samples[n] for n in numbers], axis=0))
     return _upper_bound(of_remaining), _upper_bound(of_all)
 
 
 def _upper_bound(differences: Sequence[Vector]) -> float:
-    """Return the CONFIDENCE quantile of the greatest difference in log seconds, as a fraction of time; at least 0."""
-    if not differences:
-        return 0.0
-    return float(max(0.0, -np.expm1(-np.quantile(np.max(differences, axis=0), CONFIDENCE))))
+    """Return the CONFIDENCE quantile of differences in log seconds as a fraction of time; at least 0."""
+    return float(max(0.0, -np.expm1(-np.quantile(np.concatenate(differences), CONFIDENCE))))
 
 
 def _choose(

@@ -4,7 +4,7 @@ No matrix has a row and a column for each configuration. The quantity is a sum o
 independent part, so N configurations with R features and K measurements take N x (R + K) numbers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -18,8 +18,10 @@ Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 """Several numbers for each configuration."""
 Indices = NDArray[np.int_]
+Residual = tuple[float, float]
+"""The residual of a measurement when it is predicted from the others, and its standard deviation."""
 
-LEARNING_RATE = 0.3
+LEARNING_RATE = 0.5
 """Power of the marginal likelihood in the weights; below 1, since every component is misspecified (Gruenwald and van
 Ommen, Inconsistency of Bayesian Inference for Misspecified Linear Models, 2017)."""
 NEGLIGIBLE_DEVIATIONS = 5.0
@@ -65,7 +67,9 @@ class Gaussian:
         """Return the covariance of every configuration with some of them, one a column."""
         return self._prior_with(indices) - self.explained_NK @ self.explained_NK[indices].T
 
-    def condition(self, values: Mapping[int, float], noise: float, cross_NJ: Matrix | None = None) -> "Gaussian":
+    def condition(
+        self, values: Mapping[int, float], noise: float | Vector, cross_NJ: Matrix | None = None
+    ) -> "Gaussian":
         """Return the posterior after measuring `values`, by index, each with a standard deviation of `noise`.
 
         `cross_NJ` is the covariance with them, where the caller has it. Rasmussen and Williams, Gaussian Processes for
@@ -76,14 +80,15 @@ class Gaussian:
         indices_J = np.fromiter(values, int)
         residual_J = np.fromiter(values.values(), float) - self.mean_N[indices_J]
         cross_NJ = self.covariance_with(indices_J) if cross_NJ is None else cross_NJ
-        root_JJ = np.linalg.cholesky(cross_NJ[indices_J] + noise**2 * np.eye(len(indices_J)))
+        noise_J = np.broadcast_to(noise, len(indices_J))
+        root_JJ = np.linalg.cholesky(cross_NJ[indices_J] + np.diag(noise_J**2))
         explained_NJ = solve_triangular(root_JJ, cross_NJ.T, lower=True).T
         return replace(
             self,
             mean_N=self.mean_N + explained_NJ @ solve_triangular(root_JJ, residual_J, lower=True),
             variance_N=self.variance_N - np.square(explained_NJ).sum(axis=1),
             indices_K=np.append(self.indices_K, indices_J),
-            noise_K=np.append(self.noise_K, np.full(len(indices_J), noise)),
+            noise_K=np.append(self.noise_K, noise_J),
             explained_NK=np.hstack([self.explained_NK, explained_NJ]),
         )
 
@@ -102,12 +107,12 @@ class Gaussian:
             result = replace(result, mean_N=result.mean_N + column_N * hazard / deviation)
         return result
 
-    def log_marginal_likelihood(self, values: Mapping[int, float], noise: float) -> float:
+    def log_marginal_likelihood(self, values: Mapping[int, float], noise: float | Vector) -> float:
         """Return the log marginal likelihood of `values`, up to a constant (ibid., equation 2.30)."""
         residual_K, factor = self._residuals(values, noise)
         return float(-0.5 * residual_K @ cho_solve(factor, residual_K) - np.log(np.diag(factor[0])).sum())
 
-    def leave_one_out(self, values: Mapping[int, float], noise: float) -> tuple[Vector, Vector]:
+    def leave_one_out(self, values: Mapping[int, float], noise: float | Vector) -> tuple[Vector, Vector]:
         """Return the residual of each of `values` when it is predicted from the others, and its variance.
 
         Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equation 5.12.
@@ -120,6 +125,18 @@ class Gaussian:
     def at(self, indices: Indices) -> "Gaussian":
         """Return the distribution of some of the configurations before anything is measured."""
         return Gaussian.prior(self.mean_N[indices], self.features_NR[indices], self.variance_R, self.own_N[indices])
+
+    def may_be_below(self, index: int) -> NDArray[np.bool_]:
+        """Return for each configuration whether it may be below one of them: with a probability that is not negligible.
+
+        The probability is negligible if the mean of the difference exceeds NEGLIGIBLE_DEVIATIONS of its standard
+        deviations.
+        """
+        covariance_N = self.covariance_with(np.array([index]))[:, 0]
+        variance_N = self.variance_N + self.variance_N[index] - 2 * covariance_N
+        deviation_N = np.sqrt(np.maximum(variance_N, 0.0))
+        may: NDArray[np.bool_] = self.mean_N - self.mean_N[index] <= NEGLIGIBLE_DEVIATIONS * deviation_N
+        return may
 
     def samples(self, indices: Sequence[int], num_samples: int) -> Matrix:
         """Return `num_samples` samples of some configurations, one a row, always with the same seed.
@@ -147,11 +164,12 @@ class Gaussian:
         covariance[indices, np.arange(len(indices))] += self.own_N[indices]
         return covariance
 
-    def _residuals(self, values: Mapping[int, float], noise: float) -> tuple[Vector, Any]:
+    def _residuals(self, values: Mapping[int, float], noise: float | Vector) -> tuple[Vector, Any]:
         """Return the residuals of the measured values and the Cholesky factor of their covariance."""
         indices = np.fromiter(values, int)
         residual_K = np.fromiter(values.values(), float) - self.mean_N[indices]
-        covariance_KK = self.covariance_with(indices)[indices] + noise**2 * np.eye(len(indices))
+        noise_K = np.broadcast_to(noise, len(indices))
+        covariance_KK = self.covariance_with(indices)[indices] + np.diag(noise_K**2)
         return residual_K, cho_factor(covariance_KK)
 
 
@@ -166,14 +184,21 @@ class GaussianMixture:
     """Probability of each component."""
 
     @classmethod
-    def posterior(cls, priors: Sequence[Gaussian], noises: Sequence[float], values: Mapping[int, float]) -> Self:
+    def posterior(
+        cls,
+        priors: Sequence[Gaussian],
+        noises: Sequence[float],
+        values: Mapping[int, float],
+        num_runs: Mapping[int, int],
+    ) -> Self:
         """Return the posterior after measuring `values`, of every prior with every noise, equally probable at first."""
         components, logarithms = list[Gaussian](), list[float]()
         for prior in priors:
             cross_NJ, (measured, own_values) = prior.covariance_with(np.fromiter(values, int)), _measured(prior, values)
             for noise in noises:
-                components.append(prior.condition(values, noise, cross_NJ))
-                logarithms.append(measured.log_marginal_likelihood(own_values, noise) if values else 0.0)
+                noise_J = noise / np.sqrt([num_runs.get(number, 1) for number in values])
+                components.append(prior.condition(values, noise_J, cross_NJ))
+                logarithms.append(measured.log_marginal_likelihood(own_values, noise_J) if values else 0.0)
         return cls(components, [*noises] * len(priors), _weights(np.array(logarithms)))
 
     @property
@@ -194,34 +219,20 @@ class GaussianMixture:
             [component.condition(values, noise) for component, noise in pairs], self.noises, self.weights
         )
 
-    def may_be_below(self, index: int) -> NDArray[np.bool_]:
-        """Return for each configuration whether it may be below one of them: with a probability that is not negligible.
-
-        The probability is negligible if the mean of the difference exceeds NEGLIGIBLE_DEVIATIONS of its standard
-        deviations in every component.
-        """
-        may = np.zeros(len(self.components[0].mean_N), bool)
-        for component in self.components:
-            covariance_N = component.covariance_with(np.array([index]))[:, 0]
-            variance_N = component.variance_N + component.variance_N[index] - 2 * covariance_N
-            difference_N = component.mean_N - component.mean_N[index]
-            may |= difference_N <= NEGLIGIBLE_DEVIATIONS * np.sqrt(np.maximum(variance_N, 0.0))
-        return may
-
-    def samples(self, indices: Sequence[int], num_samples: int) -> Matrix:
-        """Return about `num_samples` samples of some configurations, one a row, always with the same seed."""
-        counts = np.rint(self.weights * num_samples).astype(int)
-        pairs = zip(self.components, counts, strict=True)
-        return np.concatenate([component.samples(indices, count) for component, count in pairs if count])
+    def counts(self, num_samples: int) -> Iterator[tuple[Gaussian, int]]:
+        """Yield each component with how many of about `num_samples` samples of the mixture are its own, if any."""
+        counts = np.rint(self.weights * num_samples).astype(int).tolist()
+        return ((component, count) for component, count in zip(self.components, counts, strict=True) if count)
 
 
 def leave_one_out_residuals(
-    priors: Sequence[Gaussian], noises: Sequence[float], values: Mapping[int, float]
-) -> dict[int, float]:
-    """Return the standardized leave-one-out residual of each of `values`: positive where it exceeds its prediction."""
+    priors: Sequence[Gaussian], noises: Sequence[float], values: Mapping[int, float], num_runs: Mapping[int, int]
+) -> dict[int, Residual]:
+    """Return the residual of each of `values` when it is predicted from the others, and its standard deviation."""
     if not values:
         return {}
-    pairs = [(_measured(prior, values), noise) for prior in priors for noise in noises]
+    scale_K = 1 / np.sqrt([num_runs.get(number, 1) for number in values])
+    pairs = [(_measured(prior, values), noise * scale_K) for prior in priors for noise in noises]
     parts = [prior.leave_one_out(own_values, noise) for (prior, own_values), noise in pairs]
     residual_MK, variance_MK = (np.stack(part) for part in zip(*parts, strict=True))
     log_of_all_M1 = np.array(
@@ -231,7 +242,7 @@ def leave_one_out_residuals(
     weights_MK = _weights(log_of_others_MK)
     mean_K = (weights_MK * residual_MK).sum(axis=0)
     deviation_K = np.sqrt((weights_MK * (variance_MK + residual_MK**2)).sum(axis=0) - mean_K**2)
-    return dict(zip(values, (mean_K / deviation_K).tolist(), strict=True))
+    return dict(zip(values, zip(mean_K.tolist(), deviation_K.tolist(), strict=True), strict=True))
 
 
 def _measured(prior: Gaussian, values: Mapping[int, float]) -> tuple[Gaussian, dict[int, float]]:

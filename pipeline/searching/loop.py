@@ -20,6 +20,7 @@ from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import Summarize, run
 from pipeline.searching.certificate import Certificate
 from pipeline.searching.judge import CONSTRAINT, OUTCOME, judge, peak_bytes
+from pipeline.searching.measurements import mean_speed
 from pipeline.searching.problem import SearchProblem
 from pipeline.searching.proposals import Proposal, Proposer
 from pipeline.searching.results import (
@@ -156,7 +157,7 @@ def search_and_verify(search: Search) -> tuple[Verification | None, tuple[Measur
 
 
 def _stands(verification: Verification, trials: Sequence[Trial], gap: float) -> bool:
-    """Return whether no run contradicts it, and no other configuration is faster than the mean of the answer's two."""
+    """Return whether no run contradicts it, and no other configuration is faster than the answer by its two runs."""
     if verification.is_contradicted(gap):
         return False
     counting = [row for row in one_per_configuration(trials) if row.fits and row.tokens_per_second]
@@ -164,7 +165,7 @@ def _stands(verification: Verification, trials: Sequence[Trial], gap: float) -> 
     others = [row.tokens_per_second or 0.0 for row in counting if row.choice not in verified]
     runs = [row.tokens_per_second or 0.0 for row in counting if row.choice == verification.choice]
     runs += [verification.metrics["tokens_per_second"]] if "tokens_per_second" in verification.metrics else []
-    return max(others, default=0.0) <= (statistics.geometric_mean(runs) if runs else 0.0)
+    return max(others, default=0.0) <= (mean_speed(runs) if runs else 0.0)
 
 
 def _verify(search: Search, title: str) -> Verification | None:

@@ -23,7 +23,7 @@ class Proposal:
     predicted_seconds: float | None = None
     """Predicted seconds of an optimizer step; None before anything was measured, and for a repeated measurement."""
     is_repeat: bool = False
-    """Whether it was measured before, and its time was an outlier."""
+    """Whether it was measured before."""
 
 
 class Proposer(Protocol):
@@ -79,10 +79,10 @@ class PredictiveProposer:
         self._problem, self._study, self._sampler = problem, study, sampler
 
     def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
-        """Return an outlier to measure again, else the best candidate, or TPE's if the time model is not adequate."""
+        """Return what to measure again, else the best candidate, or TPE's if the time model is not adequate."""
         acquisition = self._study.evaluate(self._sampler, extra)
-        if acquisition.outlier is not None:
-            return Proposal(self._sampler.candidates[acquisition.outlier].choice, is_repeat=True)
+        if acquisition.again is not None:
+            return Proposal(self._sampler.candidates[acquisition.again].choice, is_repeat=True)
         if not acquisition.is_adequate:
             return self._by_tpe(acquisition)
         if acquisition.next is None:

@@ -92,7 +92,7 @@ def heading(dimension: str) -> str:
 def one_per_configuration(rows: Sequence[Trial]) -> list[Trial]:
     """Return one trial for each configuration: of two, the one that did not fit, else the faster one.
 
-    A configuration is measured again if its first time is an outlier: other load may have slowed that run.
+    Which of its runs count for its time, `pipeline.searching.measurements` says; this one stands for it in tables.
     """
     counting: dict[tuple[Any, ...], Trial] = {}
     for row in sorted(rows, key=lambda row: (row.outcome not in TOO_LARGE, -(row.tokens_per_second or 0))):

@@ -3,8 +3,8 @@
 import contextlib
 import copy
 import math
-import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from optuna import Study
@@ -14,9 +14,10 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from pipeline.base.results import Outcome
-from pipeline.searching.acquisition import Acquisition, Measurements, Rules, evaluate
+from pipeline.searching.acquisition import Acquisition, Rules, evaluate
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.judge import CONSTRAINT, LOWER_BOUND, OUTCOME
+from pipeline.searching.measurements import Measurements
 from pipeline.searching.results import TOO_LARGE, Measurement
 
 CANDIDATE = "candidate"
@@ -63,8 +64,8 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         """Return the candidates evaluated on all trials of `study`, including those of other workers.
 
         `instead` replaces the stored trial of its number. `extra` has further measurements of any configurations, such
-        as those of a verification: the time of a configuration is the geometric mean of its trial's and theirs, and one
-        that did not fit or did not end is not a rival to beat.
+        as those of a verification: they are runs of a configuration like its trial, and one that did not fit or did not
+        end is not a rival to beat.
         """
         trials = list(study.get_trials(deepcopy=False))
         if instead is not None:
@@ -127,17 +128,15 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         return any(self._number(other) == number and not _is_interrupted(other) for other in others)
 
     def _measurements(self, trials: Sequence[FrozenTrial], maximize: bool) -> Measurements:
-        """Return the measurements of the trials; of two of one configuration, the faster time and the larger peak."""
-        seconds: dict[int, float] = {}
+        """Return the measurements of the trials; of two of one configuration, the larger peak."""
+        runs: dict[int, list[float]] = {}
         peaks: dict[int, float] = {}
         bounds: dict[int, float] = {}
-        over, failed, running, repeated = set[int](), set[int](), set[int](), set[int]()
+        over, failed, running = set[int](), set[int](), set[int]()
         for trial in trials:
             number = self._number(trial)
             if number is None or _is_interrupted(trial):
                 continue
-            if number in seconds:
-                repeated.add(number)
             excess = trial.constraints.get(CONSTRAINT)
             if excess is not None:
                 known = bounds if _is_lower_bound(trial, excess) else peaks
@@ -145,25 +144,23 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
             if excess is not None and excess > 0:
                 over.add(number)
             if trial.state is TrialState.COMPLETE:
-                log_seconds = _log_seconds(trial.values[0], self.candidates[number], maximize)
-                seconds[number] = min(log_seconds, seconds.get(number, log_seconds))
+                runs.setdefault(number, []).append(_log_seconds(trial.values[0], self.candidates[number], maximize))
             elif trial.state in (TrialState.RUNNING, TrialState.WAITING):
                 running.add(number)
-            elif excess is None and number not in seconds:
+            elif excess is None and number not in runs:
                 failed.add(number)
         return Measurements(
-            log_seconds=seconds,
+            runs=runs,
             peak_bytes=peaks,
             peak_lower_bounds=bounds,
             over_budget=frozenset(over),
             failed=frozenset(failed),
             running=frozenset(running),
-            repeated=frozenset(repeated),
         )
 
     def _with_extra(self, measured: Measurements, extra: Sequence[Measurement]) -> Measurements:
         """Return the measurements with further ones of configurations, measured or not."""
-        times = {number: [value] for number, value in measured.log_seconds.items()}
+        runs = {number: list(known) for number, known in measured.runs.items()}
         peaks = dict(measured.peak_bytes)
         over, refuted = set(measured.over_budget), set[int]()
         for one in extra:
@@ -175,17 +172,17 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
             if one.outcome in TOO_LARGE:
                 over.add(number)
             if one.tokens_per_second is not None:
-                times.setdefault(number, []).append(-math.log(one.tokens_per_second))
+                log_seconds = -math.log(one.tokens_per_second)
+                if log_seconds not in runs.setdefault(number, []):  # the plain run of a verification is a trial as well
+                    runs[number].append(log_seconds)
             elif one.outcome not in TOO_LARGE:
                 refuted.add(number)
-        return Measurements(
-            log_seconds={number: statistics.fmean(logs) for number, logs in times.items() if number not in refuted},
+        return replace(
+            measured,
+            runs={number: known for number, known in runs.items() if number not in refuted},
             peak_bytes=peaks,
-            peak_lower_bounds=measured.peak_lower_bounds,
             over_budget=frozenset(over),
             failed=measured.failed | refuted,
-            running=measured.running,
-            repeated=measured.repeated | {number for number, logs in times.items() if len(logs) > 1},
         )
 
     def _number(self, trial: FrozenTrial) -> int | None:

@@ -24,7 +24,15 @@ from scipy.optimize import least_squares
 
 from pipeline.memory.work import Work
 from pipeline.searching.candidates import Candidate
-from pipeline.searching.gaussian import Gaussian, GaussianMixture, Matrix, Vector, indicators, leave_one_out_residuals
+from pipeline.searching.gaussian import (
+    Gaussian,
+    GaussianMixture,
+    Matrix,
+    Residual,
+    Vector,
+    indicators,
+    leave_one_out_residuals,
+)
 
 NOISES = (0.003, 0.01, 0.03, 0.06)
 """Prior standard deviations of a measured time from process to process, as fractions; equally probable at first."""
@@ -68,7 +76,7 @@ OTHER_KINDS = ("moved_bytes", "num_kernels", "host_bytes")
 """Kinds of work besides the FLOPs of matrix products."""
 UPDATE = (0.0, 1.0)
 """The same for the update, relative to the cost of its work."""
-SMALLEST_EIGENVALUE = 1e-4
+SMALLEST_EIGENVALUE = 1e-2
 """Of the kernel of the micro-batch sizes, below which a feature is left out."""
 LAUNCH_STARTS = (-2.0, 1.0, 4.0)
 """Starting points of the fit for the cost of a launch, relative to its prior mean."""
@@ -143,12 +151,18 @@ class TimeFit:
     """Of the logarithm of the seconds per token of each candidate."""
     residual_rms: float
     """Root mean square residual of the fitted model, as a fraction; 0 if nothing is measured."""
-    leave_one_out: Mapping[int, float]
-    """Standardized leave-one-out residual of each measured candidate; positive where it was slower than predicted."""
+    leave_one_out: Mapping[int, Residual]
+    """Residual of each measured candidate when it is predicted from the others, and its standard deviation; positive
+    where it was slower than predicted."""
 
 
-def fit(candidates: Sequence[Candidate], measured: Mapping[int, float], kind: str) -> TimeFit:
-    """Return the time model on a kind of device, fitted to the measured log seconds per token, by index."""
+def fit(
+    candidates: Sequence[Candidate], measured: Mapping[int, float], kind: str, num_runs: Mapping[int, int] | None = None
+) -> TimeFit:
+    """Return the time model on a kind of device, fitted to the measured log seconds per token, by index.
+
+    `num_runs` has the number of runs of which each is the mean, where it is more than one.
+    """
     model, effects = TimeModel(candidates, kind), effects_of(candidates)
     mean, deviation = model.prior
     known = list(measured)
@@ -168,8 +182,8 @@ def fit(candidates: Sequence[Candidate], measured: Mapping[int, float], kind: st
     ]
     residual_K = values_K - fitted_N[known]
     rms = float(np.sqrt(np.mean(residual_K**2))) if known else 0.0
-    posterior = GaussianMixture.posterior(priors, NOISES, measured)
-    return TimeFit(posterior, rms, leave_one_out_residuals(priors, NOISES, measured))
+    posterior = GaussianMixture.posterior(priors, NOISES, measured, num_runs or {})
+    return TimeFit(posterior, rms, leave_one_out_residuals(priors, NOISES, measured, num_runs or {}))
 
 
 def _fit(model: TimeModel, known: list[int], values_K: Vector, residual_KK: Matrix) -> Vector:

@@ -1,6 +1,5 @@
 """The verification of an answer: trained again in a clean process, and compared with a plain training."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import merged, nested
 from pipeline.config.space import Choice
 from pipeline.searching.judge import peak_bytes
+from pipeline.searching.measurements import mean_speed
 from pipeline.searching.problem import SearchProblem
 from pipeline.searching.results import Measurement, Trial, Verification, label, one_per_configuration
 from pipeline.training.metrics import against_baseline
@@ -27,8 +27,8 @@ def verify(
 ) -> Verification | None:
     """Train the fastest configurations that fit again, and a naive one; None if nothing fits.
 
-    The fastest of many noisy measurements is likely to overstate its speed. So the answer is the fastest by the
-    geometric mean of both of its measurements, and configurations are trained again as long as their trial was faster
+    The fastest of many noisy measurements is likely to overstate its speed. So the answer is the fastest by
+    both of its measurements, and configurations are trained again as long as their trial was faster
     than that. One that does not fit or does not complete is refuted.
     """
     tried: list[_Again] = []
@@ -72,8 +72,8 @@ class _Again:
 
     @property
     def speed(self) -> float:
-        """Geometric mean of both speeds in tokens per second; defined only if `is_ok`."""
-        return math.sqrt(self.speed_in_trial * self.measured[1]["tokens_per_second"])
+        """The speed by both runs in tokens per second; defined only if `is_ok`."""
+        return mean_speed([self.speed_in_trial, self.measured[1]["tokens_per_second"]])
 
 
 def _plain(problem: SearchProblem, choice: Choice, naive: Choice | None) -> Choice | None:

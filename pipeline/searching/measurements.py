@@ -1,0 +1,62 @@
+"""The measurements of a search: the runs of each configuration, and which of them count."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+SLOWED = 0.1
+"""Log seconds above the fastest run of its configuration from which on other load has slowed a run, and not noise."""
+
+
+def counting(log_seconds: Sequence[float]) -> list[float]:
+    """Return the runs of one configuration that count: those that were not slowed. Nothing makes a run faster."""
+    fastest = min(log_seconds)
+    return [one for one in log_seconds if one <= fastest + SLOWED]
+
+
+def mean_speed(speeds: Sequence[float]) -> float:
+    """Return the speed of a configuration: the geometric mean of its runs that count."""
+    return math.exp(-statistics.fmean(counting([-math.log(speed) for speed in speeds])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """The measurements so far, by index of the candidate."""
+
+    runs: Mapping[int, Sequence[float]]
+    """Logarithm of the seconds per token of each run that completed."""
+    peak_bytes: Mapping[int, float]
+    """Peaks of the candidates that completed, whether or not they fit."""
+    peak_lower_bounds: Mapping[int, float] = field(default_factory=dict)
+    """Lower bounds of the peaks of candidates that ran out of memory: reserved bytes plus the failed allocation."""
+    over_budget: frozenset[int]
+    failed: frozenset[int]
+    """Candidates that failed for another reason: neither time nor memory is known."""
+    running: frozenset[int]
+
+    @cached_property
+    def log_seconds(self) -> Mapping[int, float]:
+        """Logarithm of the seconds per token of each candidate that completed: the mean of its runs that count."""
+        return {number: statistics.fmean(counting(runs)) for number, runs in self.runs.items()}
+
+    @cached_property
+    def num_runs(self) -> Mapping[int, int]:
+        """Number of the runs that count."""
+        return {number: len(counting(runs)) for number, runs in self.runs.items()}
+
+    @cached_property
+    def fitting(self) -> frozenset[int]:
+        """The candidates that completed and fit."""
+        return frozenset(self.runs) - self.over_budget
+
+    @cached_property
+    def incumbent(self) -> int | None:
+        """The fastest candidate that fits."""
+        return min(self.fitting, key=self.log_seconds.__getitem__, default=None)
+
+    @property
+    def taken(self) -> frozenset[int]:
+        """The candidates that are not proposed any more."""
+        return frozenset(self.runs) | self.over_budget | self.failed | self.running
