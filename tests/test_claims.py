@@ -292,7 +292,8 @@ def test_entry_points_are_run_once_and_their_results_become_verdicts(
     limit = {
         "condition": "the limit",
         "each": {"size": ["small"]},
-        "plan": "plan {model} --gpu cpu --budget 6MiB --effective_batch_size 32 --loss_kernel full --gelu model",
+        "plan": "plan {model} --gpu cpu --budget 6MiB --effective_batch_size 32 --precision fp32 --checkpointing none "
+        "--loss_kernel full --gelu model --attention sdpa",
         "where": {"precision": "fp32", "checkpointing": "none"},
         "command": "main {model} --budget 6MiB --effective_batch_size 32",
         "runs": ["--micro_batch_size {exceeds}"],

@@ -82,7 +82,8 @@ def test_an_installed_package_runs_from_any_folder(tmp_path: Path) -> None:
     assert "headroom = pipeline.__main__:run" in scripts
     (tmp_path / "elsewhere").mkdir()
     project = Project(tmp_path / "elsewhere", {"PYTHONPATH": str(tmp_path / "installed")})
-    for entry, settings in {"main": SMALL, "plan": {**SMALL, "gpu": "t4", "effective_batch_size": "2"}}.items():
+    plan = {**SMALL, "gpu": "t4", "effective_batch_size": "2", "space": '{"micro_batch_size": [1, 2]}'}
+    for entry, settings in {"main": SMALL, "plan": plan}.items():
         done = project.pipeline(entry, settings)
         assert done.returncode == 0, done.stderr
         assert len(list(project.folder.glob(f"runs/*-{entry}-*/report.html"))) == 1
