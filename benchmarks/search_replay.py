@@ -3,8 +3,8 @@
     python benchmarks/search_replay.py benchmarks/search_table_cpu_gpt2-nano_<date>.csv
 
 writes search_replay_<name>.md and .csv next to the table. A replayed trial is one of the configuration's measured runs,
-drawn by the seed; it ends by the same rule for every sampler, and costs the seconds of that run until then. No sampler
-measures a configuration twice, except an outlier. An interrupted call resumes.
+drawn by the seed; it ends by the same rule for every sampler, and costs the seconds of that run until then. Only the
+predictive sampler measures a configuration again: then another run is drawn. An interrupted call resumes.
 """
 
 import argparse

@@ -22,8 +22,8 @@ def summary(results: Sequence[Replayed]) -> Iterator[dict[str, Any]]:
             "sampler": sampler,
             "searches": len(rows),
             "found": f"{100 * len(found) / len(rows):.0f} %",
-            "trials to 2 %": _spread([one.trials_to_near or 0 for one in found], "{:.0f}"),
-            "seconds to 2 %": _spread([one.seconds_to_near or 0.0 for one in found], "{:.1f}"),
+            "trials to 2 %": _to_near([one.trials_to_near for one in rows], "{:.0f}"),
+            "seconds to 2 %": _to_near([one.seconds_to_near for one in rows], "{:.1f}"),
             "trials in all": _spread([one.trials for one in rows], "{:.0f}") if sampler not in OPTUNAS else "",
             "over budget": f"{statistics.fmean(one.over_budget for one in rows):.2f}",
             "distance": "" if sampler in OPTUNAS else f"{100 * statistics.median(o.distance for o in rows):.1f} %",
@@ -37,6 +37,16 @@ def _spread(values: Sequence[float], form: str) -> str:
     if not values:
         return ""
     return f"{form.format(statistics.median(values))} ({form.format(min(values))} to {form.format(max(values))})"
+
+
+def _to_near(values: Sequence[float | None], form: str) -> str:
+    """Return the median, in which what was never found is the greatest, and the range of what was found."""
+    found = [value for value in values if value is not None]
+    if not found:
+        return ""
+    median = statistics.median(math.inf if value is None else value for value in values)
+    text = form.format(median) if math.isfinite(median) else "never"
+    return f"{text} ({form.format(min(found))} to {form.format(max(found))})"
 
 
 def page(lines: Sequence[Mapping[str, Any]], file: Path, entries: Sequence[Entry], command: str) -> str:
@@ -62,10 +72,13 @@ def page(lines: Sequence[Mapping[str, Any]], file: Path, entries: Sequence[Entry
             *(f"| {name} | {value} |" for name, value in about.items()),
             "",
             "A search has found the best once its incumbent is within 2 % of the best configuration that fits; "
-            "trials that did not fit count. Median, and range in brackets, over the seeds. Optuna's samplers are "
-            "followed until they have found it and never measure a configuration twice; the others end by themselves, "
-            "predictive also where its time model is not adequate: then it states no bound. A bound is true where the "
-            "best configuration lies within it; it is stated after the answer was measured a second time.",
+            "trials that did not fit or were measured again count. Median, and range in brackets, over the seeds; a "
+            "search that never found it counts as the slowest in the median, and not in the range. Optuna's samplers "
+            "are followed until they have found it and never measure a configuration twice; the others end by "
+            "themselves, predictive also where its time model is not adequate: then it states no bound. A run that is "
+            "measured again is another run of the table, as long as there is one, so what the search knows of its "
+            "answer in the end is what the table knows. A bound is true where the best configuration lies within it; "
+            "it is stated after the answer was measured once more.",
             "",
             f"| {' | '.join(names)} |",
             f"|{'---|' * len(names)}",

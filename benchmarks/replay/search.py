@@ -66,7 +66,7 @@ class Search:
         self.seconds = 0.0
         self._random = random.Random(f"{sampler} {budget_bytes} {seed}")  # noqa: S311  nothing secret
         self._optimum = min(entry.seconds for entry in entries if entry.peak_bytes <= budget_bytes)
-        self._undrawn: dict[int, list[Run]] = {}
+        self._drawn: dict[int, list[Run]] = {}
         self._near: tuple[int, float] | None = None
 
     @property
@@ -130,10 +130,10 @@ class Search:
 
     def _draw(self, number: int) -> Run:
         """Return one of a configuration's runs: one that was not drawn before, as long as there is one."""
-        runs = self._undrawn.setdefault(number, [])
-        if not runs:
-            runs.extend(self._random.sample(self.entries[number].runs, len(self.entries[number].runs)))
-        return runs.pop()
+        runs, drawn = self.entries[number].runs, self._drawn.setdefault(number, [])
+        run = self._random.choice([one for one in runs if one not in drawn] or runs)
+        drawn.append(run)
+        return run
 
     def result(self, bound: float | None = None) -> Replayed:
         """Return the result; `bound` is what the search states at its end."""

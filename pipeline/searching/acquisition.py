@@ -26,6 +26,10 @@ DECISIVE_DEVIATIONS = 1.0
 """The same where it would be the fastest without that run."""
 
 
+Rivals = tuple[int, ...]
+"""Measured candidates that another one has to beat."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rules:
     """The goal of a search and its limits."""
@@ -118,25 +122,24 @@ def _again(measured: Measurements, leave_one_out: Mapping[int, Residual]) -> int
     return max(outliers, key=outliers.__getitem__, default=None)
 
 
-def _rivals(candidates: Sequence[Candidate], measured: Measurements, whole_front: bool) -> list[list[int]]:
+def _rivals(candidates: Sequence[Candidate], measured: Measurements, whole_front: bool) -> list[Rivals]:
     """Return for each candidate the measured ones to beat: those that fit and, for the front, have no higher peak."""
-    fitting = list(measured.fitting)
+    fitting = tuple(measured.fitting)
     if not whole_front:
         return [fitting] * len(candidates)
     peaks = {number: measured.peak_bytes.get(number, candidates[number].predicted_bytes or 0) for number in fitting}
     return [
         fitting
         if one.predicted_bytes is None
-        else [n for n in fitting if n == number or peaks[n] <= one.predicted_bytes]
+        else tuple(n for n in fitting if n == number or peaks[n] <= one.predicted_bytes)
         for number, one in enumerate(candidates)
     ]
 
 
-def _expected_improvement(
-    measured: Measurements, rivals: Sequence[Sequence[int]], posterior: GaussianMixture
-) -> Vector:
+def _expected_improvement(measured: Measurements, rivals: Sequence[Rivals], posterior: GaussianMixture) -> Vector:
     """Return the expected improvement of each in log seconds (Jones, Schonlau and Welch 1998, equation 15)."""
-    to_beat_N = np.array([min((measured.log_seconds[other] for other in others), default=np.inf) for others in rivals])
+    to_beat = {others: min(map(measured.log_seconds.__getitem__, others), default=np.inf) for others in set(rivals)}
+    to_beat_N = np.array([to_beat[others] for others in rivals])
     known = np.isfinite(to_beat_N)
     improvement_N = np.where(known, 0.0, np.inf)
     for weight, component in zip(posterior.weights, posterior.components, strict=True):
@@ -149,26 +152,39 @@ def _expected_improvement(
 
 
 def _bounds(
-    posterior: GaussianMixture, measured: Measurements, rivals: Sequence[Sequence[int]], remaining: frozenset[int]
+    posterior: GaussianMixture, measured: Measurements, rivals: Sequence[Rivals], remaining: frozenset[int]
 ) -> tuple[float | None, float | None]:
     """Return two fractions of time that hold with CONFIDENCE; None if nothing that fits was measured.
 
     The first is by how much the fastest of `remaining` beats the fastest measured one. The second is by how much the
     fastest of all beats the incumbent: the fastest measured one, whose own time is uncertain as well.
     """
-    fitting = measured.fitting
-    if not fitting or any(not rivals[number] for number in remaining):
+    if not measured.fitting or any(not rivals[number] for number in remaining):
         return None, None
-    incumbents = {n: min(rivals[n], key=lambda other: measured.log_seconds[other]) for n in remaining | fitting}
+    groups: dict[Rivals, list[int]] = {}
+    for number in remaining | measured.fitting:
+        groups.setdefault(rivals[number], []).append(number)
+    incumbents = {others: min(others, key=measured.log_seconds.__getitem__) for others in groups}
     of_remaining, of_all = list[Vector](), list[Vector]()
     for component, num_samples in posterior.counts(NUM_SAMPLES):
-        may_be_faster = {incumbent: component.may_be_below(incumbent) for incumbent in set(incumbents.values())}
-        numbers = sorted(fitting | {number for number in remaining if may_be_faster[incumbents[number]][number]})
-        samples = dict(zip(numbers, component.samples(numbers, num_samples).T, strict=True))
-        best = {others: np.min([samples[n] for n in others], axis=0) for others in {tuple(rivals[n]) for n in numbers}}
-        gains = [best[tuple(rivals[n])] - samples[n] for n in numbers if n in remaining]
-        of_remaining.append(np.max([*gains, np.zeros(num_samples)], axis=0))
-        of_all.append(np.max([samples[incumbents[n]] - samples[n] for n in numbers], axis=0))
+        possible = set(measured.fitting)
+        for others, group in groups.items():
+            may_be_faster = component.may_be_below(incumbents[others])
+            possible.update(number for number in group if may_be_faster[number])
+        numbers = sorted(possible)
+        samples_SI = component.samples(numbers, num_samples)
+        gains, gains_of_all = [np.zeros(num_samples)], list[Vector]()
+        for others, group in groups.items():
+            left = [number for number in group if number in possible and number in remaining]
+            fastest_of_left_S = samples_SI[:, np.searchsorted(numbers, left)].min(axis=1, initial=np.inf)
+            to_beat_SI = samples_SI[:, np.searchsorted(numbers, others)]
+            gains.append(to_beat_SI.min(axis=1) - fastest_of_left_S)
+            own = [number for number in group if number in measured.fitting]
+            fastest_S = samples_SI[:, np.searchsorted(numbers, own)].min(axis=1, initial=np.inf)
+            to_beat_S = samples_SI[:, np.searchsorted(numbers, incumbents[others])]
+            gains_of_all.append(to_beat_S - np.minimum(fastest_S, fastest_of_left_S))
+        of_remaining.append(np.max(gains, axis=0))
+        of_all.append(np.max(gains_of_all, axis=0))
     return _upper_bound(of_remaining), _upper_bound(of_all)
 
 

@@ -59,13 +59,19 @@ class Certificate:
             )
         if self.bound is None:
             return f"No certificate: nothing that fits was measured ({summary} of {self.num_configurations})"
-        within = max(self.bound, self.gap)
-        is_noise = self.remaining_improvement is not None and self.remaining_improvement <= self.gap < self.bound
         return (
-            f"Within {100 * within:.3g} % of the best of {self.num_configurations} configurations, with "
-            f"{100 * self.confidence:.0f} % confidence: {summary}"
-            + ("; the noise of the measurements allows no tighter bound" if is_noise else "")
+            f"Within {100 * max(self.bound, self.gap):.3g} % of the best of {self.num_configurations} configurations, "
+            f"with {100 * self.confidence:.0f} % confidence: {summary}{self._limit}"
         )
+
+    @property
+    def _limit(self) -> str:
+        """What keeps the bound above the gap, as the end of a sentence."""
+        if self.bound is None or self.remaining_improvement is None or self.bound <= self.gap:
+            return ""
+        if self.remaining_improvement <= self.gap:
+            return "; the noise of the measurements allows no tighter bound"
+        return "; more trials (num_trials) may tighten the bound"
 
     @property
     def saved_time(self) -> str | None:

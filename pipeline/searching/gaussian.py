@@ -145,16 +145,18 @@ class Gaussian:
         Conditioning of Gaussian Processes, 2021).
         """
         random, own_of = np.random.default_rng(0), np.union1d(indices, self.indices_K)
-        features_MR = self.features_NR[own_of] * np.sqrt(self.variance_R)
-        changes_SM = random.standard_normal((num_samples, features_MR.shape[1])) @ features_MR.T
-        changes_SM += random.standard_normal(changes_SM.shape) * np.sqrt(self.own_N[own_of])
+        features_MR = (self.features_NR[own_of] * np.sqrt(self.variance_R)).astype(np.float32)
+        changes_SM = random.standard_normal((num_samples, features_MR.shape[1]), np.float32) @ features_MR.T
+        own_M = np.sqrt(self.own_N[own_of]).astype(np.float32)
+        changes_SM += random.standard_normal(changes_SM.shape, np.float32) * own_M
         of_indices = changes_SM[:, np.searchsorted(own_of, indices)]
         if not len(self.indices_K):
             return self.mean_N[list(indices)] + of_indices
         errors_SK = random.standard_normal((num_samples, len(self.noise_K))) * self.noise_K
         missed_SK = changes_SM[:, np.searchsorted(own_of, self.indices_K)] + errors_SK
-        root_KK = np.linalg.cholesky(self._prior_with(self.indices_K)[self.indices_K] + np.diag(self.noise_K**2))
-        moves_SK = solve_triangular(root_KK, missed_SK.T, lower=True).T
+        features_KR, is_same_KK = self.features_NR[self.indices_K], np.equal.outer(self.indices_K, self.indices_K)
+        prior_KK = (features_KR * self.variance_R) @ features_KR.T + is_same_KK * self.own_N[self.indices_K]
+        moves_SK = solve_triangular(np.linalg.cholesky(prior_KK + np.diag(self.noise_K**2)), missed_SK.T, lower=True).T
         samples_SI: Matrix = self.mean_N[list(indices)] + of_indices - moves_SK @ self.explained_NK[list(indices)].T
         return samples_SI
 

@@ -31,6 +31,7 @@ from pipeline.searching.results import (
     best_trial,
     label,
     one_per_configuration,
+    speeds,
 )
 from pipeline.searching.study import DETAIL, FIGURES, StoredStudy
 from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
@@ -157,15 +158,15 @@ def search_and_verify(search: Search) -> tuple[Verification | None, tuple[Measur
 
 
 def _stands(verification: Verification, trials: Sequence[Trial], gap: float) -> bool:
-    """Return whether no run contradicts it, and no other configuration is faster than the answer by its two runs."""
+    """Return whether no run contradicts it, and no other configuration is faster than the answer by all runs of it."""
     if verification.is_contradicted(gap):
         return False
-    counting = [row for row in one_per_configuration(trials) if row.fits and row.tokens_per_second]
     verified = [one.choice for one in verification.measurements]
-    others = [row.tokens_per_second or 0.0 for row in counting if row.choice not in verified]
-    runs = [row.tokens_per_second or 0.0 for row in counting if row.choice == verification.choice]
-    runs += [verification.metrics["tokens_per_second"]] if "tokens_per_second" in verification.metrics else []
-    return max(others, default=0.0) <= (mean_speed(runs) if runs else 0.0)
+    fitting = [row.choice for row in one_per_configuration(trials) if row.fits]
+    others = [mean_speed(speeds(choice, trials)) for choice in fitting if choice not in verified]
+    again = [one.tokens_per_second for one in verification.measurements if one.choice == verification.choice]
+    runs = [*speeds(verification.choice, trials), *(speed for speed in again if speed)]
+    return max(others, default=0.0) <= mean_speed(runs)
 
 
 def _verify(search: Search, title: str) -> Verification | None:

@@ -17,8 +17,8 @@ def counting(log_seconds: Sequence[float]) -> list[float]:
 
 
 def mean_speed(speeds: Sequence[float]) -> float:
-    """Return the speed of a configuration: the geometric mean of its runs that count."""
-    return math.exp(-statistics.fmean(counting([-math.log(speed) for speed in speeds])))
+    """Return the speed of a configuration: the geometric mean of its runs that count; 0 without any."""
+    return 0.0 if not speeds else math.exp(-statistics.fmean(counting([-math.log(speed) for speed in speeds])))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
 from pipeline.config.settings import default_values
 from pipeline.searching.certificate import Certificate
+from pipeline.searching.measurements import mean_speed
 from pipeline.training.metrics import limited_peak_mib
 
 FEW_DIMENSIONS = 4
@@ -100,10 +101,15 @@ def one_per_configuration(rows: Sequence[Trial]) -> list[Trial]:
     return sorted(counting.values(), key=lambda row: row.number)
 
 
+def speeds(choice: Mapping[str, Any], rows: Sequence[Trial]) -> list[float]:
+    """Return the tokens per second of each trial of a configuration that completed."""
+    return [row.tokens_per_second for row in rows if row.choice == choice and row.tokens_per_second]
+
+
 def best_trial(rows: Sequence[Trial]) -> Trial | None:
-    """Return the fastest trial that fits."""
+    """Return the trial that stands for the fastest configuration that fits."""
     fitting = (row for row in one_per_configuration(rows) if row.fits)
-    return max(fitting, key=lambda row: row.tokens_per_second or 0, default=None)
+    return max(fitting, key=lambda row: mean_speed(speeds(row.choice, rows)), default=None)
 
 
 def pareto_front(rows: Sequence[Trial]) -> list[Trial]:

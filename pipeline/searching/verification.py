@@ -11,7 +11,7 @@ from pipeline.config.space import Choice
 from pipeline.searching.judge import peak_bytes
 from pipeline.searching.measurements import mean_speed
 from pipeline.searching.problem import SearchProblem
-from pipeline.searching.results import Measurement, Trial, Verification, label, one_per_configuration
+from pipeline.searching.results import Measurement, Trial, Verification, label, one_per_configuration, speeds
 from pipeline.training.metrics import against_baseline
 
 ROUNDOFF = {"fp32": 2.0**-17, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
@@ -27,16 +27,17 @@ def verify(
 ) -> Verification | None:
     """Train the fastest configurations that fit again, and a naive one; None if nothing fits.
 
-    The fastest of many noisy measurements is likely to overstate its speed. So the answer is the fastest by
-    both of its measurements, and configurations are trained again as long as their trial was faster
-    than that. One that does not fit or does not complete is refuted.
+    The fastest of many noisy measurements is likely to overstate its speed. So the answer is the fastest by all of its
+    runs, and configurations are trained again as long as their trials were faster than that. One that does not fit or
+    does not complete is refuted.
     """
     tried: list[_Again] = []
-    for trial in sorted((trial for trial in one_per_configuration(trials) if trial.fits), key=_speed, reverse=True):
-        if any(one.speed >= _speed(trial) for one in tried if one.is_ok):
+    fitting = [dict(trial.choice) for trial in one_per_configuration(trials) if trial.fits]
+    for choice in sorted(fitting, key=lambda choice: mean_speed(speeds(choice, trials)), reverse=True):
+        in_trials = speeds(choice, trials)
+        if any(one.speed >= mean_speed(in_trials) for one in tried if one.is_ok):
             break
-        choice = dict(trial.choice)
-        tried.append(_Again(choice, _speed(trial), measure(choice, "answer")))
+        tried.append(_Again(choice, in_trials, measure(choice, "answer")))
     if not tried:
         return None
     completed = [one for one in tried if one.is_ok]
@@ -62,7 +63,8 @@ class _Again:
     """A configuration that was trained again."""
 
     choice: Choice
-    speed_in_trial: float
+    in_trials: Sequence[float]
+    """Its speeds in tokens per second in its trials."""
     measured: Measured
 
     @property
@@ -72,8 +74,8 @@ class _Again:
 
     @property
     def speed(self) -> float:
-        """The speed by both runs in tokens per second; defined only if `is_ok`."""
-        return mean_speed([self.speed_in_trial, self.measured[1]["tokens_per_second"]])
+        """The speed by all of its runs; defined only if `is_ok`."""
+        return mean_speed([*self.in_trials, self.measured[1]["tokens_per_second"]])
 
 
 def _plain(problem: SearchProblem, choice: Choice, naive: Choice | None) -> Choice | None:
@@ -100,7 +102,7 @@ def _verification(
         if not one.is_ok
     ]
     slower = [
-        f"{label(one.choice)} was faster in its trial, but slower by the mean of its two runs"
+        f"{label(one.choice)} was faster in its trial, but slower by the mean of its runs"
         for one in tried[: tried.index(answer)]
         if one.is_ok
     ]
@@ -132,10 +134,6 @@ def _measurement(choice: Choice, measured: Measured) -> Measurement:
         tokens_per_second=metrics.get("tokens_per_second") if result.outcome.completed else None,
         peak_bytes=peak_bytes(metrics),
     )
-
-
-def _speed(trial: Trial) -> float:
-    return trial.tokens_per_second or 0.0
 
 
 def _size(choice: Choice) -> int:
