@@ -8,7 +8,7 @@ timeline with the other loss. Nothing is returned where this does not follow.
 A slot is the storage after whose allocation, and before the next one's, something is freed. N counts storages.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
@@ -207,50 +207,42 @@ def _exchanged(timeline: Timeline, difference: Difference) -> Timeline:
 
     """
     mixed = Mixed.of(_without_workspace(timeline)[0], difference)
-    slots_M = np.array([mixed.slot(each) for each in mixed.sources], np.int64)
+    own, other = mixed.storages.timeline, difference.other.timeline
+    slots_M = mixed.slots_M()
     if (slots_M < np.arange(len(slots_M))).any():
         raise DifferentError
-    timelines = (mixed.storages.timeline, difference.other.timeline)
     events_E = _events(slots_M)
     allocated_at = np.flatnonzero(events_E >= 0)
-    spans = timelines[0].spans
-    first = np.searchsorted(timelines[0].allocated_at_N, [span.begin for span in spans]).tolist()
+    works = zip(own.work, difference.own.timeline.work, other.work, strict=True)
     exchanged = Timeline(
-        num_bytes_N=np.array([timelines[which].num_bytes_N[number] for which, number in mixed.sources], np.int64),
-        shapes=tuple([timelines[which].shapes[number] for which, number in mixed.sources]),
-        origins=tuple([timelines[which].origins[number] for which, number in mixed.sources]),
+        num_bytes_N=np.concatenate([own.num_bytes_N, other.num_bytes_N])[mixed.sources_M],
+        shapes=Chosen((own.shapes, other.shapes), mixed.sources_M),
+        origins=_chosen([*own.origins, *other.origins], mixed.sources_M),
         events_E=events_E,
         spans=tuple(
             replace(span, begin=int(allocated_at[mixed.begin(number)]))
-            for span, number in zip(spans, first, strict=True)
+            for span, number in zip(own.spans, mixed.storages.begins, strict=False)
         ),
         work=tuple(
             replace(phase, work=combined(lambda a, b, c: a + c - b, phase.work, one.work, another.work))
-            for phase, one, another in zip(
-                timelines[0].work, difference.own.timeline.work, difference.other.timeline.work, strict=True
-            )
+            for phase, one, another in works
         ),
     )
-    if difference.workspace is None:
-        return exchanged
-    return _with_workspace(exchanged, difference.workspace, mixed.new.get((1, difference.workspace.after)))
-
-
-Source = tuple[int, int]
-"""Where a storage is from (0: the timeline, 1: that of the other loss), and its number there."""
+    workspace = difference.workspace
+    return exchanged if workspace is None else _with_workspace(exchanged, workspace, mixed.of_other(workspace.after))
 
 
 @dataclass(frozen=True, eq=False)
 class Mixed:
-    """The storages of a timeline with those of another loss in its windows."""
+    """The storages of a timeline with those of another loss in its windows; M counts them."""
 
     storages: Storages
     difference: Difference
     windows: list[Window]
     counterpart: dict[int, int]
     """Storages of the difference's own windows, and the one right before each, -> those of the timeline."""
-    sources: list[Source]
-    """The new storages in their order."""
+    sources_M: IntArray
+    """The number of each in the timeline, or the number with the other loss plus the number of the timeline's."""
 
     @classmethod
     def of(cls, timeline: Timeline, difference: Difference) -> "Mixed":
@@ -260,8 +252,8 @@ class Mixed:
             DifferentError: one of them is not there.
 
         """
-        storages, windows, sources, end = Storages(timeline), list[Window](), list[Source](), 0
-        counterpart: dict[int, int] = {}
+        storages, windows, sources, end = Storages(timeline), list[Window](), list[IntArray](), 0
+        counterpart, num_own = dict[int, int](), len(storages.slots_N)
         anchors = [anchor for each in storages.passes for anchor in (each.middle, each.end)]
         for anchor, own, other in zip(anchors, difference.own_windows, difference.other_windows, strict=True):
             window = Window(anchor - own.anchor + own.begin, anchor, anchor + own.end - own.anchor)
@@ -269,11 +261,10 @@ class Mixed:
                 raise DifferentError
             windows.append(window)
             counterpart |= zip(range(own.begin - 1, own.end), range(window.begin - 1, window.end), strict=True)
-            sources += [(0, number) for number in range(end, window.begin)]
-            sources += [(1, number) for number in range(other.begin, other.end)]
+            sources += [np.arange(end, window.begin), np.arange(other.begin, other.end) + num_own]
             end = window.end
-        sources += [(0, number) for number in range(end, len(storages.slots_N))]
-        mixed = cls(storages, difference, windows, counterpart, sources)
+        sources.append(np.arange(end, num_own))
+        mixed = cls(storages, difference, windows, counterpart, np.concatenate(sources))
         for window in difference.own_windows:
             for number in range(window.begin, window.end):
                 mixed._check(number)
@@ -288,25 +279,69 @@ class Mixed:
             raise DifferentError
 
     @cached_property
-    def new(self) -> dict[Source, int]:
+    def _new(self) -> dict[int, int]:
         """The new number of each storage."""
-        return {source: number for number, source in enumerate(self.sources)}
+        return {source: number for number, source in enumerate(self.sources_M.tolist())}
 
-    @cached_property
-    def _own_number(self) -> dict[int, int]:
-        return {number: own for own, number in self.counterpart.items()}
+    def of_other(self, number: int) -> int | None:
+        """Return the new number of a storage of the other loss; None if it is in no window."""
+        return self._new.get(len(self.storages.slots_N) + number)
+
+    def begin(self, number: int) -> int:
+        """Return the new number of the first storage of a phase."""
+        for window, other in zip(self.windows, self.difference.other_windows, strict=True):
+            if number == window.anchor:
+                return self._new[window.begin - 1] + 1 + other.anchor - other.begin
+        return self._new[number]
+
+    def slots_M(self) -> IntArray:
+        """Return the new slot in which each storage is freed.
+
+        Raises:
+            DifferentError, LookupError: it does not follow.
+
+        """
+        num_own, moved = len(self.storages.slots_N), self._moved()
+        slots_M = moved[self.storages.slots_N[np.minimum(self.sources_M, num_own - 1)]]
+        for number in np.flatnonzero(self.sources_M >= num_own).tolist():
+            slots_M[number] = self._slot_of_other(int(self.sources_M[number]) - num_own, moved)
+        if (slots_M < 0).any():
+            raise LookupError
+        return slots_M
+
+    def _moved(self) -> IntArray:
+        """Return the new slot of each slot of the timeline, -1 where it does not follow; the last one is for never."""
+        moved = np.full(len(self.storages.slots_N) + 1, -1)
+        moved[-1] = len(self.sources_M)
+        is_own = self.sources_M < len(self.storages.slots_N)
+        moved[self.sources_M[is_own]] = np.flatnonzero(is_own)
+        windows = zip(self.difference.other_windows, self.windows, strict=True)
+        right_before = {other.begin - 1: self._new[window.begin - 1] for other, window in windows}
+        for own_slot, slot in self.counterpart.items():
+            other_slot = self.difference.slots.get(own_slot)
+            if other_slot is not None:
+                inside = self.of_other(other_slot)
+                moved[slot] = right_before[other_slot] if inside is None else inside
+        return moved
+
+    def _slot_of_other(self, number: int, moved: IntArray) -> int:
+        """Return the new slot in which a storage of the other loss is freed."""
+        slot = int(self.difference.other.slots_N[number])
+        if slot == len(self.difference.other.slots_N):
+            return len(self.sources_M)
+        inside = self.of_other(slot)
+        if inside is not None:
+            return inside
+        if slot + 1 in self._begins:
+            return self._begins[slot + 1] - 1
+        [found] = {int(moved[each]) for each in self._freed_in[self.difference.original[slot]]}
+        return found
 
     @cached_property
     def _begins(self) -> dict[int, int]:
         """The new number of the first storage of each phase, by that with the other loss."""
         begins = zip(self.difference.other.begins, self.storages.begins, self.storages.timeline.spans, strict=False)
         return {other: self.begin(number) for other, number, _ in begins}
-
-    @cached_property
-    def _right_before(self) -> dict[int, int]:
-        """The new slot right before each window, by that of the other loss."""
-        windows = zip(self.difference.other_windows, self.windows, strict=True)
-        return {other.begin - 1: self.new[0, window.begin - 1] for other, window in windows}
 
     @cached_property
     def _freed_in(self) -> dict[int, set[int]]:
@@ -318,44 +353,31 @@ class Mixed:
                 freed_in.setdefault(int(self.difference.own.slots_N[number]), set()).add(slot)
         return freed_in
 
-    def slot(self, source: Source) -> int:
-        """Return the new slot in which a storage is freed.
 
-        Raises:
-            DifferentError, LookupError: it does not follow.
+@dataclass(frozen=True)
+class Chosen(Sequence[Shape]):
+    """Shapes of several timelines, each found when it is asked for."""
 
-        """
-        which, number = source
-        if which == 0:
-            return self._new_slot(int(self.storages.slots_N[number]))
-        slot = int(self.difference.other.slots_N[number])
-        if slot == len(self.difference.other.slots_N):
-            return len(self.sources)
-        if (1, slot) in self.new:
-            return self.new[1, slot]
-        if slot + 1 in self._begins:
-            return self._begins[slot + 1] - 1
-        slots = {self._new_slot(each) for each in self._freed_in[self.difference.original[slot]]}
-        if len(slots) > 1:
-            raise DifferentError
-        return slots.pop()
+    parts: tuple[Sequence[Shape], ...]
+    numbers: IntArray
+    """For each its index among all of the parts."""
 
-    def _new_slot(self, slot: int) -> int:
-        """Return the new slot in which something is freed that is freed in this slot of the timeline."""
-        if slot == len(self.storages.slots_N):
-            return len(self.sources)
-        own_slot = self._own_number.get(slot)
-        other_slot = None if own_slot is None else self.difference.slots.get(own_slot)
-        if other_slot is None:
-            return self.new[0, slot]
-        return self.new[1, other_slot] if (1, other_slot) in self.new else self._right_before[other_slot]
+    def __len__(self) -> int:
+        """Return the number of shapes."""
+        return len(self.numbers)
 
-    def begin(self, number: int) -> int:
-        """Return the new number of the first storage of a phase."""
-        for window, other in zip(self.windows, self.difference.other_windows, strict=True):
-            if number == window.anchor:
-                return self.new[0, window.begin - 1] + 1 + other.anchor - other.begin
-        return self.new[0, number]
+    def __getitem__(self, number: int) -> Shape:  # type: ignore[override]
+        """Return one shape."""
+        index = int(self.numbers[number])
+        for part in self.parts:
+            if index < len(part):
+                return part[index]
+            index -= len(part)
+        raise IndexError(number)
+
+
+def _chosen(origins: list[Origin], numbers: IntArray) -> tuple[Origin, ...]:
+    return tuple([origins[number] for number in numbers.tolist()])
 
 
 def _events(slots_M: IntArray) -> IntArray:
@@ -403,10 +425,7 @@ def _without_workspace(timeline: Timeline) -> tuple[Timeline, Workspace | None]:
     return replace(
         timeline,
         num_bytes_N=np.delete(timeline.num_bytes_N, number),
-        shapes=(
-            *(timeline.shapes[n] for n in range(number)),
-            *(timeline.shapes[n] for n in range(number + 1, len(timeline.shapes))),
-        ),
+        shapes=Chosen((timeline.shapes,), np.delete(np.arange(len(timeline.shapes)), number)),
         origins=(*timeline.origins[:number], *timeline.origins[number + 1 :]),
         events_E=events_E,
         spans=tuple(replace(span, begin=span.begin - (span.begin > at)) for span in timeline.spans),
@@ -420,14 +439,14 @@ def _with_workspace(timeline: Timeline, workspace: Workspace, after: int | None)
         begin, end = next((span.begin, end) for span, end in spans if span.phase == "backward")
         first, last = np.searchsorted(timeline.allocated_at_N, [begin, end]).tolist()
         after = next(number for number in range(first, last) if timeline.origins[number].operator in PRODUCT_NAMES)
-    origin = timeline.origins[after]
+    origin, num_storages = timeline.origins[after], len(timeline.origins)
     number, at = after + 1, int(timeline.allocated_at_N[after]) + 1
     events_E = timeline.events_E
     events_E = np.where(events_E >= number, events_E + 1, np.where(events_E < -number, events_E - 1, events_E))
     return replace(
         timeline,
         num_bytes_N=np.insert(timeline.num_bytes_N, number, workspace.num_bytes),
-        shapes=(*timeline.shapes[:number], workspace.shape, *timeline.shapes[number:]),
+        shapes=Chosen((timeline.shapes, (workspace.shape,)), np.insert(np.arange(num_storages), number, num_storages)),
         origins=(
             *timeline.origins[:number],
             workspace.origin._replace(operator=f"inside {origin.operator}", module=origin.module),

@@ -6,7 +6,7 @@ other micro-batch sizes, of fewer layers, of another loss.
 
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,15 +34,23 @@ NUM_KEPT = 8
 """Number of growths that a process keeps."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
-    """What a timeline is of: two optimizer steps of an experiment on a device."""
+    """What a timeline is of: two optimizer steps of an experiment on a device; cases with the same file are equal."""
 
     experiment: Experiment
     target: Hardware
     prepared: Prepared
     num_rows: int
     """Sequences in an optimizer step."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both have the same timeline."""
+        return isinstance(other, Case) and self.file == other.file
+
+    def __hash__(self) -> int:
+        """Return the hash of its file."""
+        return hash(self.file)
 
     @cached_property
     def file(self) -> Path:
@@ -103,10 +111,10 @@ def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timel
         fewer = {"accumulation_steps": STEADY_STEPS, "effective_batch_size": STEADY_STEPS * size}
         short = Experiment(settings.model_copy(update=fewer))
         on_host = target.kind != "cpu"  # the batch waits in host memory, which is not counted
-        timeline = _timeline(Case(short, target, prepared, STEADY_STEPS * size if on_host else num_rows))
+        timeline = _of_case(Case(short, target, prepared, STEADY_STEPS * size if on_host else num_rows))
         if is_steady(timeline):
             return timeline
-    return _timeline(Case(experiment, target, prepared, num_rows))
+    return _of_case(Case(experiment, target, prepared, num_rows))
 
 
 def others_need(experiment: Experiment) -> bool:
@@ -143,10 +151,18 @@ def derives_from_another_loss(experiment: Experiment) -> bool:
     return bool(_of_loss(experiment) and _within_layers(experiment))
 
 
-def _timeline(case: Case) -> Timeline:
-    """Return the timeline of a case: known, or recorded with few layers or as it is."""
+def _of_case(case: Case) -> Timeline:
     if case.experiment.settings.model not in case.experiment.model.names:
         return record(case.experiment, case.target, case.prepared, case.num_rows)  # its configuration files may change
+    return _timeline(case)
+
+
+@lru_cache(maxsize=1)
+def _timeline(case: Case) -> Timeline:
+    """Return the timeline of a case: known, or recorded with few layers or as it is.
+
+    The last one is kept: the next experiment may differ in what changes no storage.
+    """
     known = _known(case)
     if known is None and case.layers is not None:
         shallow = _timeline(case.of_layers(case.layers.num_layers))
