@@ -162,6 +162,11 @@ class Technique(Settings, ABC):
         """
         return 1
 
+    @property
+    def layer_reach(self) -> int:
+        """The number of layers that it lets a storage of one layer outlast: 1 if it ends with the next layer."""
+        return 1
+
     def resolved(self) -> Self:
         """Return a copy in which every derived setting has its value.
 

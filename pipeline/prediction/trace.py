@@ -122,13 +122,13 @@ def _from_few_layers(experiment: Experiment, target: Hardware, prepared: Prepare
 
     The first of the two is extrapolated to the second, and must be it.
     """
-    num_layers, period = experiment.description.num_layers, experiment.layer_period
+    num_layers, period, reach = experiment.description.num_layers, experiment.layer_period, experiment.layer_reach
     if num_layers is None or period is None:
         return None
-    fewest = fewest_layers(num_layers, period)
+    fewest = fewest_layers(num_layers, period, reach)
     if 2 * fewest + period > LARGEST_SHARE * num_layers:
         return None
-    layers = Layers(fewest, period, num_layers - fewest)
+    layers = Layers(fewest, period, num_layers - fewest, reach)
     shallow = _cached(experiment.with_layers(fewest), target, prepared, num_rows)
     if repetition_of(shallow, layers) is None:
         return None

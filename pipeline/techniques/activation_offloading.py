@@ -37,6 +37,11 @@ class ActivationOffloading(Technique):
         return self.offloading_min_mib * MIB
 
     @property
+    def layer_reach(self) -> int:
+        """A layer may save one storage, which stays on the device until further ones are on their way."""
+        return offloading.NUM_LEAVING
+
+    @property
     def size_thresholds(self) -> tuple[float, ...]:
         """The size from which on a storage is offloaded."""
         return (self.smallest_bytes,) if self.active else ()
