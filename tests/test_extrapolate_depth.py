@@ -107,8 +107,9 @@ def test_policies_that_name_layers_have_no_period() -> None:
 
 
 def test_offloaded_layers_need_more_recorded_layers() -> None:
-    reaches = [deep(**each).layer_reach for each in ({}, {"checkpointing": "offloaded"}, OFFLOADING)]
-    assert [fewest_layers(20, 1, reach) for reach in reaches] == [4, 6, 6]
+    """A checkpointed layer saves only its input, which leaves the device when two further ones are on their way."""
+    kinds = ({}, OFFLOADING, {**OFFLOADING, "checkpointing": "every_layer"}, {"checkpointing": "offloaded"})
+    assert [fewest_layers(20, 1, deep(**each).layer_reach) for each in kinds] == [4, 4, 6, 6]
 
 
 def test_the_prediction_names_the_layers_of_the_deep_model() -> None:

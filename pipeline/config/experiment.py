@@ -151,7 +151,9 @@ class Experiment:
     @property
     def layer_reach(self) -> int:
         """The number of layers that a storage of one layer may outlast."""
-        return max((technique.layer_reach for technique in self.techniques if technique.active), default=1)
+        return max(
+            (technique.layer_reach(self.settings) for technique in self.techniques if technique.active), default=1
+        )
 
     def params(self) -> dict[str, Any]:
         """Return every setting that the run uses by its dotted name, and digests of the user's code that it uses."""

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+import torch
+
 from pipeline.base.contracts import Hardware
 from pipeline.memory.timeline import Lifetime, PhaseWork, Timeline
 from pipeline.memory.work import Work, combined
+from pipeline.prediction.extrapolate_depth import INDEX
 from pipeline.prediction.reductions import buffer_bytes, has_formula
 
 Recorded = tuple[int, Timeline]
@@ -53,6 +56,31 @@ class Growth:
         )
         return replace(self.timeline, lifetimes=tuple(lifetimes), work=work)
 
+    def crosses(self, size: int, thresholds: Sequence[float]) -> bool:
+        """Whether a storage that the layers may save reaches a threshold, in bytes, on the way to size `size`."""
+        more, saved = size - self.size, _saved_by_layers(self.timeline) if thresholds else set()
+        sizes = [(self.timeline.lifetimes[n].num_bytes, num_bytes) for n, num_bytes, _ in self.growing if n in saved]
+        return any(old < threshold <= old + more * num_bytes for old, num_bytes in sizes for threshold in thresholds)
+
+
+def _saved_by_layers(timeline: Timeline) -> set[int]:
+    """Return the storages that may be saved by a layer: kept by a forward pass, and made before its last layer ends.
+
+    Indices, in int64, are no activations.
+    """
+    ends = [*(span.begin for span in timeline.spans[1:]), len(timeline.events)]
+    saved = set()
+    for span, end in zip(timeline.spans, ends, strict=True):
+        if span.phase != "forward":
+            continue
+        made = [event for event in timeline.events[span.begin : end] if event >= 0]
+        last = max((number for number in made if INDEX.search(timeline.lifetimes[number].module)), default=-1)
+        for number in made:
+            one = timeline.lifetimes[number]
+            if number <= last and one.category == "activations" and one.dtype != torch.int64:
+                saved.add(number)
+    return saved
+
 
 def growth_of(first: Recorded, second: Recorded) -> Growth | None:
     """Return the growth from the first size to the second.
@@ -89,13 +117,6 @@ def _growth_of_work(
     if any(combined(lambda amount: amount % difference, growth) != growth * 0 for growth in growths):
         return None
     return tuple(combined(lambda amount: amount // difference, growth) for growth in growths)
-
-
-def crosses(timeline: Timeline, extrapolated: Timeline, thresholds: Sequence[float]) -> bool:
-    """Whether a storage is smaller than a threshold, in bytes, in one of the timelines only."""
-    pairs = zip(timeline.lifetimes, extrapolated.lifetimes, strict=True)
-    sizes = [(one.num_bytes, other.num_bytes) for one, other in pairs] if thresholds else []
-    return any((one < threshold) != (other < threshold) for threshold in thresholds for one, other in sizes)
 
 
 def with_sorted_releases(timeline: Timeline) -> Timeline:

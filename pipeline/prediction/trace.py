@@ -19,7 +19,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.user_functions import is_function_name, user_code_error
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Lifetime, Timeline
-from pipeline.prediction.extrapolate_batch import Growth, crosses, growth_of, same_memory, with_sorted_releases
+from pipeline.prediction.extrapolate_batch import Growth, growth_of, same_memory, with_sorted_releases
 from pipeline.prediction.extrapolate_depth import Layers, fewest_layers, repetition_of, with_more_layers
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.fake_card import CARD, HOST, move_to_card
@@ -139,19 +139,29 @@ def _from_few_layers(experiment: Experiment, target: Hardware, prepared: Prepare
 def _from_other_sizes(
     experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int, sizes: tuple[int, ...]
 ) -> Timeline | None:
-    """Return the timeline extrapolated from those of other micro-batch sizes, if they are in the cache."""
+    """Return the timeline extrapolated from those of other micro-batch sizes, if they are in the cache.
+
+    Where the layers save storages that reach a threshold between them and this size, twice the sizes are tried.
+    """
     size = experiment.micro_batch_size
     if size <= sizes[0]:
         return None  # one sequence may take other code paths: an axis of one element is always contiguous
-    if len({_chunks(experiment, known) for known in (*sizes, size)}) != 1:
-        return None
-    files = tuple(_file_of_size(known, experiment, target, prepared, num_rows) for known in sizes)
-    growth = _verified_growth(files, target) if all(find_trace(file) is not None for file in files) else None
-    if growth is None:
-        return None
-    extrapolated = growth.extrapolated(size, target)
     thresholds = [threshold for technique in experiment.techniques for threshold in technique.size_thresholds]
-    return None if crosses(growth.timeline, extrapolated, thresholds) else extrapolated
+    growth = _growth_between(sizes, experiment, target, prepared, num_rows)
+    if growth is not None and not growth.crosses(size, thresholds):
+        return growth.extrapolated(size, target)
+    doubled = tuple(2 * known for known in sizes)
+    return _from_other_sizes(experiment, target, prepared, num_rows, doubled) if thresholds else None
+
+
+def _growth_between(
+    sizes: tuple[int, ...], experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int
+) -> Growth | None:
+    """Return the growth between the first two of these micro-batch sizes, if all are in the cache and it is linear."""
+    if len({_chunks(experiment, size) for size in (*sizes, experiment.micro_batch_size)}) != 1:
+        return None
+    files = tuple(_file_of_size(size, experiment, target, prepared, num_rows) for size in sizes)
+    return _verified_growth(sizes, files, target) if all(find_trace(file) is not None for file in files) else None
 
 
 def _chunks(experiment: Experiment, size: int) -> tuple[int | None, ...]:
@@ -160,10 +170,10 @@ def _chunks(experiment: Experiment, size: int) -> tuple[int | None, ...]:
     return tuple(technique.num_chunks(num_tokens, width) for technique in experiment.techniques)
 
 
-@lru_cache(maxsize=4)
-def _verified_growth(files: tuple[Path, ...], target: Hardware) -> Growth | None:
-    """Return the growth between the timelines of the first two files, if it predicts that of the third."""
-    first, second, *others = zip(RECORDED_SIZES, map(read_trace, files), strict=False)
+@lru_cache(maxsize=8)
+def _verified_growth(sizes: tuple[int, ...], files: tuple[Path, ...], target: Hardware) -> Growth | None:
+    """Return the growth between the timelines of the first two sizes, if it predicts those of the others."""
+    first, second, *others = zip(sizes, map(read_trace, files), strict=True)
     growth = growth_of(first, second)
     if growth is None or any(not same_memory(growth.extrapolated(size, target), one) for size, one in others):
         return None

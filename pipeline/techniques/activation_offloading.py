@@ -36,10 +36,9 @@ class ActivationOffloading(Technique):
         """Bytes from which on a storage is offloaded."""
         return self.offloading_min_mib * MIB
 
-    @property
-    def layer_reach(self) -> int:
-        """A layer may save one storage, which stays on the device until further ones are on their way."""
-        return offloading.NUM_LEAVING
+    def layer_reach(self, settings: Any) -> int:
+        """Return after how many layers a storage leaves the device: a checkpointed layer saves only one."""
+        return 1 if getattr(settings, "checkpointing", "none") == "none" else offloading.NUM_LEAVING
 
     @property
     def size_thresholds(self) -> tuple[float, ...]:

@@ -115,9 +115,9 @@ class Checkpointing(Technique):
         """The n of every n-th layer; None where layers have policies of their own."""
         return None if ":" in self.checkpointing else self.every_n_layers or 1
 
-    @property
-    def layer_reach(self) -> int:
-        """The inputs of a layer stay on the device until those of further layers are on their way to the host."""
+    def layer_reach(self, settings: Any) -> int:
+        """Return after how many layers a layer's input leaves the device, where it is offloaded."""
+        del settings
         return NUM_LEAVING if OFFLOADED in self.checkpointing else 1
 
     def apply(self, step: Step) -> Step:
