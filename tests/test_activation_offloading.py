@@ -23,9 +23,8 @@ from pipeline.memory.offloading import (
     offload_saved_tensors,
     offloaded_checkpoint,
 )
-from pipeline.memory.timeline import Timeline
+from pipeline.memory.timeline import Timeline, same_memory
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.extrapolate_batch import same_memory
 from pipeline.prediction.predict import predict
 from pipeline.prediction.trace import record, trace
 from pipeline.runtime.run import execute
@@ -158,11 +157,12 @@ def test_no_prediction_is_extrapolated_across_the_size_from_which_on_tensors_are
     """The largest storages have 16 KiB a sequence: they reach 0.2 MiB from a micro-batch of 13 on."""
     target = find_card("t4")
     small = [traced(size, target, trace) for size in (2, 4, 8)]
-    assert len({timeline.events for timeline in small}) == 1
+    events = [timeline.events_E.tolist() for timeline in small]
+    assert events[0] == events[1] == events[2]
     for size in (12, 16):
         found, expected = (traced(size, target, how) for how in (trace, record))
-        assert (found.events, found.allocated_bytes) == (expected.events, expected.allocated_bytes)
-        assert (found.events == small[0].events) == (size == 12)
+        assert same_memory(found, expected)
+        assert (found.events_E.tolist() == events[0]) == (size == 12)
 
 
 def test_sizes_on_one_side_of_the_threshold_are_extrapolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from conftest import tiny
 
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
-from pipeline.memory.timeline import Timeline
+from pipeline.memory.timeline import Timeline, same_memory
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.extrapolate_batch import same_memory
 from pipeline.prediction.extrapolate_depth import Layers, fewest_layers, with_more_layers
 from pipeline.prediction.predict import predict
 from pipeline.prediction.trace import record, trace
@@ -95,10 +94,10 @@ def test_layers_that_do_not_repeat_are_not_extrapolated() -> None:
     layers = Layers(fewest, 1, NUM_LAYERS - fewest)
     assert with_more_layers(shallow, deeper, layers) is not None
     assert with_more_layers(shallow, record(deep(fewest + 2), CPU, prepared, 2), layers) is None
-    number = next(n for n, one in enumerate(deeper.lifetimes) if one.module.startswith("transformer.h.2."))
-    other = replace(deeper.lifetimes[number], num_bytes=deeper.lifetimes[number].num_bytes + 1)
-    lifetimes = (*deeper.lifetimes[:number], other, *deeper.lifetimes[number + 1 :])
-    assert with_more_layers(shallow, replace(deeper, lifetimes=lifetimes), layers) is None
+    number = next(n for n, one in enumerate(deeper.origins) if one.module.startswith("transformer.h.2."))
+    num_bytes_N = deeper.num_bytes_N.copy()
+    num_bytes_N[number] += 1
+    assert with_more_layers(shallow, replace(deeper, num_bytes_N=num_bytes_N), layers) is None
 
 
 def test_policies_that_name_layers_have_no_period() -> None:

@@ -48,6 +48,7 @@ class Checkpointing(Technique):
     """Checkpoint no layer, every layer, every n-th layer, or each layer by a policy of its own."""
 
     stage: ClassVar[Stage] = Stage.RECOMPUTATION
+    within_layers: ClassVar[bool] = True
 
     checkpointing: Annotated[str, AfterValidator(_checked_policy)] = "none"
     """What is recomputed: none, every_layer, every_2_layers, ..., attention_saved, offloaded, full:0-7, auto."""
