@@ -6,13 +6,16 @@ N counts storages.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from functools import cached_property
+from itertools import groupby, pairwise
 
 import numpy as np
+import torch
 
 from pipeline.base.contracts import Hardware
 from pipeline.memory.timeline import IntArray, PhaseWork, Shape, Timeline
 from pipeline.memory.work import Work, combined
+from pipeline.prediction.extrapolate_depth import INDEX
 from pipeline.prediction.reductions import buffer_bytes, has_formula
 
 Recorded = tuple[int, Timeline]
@@ -71,6 +74,30 @@ class Growth:
         )
         return replace(self.timeline, num_bytes_N=num_bytes_N, shapes=shapes, work=work)
 
+    def crosses(self, size: int, thresholds: Sequence[float]) -> bool:
+        """Whether a storage that the layers may save reaches a threshold, in bytes, on the way to size `size`."""
+        if not thresholds:
+            return False
+        old = self.timeline.num_bytes_N[self._saved_by_layers]
+        new = old + (size - self.size) * self.more_bytes_N[self._saved_by_layers]
+        return any(((old < threshold) & (threshold <= new)).any() for threshold in thresholds)
+
+    @cached_property
+    def _saved_by_layers(self) -> IntArray:
+        """The storages that may be saved by a layer: kept by a forward pass, and made before its last layer ends.
+
+        Indices, in int64, are no activations.
+        """
+        origins, saved = self.timeline.origins, list[int]()
+        begins = [span.begin for span in self.timeline.spans] + [len(self.timeline.events_E)]
+        firsts_S = np.searchsorted(self.timeline.allocated_at_N, begins)
+        for span, (first, end) in zip(self.timeline.spans, pairwise(firsts_S.tolist()), strict=True):
+            made = range(first, end) if span.phase == "forward" else ()
+            last = max((number for number in made if INDEX.search(origins[number].module)), default=-1)
+            kept = [number for number in made if number <= last and origins[number].category == "activations"]
+            saved += [number for number in kept if origins[number].dtype != torch.int64]
+        return np.array(saved, np.int64)
+
 
 def growth_of(first: Recorded, second: Recorded) -> Growth | None:
     """Return the growth from the first size to the second.
@@ -112,13 +139,6 @@ def _growth_of_work(
     if any(combined(lambda amount: amount % difference, growth) != growth * 0 for growth in growths):
         return None
     return tuple(combined(lambda amount: amount // difference, growth) for growth in growths)
-
-
-def crosses(timeline: Timeline, extrapolated: Timeline, thresholds: Sequence[float]) -> bool:
-    """Whether a storage is smaller than a threshold, in bytes, in one of the timelines only."""
-    return any(
-        ((timeline.num_bytes_N < threshold) != (extrapolated.num_bytes_N < threshold)).any() for threshold in thresholds
-    )
 
 
 def with_sorted_releases(timeline: Timeline) -> Timeline:

@@ -18,11 +18,6 @@ from pipeline.prediction.reductions import has_formula
 
 INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
 """A number in a module's dotted name."""
-NUM_FIRST = 1
-"""Layers before the ones that are repeated: the first differs from the others in its input."""
-NUM_LAST = 2
-"""Layers after the first that is repeated, at least: the last differs in its output, the one before follows it."""
-
 Place = tuple[int, int | None]
 """The index of a storage or of an event in the shallow timeline, and its layer in the deep model."""
 
@@ -36,23 +31,28 @@ class Layers:
     """Number of layers after which they repeat: 2 where every second one is checkpointed."""
     num_more: int
     """A multiple of the period."""
+    reach: int = 1
+    """The most layers between those of an event and of the one after it, but from the first layers to the last ones.
+
+    So many first layers are not repeated: they differ from the others in what came before them.
+    """
 
     @property
     def num_before_last(self) -> int:
         """The index of the first layer after the repeated ones, in the shallow model."""
-        return NUM_FIRST + self.period
+        return self.reach + self.period
 
     def source(self, layer: int) -> int:
         """Return the shallow model's layer of which a layer of the deep model is a copy."""
-        if layer < NUM_FIRST:
+        if layer < self.reach:
             return layer
         if layer >= self.num_before_last + self.num_more:
             return layer - self.num_more
-        return NUM_FIRST + (layer - NUM_FIRST) % self.period
+        return self.reach + (layer - self.reach) % self.period
 
     def copies(self, layer: int) -> int:
         """Return the number of layers in the deep model that are copies of a layer of the shallow one."""
-        return 1 + self.num_more // self.period * (NUM_FIRST <= layer < self.num_before_last)
+        return 1 + self.num_more // self.period * (self.reach <= layer < self.num_before_last)
 
     def next(self, layer: int | None, copy: int | None, following: int | None) -> int | None:
         """Return the layer in the deep model of the event after an event of `layer`, which is there in layer `copy`.
@@ -67,15 +67,15 @@ class Layers:
         if following is None:
             return None
         if layer is None or copy is None:
-            if NUM_FIRST <= following < self.num_before_last:
+            if self.reach <= following < self.num_before_last:
                 raise LookupError
         elif (
-            (layer < NUM_FIRST) == (following < NUM_FIRST)
-            or min(layer, following) >= NUM_FIRST
-            or (max(layer, following) < self.num_before_last)
+            (layer < self.reach) == (following < self.reach)
+            or max(layer, following) < self.num_before_last
+            or abs(following - layer) <= self.reach
         ):
             return copy + following - layer
-        return following + self.num_more * (following >= NUM_FIRST)
+        return following + self.num_more * (following >= self.reach)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +104,12 @@ class Repetition:
         )
 
 
-def fewest_layers(num_layers: int, period: int) -> int:
-    """Return the layers of the shallow model: at least one period between the first and the last ones."""
-    least = max(NUM_FIRST + period + 1, NUM_FIRST + NUM_LAST + 1)
+def fewest_layers(num_layers: int, period: int, reach: int = 1) -> int:
+    """Return the layers of the shallow model: at least one period between the first and the last ones.
+
+    The last layers differ in what comes after them, and the one before follows such a layer.
+    """
+    least = reach + max(period, reach + 1) + 1
     return least + (num_layers - least) % period
 
 

@@ -15,7 +15,7 @@ from pipeline.base.technique import Stage, Technique
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Timeline, same_memory
 from pipeline.prediction.exchange_loss import with_other_loss
-from pipeline.prediction.extrapolate_batch import Growth, crosses, growth_of
+from pipeline.prediction.extrapolate_batch import Growth, growth_of
 from pipeline.prediction.extrapolate_depth import Layers, fewest_layers, repetition_of, with_more_layers
 from pipeline.prediction.recording import record
 from pipeline.prediction.trace_cache import IRRELEVANT, find_trace, trace_file, write_trace
@@ -30,7 +30,7 @@ LARGEST_GROWTH_BYTES = 1024
 """Bytes that a further micro-batch may add in a steady step: the value of its loss."""
 SPLIT = ("micro_batch_size", "accumulation_steps", "effective_batch_size")
 """Settings of how a batch is split."""
-NUM_KEPT = 8
+NUM_KEPT = 24
 """Number of growths that a process keeps."""
 
 
@@ -65,12 +65,13 @@ class Case:
     @property
     def layers(self) -> Layers | None:
         """How its layers follow from those of a shallow model; None if that is not known, or not worth it."""
-        num_layers, period = self.experiment.description.num_layers, self.experiment.layer_period
+        experiment = self.experiment
+        num_layers, period, reach = experiment.description.num_layers, experiment.layer_period, experiment.layer_reach
         if num_layers is None or period is None:
             return None
-        fewest = fewest_layers(num_layers, period)
+        fewest = fewest_layers(num_layers, period, reach)
         worth_it = 2 * fewest + period <= LARGEST_SHARE * num_layers
-        return Layers(fewest, period, num_layers - fewest) if worth_it else None
+        return Layers(fewest, period, num_layers - fewest, reach) if worth_it else None
 
     def of_layers(self, num_layers: int) -> "Case":
         """Return the same of a model with so many layers."""
@@ -214,33 +215,35 @@ def _from_other_loss(case: Case) -> Timeline | None:
     return with_other_loss(timeline, known, other)
 
 
-def _from_other_sizes(case: Case) -> Timeline | None:
-    """Return the timeline extrapolated from those of other micro-batch sizes."""
-    if case.size <= RECORDED_SIZES[0]:
+def _from_other_sizes(case: Case, sizes: tuple[int, int, int] = RECORDED_SIZES) -> Timeline | None:
+    """Return the timeline extrapolated from those of other micro-batch sizes.
+
+    Where the layers save storages that reach a threshold between them and this size, twice the sizes are tried.
+    """
+    if case.size <= sizes[0]:
         return None  # one sequence may take other code paths: an axis of one element is always contiguous
-    if len({_chunks(case, size) for size in (*RECORDED_SIZES, case.size)}) != 1:
-        return None
-    growth = _growth(case)
-    if growth is None:
-        return None
-    extrapolated = growth.extrapolated(case.size, case.target)
     thresholds = [threshold for technique in case.experiment.techniques for threshold in technique.size_thresholds]
-    return None if crosses(growth.timeline, extrapolated, thresholds) else extrapolated
+    alike = len({_chunks(case, size) for size in (*sizes, case.size)}) == 1
+    growth = _growth(case, sizes) if alike else None
+    if growth is not None and not growth.crosses(case.size, thresholds):
+        return growth.extrapolated(case.size, case.target)
+    first, second, third = sizes
+    return _from_other_sizes(case, (2 * first, 2 * second, 2 * third)) if thresholds else None
 
 
-def _growth(case: Case) -> Growth | None:
-    """Return the growth between the first two of the recorded sizes, if it predicts the third.
+def _growth(case: Case, sizes: tuple[int, int, int]) -> Growth | None:
+    """Return the growth between the first two of the sizes, if it predicts the third.
 
     Of a deep model the third is one with few layers.
     """
-    cases = [case.of_size(size) for size in RECORDED_SIZES]
+    cases = [case.of_size(size) for size in sizes]
     first = cases[0].file
     if first not in _growths:
         recorded = _all_known([each.of_layers(case.layers.num_layers) for each in cases] if case.layers else cases)
         known = recorded and _all_known(cases[:2])
         if not recorded or not known:
             return None
-        _growths[first] = _between(known) if _predicts_third(recorded, case.target) else None
+        _growths[first] = _between(sizes, known) if _predicts_third(sizes, recorded, case.target) else None
         if len(_growths) > NUM_KEPT:
             _growths.popitem(last=False)
     return _growths[first]
@@ -250,15 +253,15 @@ _growths: OrderedDict[Path, Growth | None] = OrderedDict()
 """Growths by the file of the smallest size; None where the sizes do not grow linearly."""
 
 
-def _predicts_third(timelines: list[Timeline], target: Hardware) -> bool:
-    """Whether the growth between the first two of the recorded sizes predicts the third."""
-    growth = _between(timelines)
-    return growth is not None and same_memory(growth.extrapolated(RECORDED_SIZES[2], target), timelines[2])
+def _predicts_third(sizes: tuple[int, int, int], timelines: list[Timeline], target: Hardware) -> bool:
+    """Whether the growth between the first two sizes predicts the third."""
+    growth = _between(sizes, timelines)
+    return growth is not None and same_memory(growth.extrapolated(sizes[2], target), timelines[2])
 
 
-def _between(timelines: list[Timeline]) -> Growth | None:
-    """Return the growth between the first two of the recorded sizes."""
-    return growth_of((RECORDED_SIZES[0], timelines[0]), (RECORDED_SIZES[1], timelines[1]))
+def _between(sizes: tuple[int, int, int], timelines: list[Timeline]) -> Growth | None:
+    """Return the growth between the first two sizes."""
+    return growth_of((sizes[0], timelines[0]), (sizes[1], timelines[1]))
 
 
 def _all_known(cases: list[Case]) -> list[Timeline] | None:
