@@ -161,7 +161,7 @@ def _replaced_functions() -> Iterator[None]:
 
 
 def _num_events(recorder: LifetimeRecorder) -> int:
-    return len(recorder.timeline().events)
+    return len(recorder.timeline().events_E)
 
 
 def _bytes_on_card(lifetime: Lifetime) -> int:

@@ -20,11 +20,11 @@ def served(
 
     `phases` are the phases by the index of their first event.
     """
-    live, phase = dict[int, Block](), phases[0]
-    for number, event in enumerate(timeline.events):
+    live, phase, lifetimes = dict[int, Block](), phases[0], timeline.lifetimes
+    for number, event in enumerate(timeline.events_E.tolist()):
         phase = phases.get(number, phase)
         if event >= 0:
-            live[event] = allocator.allocate(bytes_of(timeline.lifetimes[event]))
+            live[event] = allocator.allocate(bytes_of(lifetimes[event]))
         else:
             allocator.free(live.pop(-1 - event))
         yield number, phase

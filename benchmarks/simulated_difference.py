@@ -58,8 +58,9 @@ def predicted_events(experiment: Experiment) -> list[Event]:
     prepared = experiment.prepare()
     timeline = record(experiment, hardware_of(experiment.device), prepared, experiment.effective_batch_size)
     events = []
-    for event in timeline.events:
-        lifetime = timeline.lifetimes[event if event >= 0 else -1 - event]
+    lifetimes = timeline.lifetimes
+    for event in timeline.events_E:
+        lifetime = lifetimes[event if event >= 0 else -1 - event]
         if lifetime.num_bytes:
             size = round_up(lifetime.num_bytes, MIN_BLOCK_BYTES)
             events.append(("+" if event >= 0 else "-", size, f"{lifetime.operator} in {lifetime.module}"))

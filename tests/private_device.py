@@ -115,7 +115,7 @@ def peak(settings: dict[str, Any]) -> int:
         CAST.clear()
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        return max(record_lifetimes(experiment, prepared, mark, build).allocated_bytes)
+        return max(record_lifetimes(experiment, prepared, mark, build).allocated_bytes_E)
 
 
 def main() -> None:

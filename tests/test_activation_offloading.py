@@ -12,6 +12,7 @@ from test_export import losses_here, run
 from torch import Tensor, nn
 
 from pipeline.base.contracts import Hardware
+from pipeline.config.experiment import Experiment
 from pipeline.export.write import export_files, write_files
 from pipeline.memory import offloading
 from pipeline.memory.device import hardware_of
@@ -22,7 +23,7 @@ from pipeline.memory.offloading import (
     offload_saved_tensors,
     offloaded_checkpoint,
 )
-from pipeline.memory.timeline import Timeline
+from pipeline.memory.timeline import Timeline, same_memory
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
 from pipeline.prediction.trace import record, trace
@@ -156,11 +157,31 @@ def test_no_prediction_is_extrapolated_across_the_size_from_which_on_tensors_are
     """The largest storages have 16 KiB a sequence: they reach 0.2 MiB from a micro-batch of 13 on."""
     target = find_card("t4")
     small = [traced(size, target, trace) for size in (2, 4, 8)]
-    assert len({timeline.events for timeline in small}) == 1
+    events = [timeline.events_E.tolist() for timeline in small]
+    assert events[0] == events[1] == events[2]
     for size in (12, 16):
         found, expected = (traced(size, target, how) for how in (trace, record))
-        assert (found.events, found.allocated_bytes) == (expected.events, expected.allocated_bytes)
-        assert (found.events == small[0].events) == (size == 12)
+        assert same_memory(found, expected)
+        assert (found.events_E.tolist() == events[0]) == (size == 12)
+
+
+def test_sizes_on_one_side_of_the_threshold_are_extrapolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A layer's input has 4 KiB a sequence, and reaches 64 KiB at 16; nothing else that is saved is as large."""
+    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    recorded, target = [], find_card("t4")
+
+    def recording(experiment: Experiment, *others: Any) -> Timeline:
+        recorded.append(experiment.micro_batch_size)
+        return record(experiment, *others)
+
+    monkeypatch.setattr("pipeline.prediction.trace.record", recording)
+    settings = {"checkpointing": "every_layer", "activation_offloading": True, "offloading_min_mib": 1 / 16}
+    for size in (2, 4, 8, 12, 16, 32, 64, 192):
+        experiment = tiny(micro_batch_size=size, effective_batch_size=size, **settings)
+        prepared = experiment.prepare()
+        found = trace(experiment, target, prepared)
+        assert size not in (12, 192) or same_memory(found, record(experiment, target, prepared, size))
+    assert recorded == [2, 4, 8, 16, 32, 64]
 
 
 def test_the_exported_script_offloads(tmp_path: Path) -> None:

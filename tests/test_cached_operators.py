@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.base.contracts import Hardware
 from pipeline.memory.recorder import LifetimeRecorder, passed_on
+from pipeline.memory.timeline import same_memory
 from pipeline.prediction.cached_operators import CachedFakeTensorMode, clear_cache
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.extrapolate_batch import same_memory
 from pipeline.prediction.trace import record
 
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)

@@ -268,8 +268,9 @@ def predicted_changes(case: Case) -> list[tuple[str, int]]:
             result.backward(gradient)
         timeline = recorder.timeline()
     changes = []
-    for event in timeline.events:
-        lifetime = timeline.lifetimes[event if event >= 0 else -1 - event]
+    lifetimes = timeline.lifetimes
+    for event in timeline.events_E:
+        lifetime = lifetimes[event if event >= 0 else -1 - event]
         changes.append(("+" if event >= 0 else "-", lifetime.num_bytes))
     return comparable(changes)
 

@@ -10,15 +10,19 @@ from conftest import tiny
 
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
-from pipeline.memory.timeline import Timeline
+from pipeline.memory.timeline import Timeline, same_memory
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.extrapolate_batch import same_memory
 from pipeline.prediction.extrapolate_depth import Layers, fewest_layers, with_more_layers
 from pipeline.prediction.predict import predict
 from pipeline.prediction.trace import record, trace
 
 CPU, CARD = hardware_of(torch.device("cpu")), find_card("h100")
 NUM_LAYERS = 16
+OFFLOADING: dict[str, Any] = {
+    "causal_lm__num_layers": 20,
+    "activation_offloading": True,
+    "offloading_min_mib": 0.01,  # narrow layers save nothing larger
+}
 
 
 def deep(num_layers: int = NUM_LAYERS, **settings: Any) -> Experiment:
@@ -42,6 +46,28 @@ def deep(num_layers: int = NUM_LAYERS, **settings: Any) -> Experiment:
 def test_a_deep_model_is_extrapolated_exactly(
     settings: dict[str, Any], target: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    check_extrapolation(settings, target, monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"precision": "fp16"},
+        {"causal_lm__num_layers": 20, "checkpointing": "offloaded", "precision": "bf16"},
+        {**OFFLOADING, "checkpointing": "every_layer", "precision": "fp16", "accumulation_steps": 2},
+        {**OFFLOADING, "checkpointing": "every_2_layers"},
+        {**OFFLOADING, "checkpointing": "attention_saved", "loss_kernel": "chunked"},
+    ],
+    ids=str,
+)
+def test_a_deep_model_on_a_card_is_extrapolated_exactly(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    check_extrapolation({"accumulation_steps": 1, **settings}, CARD, monkeypatch, tmp_path)
+
+
+def check_extrapolation(settings: dict[str, Any], target: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Compare the timeline that is extrapolated with the recording of all layers."""
     monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
     wanted = deep(**settings)
     prepared, recorded = wanted.read_corpus(), []
@@ -68,15 +94,21 @@ def test_layers_that_do_not_repeat_are_not_extrapolated() -> None:
     layers = Layers(fewest, 1, NUM_LAYERS - fewest)
     assert with_more_layers(shallow, deeper, layers) is not None
     assert with_more_layers(shallow, record(deep(fewest + 2), CPU, prepared, 2), layers) is None
-    number = next(n for n, one in enumerate(deeper.lifetimes) if one.module.startswith("transformer.h.2."))
-    other = replace(deeper.lifetimes[number], num_bytes=deeper.lifetimes[number].num_bytes + 1)
-    lifetimes = (*deeper.lifetimes[:number], other, *deeper.lifetimes[number + 1 :])
-    assert with_more_layers(shallow, replace(deeper, lifetimes=lifetimes), layers) is None
+    number = next(n for n, one in enumerate(deeper.origins) if one.module.startswith("transformer.h.2."))
+    num_bytes_N = deeper.num_bytes_N.copy()
+    num_bytes_N[number] += 1
+    assert with_more_layers(shallow, replace(deeper, num_bytes_N=num_bytes_N), layers) is None
 
 
 def test_policies_that_name_layers_have_no_period() -> None:
     assert deep().layer_period == 1 and deep(checkpointing="every_3_layers").layer_period == 3
     assert deep(checkpointing="full:0-3").layer_period is None
+
+
+def test_offloaded_layers_need_more_recorded_layers() -> None:
+    """A checkpointed layer saves only its input, which leaves the device when two further ones are on their way."""
+    kinds = ({}, OFFLOADING, {**OFFLOADING, "checkpointing": "every_layer"}, {"checkpointing": "offloaded"})
+    assert [fewest_layers(20, 1, deep(**each).layer_reach) for each in kinds] == [4, 4, 6, 6]
 
 
 def test_the_prediction_names_the_layers_of_the_deep_model() -> None:

@@ -20,9 +20,9 @@ from pipeline.base.heads import head_of, hidden_states, why_inseparable
 from pipeline.cli import main
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import AllSettings, merged, validate
+from pipeline.memory.timeline import same_memory
 from pipeline.models.causal_lm import PRESETS, CausalLm, _why_inseparable
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.extrapolate_batch import same_memory
 from pipeline.prediction.predict import predict
 from pipeline.prediction.trace import record, trace
 from pipeline.techniques.loss_kernel import LONGEST_CHUNK_TOKENS, LossKernel, default_chunk_tokens, has_fused

@@ -20,9 +20,10 @@ from pipeline.base.results import MemoryUse, StepRecord
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import AllSettings, merged, validate
 from pipeline.memory.flops import operations_of
+from pipeline.memory.timeline import same_memory
 from pipeline.models import causal_lm
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.extrapolate_batch import growth_of, same_memory
+from pipeline.prediction.extrapolate_batch import growth_of
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.fake_device import simulated
 from pipeline.prediction.predict import predict, predict_all
@@ -213,8 +214,8 @@ def test_many_micro_batches_are_predicted_from_two(settings: dict[str, Any], tar
     experiment = tiny(micro_batch_size=2, accumulation_steps=7, sequences="padded", **settings)
     prepared = experiment.read_corpus()
     short, whole = trace(experiment, target, prepared), record(experiment, target, prepared, 14)
-    assert len(short.events) < len(whole.events)
-    difference = max(whole.allocated_bytes) - max(short.allocated_bytes)
+    assert len(short.events_E) < len(whole.events_E)
+    difference = max(whole.allocated_bytes_E) - max(short.allocated_bytes_E)
     assert 0 <= difference <= 4 * LARGEST_GROWTH_BYTES  # the losses of the four that were not recorded
 
 
@@ -245,7 +246,7 @@ def test_a_prediction_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
     experiment = tiny(micro_batch_size=4)
     first = predict(experiment, CPU)
-    monkeypatch.setattr("pipeline.prediction.trace.record_lifetimes", None)  # must not be called
+    monkeypatch.setattr("pipeline.prediction.recording.record_lifetimes", None)  # must not be called
     again = predict(tiny(micro_batch_size=4, seed=1, num_steps=9, output="elsewhere"), CPU)
     assert again == first
     for changed in ({"micro_batch_size": 2}, {"precision": "bf16"}, {"sequences": "padded"}, {"sequence_length": 16}):
@@ -270,7 +271,7 @@ def test_large_micro_batches_are_extrapolated_from_small_ones(
         file.unlink()
     for size in RECORDED_SIZES:
         predict(tiny(micro_batch_size=size, checkpointing="every_layer", **settings), target)
-    monkeypatch.setattr("pipeline.prediction.trace.record_lifetimes", None)  # must not be called
+    monkeypatch.setattr("pipeline.prediction.recording.record_lifetimes", None)  # must not be called
     extrapolated = predict(wanted, target), trace(wanted, target, wanted.read_corpus())
     assert extrapolated[0] == truth[0] and same_memory(extrapolated[1], truth[1])
 
@@ -324,7 +325,8 @@ def test_sizes_that_do_not_grow_linearly_are_not_extrapolated() -> None:
     assert growth is not None and same_memory(
         growth.extrapolated(3, CPU), trace(tiny(micro_batch_size=3), CPU, prepared)
     )
-    odd = replace(large.lifetimes[-1], num_bytes=large.lifetimes[-1].num_bytes + 1)
-    assert growth_of((2, small), (4, replace(large, lifetimes=(*large.lifetimes[:-1], odd)))) is None
-    assert growth_of((2, small), (4, replace(large, events=large.events[:-1]))) is None
+    odd = large.num_bytes_N.copy()
+    odd[-1] += 1
+    assert growth_of((2, small), (4, replace(large, num_bytes_N=odd))) is None
+    assert growth_of((2, small), (4, replace(large, events_E=large.events_E[:-1]))) is None
     assert growth_of((2, small), (4, trace(tiny(precision="bf16"), CPU, prepared))) is None

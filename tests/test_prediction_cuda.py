@@ -47,8 +47,9 @@ ROUTES: list[dict[str, Any]] = [
 def visible_bytes(timeline: Timeline) -> int:
     """Return the peak without workspaces: what the dispatcher sees."""
     alive = peak = 0
-    for event in timeline.events:
-        lifetime = timeline.lifetimes[event if event >= 0 else -1 - event]
+    lifetimes = timeline.lifetimes
+    for event in timeline.events_E:
+        lifetime = lifetimes[event if event >= 0 else -1 - event]
         if not lifetime.operator.startswith("inside "):
             alive += lifetime.num_bytes if event >= 0 else -lifetime.num_bytes
             peak = max(peak, alive)

@@ -34,7 +34,7 @@ def timeline(storages: list[Storage], second_step: int) -> Timeline:
     placed |= {one.freed_at: -1 - number for number, one in enumerate(lifetimes) if one.freed_at is not None}
     spans = tuple(Span(step=step, phase="backward", begin=begin) for step, begin in ((0, 0), (1, second_step)))
     events = tuple(placed[index] for index in range(len(placed)))
-    return Timeline(lifetimes=lifetimes, events=events, seconds=(), spans=spans, work=())
+    return Timeline.of(lifetimes, events, spans=spans)
 
 
 FRAGMENTING: list[Storage] = [

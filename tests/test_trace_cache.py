@@ -16,7 +16,7 @@ from pipeline.prediction.cards import find_card
 from pipeline.prediction.trace_cache import CODE, cache_size, code_digest, read_trace, trace_file, write_trace
 
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
-EMPTY = Timeline(lifetimes=(), events=(), seconds=(), spans=(), work=())
+EMPTY = Timeline.of((), (), spans=())
 
 
 @pytest.fixture

@@ -143,6 +143,8 @@ class Technique(Settings, ABC):
 
     stage: ClassVar[Stage] = Stage.MODEL
     """When it is applied; techniques of one stage are applied in the order of their names."""
+    within_layers: ClassVar[bool] = False
+    """Whether it changes nothing outside of the model's layers, so that its prediction needs no other one's loss."""
 
     @property
     @abstractmethod
@@ -162,6 +164,14 @@ class Technique(Settings, ABC):
         """
         return 1
 
+    def layer_reach(self, settings: Any) -> int:
+        """Return how many layers it lets a storage of one layer outlast: 1 if it ends with the next layer.
+
+        `settings` has all settings of the run by name, as attributes.
+        """
+        del settings
+        return 1
+
     def resolved(self) -> Self:
         """Return a copy in which every derived setting has its value.
 
@@ -173,7 +183,10 @@ class Technique(Settings, ABC):
 
     @property
     def size_thresholds(self) -> tuple[float, ...]:
-        """Sizes in bytes from which on it treats a tensor in another way: no prediction is extrapolated across one."""
+        """Sizes in bytes from which on it treats a tensor in another way that a layer saves for the backward pass.
+
+        No prediction is extrapolated across one. Indices (int64) are treated in the same way at any size.
+        """
         return ()
 
     def num_chunks(self, num_tokens: int, width: int | None) -> int | None:

@@ -148,6 +148,13 @@ class Experiment:
         periods = [_layer_period(technique) for technique in self.techniques if technique.active]
         return None if None in periods else math.lcm(*(period for period in periods if period))
 
+    @property
+    def layer_reach(self) -> int:
+        """The number of layers that a storage of one layer may outlast."""
+        return max(
+            (technique.layer_reach(self.settings) for technique in self.techniques if technique.active), default=1
+        )
+
     def params(self) -> dict[str, Any]:
         """Return every setting that the run uses by its dotted name, and digests of the user's code that it uses."""
         digests = [digest(name) for name in (self.settings.model, self.settings.corpus) if is_function_name(name)]

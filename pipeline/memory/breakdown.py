@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pipeline.memory.timeline import CATEGORIES, Lifetime, Timeline
+import numpy as np
+
+from pipeline.memory.timeline import CATEGORIES, Timeline
 
 NUM_LARGEST = 15
 """Number of the largest tensors that a breakdown lists."""
@@ -53,32 +55,33 @@ class StepMemory:
 
 def at_peak(timeline: Timeline) -> Breakdown:
     """Return the breakdown of the peak of a timeline, which must not be empty."""
-    allocated = timeline.allocated_bytes
-    event = max(range(len(allocated)), key=allocated.__getitem__)
+    event = int(timeline.allocated_bytes_E.argmax())
     span, alive = timeline.span_of(event), timeline.alive(event)
-    last = max(alive, key=lambda lifetime: lifetime.allocated_at)
+    sizes, origins = timeline.num_bytes_N[alive].tolist(), [timeline.origins[number] for number in alive]
+    largest = alive[np.argsort(-timeline.num_bytes_N[alive], kind="stable")[:NUM_LARGEST]]
     return Breakdown(
-        peak_bytes=allocated[event],
+        peak_bytes=int(timeline.allocated_bytes_E[event]),
         step=span.step,
         phase=span.phase,
-        operator=last.operator,
-        module=last.module,
-        category_bytes=_summed((lifetime.category, lifetime.num_bytes) for lifetime in alive),
-        module_bytes=_summed((lifetime.module, lifetime.num_bytes) for lifetime in alive),
-        largest=tuple(map(_described, sorted(alive, key=lambda lifetime: -lifetime.num_bytes)[:NUM_LARGEST])),
+        operator=origins[-1].operator,
+        module=origins[-1].module,
+        category_bytes=_summed((origin.category, size) for origin, size in zip(origins, sizes, strict=True)),
+        module_bytes=_summed((origin.module, size) for origin, size in zip(origins, sizes, strict=True)),
+        largest=tuple(_described(timeline, number) for number in largest.tolist()),
     )
 
 
 def course_of(timeline: Timeline, step: int) -> StepMemory:
     """Return the memory over optimizer step `step`, counted from 0, which must have been recorded."""
-    begins = [span.begin for span in timeline.spans] + [len(timeline.events)]
+    begins, ends = [span.begin for span in timeline.spans], timeline.ends
     of_step = [number for number, span in enumerate(timeline.spans) if span.step == step and span.phase != "load"]
-    begin, end = begins[of_step[0]], begins[of_step[-1] + 1]
+    begin, end = begins[of_step[0]], ends[of_step[-1]]
     alive = dict.fromkeys(CATEGORIES, 0)
     courses: dict[str, list[int]] = {category: [] for category in CATEGORIES}
-    for number, event in enumerate(timeline.events[:end]):
-        lifetime = timeline.lifetimes[event if event >= 0 else -1 - event]
-        alive[lifetime.category] += lifetime.num_bytes if event >= 0 else -lifetime.num_bytes
+    sizes = timeline.num_bytes_N.tolist()
+    for number, event in enumerate(timeline.events_E[:end].tolist()):
+        storage = event if event >= 0 else -1 - event
+        alive[timeline.origins[storage].category] += sizes[storage] if event >= 0 else -sizes[storage]
         if number >= begin:
             for category, total in alive.items():
                 courses[category].append(total)
@@ -98,12 +101,13 @@ def _summed(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
     return dict(totals.most_common())
 
 
-def _described(lifetime: Lifetime) -> LiveTensor:
+def _described(timeline: Timeline, number: int) -> LiveTensor:
+    origin = timeline.origins[number]
     return LiveTensor(
-        num_bytes=lifetime.num_bytes,
-        shape=lifetime.shape,
-        dtype=str(lifetime.dtype).removeprefix("torch."),
-        category=lifetime.category,
-        module=lifetime.module,
-        operator=lifetime.operator,
+        num_bytes=int(timeline.num_bytes_N[number]),
+        shape=tuple(timeline.shapes[number]),
+        dtype=str(origin.dtype).removeprefix("torch."),
+        category=origin.category,
+        module=origin.module,
+        operator=origin.operator,
     )

@@ -73,6 +73,7 @@ class Offloading:
     def _is_offloaded(self, tensor: Tensor) -> bool:
         return (
             tensor.layout is torch.strided
+            and tensor.dtype != torch.int64  # indices
             and tensor.device == self._device
             and tensor.untyped_storage().nbytes() >= max(1.0, self._smallest_bytes)
             and _address(tensor) not in self._excluded

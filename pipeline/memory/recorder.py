@@ -97,12 +97,12 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the timeline recorded so far."""
         self._categorize()
         first = self._seconds[0] if self._seconds else 0.0
-        return Timeline(
-            lifetimes=tuple(self._lifetimes),
-            events=tuple(self._events),
-            seconds=tuple(moment - first for moment in self._seconds),
-            spans=tuple(self._spans),
-            work=tuple(self._work),
+        return Timeline.of(
+            self._lifetimes,
+            self._events,
+            seconds=[moment - first for moment in self._seconds],
+            spans=self._spans,
+            work=self._work,
         )
 
     def __torch_dispatch__(

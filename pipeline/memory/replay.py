@@ -5,6 +5,8 @@ from array import array
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+
 from pipeline.memory.allocator import CachingAllocator
 from pipeline.memory.blocks import Block
 from pipeline.memory.timeline import Timeline
@@ -40,8 +42,8 @@ class Requests:
         step = max(span.step for span in timeline.spans if span.phase in ("backward", "load"))
         begin = next(span.begin for span in timeline.spans if span.step == step)
         return cls(
-            zlib.compress(array("q", [*(one.num_bytes for one in timeline.lifetimes), *timeline.events]), level=1),
-            len(timeline.lifetimes),
+            zlib.compress(np.concatenate([timeline.num_bytes_N, timeline.events_E]).tobytes(), level=1),
+            len(timeline.num_bytes_N),
             last_step=begin,
             num_repeats=max(0, num_steps - step - 1) if _is_repeatable(timeline, begin) else 0,
         )
@@ -76,12 +78,9 @@ def _serve(events: "array[int]", sizes: "array[int]", allocator: CachingAllocato
 
 def _is_repeatable(timeline: Timeline, begin: int) -> bool:
     """Whether the step from event `begin` on leaves the storages that it found, except for the values of losses."""
-    exchanged = [
-        lifetime.num_bytes
-        for lifetime in timeline.lifetimes
-        if (lifetime.freed_at is None if lifetime.allocated_at >= begin else (lifetime.freed_at or 0) >= begin)
-    ]
-    return sum(exchanged) <= LARGEST_EXCHANGE_BYTES
+    is_new, is_kept = timeline.allocated_at_N >= begin, timeline.freed_at_N == len(timeline.events_E)
+    exchanged = np.where(is_new, is_kept, (timeline.freed_at_N >= begin) & ~is_kept)
+    return bool(timeline.num_bytes_N[exchanged].sum() <= LARGEST_EXCHANGE_BYTES)
 
 
 def peaks_of(allocator: CachingAllocator) -> AllocatorPeaks:

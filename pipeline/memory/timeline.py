@@ -1,24 +1,29 @@
-"""Storage lifetimes: when each tensor storage was allocated and freed, its size, and the operator that made it."""
+"""Storage lifetimes: when each tensor storage was allocated and freed, its size, and the operator that made it.
 
+N counts storages in the order of their allocation, E events.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from typing import NamedTuple, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pipeline.memory.work import Work
 
 CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "temporary")
 """Purposes of a storage: activations are kept by a forward pass for its backward pass; the rest is temporary."""
 
+IntArray = NDArray[np.int64]
+Shape = tuple[int, ...]
 
-@dataclass(kw_only=True, slots=True)
-class Lifetime:
-    """One storage, from its allocation to its release."""
 
-    num_bytes: int
-    shape: tuple[int, ...]
-    """Shape of the tensor that it was allocated for."""
+class Origin(NamedTuple):
+    """What made a storage, and what for."""
+
     dtype: torch.dtype
     operator: str
     """Name of the operator that allocated it, without its namespace."""
@@ -26,6 +31,19 @@ class Lifetime:
     """Dotted name of the innermost module that ran the operator; `loss` or `optimizer` outside of all modules."""
     category: str
     """One of CATEGORIES."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Lifetime:
+    """One storage, from its allocation to its release."""
+
+    num_bytes: int
+    shape: Shape
+    """Shape of the tensor that it was allocated for."""
+    dtype: torch.dtype
+    operator: str
+    module: str
+    category: str
     allocated_at: int
     """Index of its allocation among the events."""
     freed_at: int | None = None
@@ -55,17 +73,42 @@ class PhaseWork:
     work: Work
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Timeline:
     """All allocations and releases, in their order, and the work of the phases."""
 
-    lifetimes: tuple[Lifetime, ...]
-    events: tuple[int, ...]
+    num_bytes_N: IntArray
+    shapes: Sequence[Shape]
+    """For each storage the shape of the tensor that it was allocated for."""
+    origins: Sequence[Origin]
+    """The origin of each storage."""
+    events_E: IntArray
     """n for the allocation of storage n, -1 - n for its release."""
-    seconds: tuple[float, ...]
-    """Time of each event, from the first one."""
+    seconds: Sequence[float] = ()
+    """Time of each event, from the first one; empty unless it is a recording."""
     spans: tuple[Span, ...]
     work: tuple[PhaseWork, ...]
+
+    @classmethod
+    def of(
+        cls,
+        lifetimes: Sequence[Lifetime],
+        events: Iterable[int],
+        *,
+        spans: Sequence[Span],
+        seconds: Sequence[float] = (),
+        work: Sequence[PhaseWork] = (),
+    ) -> Self:
+        """Return the timeline of lifetimes in the order of their allocation."""
+        return cls(
+            num_bytes_N=np.array([one.num_bytes for one in lifetimes], np.int64),
+            shapes=tuple(one.shape for one in lifetimes),
+            origins=tuple(Origin(one.dtype, one.operator, one.module, one.category) for one in lifetimes),
+            events_E=np.array(list(events), np.int64),
+            seconds=tuple(seconds),
+            spans=tuple(spans),
+            work=tuple(work),
+        )
 
     def pass_work(self, num_passes: int) -> Work:
         """Return the mean work of the forward and backward passes of the last optimizer step, which has `num_passes`.
@@ -87,19 +130,62 @@ class Timeline:
         return [one.work for one in self.work if (one.step, one.phase) == (last, phase)]
 
     @cached_property
-    def allocated_bytes(self) -> list[int]:
-        """Return the bytes alive after each event."""
-        sizes = [lifetime.num_bytes for lifetime in self.lifetimes]
-        return list(accumulate([sizes[event] if event >= 0 else -sizes[-1 - event] for event in self.events]))
+    def allocated_at_N(self) -> IntArray:
+        """Index of the allocation of each storage among the events."""
+        return np.flatnonzero(self.events_E >= 0)
 
-    def alive(self, event: int) -> list[Lifetime]:
-        """Return the storages that are alive after event number `event`."""
-        return [
-            lifetime
-            for lifetime in self.lifetimes
-            if lifetime.allocated_at <= event and (lifetime.freed_at is None or lifetime.freed_at > event)
-        ]
+    @cached_property
+    def freed_at_N(self) -> IntArray:
+        """Index of the release of each storage among the events; their number where it is never released."""
+        freed_at_N = np.full(len(self.num_bytes_N), len(self.events_E))
+        releases = np.flatnonzero(self.events_E < 0)
+        freed_at_N[-1 - self.events_E[releases]] = releases
+        return freed_at_N
+
+    @cached_property
+    def allocated_bytes_E(self) -> IntArray:
+        """The bytes alive after each event."""
+        is_release = self.events_E < 0
+        num_bytes = self.num_bytes_N[np.where(is_release, -1 - self.events_E, self.events_E)]
+        total: IntArray = np.cumsum(np.where(is_release, -num_bytes, num_bytes))
+        return total
+
+    def alive(self, event: int) -> IntArray:
+        """Return the numbers of the storages that are alive after event number `event`."""
+        return np.flatnonzero((self.allocated_at_N <= event) & (self.freed_at_N > event))
 
     def span_of(self, event: int) -> Span:
         """Return the span of event number `event`."""
         return next(span for span in reversed(self.spans) if span.begin <= event)
+
+    @property
+    def ends(self) -> list[int]:
+        """Index of the first event after each span."""
+        return [*(span.begin for span in self.spans[1:]), len(self.events_E)]
+
+    @property
+    def lifetimes(self) -> list[Lifetime]:
+        """Every storage as one object."""
+        return [
+            Lifetime(
+                num_bytes=int(num_bytes),
+                shape=tuple(shape),
+                **origin._asdict(),
+                allocated_at=int(begin),
+                freed_at=int(end) if end < len(self.events_E) else None,
+            )
+            for num_bytes, shape, origin, begin, end in zip(
+                self.num_bytes_N, self.shapes, self.origins, self.allocated_at_N, self.freed_at_N, strict=True
+            )
+        ]
+
+
+def same_memory(one: Timeline, other: Timeline) -> bool:
+    """Whether two timelines are equal except for the times of their events."""
+    return (
+        np.array_equal(one.events_E, other.events_E)
+        and np.array_equal(one.num_bytes_N, other.num_bytes_N)
+        and (one.spans, one.work) == (other.spans, other.work)
+        and tuple(one.origins) == tuple(other.origins)
+        and tuple(one.shapes) == tuple(other.shapes)
+    )

@@ -154,7 +154,7 @@ def _layers(
 def _kept_bytes(timeline: Timeline) -> int:
     """Return the bytes alive when the last backward pass begins."""
     begin = next(span.begin for span in reversed(timeline.spans) if span.phase == "backward")
-    return timeline.allocated_bytes[begin - 1]
+    return int(timeline.allocated_bytes_E[begin - 1])
 
 
 def _with(experiment: Experiment, checkpointing: str) -> Experiment:

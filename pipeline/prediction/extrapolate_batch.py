@@ -1,15 +1,21 @@
 """Extrapolation of a timeline to other micro-batch sizes.
 
 Every storage grows linearly with the size, except some buffers inside operators, which are computed from their shape.
+N counts storages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from functools import cached_property
+from itertools import groupby, pairwise
+
+import numpy as np
+import torch
 
 from pipeline.base.contracts import Hardware
-from pipeline.memory.timeline import Lifetime, PhaseWork, Timeline
+from pipeline.memory.timeline import IntArray, PhaseWork, Shape, Timeline
 from pipeline.memory.work import Work, combined
+from pipeline.prediction.extrapolate_depth import INDEX
 from pipeline.prediction.reductions import buffer_bytes, has_formula
 
 Recorded = tuple[int, Timeline]
@@ -17,6 +23,28 @@ Recorded = tuple[int, Timeline]
 
 
 @dataclass(frozen=True)
+class GrownShapes(Sequence[Shape]):
+    """The shapes of a timeline's storages at a larger micro-batch size, each computed when it is asked for."""
+
+    shapes: Sequence[Shape]
+    growing: Mapping[int, Shape]
+    """Growth per sequence in each dimension, by the index of the storage."""
+    num_more: int
+    """Sequences more than in `shapes`."""
+
+    def __len__(self) -> int:
+        """Return the number of storages."""
+        return len(self.shapes)
+
+    def __getitem__(self, number: int) -> Shape:  # type: ignore[override]
+        """Return the shape of one storage."""
+        shape, growths = self.shapes[number], self.growing.get(number)
+        if growths is None:
+            return shape
+        return tuple([value + self.num_more * growth for value, growth in zip(shape, growths, strict=True)])
+
+
+@dataclass(frozen=True, eq=False)
 class Growth:
     """The linear growth between the timelines of two micro-batch sizes."""
 
@@ -24,34 +52,51 @@ class Growth:
     """The first of the two sizes."""
     timeline: Timeline
     """Its timeline."""
-    growing: tuple[tuple[int, int, tuple[int, ...]], ...]
-    """For each storage that grows: its index, its bytes per sequence, and its growth per sequence in each dimension."""
+    more_bytes_N: IntArray
+    """Growth of each storage per sequence, in bytes; 0 for those with a formula."""
+    growing: Mapping[int, Shape]
+    """Growth per sequence in each dimension of the storages whose shapes grow."""
+    with_formula: tuple[int, ...]
+    """The storages whose size is computed from their shape."""
     sequence_work: tuple[Work, ...]
     """The growth of each phase's work per sequence."""
 
     def extrapolated(self, size: int, target: Hardware) -> Timeline:
         """Return the timeline at micro-batch size `size`."""
-        more, lifetimes = size - self.size, list(self.timeline.lifetimes)
-        for number, num_bytes, dimensions in self.growing:
-            lifetime = lifetimes[number]
-            shape = tuple([value + more * growth for value, growth in zip(lifetime.shape, dimensions, strict=True)])
-            lifetimes[number] = Lifetime(  # dataclasses.replace takes three times as long
-                num_bytes=buffer_bytes(lifetime, shape, target)
-                if has_formula(lifetime)
-                else lifetime.num_bytes + more * num_bytes,
-                shape=shape,
-                dtype=lifetime.dtype,
-                operator=lifetime.operator,
-                module=lifetime.module,
-                category=lifetime.category,
-                allocated_at=lifetime.allocated_at,
-                freed_at=lifetime.freed_at,
-            )
+        more = size - self.size
+        shapes = GrownShapes(self.timeline.shapes, self.growing, more)
+        num_bytes_N = self.timeline.num_bytes_N + more * self.more_bytes_N
+        for number in self.with_formula:
+            num_bytes_N[number] = buffer_bytes(self.timeline.origins[number], shapes[number], target)
         work = tuple(
             replace(phase, work=phase.work + growth * more)
             for phase, growth in zip(self.timeline.work, self.sequence_work, strict=True)
         )
-        return replace(self.timeline, lifetimes=tuple(lifetimes), work=work)
+        return replace(self.timeline, num_bytes_N=num_bytes_N, shapes=shapes, work=work)
+
+    def crosses(self, size: int, thresholds: Sequence[float]) -> bool:
+        """Whether a storage that the layers may save reaches a threshold, in bytes, on the way to size `size`."""
+        if not thresholds:
+            return False
+        old = self.timeline.num_bytes_N[self._saved_by_layers]
+        new = old + (size - self.size) * self.more_bytes_N[self._saved_by_layers]
+        return any(((old < threshold) & (threshold <= new)).any() for threshold in thresholds)
+
+    @cached_property
+    def _saved_by_layers(self) -> IntArray:
+        """The storages that may be saved by a layer: kept by a forward pass, and made before its last layer ends.
+
+        Indices, in int64, are no activations.
+        """
+        origins, saved = self.timeline.origins, list[int]()
+        begins = [span.begin for span in self.timeline.spans] + [len(self.timeline.events_E)]
+        firsts_S = np.searchsorted(self.timeline.allocated_at_N, begins)
+        for span, (first, end) in zip(self.timeline.spans, pairwise(firsts_S.tolist()), strict=True):
+            made = range(first, end) if span.phase == "forward" else ()
+            last = max((number for number in made if INDEX.search(origins[number].module)), default=-1)
+            kept = [number for number in made if number <= last and origins[number].category == "activations"]
+            saved += [number for number in kept if origins[number].dtype != torch.int64]
+        return np.array(saved, np.int64)
 
 
 def growth_of(first: Recorded, second: Recorded) -> Growth | None:
@@ -60,23 +105,28 @@ def growth_of(first: Recorded, second: Recorded) -> Growth | None:
     It is None if the timelines differ in more than sizes, or if the growth per sequence is not an integer:
     nothing is rounded.
     """
-    (size, timeline), (other_size, other_timeline) = first, second
-    if (timeline.events, timeline.spans) != (other_timeline.events, other_timeline.spans):
+    (size, one), (other_size, other) = first, second
+    if (one.spans, tuple(one.origins)) != (other.spans, tuple(other.origins)):
+        return None
+    if not np.array_equal(one.events_E, other.events_E):
         return None
     difference = other_size - size
-    growing = []
-    for number, (one, other) in enumerate(zip(timeline.lifetimes, other_timeline.lifetimes, strict=True)):
-        if len(one.shape) != len(other.shape) or _fixed(one) != _fixed(other):
-            return None
-        num_bytes = 0 if has_formula(one) else other.num_bytes - one.num_bytes
-        growths = (num_bytes, *(b - a for a, b in zip(one.shape, other.shape, strict=True)))
-        if any(growths):
-            if any(growth % difference for growth in growths):
+    growing = {}
+    for number, (shape, other_shape) in enumerate(zip(one.shapes, other.shapes, strict=True)):
+        if shape != other_shape:
+            if len(shape) != len(other_shape):
                 return None
-            num_bytes, *dimensions = (growth // difference for growth in growths)
-            growing.append((number, num_bytes, tuple(dimensions)))
-    work = _growth_of_work(timeline.work, other_timeline.work, difference)
-    return None if work is None else Growth(size, timeline, tuple(growing), work)
+            growing[number] = tuple([b - a for a, b in zip(shape, other_shape, strict=True)])
+    with_formula = tuple(number for number, origin in enumerate(one.origins) if has_formula(origin))
+    more_bytes_N = other.num_bytes_N - one.num_bytes_N
+    more_bytes_N[list(with_formula)] = 0
+    if (more_bytes_N % difference).any() or any(more % difference for growths in growing.values() for more in growths):
+        return None
+    work = _growth_of_work(one.work, other.work, difference)
+    if work is None:
+        return None
+    per_sequence = {number: tuple(more // difference for more in growths) for number, growths in growing.items()}
+    return Growth(size, one, more_bytes_N // difference, per_sequence, with_formula, work)
 
 
 def _growth_of_work(
@@ -91,43 +141,13 @@ def _growth_of_work(
     return tuple(combined(lambda amount: amount // difference, growth) for growth in growths)
 
 
-def crosses(timeline: Timeline, extrapolated: Timeline, thresholds: Sequence[float]) -> bool:
-    """Whether a storage is smaller than a threshold, in bytes, in one of the timelines only."""
-    pairs = zip(timeline.lifetimes, extrapolated.lifetimes, strict=True)
-    sizes = [(one.num_bytes, other.num_bytes) for one, other in pairs] if thresholds else []
-    return any((one < threshold) != (other < threshold) for threshold in thresholds for one, other in sizes)
-
-
 def with_sorted_releases(timeline: Timeline) -> Timeline:
     """Return the timeline with consecutive releases sorted by allocation.
 
     Autocast frees its cast weights in an order that varies from run to run.
     """
     events: list[int] = []
-    for is_release, group in groupby(timeline.events, lambda event: event < 0):
+    for is_release, group in groupby(timeline.events_E.tolist(), lambda event: event < 0):
         consecutive = list(group)
         events += sorted(consecutive, reverse=True) if is_release else consecutive
-    freed_at = {-1 - event: number for number, event in enumerate(events) if event < 0}
-    lifetimes = tuple(
-        lifetime
-        if lifetime.freed_at is not None and lifetime.freed_at == freed_at.get(number)
-        else replace(lifetime, freed_at=freed_at.get(number))
-        for number, lifetime in enumerate(timeline.lifetimes)
-    )
-    return replace(timeline, lifetimes=lifetimes, events=tuple(events))
-
-
-def same_memory(one: Timeline, other: Timeline) -> bool:
-    """Whether two timelines are equal except for the times of their events."""
-    return replace(one, seconds=()) == replace(other, seconds=())
-
-
-def _fixed(lifetime: Lifetime) -> tuple[object, ...]:
-    return (
-        lifetime.dtype,
-        lifetime.operator,
-        lifetime.module,
-        lifetime.category,
-        lifetime.allocated_at,
-        lifetime.freed_at,
-    )
+    return replace(timeline, events_E=np.array(events, np.int64))

@@ -10,17 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from pipeline.memory.timeline import Lifetime, Span, Timeline
+import numpy as np
+
+from pipeline.memory.timeline import IntArray, Origin, Shape, Span, Timeline
 from pipeline.memory.work import combined
 from pipeline.prediction.reductions import has_formula
 
 INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
 """A number in a module's dotted name."""
-NUM_FIRST = 1
-"""Layers before the ones that are repeated: the first differs from the others in its input."""
-NUM_LAST = 2
-"""Layers after the first that is repeated, at least: the last differs in its output, the one before follows it."""
-
 Place = tuple[int, int | None]
 """The index of a storage or of an event in the shallow timeline, and its layer in the deep model."""
 
@@ -34,23 +31,28 @@ class Layers:
     """Number of layers after which they repeat: 2 where every second one is checkpointed."""
     num_more: int
     """A multiple of the period."""
+    reach: int = 1
+    """The most layers between those of an event and of the one after it, but from the first layers to the last ones.
+
+    So many first layers are not repeated: they differ from the others in what came before them.
+    """
 
     @property
     def num_before_last(self) -> int:
         """The index of the first layer after the repeated ones, in the shallow model."""
-        return NUM_FIRST + self.period
+        return self.reach + self.period
 
     def source(self, layer: int) -> int:
         """Return the shallow model's layer of which a layer of the deep model is a copy."""
-        if layer < NUM_FIRST:
+        if layer < self.reach:
             return layer
         if layer >= self.num_before_last + self.num_more:
             return layer - self.num_more
-        return NUM_FIRST + (layer - NUM_FIRST) % self.period
+        return self.reach + (layer - self.reach) % self.period
 
     def copies(self, layer: int) -> int:
         """Return the number of layers in the deep model that are copies of a layer of the shallow one."""
-        return 1 + self.num_more // self.period * (NUM_FIRST <= layer < self.num_before_last)
+        return 1 + self.num_more // self.period * (self.reach <= layer < self.num_before_last)
 
     def next(self, layer: int | None, copy: int | None, following: int | None) -> int | None:
         """Return the layer in the deep model of the event after an event of `layer`, which is there in layer `copy`.
@@ -65,48 +67,49 @@ class Layers:
         if following is None:
             return None
         if layer is None or copy is None:
-            if NUM_FIRST <= following < self.num_before_last:
+            if self.reach <= following < self.num_before_last:
                 raise LookupError
         elif (
-            (layer < NUM_FIRST) == (following < NUM_FIRST)
-            or min(layer, following) >= NUM_FIRST
-            or (max(layer, following) < self.num_before_last)
+            (layer < self.reach) == (following < self.reach)
+            or max(layer, following) < self.num_before_last
+            or abs(following - layer) <= self.reach
         ):
             return copy + following - layer
-        return following + self.num_more * (following >= NUM_FIRST)
+        return following + self.num_more * (following >= self.reach)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Repetition:
-    """The order of the events of a deep model, each a copy of an event of the shallow model."""
+    """The storages and events of a deep model, each a copy of one of the shallow model; N and E count the deep ones."""
 
-    storages: tuple[Place, ...]
-    events: tuple[int, ...]
-    ends: tuple[tuple[int, int | None], ...]
-    """For each storage the indices of its allocation and of its release among the events."""
+    source_N: IntArray
+    """The shallow model's storage of which each one is a copy."""
+    layers: tuple[int | None, ...]
+    """The layer of each storage; None if it belongs to no layer."""
+    events_E: IntArray
     spans: tuple[Span, ...]
 
-    def lifetimes(self, timeline: Timeline) -> list[Lifetime]:
-        """Return the deep model's storages, from a timeline of the shallow model with the same events."""
-        return [
-            Lifetime(
-                num_bytes=one.num_bytes,
-                shape=one.shape,
-                dtype=one.dtype,
-                operator=one.operator,
-                module=one.module if layer is None else _in_layer(one.module, layer),
-                category=one.category,
-                allocated_at=allocated_at,
-                freed_at=freed_at,
-            )
-            for (number, layer), (allocated_at, freed_at) in zip(self.storages, self.ends, strict=True)
-            for one in (timeline.lifetimes[number],)
-        ]
+    def timeline(self, shallow: Timeline) -> Timeline:
+        """Return the deep model's timeline from one of the shallow model with the same events; its work is missing."""
+        numbers = self.source_N.tolist()
+        return Timeline(
+            num_bytes_N=shallow.num_bytes_N[self.source_N],
+            shapes=tuple([shallow.shapes[number] for number in numbers]),
+            origins=tuple(
+                [_copied(shallow.origins[number], layer) for number, layer in zip(numbers, self.layers, strict=True)]
+            ),
+            events_E=self.events_E,
+            spans=self.spans,
+            work=(),
+        )
 
 
-def fewest_layers(num_layers: int, period: int) -> int:
-    """Return the layers of the shallow model: at least one period between the first and the last ones."""
-    least = max(NUM_FIRST + period + 1, NUM_FIRST + NUM_LAST + 1)
+def fewest_layers(num_layers: int, period: int, reach: int = 1) -> int:
+    """Return the layers of the shallow model: at least one period between the first and the last ones.
+
+    The last layers differ in what comes after them, and the one before follows such a layer.
+    """
+    least = reach + max(period, reach + 1) + 1
     return least + (num_layers - least) % period
 
 
@@ -123,46 +126,46 @@ def with_more_layers(shallow: Timeline, deeper: Timeline, layers: Layers) -> Tim
     grown = _grown_storages(again, shallow, deeper)
     if grown is None or [(one.step, one.phase) for one in shallow.work] != [(o.step, o.phase) for o in deeper.work]:
         return None
-    times = layers.num_more // layers.period
-    lifetimes, work = deep.lifetimes(shallow), []
-    for number, other in grown.items():
-        one = lifetimes[deep.storages.index((number, None))]
-        one.num_bytes += times * (other.num_bytes - one.num_bytes)
-        one.shape = tuple(a + times * (b - a) for a, b in zip(one.shape, other.shape, strict=True))
-    for phase, more in zip(shallow.work, deeper.work, strict=True):
-        work.append(replace(phase, work=combined(lambda a, b: a + times * (b - a), phase.work, more.work)))
-    return Timeline(
-        lifetimes=tuple(lifetimes),
-        events=deep.events,
-        seconds=(0.0,) * len(deep.events),
-        spans=deep.spans,
-        work=tuple(work),
+    times, timeline = layers.num_more // layers.period, deep.timeline(shallow)
+    places = {number: place for place, number in enumerate(deep.source_N.tolist()) if number in grown}
+    shapes = list(timeline.shapes)
+    for number, (num_bytes, shape) in grown.items():
+        place = places[number]
+        timeline.num_bytes_N[place] += times * (num_bytes - timeline.num_bytes_N[place])
+        shapes[place] = tuple([a + times * (b - a) for a, b in zip(shapes[place], shape, strict=True)])
+    work = tuple(
+        replace(phase, work=combined(lambda a, b: a + times * (b - a), phase.work, more.work))
+        for phase, more in zip(shallow.work, deeper.work, strict=True)
     )
+    return replace(timeline, shapes=tuple(shapes), work=work)
 
 
-def _grown_storages(again: Repetition, shallow: Timeline, deeper: Timeline) -> dict[int, Lifetime] | None:
-    """Return the storages of no layer that are larger in the deeper timeline, by their index in the shallow one.
+def _grown_storages(again: Repetition, shallow: Timeline, deeper: Timeline) -> dict[int, tuple[int, Shape]] | None:
+    """Return bytes and shape of the storages of no layer that are larger in the deeper timeline, by the shallow index.
 
     It is None if that timeline differs in anything else from the repetition `again` of the shallow one.
     """
-    if (again.events, again.spans) != (deeper.events, deeper.spans):
+    expected = again.timeline(shallow)
+    if (expected.spans, expected.origins) != (deeper.spans, tuple(deeper.origins)):
         return None
-    grown = {}
-    for (number, layer), one, other in zip(again.storages, again.lifetimes(shallow), deeper.lifetimes, strict=True):
-        if one == other:
-            continue
-        same = replace(one, num_bytes=other.num_bytes, shape=other.shape) == other
-        if layer is not None or not same or len(one.shape) != len(other.shape) or has_formula(one):
+    if not np.array_equal(expected.events_E, deeper.events_E):
+        return None
+    sizes, shapes = (expected.num_bytes_N, deeper.num_bytes_N), (expected.shapes, tuple(deeper.shapes))
+    differing = set(np.flatnonzero(sizes[0] != sizes[1]).tolist())
+    if shapes[0] != shapes[1]:
+        differing |= {number for number, (one, other) in enumerate(zip(*shapes, strict=True)) if one != other}
+    for number in differing:
+        same_rank = len(shapes[0][number]) == len(shapes[1][number])
+        if again.layers[number] is not None or not same_rank or has_formula(expected.origins[number]):
             return None
-        grown[number] = other
-    return grown
+    return {int(again.source_N[number]): (int(sizes[1][number]), shapes[1][number]) for number in differing}
 
 
 def repetition_of(timeline: Timeline, layers: Layers) -> Repetition | None:
     """Return the events of the deep model; None if they do not follow from those of the shallow one."""
-    modules = tuple(lifetime.module for lifetime in timeline.lifetimes)
-    operators = tuple(lifetime.operator for lifetime in timeline.lifetimes)
-    return _repetition(timeline.events, timeline.spans, modules, operators, layers)
+    modules = tuple([origin.module for origin in timeline.origins])
+    operators = tuple([origin.operator for origin in timeline.origins])
+    return _repetition(tuple(timeline.events_E.tolist()), timeline.spans, modules, operators, layers)
 
 
 @lru_cache(maxsize=8)
@@ -178,22 +181,19 @@ def _repetition(
     except LookupError:
         return None
     numbers: dict[Place, int] = {}
-    begins: list[int] = []
-    ends: list[int | None] = []
+    released: set[Place] = set()
     repeated: list[int] = []
-    for at, (event, layer) in enumerate(order):
+    for event, layer in order:
         storage = events[event]
         if storage >= 0:
-            numbers[storage, layer] = len(begins)
-            repeated.append(len(begins))
-            begins.append(at)
-            ends.append(None)
+            numbers[storage, layer] = len(numbers)
+            repeated.append(numbers[storage, layer])
         else:
-            number = numbers.get((-1 - storage, layer))
-            if number is None or ends[number] is not None:
+            place = -1 - storage, layer
+            if place not in numbers or place in released:
                 return None
-            ends[number] = at
-            repeated.append(-1 - number)
+            released.add(place)
+            repeated.append(-1 - numbers[place])
     places: dict[int, list[int]] = {span.begin: [] for span in spans}
     for at, (event, _) in enumerate(order):
         if event in places:
@@ -201,9 +201,9 @@ def _repetition(
     if any(len(found) != 1 for found in places.values()):
         return None  # a phase that begins in a repeated layer
     return Repetition(
-        storages=tuple(numbers),
-        events=tuple(repeated),
-        ends=tuple(zip(begins, ends, strict=True)),
+        source_N=np.array([storage for storage, _ in numbers], np.int64),
+        layers=tuple([layer for _, layer in numbers]),
+        events_E=np.array(repeated, np.int64),
         spans=tuple(replace(span, begin=places[span.begin][0]) for span in spans),
     )
 
@@ -295,6 +295,11 @@ def _keys(
 def _layer(module: str) -> int | None:
     found = INDEX.search(module)
     return int(found.group()) if found else None
+
+
+@lru_cache(maxsize=2**16)
+def _copied(origin: Origin, layer: int | None) -> Origin:
+    return origin if layer is None else origin._replace(module=_in_layer(origin.module, layer))
 
 
 @lru_cache(maxsize=2**16)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import limited_peak
@@ -16,7 +18,7 @@ from pipeline.memory.replay import AllocatorPeaks, Requests
 from pipeline.memory.timeline import Timeline
 from pipeline.memory.work import Work
 from pipeline.prediction.cuda_context import context_bytes_of
-from pipeline.prediction.trace import family_of, others_need, trace
+from pipeline.prediction.trace import derives_from_another_loss, family_of, others_need, trace
 from pipeline.runtime.environment import uses_expandable_segments
 from pipeline.runtime.fork_server import has_server, num_cores
 from pipeline.runtime.worker_pool import run_all, worker_pool
@@ -122,7 +124,7 @@ def predict(
     )
     return Prediction(
         target=target,
-        peak_allocated_bytes=peaks.peak_allocated_bytes if peaks else max(timeline.allocated_bytes),
+        peak_allocated_bytes=peaks.peak_allocated_bytes if peaks else int(timeline.allocated_bytes_E.max()),
         peak_reserved_bytes=peaks.peak_reserved_bytes if peaks else None,
         peak_device_bytes=peaks.peak_reserved_bytes + context_bytes if peaks else None,
         breakdown=at_peak(timeline),
@@ -224,7 +226,11 @@ def _rounds(experiments: Sequence[Experiment], num_processes: int) -> list[list[
         recorded, others = families.setdefault(family_of(experiment), ([], []))
         (recorded if others_need(experiment) else others).append(number)
     if len(families) >= NUM_FAMILIES_PER_PROCESS * num_processes:
-        return [_parts([*recorded, *others] for recorded, others in families.values()), []]
+        rounds: tuple[list[list[int]], list[list[int]]] = ([], [])
+        for recorded, others in families.values():
+            numbers = [*recorded, *others]
+            rounds[derives_from_another_loss(experiments[numbers[0]])].append(numbers)
+        return [_parts(each) for each in rounds]
     by_size: dict[tuple[str, int], list[int]] = {}
     for family, (recorded, _) in families.items():
         for number in recorded:
@@ -237,9 +243,8 @@ def _parts(groups: Iterable[list[int]]) -> list[list[int]]:
 
 
 def _by_phase(timeline: Timeline) -> dict[str, int]:
-    allocated = timeline.allocated_bytes
-    ends = [span.begin for span in timeline.spans[1:]] + [len(allocated)]
-    greatest: dict[str, int] = {}
-    for span, end in zip(timeline.spans, ends, strict=True):
-        greatest[span.phase] = max([greatest.get(span.phase, 0), *allocated[span.begin : end]])
-    return greatest
+    greatest = np.maximum.reduceat(timeline.allocated_bytes_E, [span.begin for span in timeline.spans])
+    phases: dict[str, int] = {}
+    for span, num_bytes in zip(timeline.spans, greatest.tolist(), strict=True):
+        phases[span.phase] = max(phases.get(span.phase, 0), num_bytes)
+    return phases

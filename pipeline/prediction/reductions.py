@@ -6,12 +6,13 @@ aten/src/ATen/native/cuda/Reduce.cuh (ReduceConfig and setReduceConfig) with a s
 elements need a few KiB at most, which is left out.
 """
 
+from functools import cache
 from math import gcd
 
 import torch
 
 from pipeline.base.contracts import Hardware
-from pipeline.memory.timeline import Lifetime
+from pipeline.memory.timeline import Origin, Shape
 from pipeline.prediction.cpu_products import is_scratchpad, scratchpad_bytes
 
 VALUES_PER_THREAD = (16, 256)
@@ -57,21 +58,23 @@ def embedding_buffer_bytes(tokens: int, vocabulary_size: int, channels: int) -> 
     return 4 * channels * (tokens // EMBEDDING_PART + min(tokens, vocabulary_size))
 
 
-def has_formula(lifetime: Lifetime) -> bool:
+@cache
+def has_formula(origin: Origin) -> bool:
     """Whether buffer_bytes() knows the size of a buffer."""
-    is_reduction = lifetime.operator in ("inside sum", "inside embedding_dense_backward")
-    return is_reduction or is_scratchpad(lifetime.operator, lifetime.dtype)
+    is_reduction = origin.operator in ("inside sum", "inside embedding_dense_backward")
+    return is_reduction or is_scratchpad(origin.operator, origin.dtype)
 
 
-def buffer_bytes(lifetime: Lifetime, shape: tuple[int, ...], hardware: Hardware) -> int:
+@cache
+def buffer_bytes(origin: Origin, shape: Shape, hardware: Hardware) -> int:
     """Return the size that a buffer has with another shape, which holds the arguments of its formula."""
-    if is_scratchpad(lifetime.operator, lifetime.dtype):
-        return scratchpad_bytes(lifetime.operator, shape)
-    if lifetime.operator == "inside embedding_dense_backward":
+    if is_scratchpad(origin.operator, origin.dtype):
+        return scratchpad_bytes(origin.operator, shape)
+    if origin.operator == "inside embedding_dense_backward":
         return embedding_buffer_bytes(*shape)
     rows, columns = shape
     partial_sums, semaphores = column_sum_bytes(rows, columns, hardware)
-    return partial_sums if lifetime.dtype == torch.float32 else semaphores
+    return partial_sums if origin.dtype == torch.float32 else semaphores
 
 
 def _power_of_two(number: int) -> int:

@@ -1,25 +1,25 @@
-"""Timelines as compressed JSON, with a row for each storage."""
+"""Timelines as compressed JSON; the origins, of which many storages have the same, are written once."""
 
 import gzip
 import json
-from dataclasses import asdict, fields
-from operator import attrgetter
+from dataclasses import asdict
 
+import numpy as np
 import torch
 
-from pipeline.memory.timeline import Lifetime, PhaseWork, Span, Timeline
+from pipeline.memory.timeline import Origin, PhaseWork, Span, Timeline
 from pipeline.memory.work import Work
-
-NAMES = tuple(field.name for field in fields(Lifetime))
-values_of = attrgetter(*NAMES)
 
 
 def dump(timeline: Timeline) -> bytes:
     """Return the content of a timeline's file."""
+    distinct = {origin: number for number, origin in enumerate(dict.fromkeys(timeline.origins))}
     content = {
-        "lifetimes": [[_plain(value) for value in values_of(lifetime)] for lifetime in timeline.lifetimes],
-        "events": timeline.events,
-        "seconds": [round(moment, 6) for moment in timeline.seconds],
+        "num_bytes": timeline.num_bytes_N.tolist(),
+        "shapes": list(timeline.shapes),
+        "distinct_origins": [[str(dtype).removeprefix("torch."), *names] for dtype, *names in distinct],
+        "origins": [distinct[origin] for origin in timeline.origins],
+        "events": timeline.events_E.tolist(),
         "spans": [asdict(span) for span in timeline.spans],
         "work": [asdict(phase) for phase in timeline.work],
     }
@@ -29,20 +29,12 @@ def dump(timeline: Timeline) -> bytes:
 def load(content: bytes) -> Timeline:
     """Return the timeline of a file's content."""
     read = json.loads(gzip.decompress(content))
+    distinct = [Origin(getattr(torch, dtype), *names) for dtype, *names in read["distinct_origins"]]
     return Timeline(
-        lifetimes=tuple(_lifetime(dict(zip(NAMES, values, strict=True))) for values in read["lifetimes"]),
-        events=tuple(read["events"]),
-        seconds=tuple(read["seconds"]),
+        num_bytes_N=np.array(read["num_bytes"], np.int64),
+        shapes=tuple(map(tuple, read["shapes"])),
+        origins=tuple(distinct[number] for number in read["origins"]),
+        events_E=np.array(read["events"], np.int64),
         spans=tuple(Span(**span) for span in read["spans"]),
         work=tuple(PhaseWork(**{**phase, "work": Work(**phase["work"])}) for phase in read["work"]),
     )
-
-
-def _plain(value: object) -> object:
-    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
-
-
-def _lifetime(values: dict[str, object]) -> Lifetime:
-    shape, dtype = values["shape"], getattr(torch, str(values["dtype"]))
-    assert isinstance(shape, list)  # as JSON has it
-    return Lifetime(**{**values, "shape": tuple(shape), "dtype": dtype})

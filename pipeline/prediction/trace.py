@@ -1,33 +1,24 @@
 """An Experiment -> its timeline on a device that this machine need not have.
 
-It is recorded on fake tensors, cached on disk, and extrapolated from other micro-batch sizes and from fewer layers
-where that is exact.
+It is recorded on fake tensors and cached on disk. Where that is exact, it is derived from recordings in the cache: of
+other micro-batch sizes, of fewer layers, of another loss.
 """
 
-import traceback
-from collections import Counter
-from dataclasses import replace
-from functools import lru_cache
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from torch import device
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-
-from pipeline.base.contracts import Hardware, Prepared, Trainable
-from pipeline.base.errors import InvalidInputError
-from pipeline.base.user_functions import is_function_name, user_code_error
+from pipeline.base.contracts import Hardware, Prepared
+from pipeline.base.technique import Stage, Technique
 from pipeline.config.experiment import Experiment
-from pipeline.memory.timeline import Lifetime, Timeline
-from pipeline.prediction.extrapolate_batch import Growth, crosses, growth_of, same_memory, with_sorted_releases
+from pipeline.memory.timeline import Timeline, same_memory
+from pipeline.prediction.exchange_loss import with_other_loss
+from pipeline.prediction.extrapolate_batch import Growth, growth_of
 from pipeline.prediction.extrapolate_depth import Layers, fewest_layers, repetition_of, with_more_layers
-from pipeline.prediction.fake_batches import RepeatedRow
-from pipeline.prediction.fake_card import CARD, HOST, move_to_card
-from pipeline.prediction.fake_device import simulated
-from pipeline.prediction.trace_cache import IRRELEVANT, find_trace, read_trace, trace_file, write_trace
-from pipeline.prediction.workspaces import WorkspaceTable
-from pipeline.training.profiler import record_lifetimes
-from pipeline.training.step import on_device
+from pipeline.prediction.recording import record
+from pipeline.prediction.trace_cache import IRRELEVANT, find_trace, trace_file, write_trace
 
 STEADY_STEPS = 2
 """Micro-batches of an optimizer step that are recorded; further ones repeat the second."""
@@ -39,12 +30,75 @@ LARGEST_GROWTH_BYTES = 1024
 """Bytes that a further micro-batch may add in a steady step: the value of its loss."""
 SPLIT = ("micro_batch_size", "accumulation_steps", "effective_batch_size")
 """Settings of how a batch is split."""
-THIS_FOLDER = Path(__file__).parent
-"""The folder of the replacements for torch's functions, which are left out of error messages."""
+NUM_KEPT = 24
+"""Number of growths that a process keeps."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What a timeline is of: two optimizer steps of an experiment on a device; cases with the same file are equal."""
+
+    experiment: Experiment
+    target: Hardware
+    prepared: Prepared
+    num_rows: int
+    """Sequences in an optimizer step."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both have the same timeline."""
+        return isinstance(other, Case) and self.file == other.file
+
+    def __hash__(self) -> int:
+        """Return the hash of its file."""
+        return hash(self.file)
+
+    @cached_property
+    def file(self) -> Path:
+        """The file of its recording in the cache."""
+        return trace_file(self.experiment, self.target, self.prepared, self.num_rows)
+
+    @property
+    def size(self) -> int:
+        """The micro-batch size."""
+        return self.experiment.micro_batch_size
+
+    @property
+    def layers(self) -> Layers | None:
+        """How its layers follow from those of a shallow model; None if that is not known, or not worth it."""
+        experiment = self.experiment
+        num_layers, period, reach = experiment.description.num_layers, experiment.layer_period, experiment.layer_reach
+        if num_layers is None or period is None:
+            return None
+        fewest = fewest_layers(num_layers, period, reach)
+        worth_it = 2 * fewest + period <= LARGEST_SHARE * num_layers
+        return Layers(fewest, period, num_layers - fewest, reach) if worth_it else None
+
+    def of_layers(self, num_layers: int) -> "Case":
+        """Return the same of a model with so many layers."""
+        return replace(self, experiment=self.experiment.with_layers(num_layers))
+
+    def of_size(self, size: int) -> "Case":
+        """Return the same at another micro-batch size.
+
+        On a CPU the whole batch is alive during all micro-batches, so it stays the same; elsewhere it grows.
+        """
+        settings, passes = self.experiment.settings, self.experiment.effective_batch_size // self.size
+        changes = {"micro_batch_size": size, "effective_batch_size": passes * size}
+        keeps_batch = self.target.kind == "cpu" and passes > 1
+        return replace(
+            self,
+            experiment=Experiment(settings.model_copy(update=changes)),
+            num_rows=self.num_rows if keeps_batch else passes * size,
+        )
+
+    def without(self, techniques: list[Technique]) -> "Case":
+        """Return the same without the effect of some techniques."""
+        changes = {name: value for each in techniques for name, value in type(each)().model_dump().items()}
+        return replace(self, experiment=Experiment(self.experiment.settings.model_copy(update=changes)))
 
 
 def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timeline:
-    """Return the timeline of two optimizer steps on `target`, from the cache if possible.
+    """Return the timeline of two optimizer steps on `target`.
 
     Of more than two micro-batches in a step only two are recorded, if the second leaves no memory behind.
 
@@ -58,10 +112,10 @@ def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timel
         fewer = {"accumulation_steps": STEADY_STEPS, "effective_batch_size": STEADY_STEPS * size}
         short = Experiment(settings.model_copy(update=fewer))
         on_host = target.kind != "cpu"  # the batch waits in host memory, which is not counted
-        timeline = _cached(short, target, prepared, STEADY_STEPS * size if on_host else num_rows)
+        timeline = _of_case(Case(short, target, prepared, STEADY_STEPS * size if on_host else num_rows))
         if is_steady(timeline):
             return timeline
-    return _cached(experiment, target, prepared, num_rows)
+    return _of_case(Case(experiment, target, prepared, num_rows))
 
 
 def others_need(experiment: Experiment) -> bool:
@@ -85,146 +139,153 @@ def is_steady(timeline: Timeline) -> bool:
     ends = [after.begin for span, after in pairwise(timeline.spans) if (span.step, span.phase) == (step, "backward")]
     if len(ends) != STEADY_STEPS:
         return False
-    found, left = (Counter(map(_form, timeline.alive(end - 1))) for end in ends)
-    return found <= left and sum(num_bytes for num_bytes, *_ in (left - found).elements()) <= LARGEST_GROWTH_BYTES
-
-
-def _form(lifetime: Lifetime) -> tuple[int, object, object, object, object]:
-    return lifetime.num_bytes, lifetime.dtype, lifetime.operator, lifetime.module, lifetime.category
-
-
-def _cached(
-    experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int, sizes: tuple[int, ...] = RECORDED_SIZES
-) -> Timeline:
-    """Return the timeline of optimizer steps with `num_rows` sequences each, from the cache if possible.
-
-    It is extrapolated from the first two of the micro-batch sizes `sizes`, if that predicts the third. With two sizes,
-    it is verified otherwise: by extrapolation of another timeline to this one.
-    """
-    if experiment.settings.model not in experiment.model.names:
-        return record(experiment, target, prepared, num_rows)  # its configuration files may change
-    file = trace_file(experiment, target, prepared, num_rows)
-    cached = find_trace(file)
-    if cached is not None:
-        return cached
-    timeline = _from_few_layers(experiment, target, prepared, num_rows) or _from_other_sizes(
-        experiment, target, prepared, num_rows, sizes
+    found, left = (set(timeline.alive(end - 1).tolist()) for end in ends)
+    freed, new = (
+        Counter((int(timeline.num_bytes_N[number]), timeline.origins[number]) for number in numbers)
+        for numbers in (found - left, left - found)
     )
-    if timeline is not None:
-        return timeline
-    timeline = record(experiment, target, prepared, num_rows)
-    write_trace(file, timeline)
-    return timeline
+    return freed <= new and sum(num_bytes for num_bytes, _ in (new - freed).elements()) <= LARGEST_GROWTH_BYTES
 
 
-def _from_few_layers(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline | None:
-    """Return the timeline extrapolated from those of the same model with few layers, if it is deep.
+def derives_from_another_loss(experiment: Experiment) -> bool:
+    """Whether its timeline can be derived from that with the model's own loss, and so should be made after that."""
+    return bool(_of_loss(experiment) and _within_layers(experiment))
+
+
+def _of_case(case: Case) -> Timeline:
+    if case.experiment.settings.model not in case.experiment.model.names:
+        return record(case.experiment, case.target, case.prepared, case.num_rows)  # its configuration files may change
+    return _timeline(case)
+
+
+@lru_cache(maxsize=1)
+def _timeline(case: Case) -> Timeline:
+    """Return the timeline of a case: known, or recorded with few layers or as it is.
+
+    The last one is kept: the next experiment may differ in what changes no storage.
+    """
+    known = _known(case)
+    if known is None and case.layers is not None:
+        shallow = _timeline(case.of_layers(case.layers.num_layers))
+        known = _known(case)
+        if known is None and repetition_of(shallow, case.layers) is not None:
+            _timeline(case.of_layers(case.layers.num_layers + case.layers.period))
+            known = _known(case)
+    if known is None:
+        known = record(case.experiment, case.target, case.prepared, case.num_rows)
+        write_trace(case.file, known)
+    return known
+
+
+def _known(case: Case) -> Timeline | None:
+    """Return a timeline that is in the cache, or follows from others there."""
+    return _known_at_size(case) or _from_other_sizes(case)
+
+
+def _known_at_size(case: Case) -> Timeline | None:
+    return find_trace(case.file) or _from_other_loss(case) or _from_few_layers(case)
+
+
+def _from_few_layers(case: Case) -> Timeline | None:
+    """Return the timeline of a deep model from those of the same model with few layers.
 
     The first of the two is extrapolated to the second, and must be it.
     """
-    num_layers, period = experiment.description.num_layers, experiment.layer_period
-    if num_layers is None or period is None:
+    layers = case.layers
+    if layers is None:
         return None
-    fewest = fewest_layers(num_layers, period)
-    if 2 * fewest + period > LARGEST_SHARE * num_layers:
-        return None
-    layers = Layers(fewest, period, num_layers - fewest)
-    shallow = _cached(experiment.with_layers(fewest), target, prepared, num_rows)
-    if repetition_of(shallow, layers) is None:
-        return None
-    deeper = _cached(experiment.with_layers(fewest + period), target, prepared, num_rows, sizes=RECORDED_SIZES[:2])
-    return with_more_layers(shallow, deeper, layers)
+    shallow = _known(case.of_layers(layers.num_layers))
+    deeper = _known(case.of_layers(layers.num_layers + layers.period))
+    return None if shallow is None or deeper is None else with_more_layers(shallow, deeper, layers)
 
 
-def _from_other_sizes(
-    experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int, sizes: tuple[int, ...]
-) -> Timeline | None:
-    """Return the timeline extrapolated from those of other micro-batch sizes, if they are in the cache."""
-    size = experiment.micro_batch_size
-    if size <= sizes[0]:
+def _from_other_loss(case: Case) -> Timeline | None:
+    """Return the timeline from that with the model's own loss and two of a model without techniques in its layers."""
+    of_loss, within_layers = _of_loss(case.experiment), _within_layers(case.experiment)
+    if not of_loss or not within_layers:
+        return None
+    simple = case.without(within_layers)
+    if simple.layers is not None:
+        simple = simple.of_layers(simple.layers.num_layers)
+    other = _known(simple)
+    known = None if other is None else _known(simple.without(of_loss))
+    timeline = None if known is None else _known(case.without(of_loss))
+    if other is None or known is None or timeline is None:
+        return None
+    return with_other_loss(timeline, known, other)
+
+
+def _from_other_sizes(case: Case, sizes: tuple[int, int, int] = RECORDED_SIZES) -> Timeline | None:
+    """Return the timeline extrapolated from those of other micro-batch sizes.
+
+    Where the layers save storages that reach a threshold between them and this size, twice the sizes are tried.
+    """
+    if case.size <= sizes[0]:
         return None  # one sequence may take other code paths: an axis of one element is always contiguous
-    if len({_chunks(experiment, known) for known in (*sizes, size)}) != 1:
-        return None
-    files = tuple(_file_of_size(known, experiment, target, prepared, num_rows) for known in sizes)
-    growth = _verified_growth(files, target) if all(find_trace(file) is not None for file in files) else None
-    if growth is None:
-        return None
-    extrapolated = growth.extrapolated(size, target)
-    thresholds = [threshold for technique in experiment.techniques for threshold in technique.size_thresholds]
-    return None if crosses(growth.timeline, extrapolated, thresholds) else extrapolated
+    thresholds = [threshold for technique in case.experiment.techniques for threshold in technique.size_thresholds]
+    alike = len({_chunks(case, size) for size in (*sizes, case.size)}) == 1
+    growth = _growth(case, sizes) if alike else None
+    if growth is not None and not growth.crosses(case.size, thresholds):
+        return growth.extrapolated(case.size, case.target)
+    first, second, third = sizes
+    return _from_other_sizes(case, (2 * first, 2 * second, 2 * third)) if thresholds else None
 
 
-def _chunks(experiment: Experiment, size: int) -> tuple[int | None, ...]:
+def _growth(case: Case, sizes: tuple[int, int, int]) -> Growth | None:
+    """Return the growth between the first two of the sizes, if it predicts the third.
+
+    Of a deep model the third is one with few layers.
+    """
+    cases = [case.of_size(size) for size in sizes]
+    first = cases[0].file
+    if first not in _growths:
+        recorded = _all_known([each.of_layers(case.layers.num_layers) for each in cases] if case.layers else cases)
+        known = recorded and _all_known(cases[:2])
+        if not recorded or not known:
+            return None
+        _growths[first] = _between(sizes, known) if _predicts_third(sizes, recorded, case.target) else None
+        if len(_growths) > NUM_KEPT:
+            _growths.popitem(last=False)
+    return _growths[first]
+
+
+_growths: OrderedDict[Path, Growth | None] = OrderedDict()
+"""Growths by the file of the smallest size; None where the sizes do not grow linearly."""
+
+
+def _predicts_third(sizes: tuple[int, int, int], timelines: list[Timeline], target: Hardware) -> bool:
+    """Whether the growth between the first two sizes predicts the third."""
+    growth = _between(sizes, timelines)
+    return growth is not None and same_memory(growth.extrapolated(sizes[2], target), timelines[2])
+
+
+def _between(sizes: tuple[int, int, int], timelines: list[Timeline]) -> Growth | None:
+    """Return the growth between the first two sizes."""
+    return growth_of((sizes[0], timelines[0]), (sizes[1], timelines[1]))
+
+
+def _all_known(cases: list[Case]) -> list[Timeline] | None:
+    """Return the timelines of all cases; None if one is not known."""
+    known = []
+    for case in reversed(cases):  # the last one is recorded last
+        timeline = _known_at_size(case)
+        if timeline is None:
+            return None
+        known.append(timeline)
+    return known[::-1]
+
+
+def _of_loss(experiment: Experiment) -> list[Technique]:
+    """Return the techniques that change the loss."""
+    return [each for each in experiment.techniques if each.stage is Stage.LOSS and each.active]
+
+
+def _within_layers(experiment: Experiment) -> list[Technique]:
+    """Return the techniques that change nothing outside of the layers."""
+    return [each for each in experiment.techniques if each.within_layers and each.active]
+
+
+def _chunks(case: Case, size: int) -> tuple[int | None, ...]:
     """Return the number of chunks in which each technique processes a micro-batch of this size."""
-    num_tokens, width = size * experiment.settings.sequence_length, experiment.description.width
-    return tuple(technique.num_chunks(num_tokens, width) for technique in experiment.techniques)
-
-
-@lru_cache(maxsize=4)
-def _verified_growth(files: tuple[Path, ...], target: Hardware) -> Growth | None:
-    """Return the growth between the timelines of the first two files, if it predicts that of the third."""
-    first, second, *others = zip(RECORDED_SIZES, map(read_trace, files), strict=False)
-    growth = growth_of(first, second)
-    if growth is None or any(not same_memory(growth.extrapolated(size, target), one) for size, one in others):
-        return None
-    return growth
-
-
-def _file_of_size(size: int, experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Path:
-    """Return the file of the same experiment at another micro-batch size.
-
-    On a CPU the whole batch is alive during all micro-batches, so it stays the same; elsewhere it grows.
-    """
-    passes = experiment.effective_batch_size // experiment.micro_batch_size
-    changes = {"micro_batch_size": size, "effective_batch_size": passes * size}
-    other = Experiment(experiment.settings.model_copy(update=changes))
-    keeps_batch = target.kind == "cpu" and passes > 1
-    return trace_file(other, target, prepared, num_rows if keeps_batch else passes * size)
-
-
-def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline:
-    """Record all of two optimizer steps with `num_rows` sequences each.
-
-    Raises:
-        InvalidInputError: the run reads the values of tensors, or the user's own model raises an error.
-
-    """
-    on_fake_device = experiment.with_random_weights(str(CARD))
-    rows = RepeatedRow(prepared.train, HOST if target.capability else device("cpu"), num_rows)
-    build = _from_host if target.capability else on_device
-    try:
-        with simulated(target) as mode:
-            example, inside_of = replace(prepared, train=rows), WorkspaceTable(target)
-            timeline = record_lifetimes(on_fake_device, example, build=build, inside_of=inside_of, run=mode.run)
-        return with_sorted_releases(timeline)
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise InvalidInputError(_value_was_read(error)) from error
-    except Exception as error:
-        if is_function_name(experiment.settings.model):
-            raise user_code_error(experiment.settings.model, error) from error
-        raise
-
-
-def _from_host(experiment: Experiment, prepared: Prepared) -> Trainable:
-    with HOST:
-        trainable = experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
-    move_to_card(trainable.module)
-    return trainable
-
-
-def _value_was_read(error: DataDependentOutputException | DynamicOutputShapeException) -> str:
-    """Return the message that names the function, outside of torch and of this folder, that read a tensor's value."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "/torch/" not in frame.filename and frame.name[:2] != "__" and Path(frame.filename).parent != THIS_FOLDER
-    ]
-    place = f"{frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})"
-    remedy = "measure this configuration instead: headroom main"
-    if "/transformers/models/" in frames[-1].filename:
-        remedy += (
-            "; if it is a mixture of experts, set experts_implementation to grouped_mm in its config.json, since eager "
-            "routing allocates memory that depends on values"
-        )
-    problem = f"memory is predicted on fake tensors, which have no values, and {place} reads a value"
-    return f"{problem} ({error.func}); {remedy}"
+    num_tokens, width = size * case.experiment.settings.sequence_length, case.experiment.description.width
+    return tuple(technique.num_chunks(num_tokens, width) for technique in case.experiment.techniques)

@@ -14,7 +14,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Mathematics, Stage, Step, Technique
 from pipeline.memory.attention_saved import attention_saved_contexts
-from pipeline.memory.offloading import offloaded_checkpoint
+from pipeline.memory.offloading import NUM_LEAVING, offloaded_checkpoint
 
 WHOLE = r"none|every_layer|every_([2-9]|[1-9]\d+)_layers|attention_saved|offloaded|auto"
 PART = r"(full|attention_saved|offloaded):\d+(-\d+)?"
@@ -48,6 +48,7 @@ class Checkpointing(Technique):
     """Checkpoint no layer, every layer, every n-th layer, or each layer by a policy of its own."""
 
     stage: ClassVar[Stage] = Stage.RECOMPUTATION
+    within_layers: ClassVar[bool] = True
 
     checkpointing: Annotated[str, AfterValidator(_checked_policy)] = "none"
     """What is recomputed: none, every_layer, every_2_layers, ..., attention_saved, offloaded, full:0-7, auto."""
@@ -114,6 +115,11 @@ class Checkpointing(Technique):
     def layer_period(self) -> int | None:
         """The n of every n-th layer; None where layers have policies of their own."""
         return None if ":" in self.checkpointing else self.every_n_layers or 1
+
+    def layer_reach(self, settings: Any) -> int:
+        """Return after how many layers a layer's input leaves the device, where it is offloaded."""
+        del settings
+        return NUM_LEAVING if OFFLOADED in self.checkpointing else 1
 
     def apply(self, step: Step) -> Step:
         """Enable checkpointing by transformers' own method, or by torch.utils.checkpoint on the layers."""

@@ -88,7 +88,7 @@ def profile_run(
 
     def emit_memory(*_: object) -> None:
         timeline = recorder.timeline()
-        if timeline.lifetimes:
+        if len(timeline.origins):
             emit(memory_profile(timeline))
 
     try:
@@ -118,9 +118,9 @@ def memory_profile(timeline: Timeline) -> MemoryProfile:
     """Return the memory profile of a timeline, which must not be empty."""
     complete = any(span.step >= WATCHED_STEPS - 1 and span.phase == "optimizer" for span in timeline.spans)
     sizes = Counter[torch.dtype]()
-    for lifetime in timeline.lifetimes:
-        if lifetime.operator in MATRIX_PRODUCTS:
-            sizes[lifetime.dtype] += lifetime.num_bytes
+    for origin, num_bytes in zip(timeline.origins, timeline.num_bytes_N.tolist(), strict=True):
+        if origin.operator in MATRIX_PRODUCTS:
+            sizes[origin.dtype] += num_bytes
     return MemoryProfile(
         peak=at_peak(timeline),
         course=course_of(timeline, WATCHED_STEPS - 1) if complete else None,

@@ -103,7 +103,8 @@ def optimizer_step(
     """
     loss_scale = step.scaler.scale(torch.ones((), device=step.device))
     losses = backpropagate(step, window, num_targets, mark)
-    step.scaler.unscale_(optimizer)
+    with torch.no_grad():  # the scaler makes tensors of its own, which belong to no forward pass
+        step.scaler.unscale_(optimizer)
     grad_norm = _clip_gradients(step, max_grad_norm)
     step.scaler.step(optimizer)
     step.scaler.update()

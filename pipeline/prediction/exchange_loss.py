@@ -1,0 +1,457 @@
+"""The timeline of a training with another loss, from three others.
+
+What a loss does lies between the forward and the backward pass of the layers. So two timelines of one model whose
+losses differ are equal but for a window of storages in each micro-batch. If a third timeline, of the model with other
+techniques inside its layers, has the window of the first, then with the window of the second in its place it is the
+timeline with the other loss. Nothing is returned where this does not follow.
+
+A slot is the storage after whose allocation, and before the next one's, something is freed. N counts storages.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.memory.timeline import IntArray, Origin, Shape, Timeline
+from pipeline.memory.work import combined
+from pipeline.prediction.product_workspaces import PRODUCTS
+
+PRODUCT_NAMES = {operator.overloadpacket.__name__ for operator in PRODUCTS}
+"""Operators of which the first in a backward pass takes a workspace that is kept."""
+
+
+LONGEST_END = 8
+"""Number of storages at the end of a backward pass that may differ: sums of the gradients of a shared weight."""
+
+
+class DifferentError(Exception):
+    """Timelines differ where they must be equal."""
+
+
+class Window(NamedTuple):
+    """A range of storages around the end of a forward pass, or up to that of a backward pass."""
+
+    begin: int
+    anchor: int
+    """The first storage after that pass."""
+    end: int
+
+
+class Pass(NamedTuple):
+    """The storages of one micro-batch: those before `middle` are allocated in its forward pass."""
+
+    begin: int
+    middle: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class Storages:
+    """The storages of a timeline and the slots in which they are freed."""
+
+    timeline: Timeline
+
+    @cached_property
+    def slots_N(self) -> IntArray:
+        """The slot in which each storage is freed; N where it is never freed."""
+        slots_N = np.searchsorted(self.timeline.allocated_at_N, self.timeline.freed_at_N) - 1
+        slots_N[self.timeline.freed_at_N == len(self.timeline.events_E)] = len(slots_N)
+        return slots_N
+
+    @cached_property
+    def begins(self) -> list[int]:
+        """The first storage of each phase, and the number of all."""
+        begins = [*(span.begin for span in self.timeline.spans), len(self.timeline.events_E)]
+        return [int(number) for number in np.searchsorted(self.timeline.allocated_at_N, begins)]
+
+    @cached_property
+    def passes(self) -> list[Pass]:
+        """The storages of each micro-batch."""
+        phases = [span.phase for span in self.timeline.spans]
+        return [
+            Pass(*self.begins[number : number + 3])
+            for number in range(len(phases) - 1)
+            if phases[number : number + 2] == ["forward", "backward"]
+        ]
+
+    def form(self, number: int) -> tuple[int, Shape, Origin]:
+        """Return size, shape and origin of a storage."""
+        return int(self.timeline.num_bytes_N[number]), self.timeline.shapes[number], self.timeline.origins[number]
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """Where a timeline with another loss differs from the one with the model's own."""
+
+    own: Storages
+    other: Storages
+    own_windows: list[Window]
+    other_windows: list[Window]
+    slots: dict[int, int]
+    """Slots in or right before the own windows -> those of the other loss in which the same is freed."""
+    original: dict[int, int]
+    """Storages outside of the windows, by their counterpart with the other loss."""
+    workspace: "Workspace | None"
+    """The other loss's workspace of the backward pass, which is not among the storages."""
+
+
+def with_other_loss(timeline: Timeline, own: Timeline, other: Timeline) -> Timeline | None:
+    """Return `timeline` with the loss of `other`, which differs from `own` in its loss alone.
+
+    It is None if `timeline` and `own` differ around the loss.
+    """
+    difference = _difference(own, other)
+    try:
+        return None if difference is None else _exchanged(timeline, difference)
+    except (DifferentError, LookupError):
+        return None
+
+
+@lru_cache(maxsize=8)
+def _difference(own: Timeline, other: Timeline) -> Difference | None:
+    """Return the difference between two timelines; None if they differ elsewhere than in one window a micro-batch."""
+    (own, _), (other, workspace) = _without_workspace(own), _without_workspace(other)
+    one, another = Storages(own), Storages(other)
+    try:
+        passes = zip(one.passes, another.passes, strict=True)
+        pairs = [pair for own_pass, other_pass in passes for pair in _windows(one, another, own_pass, other_pass)]
+        original = _matched(one, another, pairs)
+        slots = _slots(one, another, pairs, original)
+    except (DifferentError, LookupError, ValueError):
+        return None
+    own_windows, other_windows = ([pair[number] for pair in pairs] for number in range(2))
+    return Difference(one, another, own_windows, other_windows, slots, original, workspace)
+
+
+def _windows(one: Storages, other: Storages, own_pass: Pass, other_pass: Pass) -> Iterator[tuple[Window, Window]]:
+    """Yield what differs in a micro-batch: around the end of its forward pass, and at the end of its backward pass."""
+    forward = _num_equal(one, other, range(own_pass.begin, own_pass.middle), range(other_pass.begin, other_pass.middle))
+    equal = {
+        ends: _num_equal(
+            one,
+            other,
+            range(own_pass.end - 1 - ends[0], own_pass.middle - 1, -1),
+            range(other_pass.end - 1 - ends[1], other_pass.middle - 1, -1),
+        )
+        for ends in sorted(product(range(LONGEST_END + 1), repeat=2), key=sum)
+    }
+    ends = max(equal, key=equal.__getitem__)
+    own, another = (
+        (
+            Window(each.begin + forward, each.middle, each.end - end - equal[ends]),
+            Window(each.end - end, each.end, each.end),
+        )
+        for each, end in zip((own_pass, other_pass), ends, strict=True)
+    )
+    yield from zip(own, another, strict=True)
+
+
+def _num_equal(one: Storages, other: Storages, numbers: range, other_numbers: range) -> int:
+    """Return how many storages are equal from the first ones on."""
+    pairs = enumerate(zip(numbers, other_numbers, strict=False))
+    differing = (count for count, (a, b) in pairs if one.form(a) != other.form(b))
+    return next(differing, min(len(numbers), len(other_numbers)))
+
+
+def _matched(one: Storages, other: Storages, pairs: list[tuple[Window, Window]]) -> dict[int, int]:
+    """Return the storages outside of the windows by their counterpart.
+
+    Raises:
+        DifferentError: there are others than these.
+
+    """
+    own_outside = _outside(len(one.slots_N), [pair[0] for pair in pairs])
+    other_outside = _outside(len(other.slots_N), [pair[1] for pair in pairs])
+    if [one.form(number) for number in own_outside] != [other.form(number) for number in other_outside]:
+        raise DifferentError
+    return dict(zip(other_outside, own_outside, strict=True))
+
+
+def _slots(
+    one: Storages, other: Storages, pairs: list[tuple[Window, Window]], original: dict[int, int]
+) -> dict[int, int]:
+    """Return the counterparts of the slots in or right before the windows.
+
+    A forward pass ends in its last slot, with the loss of either.
+
+    Raises:
+        DifferentError: something is freed at another time outside of the windows, or the slots are contradictory.
+        LookupError: something is freed in a window of one alone.
+
+    """
+    slots = {own.anchor - 1: another.anchor - 1 for own, another in pairs[::2]}
+    own_ranges = {slot: n for n, (own, _) in enumerate(pairs) for slot in range(own.begin - 1, own.end)}
+    other_ranges = {slot: n for n, (_, another) in enumerate(pairs) for slot in range(another.begin - 1, another.end)}
+    original = original | {len(other.slots_N): len(one.slots_N)}
+    for number, own_number in original.items():
+        if own_number == len(one.slots_N):
+            continue
+        slot, own_slot = int(other.slots_N[number]), int(one.slots_N[own_number])
+        if own_slot not in own_ranges and slot not in other_ranges:
+            if original[slot] != own_slot:
+                raise DifferentError
+        elif own_ranges[own_slot] != other_ranges[slot] or slots.setdefault(own_slot, slot) != slot:
+            raise DifferentError
+    return slots
+
+
+def _exchanged(timeline: Timeline, difference: Difference) -> Timeline:
+    """Return the timeline with the storages of the other loss in its windows.
+
+    Raises:
+        DifferentError, LookupError: that does not follow.
+
+    """
+    mixed = Mixed.of(_without_workspace(timeline)[0], difference)
+    own, other = mixed.storages.timeline, difference.other.timeline
+    slots_M = mixed.slots_M()
+    if (slots_M < np.arange(len(slots_M))).any():
+        raise DifferentError
+    events_E = _events(slots_M)
+    allocated_at = np.flatnonzero(events_E >= 0)
+    works = zip(own.work, difference.own.timeline.work, other.work, strict=True)
+    exchanged = Timeline(
+        num_bytes_N=np.concatenate([own.num_bytes_N, other.num_bytes_N])[mixed.sources_M],
+        shapes=Chosen((own.shapes, other.shapes), mixed.sources_M),
+        origins=_chosen([*own.origins, *other.origins], mixed.sources_M),
+        events_E=events_E,
+        spans=tuple(
+            replace(span, begin=int(allocated_at[mixed.begin(number)]))
+            for span, number in zip(own.spans, mixed.storages.begins, strict=False)
+        ),
+        work=tuple(
+            replace(phase, work=combined(lambda a, b, c: a + c - b, phase.work, one.work, another.work))
+            for phase, one, another in works
+        ),
+    )
+    workspace = difference.workspace
+    return exchanged if workspace is None else _with_workspace(exchanged, workspace, mixed.of_other(workspace.after))
+
+
+@dataclass(frozen=True, eq=False)
+class Mixed:
+    """The storages of a timeline with those of another loss in its windows; M counts them."""
+
+    storages: Storages
+    difference: Difference
+    windows: list[Window]
+    counterpart: dict[int, int]
+    """Storages of the difference's own windows, and the one right before each, -> those of the timeline."""
+    sources_M: IntArray
+    """The number of each in the timeline, or the number with the other loss plus the number of the timeline's."""
+
+    @classmethod
+    def of(cls, timeline: Timeline, difference: Difference) -> "Mixed":
+        """Find the windows in a timeline.
+
+        Raises:
+            DifferentError: one of them is not there.
+
+        """
+        storages, windows, sources, end = Storages(timeline), list[Window](), list[IntArray](), 0
+        counterpart, num_own = dict[int, int](), len(storages.slots_N)
+        anchors = [anchor for each in storages.passes for anchor in (each.middle, each.end)]
+        for anchor, own, other in zip(anchors, difference.own_windows, difference.other_windows, strict=True):
+            window = Window(anchor - own.anchor + own.begin, anchor, anchor + own.end - own.anchor)
+            if window.begin < end:
+                raise DifferentError
+            windows.append(window)
+            counterpart |= zip(range(own.begin - 1, own.end), range(window.begin - 1, window.end), strict=True)
+            sources += [np.arange(end, window.begin), np.arange(other.begin, other.end) + num_own]
+            end = window.end
+        sources.append(np.arange(end, num_own))
+        mixed = cls(storages, difference, windows, counterpart, np.concatenate(sources))
+        for window in difference.own_windows:
+            for number in range(window.begin, window.end):
+                mixed._check(number)
+        return mixed
+
+    def _check(self, number: int) -> None:
+        """Check that a storage of the own windows is also in the timeline."""
+        own, slots_N = self.difference.own, self.difference.own.slots_N
+        slot = self.counterpart.get(int(slots_N[number]))
+        same_slot = slot is None or slot == self.storages.slots_N[self.counterpart[number]]
+        if not same_slot or own.form(number) != self.storages.form(self.counterpart[number]):
+            raise DifferentError
+
+    @cached_property
+    def _new(self) -> dict[int, int]:
+        """The new number of each storage."""
+        return {source: number for number, source in enumerate(self.sources_M.tolist())}
+
+    def of_other(self, number: int) -> int | None:
+        """Return the new number of a storage of the other loss; None if it is in no window."""
+        return self._new.get(len(self.storages.slots_N) + number)
+
+    def begin(self, number: int) -> int:
+        """Return the new number of the first storage of a phase."""
+        for window, other in zip(self.windows, self.difference.other_windows, strict=True):
+            if number == window.anchor:
+                return self._new[window.begin - 1] + 1 + other.anchor - other.begin
+        return self._new[number]
+
+    def slots_M(self) -> IntArray:
+        """Return the new slot in which each storage is freed.
+
+        Raises:
+            DifferentError, LookupError: it does not follow.
+
+        """
+        num_own, moved = len(self.storages.slots_N), self._moved()
+        slots_M = moved[self.storages.slots_N[np.minimum(self.sources_M, num_own - 1)]]
+        for number in np.flatnonzero(self.sources_M >= num_own).tolist():
+            slots_M[number] = self._slot_of_other(int(self.sources_M[number]) - num_own, moved)
+        if (slots_M < 0).any():
+            raise LookupError
+        return slots_M
+
+    def _moved(self) -> IntArray:
+        """Return the new slot of each slot of the timeline, -1 where it does not follow; the last one is for never."""
+        moved = np.full(len(self.storages.slots_N) + 1, -1)
+        moved[-1] = len(self.sources_M)
+        is_own = self.sources_M < len(self.storages.slots_N)
+        moved[self.sources_M[is_own]] = np.flatnonzero(is_own)
+        windows = zip(self.difference.other_windows, self.windows, strict=True)
+        right_before = {other.begin - 1: self._new[window.begin - 1] for other, window in windows}
+        for own_slot, slot in self.counterpart.items():
+            other_slot = self.difference.slots.get(own_slot)
+            if other_slot is not None:
+                inside = self.of_other(other_slot)
+                moved[slot] = right_before[other_slot] if inside is None else inside
+        return moved
+
+    def _slot_of_other(self, number: int, moved: IntArray) -> int:
+        """Return the new slot in which a storage of the other loss is freed."""
+        slot = int(self.difference.other.slots_N[number])
+        if slot == len(self.difference.other.slots_N):
+            return len(self.sources_M)
+        inside = self.of_other(slot)
+        if inside is not None:
+            return inside
+        if slot + 1 in self._begins:
+            return self._begins[slot + 1] - 1
+        [found] = {int(moved[each]) for each in self._freed_in[self.difference.original[slot]]}
+        return found
+
+    @cached_property
+    def _begins(self) -> dict[int, int]:
+        """The new number of the first storage of each phase, by that with the other loss."""
+        begins = zip(self.difference.other.begins, self.storages.begins, self.storages.timeline.spans, strict=False)
+        return {other: self.begin(number) for other, number, _ in begins}
+
+    @cached_property
+    def _freed_in(self) -> dict[int, set[int]]:
+        """The timeline's slots in which storages of its windows are freed, by the difference's own slot."""
+        freed_in: dict[int, set[int]] = {}
+        for window in self.difference.own_windows:
+            for number in range(window.begin, window.end):
+                slot = int(self.storages.slots_N[self.counterpart[number]])
+                freed_in.setdefault(int(self.difference.own.slots_N[number]), set()).add(slot)
+        return freed_in
+
+
+@dataclass(frozen=True)
+class Chosen(Sequence[Shape]):
+    """Shapes of several timelines, each found when it is asked for."""
+
+    parts: tuple[Sequence[Shape], ...]
+    numbers: IntArray
+    """For each its index among all of the parts."""
+
+    def __len__(self) -> int:
+        """Return the number of shapes."""
+        return len(self.numbers)
+
+    def __getitem__(self, number: int) -> Shape:  # type: ignore[override]
+        """Return one shape."""
+        index = int(self.numbers[number])
+        for part in self.parts:
+            if index < len(part):
+                return part[index]
+            index -= len(part)
+        raise IndexError(number)
+
+
+def _chosen(origins: list[Origin], numbers: IntArray) -> tuple[Origin, ...]:
+    return tuple([origins[number] for number in numbers.tolist()])
+
+
+def _events(slots_M: IntArray) -> IntArray:
+    """Return the events of storages that are freed in these slots; those of one slot in the order of allocation."""
+    number_M = np.arange(len(slots_M))
+    freed = number_M[slots_M < len(slots_M)]
+    moments = np.concatenate([number_M, slots_M[freed]])
+    order = np.lexsort((np.concatenate([number_M, freed]), np.repeat([0, 1], [len(number_M), len(freed)]), moments))
+    events: IntArray = np.concatenate([number_M, -1 - freed])[order]
+    return events
+
+
+def _outside(num_storages: int, windows: list[Window]) -> list[int]:
+    """Return the storages that lie in no window."""
+    is_outside = np.ones(num_storages, bool)
+    for window in windows:
+        is_outside[window.begin : window.end] = False
+    return np.flatnonzero(is_outside).tolist()
+
+
+class Workspace(NamedTuple):
+    """The workspace that the first product of a backward pass takes and keeps."""
+
+    after: int
+    """The storage after which it is allocated."""
+    num_bytes: int
+    shape: Shape
+    origin: Origin
+
+
+def _without_workspace(timeline: Timeline) -> tuple[Timeline, Workspace | None]:
+    """Return the timeline without the workspace of its backward passes, and the workspace if there is one."""
+    begin = next((span.begin for span in timeline.spans if span.phase == "backward"), 0)
+    kept = np.flatnonzero((timeline.freed_at_N == len(timeline.events_E)) & (timeline.allocated_at_N >= begin))
+    found = (n for n in kept.tolist() if timeline.origins[n].operator.removeprefix("inside ") in PRODUCT_NAMES)
+    number = next((n for n in found if timeline.origins[n].operator.startswith("inside ")), None)
+    if number is None:
+        return timeline, None
+    at = int(timeline.allocated_at_N[number])
+    events_E = np.delete(timeline.events_E, at)
+    events_E = np.where(events_E > number, events_E - 1, np.where(events_E < -1 - number, events_E + 1, events_E))
+    workspace = Workspace(
+        number - 1, int(timeline.num_bytes_N[number]), timeline.shapes[number], timeline.origins[number]
+    )
+    return replace(
+        timeline,
+        num_bytes_N=np.delete(timeline.num_bytes_N, number),
+        shapes=Chosen((timeline.shapes,), np.delete(np.arange(len(timeline.shapes)), number)),
+        origins=(*timeline.origins[:number], *timeline.origins[number + 1 :]),
+        events_E=events_E,
+        spans=tuple(replace(span, begin=span.begin - (span.begin > at)) for span in timeline.spans),
+    ), workspace
+
+
+def _with_workspace(timeline: Timeline, workspace: Workspace, after: int | None) -> Timeline:
+    """Return the timeline with a workspace after a storage, by default after the first product of a backward pass."""
+    if after is None:
+        spans = zip(timeline.spans, timeline.ends, strict=True)
+        begin, end = next((span.begin, end) for span, end in spans if span.phase == "backward")
+        first, last = np.searchsorted(timeline.allocated_at_N, [begin, end]).tolist()
+        after = next(number for number in range(first, last) if timeline.origins[number].operator in PRODUCT_NAMES)
+    origin, num_storages = timeline.origins[after], len(timeline.origins)
+    number, at = after + 1, int(timeline.allocated_at_N[after]) + 1
+    events_E = timeline.events_E
+    events_E = np.where(events_E >= number, events_E + 1, np.where(events_E < -number, events_E - 1, events_E))
+    return replace(
+        timeline,
+        num_bytes_N=np.insert(timeline.num_bytes_N, number, workspace.num_bytes),
+        shapes=Chosen((timeline.shapes, (workspace.shape,)), np.insert(np.arange(num_storages), number, num_storages)),
+        origins=(
+            *timeline.origins[:number],
+            workspace.origin._replace(operator=f"inside {origin.operator}", module=origin.module),
+            *timeline.origins[number:],
+        ),
+        events_E=np.insert(events_E, at, number),
+        spans=tuple(replace(span, begin=span.begin + (span.begin >= at)) for span in timeline.spans),
+    )
