@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import tiny
 
-from pipeline.memory.replay import Requests
+from pipeline.memory.replay import AllocatorPeaks, Requests
 from pipeline.memory.timeline import Lifetime, Span, Timeline
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import on_card, predict
@@ -61,6 +61,21 @@ def test_cached_memory_is_released_before_a_card_is_full(free_mib: int, expected
     growing: list[Storage] = [(30 * MIB, 0, 1), (32 * MIB, 2, 3)]
     peaks = on_card(Requests.of(timeline(growing, 2), 3), free_mib * MIB, False)
     assert peaks.peak_reserved_bytes == expected_mib * MIB
+
+
+def test_what_never_fits_is_not_replayed_again() -> None:
+    caps: list[int | None] = []
+
+    class Recorded(Requests):
+        def replay(self, *, cap_bytes: int | None = None, expandable_segments: bool = False) -> AllocatorPeaks:
+            caps.append(cap_bytes)
+            return super().replay(cap_bytes=cap_bytes, expandable_segments=expandable_segments)
+
+    requests = Recorded.of(timeline([(30 * MIB, 0, 1), (32 * MIB, 2, 3)], 2), 3)
+    assert requests.least_bytes == 32 * MIB
+    on_card(requests, 32 * MIB, False)
+    on_card(requests, 32 * MIB - 1, False)
+    assert caps == [None, 32 * MIB, None]
 
 
 def test_a_squared_error_keeps_the_memory_of_all_errors_on_cuda() -> None:

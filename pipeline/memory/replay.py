@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from pipeline.memory.allocator import CachingAllocator
-from pipeline.memory.blocks import Block
+from pipeline.memory.blocks import MIN_BLOCK_BYTES, Block
 from pipeline.memory.timeline import Timeline
 
 LARGEST_EXCHANGE_BYTES = 1024
@@ -47,6 +47,13 @@ class Requests:
             last_step=begin,
             num_repeats=max(0, num_steps - step - 1) if _is_repeatable(timeline, begin) else 0,
         )
+
+    @property
+    def least_bytes(self) -> int:
+        """Maximum of the rounded bytes in use: no allocator serves the requests with less."""
+        content = np.frombuffer(zlib.decompress(self.content), np.int64)
+        units, events = -(-content[: self.num_storages] // MIN_BLOCK_BYTES), content[self.num_storages :]
+        return int(np.cumsum(np.where(events >= 0, units[events], -units[-1 - events])).max()) * MIN_BLOCK_BYTES
 
     def replay(self, *, cap_bytes: int | None = None, expandable_segments: bool = False) -> AllocatorPeaks:
         """Return the peaks of an empty allocator that serves the requests; raise OutOfMemoryError above the cap.

@@ -70,10 +70,14 @@ class Work:
 
 
 def combined(function: Callable[..., float], *works: Work) -> Work:
-    """Return the work whose amounts are a function of those of one or several works, kind by kind."""
+    """Return the work whose amounts are a function of those of one or several works, kind by kind.
+
+    The function of zeros is zero.
+    """
     types = dict.fromkeys(name for work in works for name in work.matrix_flops)
+    flops = {name: function(*(work.matrix_flops.get(name, 0) for work in works)) for name in types}
     return Work(
-        matrix_flops={name: function(*(work.matrix_flops.get(name, 0) for work in works)) for name in types},
+        matrix_flops={name: amount for name, amount in flops.items() if amount},
         moved_bytes=function(*(work.moved_bytes for work in works)),
         num_kernels=function(*(work.num_kernels for work in works)),
         host_bytes=function(*(work.host_bytes for work in works)),

@@ -4,11 +4,9 @@ What a loss does lies between the forward and the backward pass of the layers. S
 losses differ are equal but for a window of storages in each micro-batch. If a third timeline, of the model with other
 techniques inside its layers, has the window of the first, then with the window of the second in its place it is the
 timeline with the other loss. Nothing is returned where this does not follow.
-
-A slot is the storage after whose allocation, and before the next one's, something is freed. N counts storages.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
@@ -16,13 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.memory.timeline import IntArray, Origin, Shape, Timeline
+from pipeline.memory.timeline import IntArray, Origin, Timeline
 from pipeline.memory.work import combined
-from pipeline.prediction.product_workspaces import PRODUCTS
-
-PRODUCT_NAMES = {operator.overloadpacket.__name__ for operator in PRODUCTS}
-"""Operators of which the first in a backward pass takes a workspace that is kept."""
-
+from pipeline.prediction.slots import Chosen, Pass, Storages, Workspace, events_of, with_workspace, without_workspace
 
 LONGEST_END = 8
 """Number of storages at the end of a backward pass that may differ: sums of the gradients of a shared weight."""
@@ -41,48 +35,6 @@ class Window(NamedTuple):
     end: int
 
 
-class Pass(NamedTuple):
-    """The storages of one micro-batch: those before `middle` are allocated in its forward pass."""
-
-    begin: int
-    middle: int
-    end: int
-
-
-@dataclass(frozen=True, eq=False)
-class Storages:
-    """The storages of a timeline and the slots in which they are freed."""
-
-    timeline: Timeline
-
-    @cached_property
-    def slots_N(self) -> IntArray:
-        """The slot in which each storage is freed; N where it is never freed."""
-        slots_N = np.searchsorted(self.timeline.allocated_at_N, self.timeline.freed_at_N) - 1
-        slots_N[self.timeline.freed_at_N == len(self.timeline.events_E)] = len(slots_N)
-        return slots_N
-
-    @cached_property
-    def begins(self) -> list[int]:
-        """The first storage of each phase, and the number of all."""
-        begins = [*(span.begin for span in self.timeline.spans), len(self.timeline.events_E)]
-        return [int(number) for number in np.searchsorted(self.timeline.allocated_at_N, begins)]
-
-    @cached_property
-    def passes(self) -> list[Pass]:
-        """The storages of each micro-batch."""
-        phases = [span.phase for span in self.timeline.spans]
-        return [
-            Pass(*self.begins[number : number + 3])
-            for number in range(len(phases) - 1)
-            if phases[number : number + 2] == ["forward", "backward"]
-        ]
-
-    def form(self, number: int) -> tuple[int, Shape, Origin]:
-        """Return size, shape and origin of a storage."""
-        return int(self.timeline.num_bytes_N[number]), self.timeline.shapes[number], self.timeline.origins[number]
-
-
 @dataclass(frozen=True, eq=False)
 class Difference:
     """Where a timeline with another loss differs from the one with the model's own."""
@@ -95,7 +47,7 @@ class Difference:
     """Slots in or right before the own windows -> those of the other loss in which the same is freed."""
     original: dict[int, int]
     """Storages outside of the windows, by their counterpart with the other loss."""
-    workspace: "Workspace | None"
+    workspace: Workspace | None
     """The other loss's workspace of the backward pass, which is not among the storages."""
 
 
@@ -107,14 +59,14 @@ def with_other_loss(timeline: Timeline, own: Timeline, other: Timeline) -> Timel
     difference = _difference(own, other)
     try:
         return None if difference is None else _exchanged(timeline, difference)
-    except (DifferentError, LookupError):
+    except (DifferentError, LookupError, ValueError):
         return None
 
 
 @lru_cache(maxsize=8)
 def _difference(own: Timeline, other: Timeline) -> Difference | None:
     """Return the difference between two timelines; None if they differ elsewhere than in one window a micro-batch."""
-    (own, _), (other, workspace) = _without_workspace(own), _without_workspace(other)
+    (own, _), (other, workspace) = without_workspace(own), without_workspace(other)
     one, another = Storages(own), Storages(other)
     try:
         passes = zip(one.passes, another.passes, strict=True)
@@ -206,12 +158,12 @@ def _exchanged(timeline: Timeline, difference: Difference) -> Timeline:
         DifferentError, LookupError: that does not follow.
 
     """
-    mixed = Mixed.of(_without_workspace(timeline)[0], difference)
+    mixed = Mixed.of(without_workspace(timeline)[0], difference)
     own, other = mixed.storages.timeline, difference.other.timeline
     slots_M = mixed.slots_M()
     if (slots_M < np.arange(len(slots_M))).any():
         raise DifferentError
-    events_E = _events(slots_M)
+    events_E = events_of(slots_M)
     allocated_at = np.flatnonzero(events_E >= 0)
     works = zip(own.work, difference.own.timeline.work, other.work, strict=True)
     exchanged = Timeline(
@@ -229,7 +181,7 @@ def _exchanged(timeline: Timeline, difference: Difference) -> Timeline:
         ),
     )
     workspace = difference.workspace
-    return exchanged if workspace is None else _with_workspace(exchanged, workspace, mixed.of_other(workspace.after))
+    return exchanged if workspace is None else with_workspace(exchanged, workspace, mixed.of_other(workspace.after))
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,40 +306,8 @@ class Mixed:
         return freed_in
 
 
-@dataclass(frozen=True)
-class Chosen(Sequence[Shape]):
-    """Shapes of several timelines, each found when it is asked for."""
-
-    parts: tuple[Sequence[Shape], ...]
-    numbers: IntArray
-    """For each its index among all of the parts."""
-
-    def __len__(self) -> int:
-        """Return the number of shapes."""
-        return len(self.numbers)
-
-    def __getitem__(self, number: int) -> Shape:  # type: ignore[override]
-        """Return one shape."""
-        index = int(self.numbers[number])
-        for part in self.parts:
-            if index < len(part):
-                return part[index]
-            index -= len(part)
-        raise IndexError(number)
-
-
 def _chosen(origins: list[Origin], numbers: IntArray) -> tuple[Origin, ...]:
     return tuple([origins[number] for number in numbers.tolist()])
-
-
-def _events(slots_M: IntArray) -> IntArray:
-    """Return the events of storages that are freed in these slots; those of one slot in the order of allocation."""
-    number_M = np.arange(len(slots_M))
-    freed = number_M[slots_M < len(slots_M)]
-    moments = np.concatenate([number_M, slots_M[freed]])
-    order = np.lexsort((np.concatenate([number_M, freed]), np.repeat([0, 1], [len(number_M), len(freed)]), moments))
-    events: IntArray = np.concatenate([number_M, -1 - freed])[order]
-    return events
 
 
 def _outside(num_storages: int, windows: list[Window]) -> list[int]:
@@ -396,62 +316,3 @@ def _outside(num_storages: int, windows: list[Window]) -> list[int]:
     for window in windows:
         is_outside[window.begin : window.end] = False
     return np.flatnonzero(is_outside).tolist()
-
-
-class Workspace(NamedTuple):
-    """The workspace that the first product of a backward pass takes and keeps."""
-
-    after: int
-    """The storage after which it is allocated."""
-    num_bytes: int
-    shape: Shape
-    origin: Origin
-
-
-def _without_workspace(timeline: Timeline) -> tuple[Timeline, Workspace | None]:
-    """Return the timeline without the workspace of its backward passes, and the workspace if there is one."""
-    begin = next((span.begin for span in timeline.spans if span.phase == "backward"), 0)
-    kept = np.flatnonzero((timeline.freed_at_N == len(timeline.events_E)) & (timeline.allocated_at_N >= begin))
-    found = (n for n in kept.tolist() if timeline.origins[n].operator.removeprefix("inside ") in PRODUCT_NAMES)
-    number = next((n for n in found if timeline.origins[n].operator.startswith("inside ")), None)
-    if number is None:
-        return timeline, None
-    at = int(timeline.allocated_at_N[number])
-    events_E = np.delete(timeline.events_E, at)
-    events_E = np.where(events_E > number, events_E - 1, np.where(events_E < -1 - number, events_E + 1, events_E))
-    workspace = Workspace(
-        number - 1, int(timeline.num_bytes_N[number]), timeline.shapes[number], timeline.origins[number]
-    )
-    return replace(
-        timeline,
-        num_bytes_N=np.delete(timeline.num_bytes_N, number),
-        shapes=Chosen((timeline.shapes,), np.delete(np.arange(len(timeline.shapes)), number)),
-        origins=(*timeline.origins[:number], *timeline.origins[number + 1 :]),
-        events_E=events_E,
-        spans=tuple(replace(span, begin=span.begin - (span.begin > at)) for span in timeline.spans),
-    ), workspace
-
-
-def _with_workspace(timeline: Timeline, workspace: Workspace, after: int | None) -> Timeline:
-    """Return the timeline with a workspace after a storage, by default after the first product of a backward pass."""
-    if after is None:
-        spans = zip(timeline.spans, timeline.ends, strict=True)
-        begin, end = next((span.begin, end) for span, end in spans if span.phase == "backward")
-        first, last = np.searchsorted(timeline.allocated_at_N, [begin, end]).tolist()
-        after = next(number for number in range(first, last) if timeline.origins[number].operator in PRODUCT_NAMES)
-    origin, num_storages = timeline.origins[after], len(timeline.origins)
-    number, at = after + 1, int(timeline.allocated_at_N[after]) + 1
-    events_E = timeline.events_E
-    events_E = np.where(events_E >= number, events_E + 1, np.where(events_E < -number, events_E - 1, events_E))
-    return replace(
-        timeline,
-        num_bytes_N=np.insert(timeline.num_bytes_N, number, workspace.num_bytes),
-        shapes=Chosen((timeline.shapes, (workspace.shape,)), np.insert(np.arange(num_storages), number, num_storages)),
-        origins=(
-            *timeline.origins[:number],
-            workspace.origin._replace(operator=f"inside {origin.operator}", module=origin.module),
-            *timeline.origins[number:],
-        ),
-        events_E=np.insert(events_E, at, number),
-        spans=tuple(replace(span, begin=span.begin + (span.begin >= at)) for span in timeline.spans),
-    )

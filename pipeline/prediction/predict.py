@@ -13,6 +13,7 @@ from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import limited_peak
 from pipeline.config.experiment import Experiment
 from pipeline.memory.allocator import OutOfMemoryError
+from pipeline.memory.blocks import LARGE_SEGMENT_BYTES
 from pipeline.memory.breakdown import Breakdown, at_peak
 from pipeline.memory.replay import AllocatorPeaks, Requests
 from pipeline.memory.timeline import Timeline
@@ -143,7 +144,8 @@ def on_card(requests: Requests, free_bytes: int, expandable_segments: bool) -> A
     Where the requests do not fit, the peaks are those on a card of any size.
     """
     peaks = requests.replay(expandable_segments=expandable_segments)
-    if peaks.peak_reserved_bytes <= free_bytes:
+    beyond_bytes = LARGE_SEGMENT_BYTES if expandable_segments else 0  # pages may go beyond the cap
+    if peaks.peak_reserved_bytes <= free_bytes or requests.least_bytes > free_bytes + beyond_bytes:
         return peaks
     try:
         return requests.replay(cap_bytes=free_bytes, expandable_segments=expandable_segments)

@@ -5,8 +5,7 @@ other micro-batch sizes, of fewer layers, of another loss.
 """
 
 from collections import Counter, OrderedDict
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,16 +13,15 @@ from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.technique import Stage, Technique
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Timeline, same_memory
+from pipeline.prediction.case import Case
 from pipeline.prediction.exchange_loss import with_other_loss
 from pipeline.prediction.extrapolate_batch import Growth, growth_of
-from pipeline.prediction.extrapolate_depth import Layers, fewest_layers, repetition_of, with_more_layers
+from pipeline.prediction.extrapolate_depth import repetition_of, with_more_layers
 from pipeline.prediction.recording import record
-from pipeline.prediction.trace_cache import IRRELEVANT, find_trace, trace_file, write_trace
+from pipeline.prediction.trace_cache import IRRELEVANT, find_trace, write_trace
 
 STEADY_STEPS = 2
 """Micro-batches of an optimizer step that are recorded; further ones repeat the second."""
-LARGEST_SHARE = 0.8
-"""Share of a model's layers that two shallow models may have together, to be recorded in its place."""
 RECORDED_SIZES = (2, 4, 8)
 """Micro-batch sizes from which others (but 1) are extrapolated: from the first two, if they predict the third."""
 LARGEST_GROWTH_BYTES = 1024
@@ -32,69 +30,6 @@ SPLIT = ("micro_batch_size", "accumulation_steps", "effective_batch_size")
 """Settings of how a batch is split."""
 NUM_KEPT = 24
 """Number of growths that a process keeps."""
-
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    """What a timeline is of: two optimizer steps of an experiment on a device; cases with the same file are equal."""
-
-    experiment: Experiment
-    target: Hardware
-    prepared: Prepared
-    num_rows: int
-    """Sequences in an optimizer step."""
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both have the same timeline."""
-        return isinstance(other, Case) and self.file == other.file
-
-    def __hash__(self) -> int:
-        """Return the hash of its file."""
-        return hash(self.file)
-
-    @cached_property
-    def file(self) -> Path:
-        """The file of its recording in the cache."""
-        return trace_file(self.experiment, self.target, self.prepared, self.num_rows)
-
-    @property
-    def size(self) -> int:
-        """The micro-batch size."""
-        return self.experiment.micro_batch_size
-
-    @property
-    def layers(self) -> Layers | None:
-        """How its layers follow from those of a shallow model; None if that is not known, or not worth it."""
-        experiment = self.experiment
-        num_layers, period, reach = experiment.description.num_layers, experiment.layer_period, experiment.layer_reach
-        if num_layers is None or period is None:
-            return None
-        fewest = fewest_layers(num_layers, period, reach)
-        worth_it = 2 * fewest + period <= LARGEST_SHARE * num_layers
-        return Layers(fewest, period, num_layers - fewest, reach) if worth_it else None
-
-    def of_layers(self, num_layers: int) -> "Case":
-        """Return the same of a model with so many layers."""
-        return replace(self, experiment=self.experiment.with_layers(num_layers))
-
-    def of_size(self, size: int) -> "Case":
-        """Return the same at another micro-batch size.
-
-        On a CPU the whole batch is alive during all micro-batches, so it stays the same; elsewhere it grows.
-        """
-        settings, passes = self.experiment.settings, self.experiment.effective_batch_size // self.size
-        changes = {"micro_batch_size": size, "effective_batch_size": passes * size}
-        keeps_batch = self.target.kind == "cpu" and passes > 1
-        return replace(
-            self,
-            experiment=Experiment(settings.model_copy(update=changes)),
-            num_rows=self.num_rows if keeps_batch else passes * size,
-        )
-
-    def without(self, techniques: list[Technique]) -> "Case":
-        """Return the same without the effect of some techniques."""
-        changes = {name: value for each in techniques for name, value in type(each)().model_dump().items()}
-        return replace(self, experiment=Experiment(self.experiment.settings.model_copy(update=changes)))
 
 
 def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timeline:

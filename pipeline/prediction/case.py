@@ -1,0 +1,77 @@
+"""What a timeline is of, and the similar cases from which it may follow."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from pipeline.base.contracts import Hardware, Prepared
+from pipeline.base.technique import Technique
+from pipeline.config.experiment import Experiment
+from pipeline.prediction.extrapolate_depth import Layers, fewest_layers
+from pipeline.prediction.trace_cache import trace_file
+
+LARGEST_SHARE = 0.8
+"""Share of a model's layers that two shallow models may have together, to be recorded in its place."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What a timeline is of: two optimizer steps of an experiment on a device; cases with the same file are equal."""
+
+    experiment: Experiment
+    target: Hardware
+    prepared: Prepared
+    num_rows: int
+    """Sequences in an optimizer step."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both have the same timeline."""
+        return isinstance(other, Case) and self.file == other.file
+
+    def __hash__(self) -> int:
+        """Return the hash of its file."""
+        return hash(self.file)
+
+    @cached_property
+    def file(self) -> Path:
+        """The file of its recording in the cache."""
+        return trace_file(self.experiment, self.target, self.prepared, self.num_rows)
+
+    @property
+    def size(self) -> int:
+        """The micro-batch size."""
+        return self.experiment.micro_batch_size
+
+    @property
+    def layers(self) -> Layers | None:
+        """How its layers follow from those of a shallow model; None if that is not known, or not worth it."""
+        experiment = self.experiment
+        num_layers, period, reach = experiment.description.num_layers, experiment.layer_period, experiment.layer_reach
+        if num_layers is None or period is None:
+            return None
+        fewest = fewest_layers(num_layers, period, reach)
+        worth_it = 2 * fewest + period <= LARGEST_SHARE * num_layers
+        return Layers(fewest, period, num_layers - fewest, reach) if worth_it else None
+
+    def of_layers(self, num_layers: int) -> "Case":
+        """Return the same of a model with so many layers."""
+        return replace(self, experiment=self.experiment.with_layers(num_layers))
+
+    def of_size(self, size: int) -> "Case":
+        """Return the same at another micro-batch size.
+
+        On a CPU the whole batch is alive during all micro-batches, so it stays the same; elsewhere it grows.
+        """
+        settings, passes = self.experiment.settings, self.experiment.effective_batch_size // self.size
+        changes = {"micro_batch_size": size, "effective_batch_size": passes * size}
+        keeps_batch = self.target.kind == "cpu" and passes > 1
+        return replace(
+            self,
+            experiment=Experiment(settings.model_copy(update=changes)),
+            num_rows=self.num_rows if keeps_batch else passes * size,
+        )
+
+    def without(self, techniques: list[Technique]) -> "Case":
+        """Return the same without the effect of some techniques."""
+        changes = {name: value for each in techniques for name, value in type(each)().model_dump().items()}
+        return replace(self, experiment=Experiment(self.experiment.settings.model_copy(update=changes)))

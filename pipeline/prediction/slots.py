@@ -1,0 +1,150 @@
+"""Timelines as storages and the slots in which they are freed, for deriving one timeline from others.
+
+A slot is the storage after whose allocation, and before the next one's, something is freed. N counts storages.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.memory.timeline import IntArray, Origin, Shape, Timeline
+from pipeline.prediction.product_workspaces import PRODUCTS
+
+PRODUCT_NAMES = {operator.overloadpacket.__name__ for operator in PRODUCTS}
+"""Operators of which the first in a backward pass takes a workspace that is kept."""
+
+
+class Pass(NamedTuple):
+    """The storages of one micro-batch: those before `middle` are allocated in its forward pass."""
+
+    begin: int
+    middle: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class Storages:
+    """The storages of a timeline and the slots in which they are freed."""
+
+    timeline: Timeline
+
+    @cached_property
+    def slots_N(self) -> IntArray:
+        """The slot in which each storage is freed; N where it is never freed."""
+        slots_N = np.searchsorted(self.timeline.allocated_at_N, self.timeline.freed_at_N) - 1
+        slots_N[self.timeline.freed_at_N == len(self.timeline.events_E)] = len(slots_N)
+        return slots_N
+
+    @cached_property
+    def begins(self) -> list[int]:
+        """The first storage of each phase, and the number of all."""
+        begins = [*(span.begin for span in self.timeline.spans), len(self.timeline.events_E)]
+        return [int(number) for number in np.searchsorted(self.timeline.allocated_at_N, begins)]
+
+    @cached_property
+    def passes(self) -> list[Pass]:
+        """The storages of each micro-batch."""
+        phases = [span.phase for span in self.timeline.spans]
+        return [
+            Pass(*self.begins[number : number + 3])
+            for number in range(len(phases) - 1)
+            if phases[number : number + 2] == ["forward", "backward"]
+        ]
+
+    def form(self, number: int) -> tuple[int, Shape, Origin]:
+        """Return size, shape and origin of a storage."""
+        return int(self.timeline.num_bytes_N[number]), self.timeline.shapes[number], self.timeline.origins[number]
+
+
+@dataclass(frozen=True)
+class Chosen(Sequence[Shape]):
+    """Shapes of several timelines, each found when it is asked for."""
+
+    parts: tuple[Sequence[Shape], ...]
+    numbers: IntArray
+    """For each its index among all of the parts."""
+
+    def __len__(self) -> int:
+        """Return the number of shapes."""
+        return len(self.numbers)
+
+    def __getitem__(self, number: int) -> Shape:  # type: ignore[override]
+        """Return one shape."""
+        index = int(self.numbers[number])
+        for part in self.parts:
+            if index < len(part):
+                return part[index]
+            index -= len(part)
+        raise IndexError(number)
+
+
+def events_of(slots_M: IntArray) -> IntArray:
+    """Return the events of storages that are freed in these slots; those of one slot in the order of allocation."""
+    number_M = np.arange(len(slots_M))
+    freed = number_M[slots_M < len(slots_M)]
+    moments = np.concatenate([number_M, slots_M[freed]])
+    order = np.lexsort((np.concatenate([number_M, freed]), np.repeat([0, 1], [len(number_M), len(freed)]), moments))
+    events: IntArray = np.concatenate([number_M, -1 - freed])[order]
+    return events
+
+
+class Workspace(NamedTuple):
+    """The workspace that the first product of a backward pass takes and keeps."""
+
+    after: int
+    """The storage after which it is allocated."""
+    num_bytes: int
+    shape: Shape
+    origin: Origin
+
+
+def without_workspace(timeline: Timeline) -> tuple[Timeline, Workspace | None]:
+    """Return the timeline without the workspace of its backward passes, and the workspace if there is one."""
+    begin = next((span.begin for span in timeline.spans if span.phase == "backward"), 0)
+    kept = np.flatnonzero((timeline.freed_at_N == len(timeline.events_E)) & (timeline.allocated_at_N >= begin))
+    found = (n for n in kept.tolist() if timeline.origins[n].operator.removeprefix("inside ") in PRODUCT_NAMES)
+    number = next((n for n in found if timeline.origins[n].operator.startswith("inside ")), None)
+    if number is None:
+        return timeline, None
+    at = int(timeline.allocated_at_N[number])
+    events_E = np.delete(timeline.events_E, at)
+    events_E = np.where(events_E > number, events_E - 1, np.where(events_E < -1 - number, events_E + 1, events_E))
+    workspace = Workspace(
+        number - 1, int(timeline.num_bytes_N[number]), timeline.shapes[number], timeline.origins[number]
+    )
+    return replace(
+        timeline,
+        num_bytes_N=np.delete(timeline.num_bytes_N, number),
+        shapes=Chosen((timeline.shapes,), np.delete(np.arange(len(timeline.shapes)), number)),
+        origins=(*timeline.origins[:number], *timeline.origins[number + 1 :]),
+        events_E=events_E,
+        spans=tuple(replace(span, begin=span.begin - (span.begin > at)) for span in timeline.spans),
+    ), workspace
+
+
+def with_workspace(timeline: Timeline, workspace: Workspace, after: int | None) -> Timeline:
+    """Return the timeline with a workspace after a storage, by default after the first product of a backward pass."""
+    if after is None:
+        spans = zip(timeline.spans, timeline.ends, strict=True)
+        begin, end = next((span.begin, end) for span, end in spans if span.phase == "backward")
+        first, last = np.searchsorted(timeline.allocated_at_N, [begin, end]).tolist()
+        after = next(number for number in range(first, last) if timeline.origins[number].operator in PRODUCT_NAMES)
+    origin, num_storages = timeline.origins[after], len(timeline.origins)
+    number, at = after + 1, int(timeline.allocated_at_N[after]) + 1
+    events_E = timeline.events_E
+    events_E = np.where(events_E >= number, events_E + 1, np.where(events_E < -number, events_E - 1, events_E))
+    return replace(
+        timeline,
+        num_bytes_N=np.insert(timeline.num_bytes_N, number, workspace.num_bytes),
+        shapes=Chosen((timeline.shapes, (workspace.shape,)), np.insert(np.arange(num_storages), number, num_storages)),
+        origins=(
+            *timeline.origins[:number],
+            workspace.origin._replace(operator=f"inside {origin.operator}", module=origin.module),
+            *timeline.origins[number:],
+        ),
+        events_E=np.insert(events_E, at, number),
+        spans=tuple(replace(span, begin=span.begin + (span.begin >= at)) for span in timeline.spans),
+    )

@@ -1,0 +1,74 @@
+"""The timeline with another loss is derived from others: it is the one of a recording, or there is none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import tiny
+
+from pipeline.config.experiment import Experiment
+from pipeline.memory.device import hardware_of
+from pipeline.memory.timeline import Timeline, same_memory
+from pipeline.prediction.cards import find_card
+from pipeline.prediction.exchange_loss import with_other_loss
+from pipeline.prediction.recording import record
+from pipeline.prediction.trace import derives_from_another_loss, trace
+
+CPU, CARD = hardware_of(torch.device("cpu")), find_card("h100")
+
+
+def recorded(target: Any, **settings: Any) -> Timeline:
+    """Return the recorded timeline of two optimizer steps."""
+    experiment = tiny(**{"micro_batch_size": 2, "accumulation_steps": 2, "causal_lm__num_layers": 3, **settings})
+    return record(experiment, target, experiment.read_corpus(), experiment.effective_batch_size)
+
+
+@pytest.mark.parametrize("target", [CPU, CARD], ids=["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("common", "inside"),
+    [
+        ({}, {"checkpointing": "every_layer"}),
+        ({"precision": "bf16"}, {"checkpointing": "attention_saved", "gelu": "fused"}),
+        ({"precision": "fp16", "causal_lm__dropout": 0.1}, {"checkpointing": "every_2_layers", "attention": "eager"}),
+        ({"model": "llama-nano", "sequences": "padded"}, {"checkpointing": "full:1-2", "causal_lm__num_layers": 5}),
+        (
+            {"precision": "bf16", "accumulation_steps": 1, "optimizer_in_backward": True, "max_grad_norm": "none"},
+            {"checkpointing": "every_layer"},
+        ),
+    ],
+    ids=str,
+)
+def test_another_loss_takes_the_place_of_the_models_own(
+    common: dict[str, Any], inside: dict[str, Any], target: Any
+) -> None:
+    own, timeline = recorded(target, **common), recorded(target, **common, **inside)
+    for loss in ("chunked", "fused"):
+        other = recorded(target, **common, loss_kernel=loss)
+        derived = with_other_loss(timeline, own, other)
+        assert derived is not None
+        assert same_memory(derived, recorded(target, **common, **inside, loss_kernel=loss)), loss
+
+
+def test_nothing_is_derived_where_the_timelines_differ_around_the_loss() -> None:
+    own, other = recorded(CARD), recorded(CARD, loss_kernel="chunked")
+    assert with_other_loss(recorded(CARD, precision="bf16"), own, other) is None
+    assert with_other_loss(recorded(CARD, micro_batch_size=4, accumulation_steps=1), own, other) is None
+    assert with_other_loss(own, own, recorded(CARD, loss_kernel="chunked", checkpointing="every_layer")) is None
+
+
+def test_a_trace_is_derived_if_the_others_are_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    experiments: list[Experiment] = []
+
+    def counted(experiment: Experiment, *others: Any) -> Timeline:
+        experiments.append(experiment)
+        return record(experiment, *others)
+
+    monkeypatch.setattr("pipeline.prediction.trace.record", counted)
+    wanted = {"loss_kernel": "fused", "checkpointing": "every_layer"}
+    assert derives_from_another_loss(tiny(**wanted))
+    for settings in ({}, {"loss_kernel": "fused"}, {"checkpointing": "every_layer"}, wanted):
+        assert not derives_from_another_loss(tiny(**settings)) or settings is wanted
+        trace(tiny(**settings), CARD, tiny().read_corpus())
+    assert len(experiments) == 3
