@@ -177,7 +177,8 @@ def of_optuna(search: Search) -> Replayed:
     study = optuna.create_study(direction="maximize")
     while not search.is_near:
         taken = [choices[number] for number in search.runs]
-        choice = choose(choices, space, study.trials, taken, ("maximize",), search.sampler, search.seed * FAR_APART)
+        finished = study.get_trials(deepcopy=False)
+        choice = choose(choices, space, finished, taken, ("maximize",), search.sampler, search.seed * FAR_APART)
         if choice is None:
             break
         number = numbers[tuple(choice.values())]
