@@ -55,7 +55,8 @@ def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timel
 
 def others_need(experiment: Experiment) -> bool:
     """Whether timelines of other micro-batch sizes can be extrapolated from this one."""
-    return experiment.micro_batch_size in RECORDED_SIZES
+    size = experiment.micro_batch_size
+    return size in RECORDED_SIZES or (size > 1 and size.bit_count() == 1 and bool(_thresholds(experiment)))
 
 
 def family_of(experiment: Experiment) -> str:
@@ -157,7 +158,7 @@ def _from_other_sizes(case: Case, sizes: tuple[int, int, int] = RECORDED_SIZES) 
     """
     if case.size <= sizes[0]:
         return None  # one sequence may take other code paths: an axis of one element is always contiguous
-    thresholds = [threshold for technique in case.experiment.techniques for threshold in technique.size_thresholds]
+    thresholds = _thresholds(case.experiment)
     alike = len({_chunks(case, size) for size in (*sizes, case.size)}) == 1
     growth = _growth(case, sizes) if alike else None
     if growth is not None and not growth.crosses(case.size, thresholds):
@@ -208,6 +209,11 @@ def _all_known(cases: list[Case]) -> list[Timeline] | None:
             return None
         known.append(timeline)
     return known[::-1]
+
+
+def _thresholds(experiment: Experiment) -> list[float]:
+    """Return the sizes in bytes from which on a technique treats what the layers save in another way."""
+    return [threshold for technique in experiment.techniques for threshold in technique.size_thresholds]
 
 
 def _of_loss(experiment: Experiment) -> list[Technique]:
