@@ -146,6 +146,7 @@ def main() -> None:
             count, seconds = in_fresh_process(all_levers, model, given.batch)
             print(f"{count} configurations of {model} with all levers, batch {given.batch}: {seconds:.1f} s")
             return
+        levers = in_fresh_process(all_levers, model, batch if tiny else given.batch)
         runs = [in_fresh_process(whole_space, model, batch) for _ in range(1 if tiny else REPEATS)]
         lines = list(singles(("gpt2",) if tiny else MODELS))
     date, about = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", environment(torch.device("cpu"))
@@ -162,6 +163,9 @@ def main() -> None:
             f"**A whole space**: {runs[0][0]} configurations of {model} (the micro-batches that divide {batch}, "
             f"{len(POLICIES)} checkpointing policies, {len(PRECISIONS)} precisions), a process a core, by the clock: "
             f"{', '.join(f'{seconds:.1f} s' for _, seconds in runs)}.",
+            "",
+            f"**The default space of `plan`**: {levers[0]} configurations of {model} (all levers, effective batch "
+            f"{batch if tiny else given.batch}), checked and predicted, by the clock: {levers[1]:.1f} s.",
             "",
             "**Single configurations**: micro-batch 8, bf16; processor seconds on one core, median and range of "
             f"{REPEATS}.",

@@ -115,7 +115,7 @@ def peak(settings: dict[str, Any]) -> int:
         CAST.clear()
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        return max(record_lifetimes(experiment, prepared, mark, build).allocated_bytes_E)
+        return int(record_lifetimes(experiment, prepared, mark, build).allocated_bytes_E.max())
 
 
 def main() -> None:
