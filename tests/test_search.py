@@ -387,6 +387,25 @@ def test_the_fastest_and_a_slowed_trial_are_proposed_again_and_counted_once() ->
     assert len(certificate.unmeasured) == 6
 
 
+def test_a_repeat_that_crashes_is_not_proposed_again() -> None:
+    study = new_study()
+    sampler = PredictiveSampler([candidate_of(choice) for choice in SPACE.choices], Rules(budget_bytes=BUDGET))
+    plan = SimpleNamespace(settings=SimpleNamespace(gap=0.01), space=SPACE)
+    proposer = PredictiveProposer(cast(SearchProblem, plan), study, sampler)
+    for choice in SPACE.choices[:6]:
+        trial, (result, metrics) = study.start(choice, SPACE, 20), result_of(choice, oom=False)
+        assert trial is not None
+        study.finish(trial, judge(result, metrics, BUDGET), result, metrics)
+    fastest = proposer.next([])
+    assert fastest is not None and fastest.is_repeat
+    trial = study.start(fastest.choice, SPACE, 20, repeat=True)
+    crashed = replace(result_of(fastest.choice, oom=False)[0], outcome=Outcome.CRASHED)
+    assert trial is not None
+    study.finish(trial, judge(crashed, {}, BUDGET), crashed, {})
+    after = proposer.next([])
+    assert after is None or not after.is_repeat
+
+
 def test_of_a_configuration_measured_twice_one_trial_counts() -> None:
     def row(number: int, speed: float | None, fits: bool = True, size: int = 1) -> Trial:
         metrics = {} if speed is None else {"tokens_per_second": speed}

@@ -108,8 +108,11 @@ def evaluate(candidates: Sequence[Candidate], measured: Measurements, rules: Rul
 
 
 def _again(measured: Measurements, leave_one_out: Mapping[int, Residual]) -> int | None:
-    """Return the fastest candidate, else the slowest outlier, among those that were measured once and fit."""
-    once = [number for number in measured.fitting - measured.running if len(measured.runs[number]) == 1]
+    """Return the fastest candidate, else the outlier of the greatest standardized residual, of those that fit.
+
+    None is measured a third time, even if its second trial did not complete.
+    """
+    once = measured.fitting - measured.running - measured.repeated
     if measured.incumbent in once:
         return measured.incumbent
     fastest = min((measured.log_seconds[number] for number in measured.fitting), default=math.inf)

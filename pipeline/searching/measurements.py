@@ -35,6 +35,8 @@ class Measurements:
     failed: frozenset[int]
     """Candidates that failed for another reason: neither time nor memory is known."""
     running: frozenset[int]
+    with_second_trial: frozenset[int] = frozenset()
+    """Candidates with a second trial, whether or not it completed."""
 
     @cached_property
     def log_seconds(self) -> Mapping[int, float]:
@@ -55,6 +57,11 @@ class Measurements:
     def incumbent(self) -> int | None:
         """The fastest candidate that fits."""
         return min(self.fitting, key=self.log_seconds.__getitem__, default=None)
+
+    @cached_property
+    def repeated(self) -> frozenset[int]:
+        """The candidates that are not measured again: those with a second trial, or with another run."""
+        return self.with_second_trial | {number for number, runs in self.runs.items() if len(runs) > 1}
 
     @property
     def taken(self) -> frozenset[int]:
