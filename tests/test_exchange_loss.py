@@ -14,6 +14,7 @@ from pipeline.prediction.cards import find_card
 from pipeline.prediction.exchange_loss import with_other_loss
 from pipeline.prediction.recording import record
 from pipeline.prediction.trace import derives_from_another_loss, trace
+from pipeline.techniques.loss_kernel import LossKernel
 
 CPU, CARD = hardware_of(torch.device("cpu")), find_card("h100")
 
@@ -57,7 +58,20 @@ def test_nothing_is_derived_where_the_timelines_differ_around_the_loss() -> None
     assert with_other_loss(own, own, recorded(CARD, loss_kernel="chunked", checkpointing="every_layer")) is None
 
 
-def test_a_trace_is_derived_if_the_others_are_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "more"),
+    [
+        (2, {}),
+        (16, {"precision": "bf16"}),
+        (4, {"activation_offloading": True, "offloading_min_mib": 0.01}),
+        (2, {"model": "llama-nano", "accumulation_steps": 1, "optimizer_in_backward": True, "max_grad_norm": "none"}),
+    ],
+    ids=str,
+)
+def test_a_trace_is_derived_if_the_others_are_in_the_cache(
+    size: int, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of a deep model the loss is taken from one of few layers, at a large micro-batch from small ones."""
     monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
     experiments: list[Experiment] = []
 
@@ -66,9 +80,22 @@ def test_a_trace_is_derived_if_the_others_are_in_the_cache(monkeypatch: pytest.M
         return record(experiment, *others)
 
     monkeypatch.setattr("pipeline.prediction.trace.record", counted)
-    wanted = {"loss_kernel": "fused", "checkpointing": "every_layer"}
-    assert derives_from_another_loss(tiny(**wanted))
-    for settings in ({}, {"loss_kernel": "fused"}, {"checkpointing": "every_layer"}, wanted):
-        assert not derives_from_another_loss(tiny(**settings)) or settings is wanted
-        trace(tiny(**settings), CARD, tiny().read_corpus())
-    assert len(experiments) == 3
+    sizes = {size} if size <= 8 else {2, 4, 8}  # with another loss 16 sequences may be in more chunks
+    layers = {"causal_lm__num_layers": 16, "accumulation_steps": 2, **more}
+    inside = {"checkpointing": "every_layer"}
+    for settings in ({}, {"loss_kernel": "chunked"}, inside):
+        for known in sorted(sizes | {size} if "loss_kernel" in settings else sizes):
+            given = tiny(**{**layers, **settings, "micro_batch_size": known})
+            assert not derives_from_another_loss(given)
+            trace(given, CARD, given.read_corpus())
+    wanted = tiny(**{**layers, **inside, "loss_kernel": "chunked", "micro_batch_size": size})
+    assert derives_from_another_loss(wanted)
+    num_recorded = len(experiments)
+    derived = trace(wanted, CARD, wanted.read_corpus())
+    assert len(experiments) == num_recorded
+    assert same_memory(derived, record(wanted, CARD, wanted.read_corpus(), wanted.effective_batch_size))
+
+
+def test_a_loss_that_cannot_be_left_out_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LossKernel, "active", True)
+    assert not derives_from_another_loss(tiny(loss_kernel="chunked", checkpointing="every_layer"))

@@ -35,7 +35,7 @@ from pipeline.searching.loop import findings_of, trials_of
 from pipeline.searching.optuna_samplers import SAMPLERS, choose, distributions_of, naive_choices, next_naive
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import PredictiveProposer
-from pipeline.searching.results import Trial, best_trial, one_per_configuration, pareto_front
+from pipeline.searching.results import Trial, best_trial, one_per_configuration, pareto_front, speed_of
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.study import StoredStudy
@@ -428,8 +428,15 @@ def test_of_a_configuration_measured_twice_one_trial_counts() -> None:
         and best_trial([fast, other, too_large]) is other
     )
     assert pareto_front([slow, replace(fast, peak_bytes=2)]) == [replace(fast, peak_bytes=2)]
-    table = trials_table([slow, other, fast], fast).frame
-    assert list(table[""]) == ["best", "", "void"]
+    near = row(5, 75.0)
+    table = trials_table([slow, near, other, fast], fast).frame
+    assert list(table[""]) == ["best", "", "", "void"]
+    assert list(trials_table([fast, other, too_large], other).frame[""]) == ["void", "best", ""]
+    assert [speed_of(slow.choice, rows) for rows in ([slow, fast], [near, fast], [other])] == pytest.approx(
+        [80.0, 6000**0.5, 0.0]
+    )
+    rows = [near, fast, replace(row(6, 78.0, size=2), peak_bytes=2)]
+    assert [one.choice["micro_batch_size"] for one in pareto_front(rows)] == [1, 2]
 
 
 def test_the_trials_fit_a_terminal_of_120_columns() -> None:

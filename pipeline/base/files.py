@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from pipeline.base.errors import InvalidInputError
@@ -15,7 +16,12 @@ def cache_folder() -> Path:
 
     """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(os.environ.get("HEADROOM_CACHE") or Path(base) / "headroom")
+    return _writable(Path(os.environ.get("HEADROOM_CACHE") or Path(base) / "headroom"))
+
+
+@cache
+def _writable(folder: Path) -> Path:
+    """Return the folder, which is created and checked once in a process."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

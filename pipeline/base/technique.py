@@ -144,7 +144,7 @@ class Technique(Settings, ABC):
     stage: ClassVar[Stage] = Stage.MODEL
     """When it is applied; techniques of one stage are applied in the order of their names."""
     within_layers: ClassVar[bool] = False
-    """Whether it changes nothing outside of the model's layers, so that its prediction needs no other one's loss."""
+    """Whether it changes nothing outside of the model's layers: predictions with another loss are then derived."""
 
     @property
     @abstractmethod

@@ -1,9 +1,10 @@
 """The timeline of a training with another loss, from three others.
 
 What a loss does lies between the forward and the backward pass of the layers. So two timelines of one model whose
-losses differ are equal but for a window of storages in each micro-batch. If a third timeline, of the model with other
-techniques inside its layers, has the window of the first, then with the window of the second in its place it is the
-timeline with the other loss. Nothing is returned where this does not follow.
+losses differ are equal but for two windows of storages in each micro-batch: around the end of the forward pass, and at
+the end of the backward pass, where the gradients of a weight that head and embedding share are summed. If a third
+timeline, of the model with other techniques inside its layers, has the windows of the first, then with those of the
+second in their place it is the timeline with the other loss. Nothing is returned where this does not follow.
 """
 
 from dataclasses import dataclass, replace
@@ -103,10 +104,17 @@ class Mixed:
     def _check(self, number: int) -> None:
         """Check that a storage of the own windows is also in the timeline."""
         own, slots_N = self.difference.own, self.difference.own.slots_N
-        slot = self.counterpart.get(int(slots_N[number]))
-        same_slot = slot is None or slot == self.storages.slots_N[self.counterpart[number]]
-        if not same_slot or own.form(number) != self.storages.form(self.counterpart[number]):
+        slot = int(self.storages.slots_N[self.counterpart[number]])
+        inside = self.counterpart.get(int(slots_N[number]))
+        is_left = slot not in self._places if inside is None else slot == inside
+        is_kept = (slot == len(self.storages.slots_N)) == (slots_N[number] == len(slots_N))
+        if not is_left or not is_kept or own.form(number) != self.storages.form(self.counterpart[number]):
             raise DifferentError
+
+    @cached_property
+    def _places(self) -> set[int]:
+        """The slots in and right before the windows."""
+        return set(self.counterpart.values())
 
     @cached_property
     def _new(self) -> dict[int, int]:

@@ -46,7 +46,7 @@ class Difference:
 
 @lru_cache(maxsize=8)
 def difference_of(own: Timeline, other: Timeline) -> Difference | None:
-    """Return the difference between two timelines; None if they differ elsewhere than in one window a micro-batch."""
+    """Return the difference between two timelines; None if it is not two windows in each micro-batch."""
     (own, _), (other, workspace) = without_workspace(own), without_workspace(other)
     one, another = Storages(own), Storages(other)
     try:

@@ -221,18 +221,17 @@ def _prediction_or_error(
 def _rounds(experiments: Sequence[Experiment], num_processes: int) -> list[list[list[int]]]:
     """Return the indices of the experiments in tasks, in two rounds: first those from which others are extrapolated.
 
-    A task has experiments of one family, which share recorded timelines. Where families are many, each is one task.
+    A task has experiments of one family, which share recorded timelines. Where families are many, each is one task, and
+    those are last whose timelines are derived from others with the model's own loss.
     """
     families: dict[str, tuple[list[int], list[int]]] = {}
     for number, experiment in enumerate(experiments):
         recorded, others = families.setdefault(family_of(experiment), ([], []))
         (recorded if others_need(experiment) else others).append(number)
     if len(families) >= NUM_FAMILIES_PER_PROCESS * num_processes:
-        rounds: tuple[list[list[int]], list[list[int]]] = ([], [])
-        for recorded, others in families.values():
-            numbers = [*recorded, *others]
-            rounds[derives_from_another_loss(experiments[numbers[0]])].append(numbers)
-        return [_parts(each) for each in rounds]
+        whole = [[*recorded, *others] for recorded, others in families.values()]
+        derived = [numbers for numbers in whole if derives_from_another_loss(experiments[numbers[0]])]
+        return [_parts(numbers for numbers in whole if numbers not in derived), _parts(derived)]
     by_size: dict[tuple[str, int], list[int]] = {}
     for family, (recorded, _) in families.items():
         for number in recorded:

@@ -29,6 +29,7 @@ MULTIPROCESSOR_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536
 """Resident threads of a multiprocessor (CUDA C++ programming guide, "Technical Specifications"); 2,048 otherwise."""
 
 
+@cache
 def column_sum_bytes(rows: int, columns: int, hardware: Hardware) -> tuple[int, int]:
     """Return the bytes of the partial sums, and of the semaphores, of the column sums of a contiguous matrix."""
     assert hardware.capability is not None and hardware.num_multiprocessors is not None  # it is CUDA
@@ -65,7 +66,6 @@ def has_formula(origin: Origin) -> bool:
     return is_reduction or is_scratchpad(origin.operator, origin.dtype)
 
 
-@cache
 def buffer_bytes(origin: Origin, shape: Shape, hardware: Hardware) -> int:
     """Return the size that a buffer has with another shape, which holds the arguments of its formula."""
     if is_scratchpad(origin.operator, origin.dtype):

@@ -105,8 +105,8 @@ def without_workspace(timeline: Timeline) -> tuple[Timeline, Workspace | None]:
     """Return the timeline without the workspace of its backward passes, and the workspace if there is one."""
     begin = next((span.begin for span in timeline.spans if span.phase == "backward"), 0)
     kept = np.flatnonzero((timeline.freed_at_N == len(timeline.events_E)) & (timeline.allocated_at_N >= begin))
-    found = (n for n in kept.tolist() if timeline.origins[n].operator.removeprefix("inside ") in PRODUCT_NAMES)
-    number = next((n for n in found if timeline.origins[n].operator.startswith("inside ")), None)
+    names = {f"inside {name}" for name in PRODUCT_NAMES}
+    number = next((n for n in kept.tolist() if timeline.origins[n].operator in names), None)
     if number is None:
         return timeline, None
     at = int(timeline.allocated_at_N[number])
@@ -126,12 +126,17 @@ def without_workspace(timeline: Timeline) -> tuple[Timeline, Workspace | None]:
 
 
 def with_workspace(timeline: Timeline, workspace: Workspace, after: int | None) -> Timeline:
-    """Return the timeline with a workspace after a storage, by default after the first product of a backward pass."""
+    """Return the timeline with a workspace after a storage, by default after the first product of a backward pass.
+
+    Raises:
+        ValueError: there is no such product.
+
+    """
     if after is None:
         spans = zip(timeline.spans, timeline.ends, strict=True)
         begin, end = next((span.begin, end) for span, end in spans if span.phase == "backward")
         first, last = np.searchsorted(timeline.allocated_at_N, [begin, end]).tolist()
-        after = next(number for number in range(first, last) if timeline.origins[number].operator in PRODUCT_NAMES)
+        [after, *_] = [n for n in range(first, last) if timeline.origins[n].operator in PRODUCT_NAMES]
     origin, num_storages = timeline.origins[after], len(timeline.origins)
     number, at = after + 1, int(timeline.allocated_at_N[after]) + 1
     events_E = timeline.events_E

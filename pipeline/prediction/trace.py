@@ -217,13 +217,17 @@ def _thresholds(experiment: Experiment) -> list[float]:
 
 
 def _of_loss(experiment: Experiment) -> list[Technique]:
-    """Return the techniques that change the loss."""
-    return [each for each in experiment.techniques if each.stage is Stage.LOSS and each.active]
+    """Return the techniques that change the loss, and do not with their default settings."""
+    return [each for each in experiment.techniques if each.stage is Stage.LOSS and _can_be_left_out(each)]
 
 
 def _within_layers(experiment: Experiment) -> list[Technique]:
-    """Return the techniques that change nothing outside of the layers."""
-    return [each for each in experiment.techniques if each.within_layers and each.active]
+    """Return the techniques that change nothing outside of the layers, and nothing with their default settings."""
+    return [each for each in experiment.techniques if each.within_layers and _can_be_left_out(each)]
+
+
+def _can_be_left_out(technique: Technique) -> bool:
+    return technique.active and not type(technique)().active
 
 
 def _chunks(case: Case, size: int) -> tuple[int | None, ...]:

@@ -14,9 +14,11 @@ from pipeline.searching.results import (
     Trial,
     Verification,
     columns,
+    is_void,
     label,
     one_per_configuration,
     pareto_front,
+    speed_of,
 )
 from pipeline.training.metrics import limited_peak_mib
 
@@ -38,15 +40,14 @@ def answer(findings: SearchFindings) -> str:
         peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None and row.tokens_per_second is not None]
         smallest = f"the smallest measured peak is {min(peaks) / MIB:,.1f} MiB" if peaks else "none completed"
         return f"Nothing fits {budget / MIB:,.1f} MiB at an effective batch of {effective}: {smallest} ({space})."
-    peak, speed = best.peak_bytes or 0, best.tokens_per_second or 0
+    peak, speed = best.peak_bytes or 0, speed_of(best.choice, rows)
     text = (
         f"The fastest that fits {budget / MIB:,.1f} MiB at an effective batch of {effective}: {label(best.choice)}. "
         f"It peaks at {peak / MIB:,.1f} MiB ({(budget - peak) / MIB:,.1f} MiB of headroom) "
         f"and trains {speed:,.0f} tokens/s{_against_naive(findings, best)}"
     )
     if findings.shows_front:
-        front = "; ".join(f"{label(row.choice)}: {row.summary}" for row in pareto_front(rows))
-        text += f". Pareto front: {front}"
+        text += f". Pareto front: {'; '.join(_on_front(row, rows) for row in pareto_front(rows))}"
     certificate, verification = findings.certificate, findings.verification
     proof = "" if certificate is None else f" {certificate.summary}."
     check = "" if verification is None else f" {verification.verdict}."
@@ -112,7 +113,6 @@ def trials_table(rows: Sequence[Trial], best: Trial | None) -> Table:
     """Return the trials, those that fit first, the fastest on top."""
     ordered = sorted(rows, key=lambda row: (not row.fits, -(row.tokens_per_second or 0)))
     shown = columns(row.choice for row in rows)
-    counting = one_per_configuration(rows)
     lines = [
         {
             **{shown[name]: row.choice[name] for name in shown},
@@ -123,7 +123,7 @@ def trials_table(rows: Sequence[Trial], best: Trial | None) -> Table:
             "predicted s/step": row.metrics.get("predicted_seconds_per_step"),
             "tokens/s": row.tokens_per_second,
             "loss": row.metrics.get("common_steps_loss"),
-            "": "best" if row is best else "" if row in counting else "void",
+            "": "best" if row is best else "void" if is_void(row, rows) else "",
         }
         for row in ordered
     ]
@@ -181,6 +181,12 @@ def _predicted_mib(row: Trial) -> float | None:
     return row.metrics.get("predicted_peak_reserved_mib", row.metrics.get("predicted_peak_allocated_mib"))
 
 
+def _on_front(row: Trial, rows: Sequence[Trial]) -> str:
+    """Return a configuration of the Pareto front as text, with its peak and speed."""
+    peak_mib, speed = (row.peak_bytes or 0) / MIB, speed_of(row.choice, rows)
+    return f"{label(row.choice)}: {row.outcome}, {peak_mib:,.1f} MiB, {speed:,.0f} tokens/s"
+
+
 def _against_naive(findings: SearchFindings, best: Trial) -> str:
     """Compare with the first naive configuration that fits, if it has been measured."""
     fitting = {tuple(row.choice.items()): row for row in one_per_configuration(findings.rows) if row.fits}
@@ -188,7 +194,7 @@ def _against_naive(findings: SearchFindings, best: Trial) -> str:
     plain = next((fitting[key] for key in keys if key in fitting), None)
     if plain is best:
         return ", and is the naive configuration itself"
-    if plain is None or not plain.tokens_per_second or not best.tokens_per_second:
+    if plain is None:
         return ""
-    gain = best.tokens_per_second / plain.tokens_per_second
+    gain = speed_of(best.choice, findings.rows) / speed_of(plain.choice, findings.rows)
     return f", {gain:.2f} x the naive configuration ({label(plain.choice)})"

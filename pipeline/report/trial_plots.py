@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from pipeline.base.units import MIB
 from pipeline.report.plot import WARNING, Plot, colour
-from pipeline.searching.results import FEW_DIMENSIONS, Trial, columns, measured, pareto_front
+from pipeline.searching.results import FEW_DIMENSIONS, Trial, columns, measured, pareto_front, speed_of
 
 
 def over_time_plot(rows: Sequence[Trial]) -> Plot:
@@ -52,7 +52,7 @@ def _plane(axes: Axes, *, rows: Sequence[Trial], budget_mib: float, best: Trial 
     _scatter(axes, [(_mib(row), row) for row in ended])
     axes.step(
         [_mib(row) for row in front],
-        [row.tokens_per_second or 0 for row in front],
+        [speed_of(row.choice, rows) for row in front],
         where="post",
         color=colour(2),
         linestyle="--",

@@ -16,6 +16,11 @@ def counting(log_seconds: Sequence[float]) -> list[float]:
     return [one for one in log_seconds if one <= fastest + SLOWED]
 
 
+def is_slowed(speed: float, speeds: Sequence[float]) -> bool:
+    """Return whether a run of this speed is one that does not count among all runs of its configuration."""
+    return -math.log(speed) > -math.log(max(speeds)) + SLOWED
+
+
 def mean_speed(speeds: Sequence[float]) -> float:
     """Return the speed of a configuration: the geometric mean of its runs that count; 0 without any."""
     return 0.0 if not speeds else math.exp(-statistics.fmean(counting([-math.log(speed) for speed in speeds])))

@@ -8,7 +8,7 @@ from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
 from pipeline.config.settings import default_values
 from pipeline.searching.certificate import Certificate
-from pipeline.searching.measurements import mean_speed
+from pipeline.searching.measurements import is_slowed, mean_speed
 from pipeline.training.metrics import limited_peak_mib
 
 FEW_DIMENSIONS = 4
@@ -93,7 +93,7 @@ def heading(dimension: str) -> str:
 def one_per_configuration(rows: Sequence[Trial]) -> list[Trial]:
     """Return one trial for each configuration: of two, the one that did not fit, else the faster one.
 
-    Which of its runs count for its time, `pipeline.searching.measurements` says; this one stands for it in tables.
+    It stands for its configuration where one trial must; the speed of the configuration is speed_of() it.
     """
     counting: dict[tuple[Any, ...], Trial] = {}
     for row in sorted(rows, key=lambda row: (row.outcome not in TOO_LARGE, -(row.tokens_per_second or 0))):
@@ -106,19 +106,33 @@ def speeds(choice: Mapping[str, Any], rows: Sequence[Trial]) -> list[float]:
     return [row.tokens_per_second for row in rows if row.choice == choice and row.tokens_per_second]
 
 
+def speed_of(choice: Mapping[str, Any], rows: Sequence[Trial]) -> float:
+    """Return the speed of a configuration by its trials that count, in tokens per second; 0 if none completed."""
+    return mean_speed(speeds(choice, rows))
+
+
+def is_void(row: Trial, rows: Sequence[Trial]) -> bool:
+    """Return whether a trial does not count: it was slowed, or another one of its configuration did not fit."""
+    if row.outcome not in TOO_LARGE and any(one.outcome in TOO_LARGE for one in rows if one.choice == row.choice):
+        return True
+    return row.tokens_per_second is not None and is_slowed(row.tokens_per_second, speeds(row.choice, rows))
+
+
 def best_trial(rows: Sequence[Trial]) -> Trial | None:
     """Return the trial that stands for the fastest configuration that fits."""
     fitting = (row for row in one_per_configuration(rows) if row.fits)
-    return max(fitting, key=lambda row: mean_speed(speeds(row.choice, rows)), default=None)
+    return max(fitting, key=lambda row: speed_of(row.choice, rows), default=None)
 
 
 def pareto_front(rows: Sequence[Trial]) -> list[Trial]:
     """Return the measured configurations that are not dominated in memory and throughput, by ascending peak."""
     front: list[Trial] = []
-    ended = measured(one_per_configuration(rows))
-    for row in sorted(ended, key=lambda row: (row.peak_bytes or 0, -(row.tokens_per_second or 0))):
-        if not front or (row.tokens_per_second or 0) > (front[-1].tokens_per_second or 0):
+    ended = [(row, speed_of(row.choice, rows)) for row in measured(one_per_configuration(rows))]
+    fastest = 0.0
+    for row, speed in sorted(ended, key=lambda pair: (pair[0].peak_bytes or 0, -pair[1])):
+        if speed > fastest:
             front.append(row)
+            fastest = speed
     return front
 
 
