@@ -485,6 +485,8 @@ def test_the_answer_compares_with_the_largest_naive_micro_batch_that_fits() -> N
         for number, (micro, precision, speed) in enumerate(measured)
     ]
     assert "2.00 x the naive configuration (micro-batch 8" in answer(findings_of(plan, rows))
+    again = replace(rows[2], number=3, metrics={"tokens_per_second": 960.4})
+    assert "trains 980 tokens/s, 1.96 x the naive" in answer(findings_of(plan, [*rows, again]))
 
 
 def test_every_corpus_of_the_space_is_checked_before_anything_runs(tmp_path: Any) -> None:
