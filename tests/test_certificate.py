@@ -46,7 +46,7 @@ def test_what_a_search_did_not_reach_is_not_called_slower() -> None:
         unmeasured=(*[unmeasured(UNFIT)] * 4, *[unmeasured(NOT_REACHED)] * 3),
     )
     assert ended.summary.startswith("Within 20 % of") and "3 left when the search ended" in ended.summary
-    assert ended.summary.endswith("more trials (num_trials) may tighten the bound")
+    assert ended.summary.endswith("more trials (num_trials, search_time_limit) may tighten the bound")
     assert "faster" not in ended.summary and "noise" not in ended.summary and counted(ended) == 10
 
 

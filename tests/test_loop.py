@@ -1,7 +1,8 @@
 """The loop of a search: trials, verification, and what follows when the two disagree."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice
 from pipeline.runtime.observer import Observer
-from pipeline.searching.loop import Search, SearchObserver, search_and_verify
+from pipeline.searching.loop import Search, SearchObserver, run_trials, search_and_verify
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import Proposal
 from pipeline.searching.results import Measurement, Trial
@@ -112,3 +113,24 @@ def test_what_a_verification_measured_is_passed_to_the_next_proposals(problem: S
     assert not proposer.extra[0]
     assert [one.tokens_per_second for one in proposer.extra[-1]] == [100.0, 120.0, 120.0, 100.0]
     assert extra == proposer.extra[-1]  # those of both verifications
+
+
+def test_a_trial_has_the_mean_speed_to_beat_and_a_repeat_has_nothing(problem: SearchProblem, tmp_path: Path) -> None:
+    class Repeating(ListedProposer):
+        def next(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
+            proposal = super().next(trials, extra)
+            return proposal and replace(proposal, is_repeat=any(one.choice == proposal.choice for one in trials))
+
+    class Slower(MadeUpSearch):
+        def run(self, name: str, experiment: Experiment, *rest: Any) -> tuple[Result, dict[str, float]]:
+            result, metrics = super().run(name, experiment, *rest)
+            to_beat.append(rest[1].seconds_to_beat)
+            self.speeds[experiment.micro_batch_size] *= 0.96
+            return result, metrics
+
+    to_beat: list[float | None] = []
+    made = search(problem, tmp_path, Repeating([2, 2, 4], naive_size=1), {1: 50.0, 2: 100.0, 4: 50.0})
+    one = Slower(made.problem, made.study, made.proposer, made.folder, made.tracker, made.observer, made.speeds)
+    run_trials(one, math.inf)
+    tokens = 4 * problem.base.settings.sequence_length
+    assert to_beat == [None, None, pytest.approx(tokens / math.sqrt(100.0 * 96.0))]

@@ -97,7 +97,8 @@ class Search:
     def measure(self, number: int) -> None:
         """Run a trial."""
         run, best = self._draw(number), self.measurements.incumbent
-        enough = TrialLength(WARMUP_STEPS, PRECISION_PERCENT, None if best is None else self.seconds_of(best))
+        to_beat = None if best is None or number in self.runs else self.seconds_of(best)
+        enough = TrialLength(WARMUP_STEPS, PRECISION_PERCENT, to_beat)
         lengths = range(1, len(run.seconds_of_steps) + 1)
         length = next((n for n in lengths if enough(run.seconds_of_steps[:n])), lengths[-1])
         self._add(number, run, run.seconds_of_steps[:length])

@@ -71,7 +71,7 @@ class Certificate:
             return ""
         if self.remaining_improvement <= self.gap:
             return "; the noise of the measurements allows no tighter bound"
-        return "; more trials (num_trials) may tighten the bound"
+        return "; more trials (num_trials, search_time_limit) may tighten the bound"
 
     @property
     def saved_time(self) -> str | None:

@@ -31,6 +31,7 @@ from pipeline.searching.results import (
     best_trial,
     label,
     one_per_configuration,
+    speed_of,
     speeds,
 )
 from pipeline.searching.study import DETAIL, FIGURES, StoredStudy
@@ -123,7 +124,7 @@ def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = (
             space = search.problem.space
             trial = study.start(proposal.choice, space, total, repeat=proposal.is_repeat)
             if trial is not None:
-                _run_trial(search, proposal, trial, best_trial(trials))
+                _run_trial(search, proposal, trial, trials)
         elif study.num_running_here:
             search.observer.waiting()
             time.sleep(SECONDS_BETWEEN_POLLS)
@@ -163,7 +164,7 @@ def _stands(verification: Verification, trials: Sequence[Trial], gap: float) -> 
         return False
     verified = [one.choice for one in verification.measurements]
     fitting = [row.choice for row in one_per_configuration(trials) if row.fits]
-    others = [mean_speed(speeds(choice, trials)) for choice in fitting if choice not in verified]
+    others = [speed_of(choice, trials) for choice in fitting if choice not in verified]
     again = [one.tokens_per_second for one in verification.measurements if one.choice == verification.choice]
     runs = [*speeds(verification.choice, trials), *(speed for speed in again if speed)]
     return max(others, default=0.0) <= mean_speed(runs)
@@ -194,13 +195,13 @@ def store_measurement(search: Search, choice: Choice, result: Result, metrics: d
         search.study.finish(trial, judge(result, metrics, search.problem.budget_bytes), result, metrics)
 
 
-def _run_trial(search: Search, proposal: Proposal, trial: optuna.Trial, best: Trial | None) -> None:
-    """Run and judge one configuration."""
+def _run_trial(search: Search, proposal: Proposal, trial: optuna.Trial, trials: Sequence[Trial]) -> None:
+    """Run and judge one configuration after these trials."""
     choice, experiment = proposal.choice, search.problem.experiment(proposal.choice)
     again = " (measured again)" if proposal.is_repeat else ""
     name = f"trial {trial.number + 1}{again}: {label(choice)}"
     labels = {"variant": label(choice), "trial": str(trial.number + 1)}
-    stop = _trial_length(search.problem, experiment, best)
+    stop = _trial_length(search.problem, experiment, None if proposal.is_repeat else _speed_to_beat(trials))
     try:
         result, metrics = search.run(name, experiment, labels, stop, partial(_summary, experiment, proposal))
     except BaseException:
@@ -210,11 +211,20 @@ def _run_trial(search: Search, proposal: Proposal, trial: optuna.Trial, best: Tr
     search.observer.trial(name, next(one for one in search.trials if one.number == trial.number))
 
 
-def _trial_length(problem: SearchProblem, experiment: Experiment, best: Trial | None) -> TrialLength:
-    """Return when a trial may stop; a slow one is stopped early only if throughput is the only objective."""
+def _speed_to_beat(trials: Sequence[Trial]) -> float | None:
+    """Return the speed of the fastest configuration that fits, in tokens per second."""
+    best = best_trial(trials)
+    return None if best is None else speed_of(best.choice, trials)
+
+
+def _trial_length(problem: SearchProblem, experiment: Experiment, to_beat: float | None) -> TrialLength:
+    """Return when a trial may stop; a slow one is stopped early only if throughput is the only objective.
+
+    A repeated one has nothing to beat, since it would be compared with an earlier run of its own.
+    """
     settings = problem.settings
     tokens = experiment.effective_batch_size * experiment.settings.sequence_length
-    speed = best.tokens_per_second if best is not None and settings.objectives == "throughput" else None
+    speed = to_beat if settings.objectives == "throughput" else None
     return TrialLength(
         warmup_steps=experiment.settings.timing_warmup_steps,
         precision_percent=settings.precision_percent,

@@ -9,7 +9,7 @@ from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import merged, nested
 from pipeline.config.space import Choice
 from pipeline.searching.judge import peak_bytes
-from pipeline.searching.measurements import mean_speed
+from pipeline.searching.measurements import is_slowed, mean_speed
 from pipeline.searching.problem import SearchProblem
 from pipeline.searching.results import Measurement, Trial, Verification, label, one_per_configuration, speed_of, speeds
 from pipeline.training.metrics import against_baseline
@@ -73,6 +73,12 @@ class _Again:
         return self.measured[0].outcome is Outcome.OK
 
     @property
+    def was_slowed(self) -> bool:
+        """Whether its new run was slowed, so that it does not count; False if it did not complete."""
+        speed = self.measured[1].get("tokens_per_second") if self.is_ok else None
+        return speed is not None and is_slowed(speed, [*self.in_trials, speed])
+
+    @property
     def speed(self) -> float:
         """The speed by all of its runs; defined only if `is_ok`."""
         return mean_speed([*self.in_trials, self.measured[1]["tokens_per_second"]])
@@ -123,6 +129,7 @@ def _verification(
             if choice is not None and measured is not None
         ),
         refuted=(*failed, *slower),
+        was_slowed=answer.was_slowed,
     )
 
 
