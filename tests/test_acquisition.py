@@ -306,6 +306,8 @@ def test_a_slowed_run_is_an_outlier_and_nothing_else_is(number: int, precision: 
     assert evaluate(CANDIDATES, quiet, rules).again is None
     assert evaluate(CANDIDATES, noisy, rules).again == slowed
     assert evaluate(CANDIDATES, run_again(noisy, slowed), rules).again is None
+    faster = replace(quiet, runs={**quiet.runs, slowed: [quiet.log_seconds[slowed] - math.log(1.4)]})
+    assert evaluate(CANDIDATES, faster, rules).again == (slowed if faster.incumbent == slowed else None)
     assert evaluate(CANDIDATES, replace(noisy, over_budget=frozenset({slowed})), rules).again is None
 
 

@@ -209,11 +209,6 @@ class GaussianMixture:
         mean: Vector = self.weights @ np.stack([component.mean_N for component in self.components])
         return mean
 
-    @property
-    def noise(self) -> float:
-        """Return the expected standard deviation of a measurement."""
-        return float(self.weights @ np.array(self.noises))
-
     def condition(self, values: Mapping[int, float]) -> "GaussianMixture":
         """Return the mixture with every component conditioned on `values`, and the weights as they are."""
         pairs = zip(self.components, self.noises, strict=True)

@@ -47,7 +47,7 @@ def choose(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study = optuna.create_study(directions=list(directions), sampler=SAMPLERS[sampler]((seed + len(taken)) % 2**32))
-    if sampler != "random":  # which does not look at them
+    if sampler != "random":  # the random sampler ignores them
         study.add_trials(finished)
     for _ in range(PROPOSALS):
         trial = study.ask(distributions_of(space))

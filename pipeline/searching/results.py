@@ -93,7 +93,7 @@ def heading(dimension: str) -> str:
 def one_per_configuration(rows: Sequence[Trial]) -> list[Trial]:
     """Return one trial for each configuration: of two, the one that did not fit, else the faster one.
 
-    It stands for its configuration where one trial must; the speed of the configuration is speed_of() it.
+    It stands for its configuration in what has one line for each; the speed of a configuration is its speed_of().
     """
     counting: dict[tuple[Any, ...], Trial] = {}
     for row in sorted(rows, key=lambda row: (row.outcome not in TOO_LARGE, -(row.tokens_per_second or 0))):
