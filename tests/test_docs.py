@@ -365,7 +365,7 @@ def test_the_table_of_predictions_is_that_of_its_file() -> None:
 def test_the_table_of_simulated_cards_is_that_of_its_file() -> None:
     with (ROOT / "benchmarks" / "cuda_without_gpu_2026-11-23.csv").open() as file:
         rows = list(csv.DictReader(file))
-    with (ROOT / "benchmarks" / "cuda_without_gpu_budgets_2026-11-22.csv").open() as file:
+    with (ROOT / "benchmarks" / "cuda_without_gpu_budgets_2026-11-23.csv").open() as file:
         budgets = [abs(float(row["error_percent"])) for row in csv.DictReader(file)]
     too_large = [row for row in rows if row["outcome"] != "ok"]
     for row in too_large:
