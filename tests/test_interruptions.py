@@ -197,7 +197,7 @@ def test_a_trace_that_is_evicted_while_it_is_read_is_recorded_again(
     for file in tmp_path.glob("trace-*"):
         file.write_bytes(file.read_bytes()[:100])
     read_trace.cache_clear()
-    trace_module._verified_growth.cache_clear()
+    trace_module._timeline.cache_clear()
     predict(experiment, hardware_of(experiment.device))
 
 
