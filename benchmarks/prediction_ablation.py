@@ -70,7 +70,7 @@ def only(shortcuts: Sequence[str]) -> Iterator[None]:
     with ExitStack() as stack:
         for name, owner, attribute, replacement in (
             ("accumulation", trace, "STEADY_STEPS", 10**9),
-            ("micro-batch", trace, "_extrapolated", lambda *_: None),
+            ("micro-batch", trace, "_from_other_sizes", lambda *_: None),
             ("operators", fake_device, "CachedFakeTensorMode", UncachedMode),
         ):
             if name in off:
