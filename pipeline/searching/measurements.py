@@ -18,7 +18,8 @@ def counting(log_seconds: Sequence[float]) -> list[float]:
 
 def is_slowed(speed: float, speeds: Sequence[float]) -> bool:
     """Return whether a run of this speed is one that does not count among all runs of its configuration."""
-    return -math.log(speed) > -math.log(max(speeds)) + SLOWED
+    log_seconds = -math.log(speed)
+    return log_seconds not in counting([log_seconds, *(-math.log(one) for one in speeds)])
 
 
 def mean_speed(speeds: Sequence[float]) -> float:
