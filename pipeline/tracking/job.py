@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.exceptions import MlflowException
 from mlflow.tracking import get_tracking_uri
 from mlflow.tracking.context.registry import resolve_tags
 
@@ -23,6 +22,7 @@ from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.ownership import this_process
 from pipeline.runtime.run_folder import CONFIG, LOG, RESULT, milliseconds_now, write_result_file
 from pipeline.runtime.signals import interrupt_on_signal
+from pipeline.tracking.experiment import find_or_create, set_kind
 from pipeline.tracking.sender import Sender
 from pipeline.tracking.store import STATUS, check_database, portable_uri, unreachable
 from pipeline.tracking.sync import send_abandoned
@@ -250,25 +250,11 @@ def _adopt_or_create(entry: str, name: str) -> tuple[MlflowClient, Any]:
         if given:
             run = client.get_run(given)
         else:
-            run = client.create_run(_experiment_id(client), tags=resolve_tags(), run_name=name)
-        client.set_experiment_tag(run.info.experiment_id, "mlflow.experimentKind", "custom_model_development")
+            run = client.create_run(find_or_create(client), tags=resolve_tags(), run_name=name)
+        set_kind(client, run.info.experiment_id)
         client.set_tag(run.info.run_id, "technique", entry)
         if RANDOM_NAME.fullmatch(run.info.run_name or ""):
             client.set_tag(run.info.run_id, "mlflow.runName", name)
     except Exception as error:  # any error of a store, its driver or its network
         raise unreachable(error) from error
     return client, run
-
-
-def _experiment_id(client: MlflowClient) -> str:
-    """Return the id of the experiment, which another job may be creating at the same moment."""
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "headroom")
-    known = client.get_experiment_by_name(name)
-    if known is None:
-        try:
-            return str(client.create_experiment(name))
-        except MlflowException:
-            known = client.get_experiment_by_name(name)
-            if known is None:
-                raise
-    return str(known.experiment_id)

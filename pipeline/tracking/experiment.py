@@ -1,0 +1,32 @@
+"""The MLflow experiment of a job, which another job may be creating or changing at the same moment."""
+
+import os
+
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+KIND = "mlflow.experimentKind"
+
+
+def find_or_create(client: MlflowClient) -> str:
+    """Return the id of the experiment that MLFLOW_EXPERIMENT_NAME names, `headroom` otherwise."""
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "headroom")
+    known = client.get_experiment_by_name(name)
+    if known is None:
+        try:
+            return str(client.create_experiment(name))
+        except MlflowException:  # another job was first
+            known = client.get_experiment_by_name(name)
+            if known is None:
+                raise
+    return str(known.experiment_id)
+
+
+def set_kind(client: MlflowClient, experiment_id: str) -> None:
+    """Let MLflow's pages show the experiment as one of training rather than of language model applications."""
+    if KIND not in client.get_experiment(experiment_id).tags:
+        try:
+            client.set_experiment_tag(experiment_id, KIND, "custom_model_development")
+        except MlflowException:  # another job was first: MLflow's database refuses a second row of the same tag
+            if KIND not in client.get_experiment(experiment_id).tags:
+                raise

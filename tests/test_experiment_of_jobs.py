@@ -1,0 +1,43 @@
+"""Jobs that start at the same moment share one MLflow experiment."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from pipeline.tracking import experiment
+
+NUM_JOBS = 6
+
+
+def test_jobs_find_and_mark_an_experiment_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    MlflowClient(uri).search_experiments()  # creates the tables
+    together = Barrier(NUM_JOBS, timeout=30)
+
+    def start(_: int) -> str:
+        client = MlflowClient(uri)
+        together.wait()
+        experiment_id = experiment.find_or_create(client)
+        together.wait()
+        experiment.set_kind(client, experiment_id)
+        return experiment_id
+
+    with ThreadPoolExecutor(NUM_JOBS) as jobs:
+        for attempt in range(10):
+            monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", f"attempt {attempt}")
+            [experiment_id] = set(jobs.map(start, range(NUM_JOBS)))
+            tags = MlflowClient(uri).get_experiment(experiment_id).tags
+            assert tags[experiment.KIND] == "custom_model_development"
+
+
+def test_an_experiment_that_cannot_be_marked_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "deleted")
+    experiment_id = experiment.find_or_create(client)
+    client.delete_experiment(experiment_id)
+    with pytest.raises(MlflowException, match="active"):
+        experiment.set_kind(client, experiment_id)
