@@ -12,8 +12,9 @@ from pipeline.memory.device import hardware_of
 from pipeline.memory.timeline import Timeline, same_memory
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.exchange_loss import with_other_loss
+from pipeline.prediction.loss_difference import difference_of
 from pipeline.prediction.recording import record
-from pipeline.prediction.trace import derives_from_another_loss, trace
+from pipeline.prediction.trace import round_of, trace
 from pipeline.techniques.loss_kernel import LossKernel
 
 CPU, CARD = hardware_of(torch.device("cpu")), find_card("h100")
@@ -46,16 +47,21 @@ def test_another_loss_takes_the_place_of_the_models_own(
     own, timeline = recorded(target, **common), recorded(target, **common, **inside)
     for loss in ("chunked", "fused"):
         other = recorded(target, **common, loss_kernel=loss)
-        derived = with_other_loss(timeline, own, other)
+        difference = difference_of(own, other)
+        assert difference is not None
+        derived = with_other_loss(timeline, difference)
         assert derived is not None
         assert same_memory(derived, recorded(target, **common, **inside, loss_kernel=loss)), loss
 
 
 def test_nothing_is_derived_where_the_timelines_differ_around_the_loss() -> None:
     own, other = recorded(CARD), recorded(CARD, loss_kernel="chunked")
-    assert with_other_loss(recorded(CARD, precision="bf16"), own, other) is None
-    assert with_other_loss(recorded(CARD, micro_batch_size=4, accumulation_steps=1), own, other) is None
-    assert with_other_loss(own, own, recorded(CARD, loss_kernel="chunked", checkpointing="every_layer")) is None
+    difference = difference_of(own, other)
+    assert difference is not None
+    assert with_other_loss(recorded(CARD, precision="bf16"), difference) is None
+    assert with_other_loss(recorded(CARD, micro_batch_size=4, accumulation_steps=1), difference) is None
+    of_more = difference_of(own, recorded(CARD, loss_kernel="chunked", checkpointing="every_layer"))
+    assert of_more is None or with_other_loss(own, of_more) is None
 
 
 @pytest.mark.parametrize(
@@ -83,13 +89,14 @@ def test_a_trace_is_derived_if_the_others_are_in_the_cache(
     sizes = {size} if size <= 8 else {2, 4, 8}  # with another loss 16 sequences may be in more chunks
     layers = {"causal_lm__num_layers": 16, "accumulation_steps": 2, **more}
     inside = {"checkpointing": "every_layer"}
-    for settings in ({}, {"loss_kernel": "chunked"}, inside):
+    for number, settings in ((0, {}), (1, {"loss_kernel": "chunked"}), (0, inside)):
         for known in sorted(sizes | {size} if "loss_kernel" in settings else sizes):
             given = tiny(**{**layers, **settings, "micro_batch_size": known})
-            assert not derives_from_another_loss(given)
+            assert round_of(given) == number
             trace(given, CARD, given.read_corpus())
+    assert {each.description.num_layers for each in experiments if each.settings.loss_kernel == "chunked"} == {4}
     wanted = tiny(**{**layers, **inside, "loss_kernel": "chunked", "micro_batch_size": size})
-    assert derives_from_another_loss(wanted)
+    assert round_of(wanted) == 2
     num_recorded = len(experiments)
     derived = trace(wanted, CARD, wanted.read_corpus())
     assert len(experiments) == num_recorded
@@ -98,4 +105,4 @@ def test_a_trace_is_derived_if_the_others_are_in_the_cache(
 
 def test_a_loss_that_cannot_be_left_out_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LossKernel, "active", True)
-    assert not derives_from_another_loss(tiny(loss_kernel="chunked", checkpointing="every_layer"))
+    assert round_of(tiny(loss_kernel="chunked", checkpointing="every_layer")) == 0

@@ -14,18 +14,14 @@ import numpy as np
 
 from pipeline.memory.timeline import IntArray, Origin, Timeline
 from pipeline.memory.work import combined
-from pipeline.prediction.loss_difference import Difference, DifferentError, Window, difference_of
+from pipeline.prediction.loss_difference import Difference, DifferentError, Window
 from pipeline.prediction.slots import Chosen, Storages, events_of, with_workspace, without_workspace
 
 
-def with_other_loss(timeline: Timeline, own: Timeline, other: Timeline) -> Timeline | None:
-    """Return `timeline` with the loss of `other`, which differs from `own` in its loss alone.
-
-    It is None if `timeline` and `own` differ around the loss.
-    """
-    difference = difference_of(own, other)
+def with_other_loss(timeline: Timeline, difference: Difference) -> Timeline | None:
+    """Return `timeline` with the other loss of `difference`; None if it differs around the loss from its own."""
     try:
-        return None if difference is None else _exchanged(timeline, difference)
+        return _exchanged(timeline, difference)
     except (DifferentError, LookupError, ValueError):
         return None
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
@@ -44,7 +43,6 @@ class Difference:
     """The other loss's workspace of the backward pass, which is not among the storages."""
 
 
-@lru_cache(maxsize=8)
 def difference_of(own: Timeline, other: Timeline) -> Difference | None:
     """Return the difference between two timelines; None if it is not two windows in each micro-batch."""
     (own, _), (other, workspace) = without_workspace(own), without_workspace(other)

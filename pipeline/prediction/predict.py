@@ -19,7 +19,7 @@ from pipeline.memory.replay import AllocatorPeaks, Requests
 from pipeline.memory.timeline import Timeline
 from pipeline.memory.work import Work
 from pipeline.prediction.cuda_context import context_bytes_of
-from pipeline.prediction.trace import derives_from_another_loss, family_of, others_need, trace
+from pipeline.prediction.trace import family_of, others_need, round_of, trace
 from pipeline.runtime.environment import uses_expandable_segments
 from pipeline.runtime.fork_server import has_server, num_cores
 from pipeline.runtime.worker_pool import run_all, worker_pool
@@ -219,24 +219,29 @@ def _prediction_or_error(
 
 
 def _rounds(experiments: Sequence[Experiment], num_processes: int) -> list[list[list[int]]]:
-    """Return the indices of the experiments in tasks, in two rounds: first those from which others are extrapolated.
+    """Return the indices of the experiments in tasks, in rounds: first those from which others are derived.
 
-    A task has experiments of one family, which share recorded timelines. Where families are many, each is one task, and
-    those are last whose timelines are derived from others with the model's own loss.
+    A task has experiments of one family, which share recorded timelines. Where families are few, the sizes that others
+    are extrapolated from are a round of their own.
     """
     families: dict[str, tuple[list[int], list[int]]] = {}
     for number, experiment in enumerate(experiments):
         recorded, others = families.setdefault(family_of(experiment), ([], []))
         (recorded if others_need(experiment) else others).append(number)
-    if len(families) >= NUM_FAMILIES_PER_PROCESS * num_processes:
-        whole = [[*recorded, *others] for recorded, others in families.values()]
-        derived = [numbers for numbers in whole if derives_from_another_loss(experiments[numbers[0]])]
-        return [_parts(numbers for numbers in whole if numbers not in derived), _parts(derived)]
-    by_size: dict[tuple[str, int], list[int]] = {}
-    for family, (recorded, _) in families.items():
-        for number in recorded:
-            by_size.setdefault((family, experiments[number].micro_batch_size), []).append(number)
-    return [_parts(by_size.values()), _parts(others for _, others in families.values())]
+    by_round: dict[int, list[tuple[list[int], list[int]]]] = {}
+    for recorded, others in families.values():
+        by_round.setdefault(round_of(experiments[[*recorded, *others][0]]), []).append((recorded, others))
+    rounds: list[list[list[int]]] = []
+    for _, alike in sorted(by_round.items()):
+        if len(alike) >= NUM_FAMILIES_PER_PROCESS * num_processes:
+            rounds.append(_parts([*recorded, *others] for recorded, others in alike))
+        else:
+            by_size: dict[tuple[int, int], list[int]] = {}
+            for family, (recorded, _) in enumerate(alike):
+                for number in recorded:
+                    by_size.setdefault((family, experiments[number].micro_batch_size), []).append(number)
+            rounds += [_parts(by_size.values()), _parts(others for _, others in alike)]
+    return rounds
 
 
 def _parts(groups: Iterable[list[int]]) -> list[list[int]]:

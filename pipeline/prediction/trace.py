@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.technique import Stage, Technique
@@ -17,6 +18,7 @@ from pipeline.prediction.case import Case
 from pipeline.prediction.exchange_loss import with_other_loss
 from pipeline.prediction.extrapolate_batch import Growth, growth_of
 from pipeline.prediction.extrapolate_depth import repetition_of, with_more_layers
+from pipeline.prediction.loss_difference import Difference, difference_of
 from pipeline.prediction.recording import record
 from pipeline.prediction.trace_cache import IRRELEVANT, find_trace, write_trace
 
@@ -28,8 +30,10 @@ LARGEST_GROWTH_BYTES = 1024
 """Bytes that a further micro-batch may add in a steady step: the value of its loss."""
 SPLIT = ("micro_batch_size", "accumulation_steps", "effective_batch_size")
 """Settings of how a batch is split."""
-NUM_KEPT = 24
-"""Number of growths that a process keeps."""
+NUM_KEPT = 48
+"""Number of growths, and of differences, that a process keeps."""
+
+Kept = TypeVar("Kept")
 
 
 def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timeline:
@@ -83,9 +87,12 @@ def is_steady(timeline: Timeline) -> bool:
     return freed <= new and sum(num_bytes for num_bytes, _ in (new - freed).elements()) <= LARGEST_GROWTH_BYTES
 
 
-def derives_from_another_loss(experiment: Experiment) -> bool:
-    """Whether its timeline can be derived from that with the model's own loss, and so should be made after that."""
-    return bool(_of_loss(experiment) and _within_layers(experiment))
+def round_of(experiment: Experiment) -> int:
+    """Return 0, 1 or 2: timelines of a later round can be derived from those of earlier ones.
+
+    With another loss than the model's own, that of a model without techniques inside its layers comes first.
+    """
+    return int(bool(_of_loss(experiment))) * (1 + bool(_within_layers(experiment)))
 
 
 def _of_case(case: Case) -> Timeline:
@@ -115,11 +122,15 @@ def _timeline(case: Case) -> Timeline:
 
 def _known(case: Case) -> Timeline | None:
     """Return a timeline that is in the cache, or follows from others there."""
-    return _known_at_size(case) or _from_other_sizes(case)
+    return find_trace(case.file) or _from_other_sizes(case) or _from_same_size(case)
 
 
 def _known_at_size(case: Case) -> Timeline | None:
-    return find_trace(case.file) or _from_other_loss(case) or _from_few_layers(case)
+    return find_trace(case.file) or _from_same_size(case)
+
+
+def _from_same_size(case: Case) -> Timeline | None:
+    return _from_other_loss(case) or _from_few_layers(case)
 
 
 def _from_few_layers(case: Case) -> Timeline | None:
@@ -136,19 +147,27 @@ def _from_few_layers(case: Case) -> Timeline | None:
 
 
 def _from_other_loss(case: Case) -> Timeline | None:
-    """Return the timeline from that with the model's own loss and two of a model without techniques in its layers."""
-    of_loss, within_layers = _of_loss(case.experiment), _within_layers(case.experiment)
-    if not of_loss or not within_layers:
-        return None
-    simple = case.without(within_layers)
+    """Return the timeline from that with the model's own loss, and how the two differ in a simpler model."""
+    of_loss = _of_loss(case.experiment)
+    simple = case.without(_within_layers(case.experiment))
     if simple.layers is not None:
         simple = simple.of_layers(simple.layers.num_layers)
-    other = _known(simple)
-    known = None if other is None else _known(simple.without(of_loss))
-    timeline = None if known is None else _known(case.without(of_loss))
-    if other is None or known is None or timeline is None:
+    if not of_loss or simple == case:
         return None
-    return with_other_loss(timeline, known, other)
+    difference = _difference(simple.without(of_loss), simple)
+    timeline = None if difference is None else _known(case.without(of_loss))
+    return None if difference is None or timeline is None else with_other_loss(timeline, difference)
+
+
+def _difference(own: Case, other: Case) -> Difference | None:
+    """Return the difference between the timelines of two cases, if both are known and it is that of a loss."""
+    if other.file not in _differences:
+        timeline = _known(other)
+        own_timeline = None if timeline is None else _known(own)
+        if timeline is None or own_timeline is None:
+            return None
+        _keep(_differences, other.file, difference_of(own_timeline, timeline))
+    return _differences[other.file]
 
 
 def _from_other_sizes(case: Case, sizes: tuple[int, int, int] = RECORDED_SIZES) -> Timeline | None:
@@ -179,14 +198,21 @@ def _growth(case: Case, sizes: tuple[int, int, int]) -> Growth | None:
         known = recorded and _all_known(cases[:2])
         if not recorded or not known:
             return None
-        _growths[first] = _between(sizes, known) if _predicts_third(sizes, recorded, case.target) else None
-        if len(_growths) > NUM_KEPT:
-            _growths.popitem(last=False)
+        _keep(_growths, first, _between(sizes, known) if _predicts_third(sizes, recorded, case.target) else None)
     return _growths[first]
 
 
 _growths: OrderedDict[Path, Growth | None] = OrderedDict()
 """Growths by the file of the smallest size; None where the sizes do not grow linearly."""
+_differences: OrderedDict[Path, Difference | None] = OrderedDict()
+"""Differences by the file with the other loss; None where it is not that of a loss."""
+
+
+def _keep(known: OrderedDict[Path, Kept], file: Path, value: Kept) -> None:
+    """Add what was found of a file, in place of the oldest."""
+    known[file] = value
+    if len(known) > NUM_KEPT:
+        known.popitem(last=False)
 
 
 def _predicts_third(sizes: tuple[int, int, int], timelines: list[Timeline], target: Hardware) -> bool:
