@@ -95,19 +95,7 @@ class CausalLm(Model):
 
         A folder without tokenizer files needs no tokenizer for random weights: the corpus's own serves.
         """
-        config = self.configuration(name, 1)
-        published = name not in UNPUBLISHED
-        has_tokenizer = published and (not Path(name).is_dir() or _has_tokenizer(Path(name)))
-        return Description(
-            kind="tokens",
-            max_sequence_length=getattr(config, "max_position_embeddings", None),
-            vocabulary_size=self.vocabulary_size or (config.vocab_size if published else None),
-            tokenizer=name if has_tokenizer or self.pretrained else None,
-            needs_tokenizer=self.pretrained or (has_tokenizer and name not in PRESETS),
-            width=config.hidden_size,
-            activation=_activation(config),
-            num_layers=config.num_hidden_layers if name in PRESETS and not self.pretrained else None,
-        )
+        return _description_of_preset(self, name) if name in PRESETS else _description(self, name)
 
     def attention_implementations(self, name: str) -> tuple[str, ...]:
         """Return all for a preset; the class of any other model is imported and asked."""
@@ -185,6 +173,28 @@ class CausalLm(Model):
 def _activation(config: Any) -> str | None:
     """Return the name of the activation function in a configuration of transformers."""
     return next((value for name in ACTIVATIONS if isinstance(value := getattr(config, name, None), str)), None)
+
+
+def _description(family: CausalLm, name: str) -> Description:
+    config = family.configuration(name, 1)
+    published = name not in UNPUBLISHED
+    has_tokenizer = published and (not Path(name).is_dir() or _has_tokenizer(Path(name)))
+    return Description(
+        kind="tokens",
+        max_sequence_length=getattr(config, "max_position_embeddings", None),
+        vocabulary_size=family.vocabulary_size or (config.vocab_size if published else None),
+        tokenizer=name if has_tokenizer or family.pretrained else None,
+        needs_tokenizer=family.pretrained or (has_tokenizer and name not in PRESETS),
+        width=config.hidden_size,
+        activation=_activation(config),
+        num_layers=config.num_hidden_layers if name in PRESETS and not family.pretrained else None,
+    )
+
+
+@lru_cache
+def _description_of_preset(family: CausalLm, name: str) -> Description:
+    """Return the description of a model whose configuration is no file that may change."""
+    return _description(family, name)
 
 
 @lru_cache
