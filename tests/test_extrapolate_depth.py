@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import tiny
+from transformers import AutoConfig
 
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
 from pipeline.memory.timeline import Timeline, same_memory
+from pipeline.models.causal_lm import EQUAL_LAYERS, CausalLm
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.extrapolate_depth import Layers, fewest_layers, with_more_layers
 from pipeline.prediction.predict import predict
@@ -64,6 +66,40 @@ def test_a_deep_model_on_a_card_is_extrapolated_exactly(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     check_extrapolation({"accumulation_steps": 1, **settings}, CARD, monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize("kind", EQUAL_LAYERS)
+def test_a_deep_model_in_a_folder_is_extrapolated_exactly(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_configuration(tmp_path / "model", kind, num_hidden_layers=12)
+    settings = {"model": str(tmp_path / "model"), "causal_lm__num_layers": None, "accumulation_steps": 1}
+    check_extrapolation({**settings, "checkpointing": "every_layer"}, CARD, monkeypatch, tmp_path)
+
+
+def test_layers_that_attend_in_different_ways_are_not_extrapolated(tmp_path: Path) -> None:
+    write_configuration(tmp_path, "qwen3", num_hidden_layers=8, use_sliding_window=True, max_window_layers=4)
+    assert CausalLm().describe(str(tmp_path)).num_layers is None
+    write_configuration(tmp_path, "qwen3", num_hidden_layers=8)
+    assert CausalLm().describe(str(tmp_path)).num_layers == 8
+    assert CausalLm(pretrained=True).describe(str(tmp_path)).num_layers is None
+
+
+def test_an_edited_configuration_is_traced_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    peaks = []
+    for hidden_act in ("silu", "gelu_new", "silu"):
+        write_configuration(tmp_path / "model", "llama", num_hidden_layers=2, hidden_act=hidden_act)
+        peaks.append(predict(deep(2, model=str(tmp_path / "model")), CARD).peak_allocated_bytes)
+    assert peaks[0] == peaks[2] != peaks[1]
+
+
+def write_configuration(folder: Path, kind: str, **changes: Any) -> None:
+    """Write a narrow model's configuration for transformers to a folder."""
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = AutoConfig.for_model(kind, vocab_size=512, pad_token_id=None, **{**shape, **changes})
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(config.to_json_string())
 
 
 def check_extrapolation(settings: dict[str, Any], target: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

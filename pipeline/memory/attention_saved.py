@@ -54,7 +54,7 @@ class _Attention:
         return _is_kernel(name)
 
 
-class _WithoutAttention(TorchDispatchMode):
+class _KeptAttention(TorchDispatchMode):
     """Keeps attention's results in a forward pass, or returns the kept ones where it is recomputed."""
 
     def __init__(self, kept: deque[_Kept], *, recomputed: bool) -> None:
@@ -81,7 +81,7 @@ class _WithoutAttention(TorchDispatchMode):
 def attention_saved_contexts() -> tuple[TorchDispatchMode, TorchDispatchMode]:
     """Return the contexts of a layer's forward pass and of its recomputation: the `context_fn` of a checkpoint."""
     kept: deque[_Kept] = deque()
-    return _WithoutAttention(kept, recomputed=False), _WithoutAttention(kept, recomputed=True)
+    return _KeptAttention(kept, recomputed=False), _KeptAttention(kept, recomputed=True)
 
 
 def _reused(kept: _Kept) -> Any:

@@ -52,6 +52,8 @@ UNPUBLISHED = tuple(name for name, values in PRESETS.items() if values["vocab_si
 """Presets without published weights, tokenizer and vocabulary size."""
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout", "dropout")
 """The names of dropout in transformers' configurations."""
+EQUAL_LAYERS = ("gpt2", "gpt_neox", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
+"""Types of models in transformers whose layers are equal, unless they attend in different ways."""
 ACTIVATIONS = ("activation_function", "hidden_act", "hidden_activation")
 """The names of the activation function there."""
 ATTENTION = ("eager", "sdpa", "flash_attention_2")
@@ -96,6 +98,11 @@ class CausalLm(Model):
         A folder without tokenizer files needs no tokenizer for random weights: the corpus's own serves.
         """
         return _description_of_preset(self, name) if name in PRESETS else _description(self, name)
+
+    def identity(self, name: str) -> str:
+        """Return nothing for a preset; of any other model its configuration, whose file may change."""
+        is_preset = name in PRESETS and not self.pretrained
+        return "" if is_preset else str(vars(self.configuration(name, 1)))
 
     def attention_implementations(self, name: str) -> tuple[str, ...]:
         """Return all for a preset; the class of any other model is imported and asked."""
@@ -187,8 +194,14 @@ def _description(family: CausalLm, name: str) -> Description:
         needs_tokenizer=family.pretrained or (has_tokenizer and name not in PRESETS),
         width=config.hidden_size,
         activation=_activation(config),
-        num_layers=config.num_hidden_layers if name in PRESETS and not family.pretrained else None,
+        num_layers=config.num_hidden_layers if _has_equal_layers(config) and not family.pretrained else None,
     )
+
+
+def _has_equal_layers(config: Any) -> bool:
+    """Whether all layers of a model with this configuration are known to be equal."""
+    kinds = getattr(config, "layer_types", None) or [""]
+    return config.model_type in EQUAL_LAYERS and len(set(kinds)) == 1
 
 
 @lru_cache

@@ -23,6 +23,8 @@ class Case:
     prepared: Prepared
     num_rows: int
     """Sequences in an optimizer step."""
+    identity: str
+    """Of the model: see Model.identity()."""
 
     def __eq__(self, other: object) -> bool:
         """Whether both have the same timeline."""
@@ -35,7 +37,7 @@ class Case:
     @cached_property
     def file(self) -> Path:
         """The file of its recording in the cache."""
-        return trace_file(self.experiment, self.target, self.prepared, self.num_rows)
+        return trace_file(self.experiment, self.target, self.prepared, self.num_rows, self.identity)
 
     @property
     def size(self) -> int:

@@ -45,16 +45,17 @@ def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timel
         InvalidInputError: the run reads the values of tensors, or the cache folder cannot be written.
 
     """
+    experiment = experiment.with_random_weights(experiment.settings.device)
     settings, num_rows = experiment.settings, experiment.effective_batch_size
-    size = experiment.micro_batch_size
+    size, identity = experiment.micro_batch_size, experiment.model.identity(settings.model)
     if num_rows > STEADY_STEPS * size:
         fewer = {"accumulation_steps": STEADY_STEPS, "effective_batch_size": STEADY_STEPS * size}
         short = Experiment(settings.model_copy(update=fewer))
         on_host = target.kind != "cpu"  # the batch waits in host memory, which is not counted
-        timeline = _of_case(Case(short, target, prepared, STEADY_STEPS * size if on_host else num_rows))
+        timeline = _timeline(Case(short, target, prepared, STEADY_STEPS * size if on_host else num_rows, identity))
         if is_steady(timeline):
             return timeline
-    return _of_case(Case(experiment, target, prepared, num_rows))
+    return _timeline(Case(experiment, target, prepared, num_rows, identity))
 
 
 def others_need(experiment: Experiment) -> bool:
@@ -93,12 +94,6 @@ def round_of(experiment: Experiment) -> int:
     With another loss than the model's own, that of a model without techniques inside its layers comes first.
     """
     return int(bool(_of_loss(experiment))) * (1 + bool(_within_layers(experiment)))
-
-
-def _of_case(case: Case) -> Timeline:
-    if case.experiment.settings.model not in case.experiment.model.names:
-        return record(case.experiment, case.target, case.prepared, case.num_rows)  # its configuration files may change
-    return _timeline(case)
 
 
 @lru_cache(maxsize=1)

@@ -42,9 +42,9 @@ CPU_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """Environment variables that limit oneDNN to some of a CPU's instructions."""
 
 
-def trace_file(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Path:
-    """Return the file of a timeline; `num_rows` is the number of sequences in an optimizer step."""
-    return cache_folder() / f"trace-{_key(experiment, target, prepared, num_rows)}.json.gz"
+def trace_file(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int, identity: str = "") -> Path:
+    """Return the file of a timeline with `num_rows` sequences in an optimizer step; `identity` is the model's."""
+    return cache_folder() / f"trace-{_key(experiment, target, prepared, num_rows, identity)}.json.gz"
 
 
 @lru_cache(maxsize=16)
@@ -101,7 +101,7 @@ def _files(folder: Path) -> Iterator[tuple[float, int, Path]]:
         yield state.st_mtime, state.st_size, file
 
 
-def _key(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> str:
+def _key(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int, identity: str) -> str:
     """Return a digest of everything that the timeline depends on."""
     corpus = f"{experiment.settings.corpus}."
     settings = {
@@ -111,6 +111,7 @@ def _key(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows:
     tensors = [number for *_, number in example.values()]
     parts = (
         sorted(settings.items()),
+        identity,
         num_rows,
         [(name, shape, dtype, tensors.index(number)) for name, (shape, dtype, number) in example.items()],
         prepared.vocabulary_size,
