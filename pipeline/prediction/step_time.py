@@ -56,17 +56,27 @@ def amounts(work: Work) -> Array:
     return np.array([*flops.values(), work.moved_bytes, work.host_bytes, work.num_kernels], dtype=np.float64)
 
 
-def work_seconds(amounts_NK: Array, costs_K: Array) -> Array:
-    """Return the seconds of some work, whose amounts are the last axis: N x K -> N."""
-    computed: Array = amounts_NK[..., :-1] @ costs_K[:-1]
-    launched: Array = amounts_NK[..., -1] * costs_K[-1]
-    seconds: Array = np.maximum(computed, launched)
-    return seconds
+def parts(amounts_NK: Array, costs_K: Array) -> Array:
+    """Return the seconds of each kind of some work: of launches none or, where these take longer, all.
+
+    The last kind is the launch of an operator.
+    """
+    parts_NK: Array = amounts_NK * costs_K
+    is_launching_N = parts_NK[:, -1] > parts_NK[:, :-1].sum(axis=1)
+    parts_NK[:, :-1] *= ~is_launching_N[:, None]
+    parts_NK[:, -1] *= is_launching_N
+    return parts_NK
+
+
+def step_parts(passes_NK: Array, num_passes_N: Array, updates_NK: Array, costs_K: Array) -> Array:
+    """Return the seconds of each kind of optimizer steps, from the amounts of one pass and of the update: N x K."""
+    return num_passes_N[:, None] * parts(passes_NK, costs_K) + parts(updates_NK, costs_K)
 
 
 def step_seconds(passes_NK: Array, num_passes_N: Array, updates_NK: Array, costs_K: Array) -> Array:
     """Return the seconds of optimizer steps: N x K amounts of one pass and of the update -> N."""
-    return num_passes_N * work_seconds(passes_NK, costs_K) + work_seconds(updates_NK, costs_K)
+    seconds_N: Array = step_parts(passes_NK, num_passes_N, updates_NK, costs_K).sum(axis=1)
+    return seconds_N
 
 
 def estimated(prediction: Prediction, num_passes: int, prior: CostPrior) -> StepTime:
@@ -81,16 +91,6 @@ def estimated(prediction: Prediction, num_passes: int, prior: CostPrior) -> Step
 
 def shares(passes_NK: Array, num_passes_N: Array, updates_NK: Array, log_costs_K: Array) -> Array:
     """Return the share of each kind in the time of each step: the derivative of its logarithm by that of the cost."""
-    costs_K = np.exp(log_costs_K)
-    parts_NK = num_passes_N[:, None] * _parts(passes_NK, costs_K) + _parts(updates_NK, costs_K)
+    parts_NK = step_parts(passes_NK, num_passes_N, updates_NK, np.exp(log_costs_K))
     parts_NK /= parts_NK.sum(axis=1, keepdims=True)
-    return parts_NK
-
-
-def _parts(amounts_NK: Array, costs_K: Array) -> Array:
-    """Return the seconds of each kind; launches have none, or all, depending on which takes longer."""
-    parts_NK: Array = amounts_NK * costs_K
-    is_launching_N = parts_NK[:, -1] > parts_NK[:, :-1].sum(axis=1)
-    parts_NK[:, :-1] *= ~is_launching_N[:, None]
-    parts_NK[:, -1] *= is_launching_N
     return parts_NK

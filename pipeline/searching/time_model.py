@@ -1,12 +1,13 @@
 """The time model: seconds of an optimizer step of every configuration, with their uncertainty.
 
-    seconds = num_passes x max(num_kernels x launch, sum over kinds of amount x cost) + update x sum over kinds of
-              update amount x cost
+    seconds = num_passes x seconds of a pass + update x seconds of the update
+    seconds of either = max(sum over kinds of amount x cost, num_kernels x launch)
 
-The amounts are the work of a pass and of the update, counted in the trace of a configuration: the FLOPs of matrix
-products by type, the bytes that other operators move, the kernels, and the bytes copied to or from the host. The costs
-of their units, `launch` and `update` are fitted by least squares to the logarithms of the measured times, with priors
-wide enough for any device of a kind. So whatever a lever changes in the trace, its time follows.
+as in prediction/step_time.py. The amounts are the work of a pass and of the update, counted in the trace of a
+configuration: the FLOPs of matrix products by type, the bytes that other operators move, the kernels, and the bytes
+copied to or from the host. The costs of their units, `launch` and `update` are fitted by least squares to the
+logarithms of the measured times, with priors wide enough for any device of a kind. So whatever a lever changes in the
+trace, its time follows.
 
 The residual is a sum of random effects: one that all configurations share and one of each value of each dimension, both
 smooth in the logarithm of the micro-batch size, a constant one of each value, and an independent one of each
@@ -23,6 +24,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from pipeline.memory.work import Work
+from pipeline.prediction.step_time import parts
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.gaussian import (
     Gaussian,
@@ -108,27 +110,24 @@ class TimeModel:
         return pairs[:, 0], pairs[:, 1]
 
     @cached_property
-    def _amounts(self) -> tuple[Matrix, Matrix, Vector, Vector, Vector]:
-        """The work of a pass and of the update, kernels and number of passes, and tokens of a step."""
-        of_pass_NF = amounts([one.pass_work for one in self.candidates], self.kinds)
-        of_update_NF = amounts([one.update_work for one in self.candidates], self.kinds)
-        kernels = np.array([one.pass_work.num_kernels for one in self.candidates], float)
+    def _amounts(self) -> tuple[Matrix, Matrix, Vector, Vector]:
+        """The work of a pass and of the update, of launches too, the number of passes, and the tokens of a step."""
+        columns = [*self.kinds, "num_kernels"]
+        of_pass_NK = amounts([one.pass_work for one in self.candidates], columns)
+        of_update_NK = amounts([one.update_work for one in self.candidates], columns)
         passes = np.array([one.num_passes for one in self.candidates], float)
         tokens = np.array([one.num_tokens for one in self.candidates], float)
-        return of_pass_NF, of_update_NF, kernels, passes, tokens
+        return of_pass_NK, of_update_NK, passes, tokens
 
     def evaluate(self, parameters: Vector, numbers: Sequence[int] | slice = slice(None)) -> tuple[Vector, Matrix]:
         """Return the logarithm of the seconds per token of some candidates, and its derivative by each parameter."""
-        of_pass_NF, of_update_NF, kernels, passes, tokens = (part[numbers] for part in self._amounts)
-        rate, *costs, launch, update = parameters
-        in_pass_NF, in_update_NF = of_pass_NF * np.exp(costs), np.exp(update) * of_update_NF * np.exp(costs)
-        launching = kernels * np.exp(launch)
-        is_launching = launching > in_pass_NF.sum(axis=1)
-        pass_seconds = np.where(is_launching, launching, in_pass_NF.sum(axis=1))
-        seconds = passes * pass_seconds + in_update_NF.sum(axis=1)
-        by_cost_NF = np.where(is_launching[:, None], 0.0, passes[:, None] * in_pass_NF) + in_update_NF
-        by_launch = np.where(is_launching, passes * launching, 0.0)
-        slopes_NP = np.column_stack([seconds, by_cost_NF, by_launch, in_update_NF.sum(axis=1)]) / seconds[:, None]
+        of_pass_NK, of_update_NK, passes, tokens = (part[numbers] for part in self._amounts)
+        rate, *log_costs, update = parameters
+        costs_K = np.exp(log_costs)
+        of_update_NK = np.exp(update) * parts(of_update_NK, costs_K)
+        seconds_NK = passes[:, None] * parts(of_pass_NK, costs_K) + of_update_NK
+        seconds = seconds_NK.sum(axis=1)
+        slopes_NP = np.column_stack([seconds, seconds_NK, of_update_NK.sum(axis=1)]) / seconds[:, None]
         return rate + np.log(seconds / tokens), slopes_NP
 
 
