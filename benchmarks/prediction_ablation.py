@@ -35,7 +35,8 @@ from pipeline.memory.device import hardware_of
 from pipeline.memory.recorder import passed_on
 from pipeline.prediction import fake_device, trace
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.predict import predict, predict_all
+from pipeline.prediction.predict import predict
+from pipeline.prediction.predict_all import predict_all
 from pipeline.runtime.environment import environment
 
 FOLDER = Path(__file__).parent

@@ -34,7 +34,8 @@ from pipeline.config.space import SpaceSettings, make_space
 from pipeline.config.variants import read_yaml
 from pipeline.prediction.cached_operators import clear_cache
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.predict import predict, predict_all
+from pipeline.prediction.predict import predict
+from pipeline.prediction.predict_all import predict_all
 from pipeline.runtime.environment import environment
 from pipeline.runtime.fork_server import start_server
 

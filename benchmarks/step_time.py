@@ -30,7 +30,7 @@ from search_table import DIMENSIONS, FORMS
 from pipeline.base.contracts import Hardware
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.predict import predict_all
+from pipeline.prediction.predict_all import predict_all
 from pipeline.prediction.rates import cost_prior, rate_costs
 from pipeline.prediction.step_time import KINDS, Array, CostPrior, amounts, step_seconds
 

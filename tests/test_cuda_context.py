@@ -14,7 +14,8 @@ from pipeline.memory.device import hardware_of
 from pipeline.prediction import cuda_context as context
 from pipeline.prediction.cards import CONTEXT_MIB, OTHER_CONTEXT_MIB, find_card
 from pipeline.prediction.cuda_context import context_bytes_of, measure_context, trainings
-from pipeline.prediction.predict import predict, predict_all
+from pipeline.prediction.predict import predict
+from pipeline.prediction.predict_all import predict_all
 
 MIB = 2**20
 T4 = find_card("t4")

@@ -12,9 +12,10 @@ from pipeline.memory.device import hardware_of
 from pipeline.memory.timeline import Timeline, same_memory
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.exchange_loss import with_other_loss
+from pipeline.prediction.families import round_of
 from pipeline.prediction.loss_difference import difference_of
 from pipeline.prediction.recording import record
-from pipeline.prediction.trace import round_of, trace
+from pipeline.prediction.trace import trace
 from pipeline.techniques.loss_kernel import LossKernel
 
 CPU, CARD = hardware_of(torch.device("cpu")), find_card("h100")

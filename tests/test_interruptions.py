@@ -12,7 +12,7 @@ from optuna.trial import TrialState, create_trial
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment
-from pipeline.prediction import predict as predict_module
+from pipeline.prediction import predict_all as predict_module
 from pipeline.prediction.trace_cache import read_trace
 from pipeline.runtime.observer import Run
 from pipeline.runtime.run import run

@@ -26,8 +26,10 @@ from pipeline.prediction.cards import find_card
 from pipeline.prediction.extrapolate_batch import growth_of
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.fake_device import simulated
-from pipeline.prediction.predict import predict, predict_all
-from pipeline.prediction.trace import LARGEST_GROWTH_BYTES, RECORDED_SIZES, record, trace
+from pipeline.prediction.families import RECORDED_SIZES
+from pipeline.prediction.predict import predict
+from pipeline.prediction.predict_all import predict_all
+from pipeline.prediction.trace import LARGEST_GROWTH_BYTES, record, trace
 from pipeline.training.loop import Loop, Message, train
 from pipeline.training.step import build_step, make_optimizer
 

@@ -18,7 +18,7 @@ from conftest import ROOT, tiny
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
-from pipeline.prediction.predict import predict_all
+from pipeline.prediction.predict_all import predict_all
 from pipeline.runtime.fork_server import has_server, loading, num_cores, start_server, stop_server
 from pipeline.runtime.worker_pool import WorkerError, run_all, run_in_worker, worker_pool
 
@@ -198,8 +198,8 @@ def test_a_few_predictions_use_workers_only_if_the_fork_server_is_running(monkey
         started.append(num_processes)
         return worker_pool(num_processes)
 
-    monkeypatch.setattr("pipeline.prediction.predict.worker_pool", counted)
-    monkeypatch.setattr("pipeline.prediction.predict.num_cores", lambda: 2)
+    monkeypatch.setattr("pipeline.prediction.predict_all.worker_pool", counted)
+    monkeypatch.setattr("pipeline.prediction.predict_all.num_cores", lambda: 2)
     experiments = [tiny(micro_batch_size=size, vocabulary_size=307) for size in (1, 2)]
     stop_server()
     alone = dict(predict_all(experiments, CPU))
@@ -221,7 +221,7 @@ import sys
 sys.path.insert(0, "tests")
 from conftest import tiny
 from test_worker_pool import CPU
-from pipeline.prediction.predict import predict_all
+from pipeline.prediction.predict_all import predict_all
 for number, _ in predict_all([tiny(micro_batch_size=size) for size in range(9, 409)], CPU, num_processes=2):
     print(number, flush=True)
 """

@@ -18,7 +18,7 @@ from pipeline.config.settings import AllSettings, dotted, merged, nested
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
-from pipeline.prediction.predict import predict_all
+from pipeline.prediction.predict_all import predict_all
 from pipeline.searching.candidates import Candidate, Works
 
 WARMUP_STEPS = int(read_yaml(FOLDER / "search.yaml")["timing_warmup_steps"])

@@ -35,7 +35,8 @@ from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.prediction.plan_experiments import experiments_on
 from pipeline.prediction.plan_reasons import reasons_for
-from pipeline.prediction.predict import Prediction, predict_each
+from pipeline.prediction.predict import Prediction
+from pipeline.prediction.predict_all import predict_each
 from pipeline.prediction.rates import cost_prior, note_on_rates
 from pipeline.prediction.step_time import CostPrior, estimated
 from pipeline.prediction.trace_cache import cache_size

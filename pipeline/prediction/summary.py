@@ -7,7 +7,8 @@ from pipeline.base.results import Outcome, Result
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
-from pipeline.prediction.predict import Prediction, predict_all
+from pipeline.prediction.predict import Prediction
+from pipeline.prediction.predict_all import predict_all
 from pipeline.training.metrics import Summary, summarize
 
 

@@ -11,25 +11,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipeline.base.contracts import Hardware, Prepared
-from pipeline.base.technique import Stage, Technique
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Timeline, same_memory
 from pipeline.prediction.case import Case
 from pipeline.prediction.exchange_loss import with_other_loss
 from pipeline.prediction.extrapolate_batch import Growth, growth_of
 from pipeline.prediction.extrapolate_depth import repetition_of, with_more_layers
+from pipeline.prediction.families import RECORDED_SIZES, layer_techniques, loss_techniques, size_thresholds
 from pipeline.prediction.loss_difference import Difference, difference_of
 from pipeline.prediction.recording import record
-from pipeline.prediction.trace_cache import IRRELEVANT, find_trace, write_trace
+from pipeline.prediction.trace_cache import find_trace, write_trace
 
 STEADY_STEPS = 2
 """Micro-batches of an optimizer step that are recorded; further ones repeat the second."""
-RECORDED_SIZES = (2, 4, 8)
-"""Micro-batch sizes from which others (but 1) are extrapolated: from the first two, if they predict the third."""
 LARGEST_GROWTH_BYTES = 1024
 """Bytes that a further micro-batch may add in a steady step: the value of its loss."""
-SPLIT = ("micro_batch_size", "accumulation_steps", "effective_batch_size")
-"""Settings of how a batch is split."""
 NUM_KEPT = 48
 """Number of growths, and of differences, that a process keeps."""
 
@@ -58,22 +54,6 @@ def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timel
     return _timeline(Case(experiment, target, prepared, num_rows, identity))
 
 
-def others_need(experiment: Experiment) -> bool:
-    """Whether timelines of other micro-batch sizes can be extrapolated from this one."""
-    size = experiment.micro_batch_size
-    return size in RECORDED_SIZES or (size > 1 and size.bit_count() == 1 and bool(_thresholds(experiment)))
-
-
-def family_of(experiment: Experiment) -> str:
-    """Return what the experiments have in common whose timelines are recorded once, or extrapolated from one another.
-
-    They differ in how their batch is split, or in a setting that changes no storage.
-    """
-    names = (*SPLIT, *IRRELEVANT.split())
-    left_out = {name: None for name in names if name in type(experiment.settings).model_fields}
-    return repr(experiment.settings.model_copy(update=left_out))
-
-
 def is_steady(timeline: Timeline) -> bool:
     """Whether the second micro-batch of the last optimizer step leaves the storages that it found, and hardly more."""
     step = max(span.step for span in timeline.spans if span.phase == "backward")
@@ -86,14 +66,6 @@ def is_steady(timeline: Timeline) -> bool:
         for numbers in (found - left, left - found)
     )
     return freed <= new and sum(num_bytes for num_bytes, _ in (new - freed).elements()) <= LARGEST_GROWTH_BYTES
-
-
-def round_of(experiment: Experiment) -> int:
-    """Return 0, 1 or 2: timelines of a later round can be derived from those of earlier ones.
-
-    With another loss than the model's own, that of a model without techniques inside its layers comes first.
-    """
-    return int(bool(_of_loss(experiment))) * (1 + bool(_within_layers(experiment)))
 
 
 @lru_cache(maxsize=1)
@@ -143,8 +115,8 @@ def _from_few_layers(case: Case) -> Timeline | None:
 
 def _from_other_loss(case: Case) -> Timeline | None:
     """Return the timeline from that with the model's own loss, and how the two differ in a simpler model."""
-    of_loss = _of_loss(case.experiment)
-    simple = case.without(_within_layers(case.experiment))
+    of_loss = loss_techniques(case.experiment)
+    simple = case.without(layer_techniques(case.experiment))
     if simple.layers is not None:
         simple = simple.of_layers(simple.layers.num_layers)
     if not of_loss or simple == case:
@@ -172,7 +144,7 @@ def _from_other_sizes(case: Case, sizes: tuple[int, int, int] = RECORDED_SIZES) 
     """
     if case.size <= sizes[0]:
         return None  # one sequence may take other code paths: an axis of one element is always contiguous
-    thresholds = _thresholds(case.experiment)
+    thresholds = size_thresholds(case.experiment)
     alike = len({_chunks(case, size) for size in (*sizes, case.size)}) == 1
     growth = _growth(case, sizes) if alike else None
     if growth is not None and not growth.crosses(case.size, thresholds):
@@ -230,25 +202,6 @@ def _all_known(cases: list[Case]) -> list[Timeline] | None:
             return None
         known.append(timeline)
     return known[::-1]
-
-
-def _thresholds(experiment: Experiment) -> list[float]:
-    """Return the sizes in bytes from which on a technique treats what the layers save in another way."""
-    return [threshold for technique in experiment.techniques for threshold in technique.size_thresholds]
-
-
-def _of_loss(experiment: Experiment) -> list[Technique]:
-    """Return the techniques that change the loss, and do not with their default settings."""
-    return [each for each in experiment.techniques if each.stage is Stage.LOSS and _can_be_left_out(each)]
-
-
-def _within_layers(experiment: Experiment) -> list[Technique]:
-    """Return the techniques that change nothing outside of the layers, and nothing with their default settings."""
-    return [each for each in experiment.techniques if each.within_layers and _can_be_left_out(each)]
-
-
-def _can_be_left_out(technique: Technique) -> bool:
-    return technique.active and not type(technique)().active
 
 
 def _chunks(case: Case, size: int) -> tuple[int | None, ...]:

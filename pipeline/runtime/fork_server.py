@@ -19,7 +19,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 PRELOADED = [
     "pipeline.runtime.preload",
     "pipeline.training.loop",
-    "pipeline.prediction.predict",
+    "pipeline.prediction.predict_all",
     "transformers.models.auto.modeling_auto",
     "transformers.modeling_utils",
     "transformers.modeling_layers",

@@ -11,7 +11,8 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice, Value
 from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
-from pipeline.prediction.predict import Prediction, predict_each
+from pipeline.prediction.predict import Prediction
+from pipeline.prediction.predict_all import predict_each
 
 Works = tuple[Work, Work]
 """The work of a pass and of the update."""

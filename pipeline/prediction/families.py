@@ -1,0 +1,53 @@
+"""What experiments have in common whose timelines are recorded once, or derived from one another."""
+
+from pipeline.base.technique import Stage, Technique
+from pipeline.config.experiment import Experiment
+from pipeline.prediction.trace_cache import IRRELEVANT
+
+RECORDED_SIZES = (2, 4, 8)
+"""Micro-batch sizes from which others (but 1) are extrapolated: from the first two, if they predict the third."""
+SPLIT = ("micro_batch_size", "accumulation_steps", "effective_batch_size")
+"""Settings of how a batch is split."""
+
+
+def others_need(experiment: Experiment) -> bool:
+    """Whether timelines of other micro-batch sizes can be extrapolated from this one."""
+    size = experiment.micro_batch_size
+    return size in RECORDED_SIZES or (size > 1 and size.bit_count() == 1 and bool(size_thresholds(experiment)))
+
+
+def family_of(experiment: Experiment) -> str:
+    """Return what the experiments have in common whose timelines are recorded once, or extrapolated from one another.
+
+    They differ in how their batch is split, or in a setting that changes no storage.
+    """
+    names = (*SPLIT, *IRRELEVANT.split())
+    left_out = {name: None for name in names if name in type(experiment.settings).model_fields}
+    return repr(experiment.settings.model_copy(update=left_out))
+
+
+def round_of(experiment: Experiment) -> int:
+    """Return 0, 1 or 2: timelines of a later round can be derived from those of earlier ones.
+
+    With another loss than the model's own, that of a model without techniques inside its layers comes first.
+    """
+    return int(bool(loss_techniques(experiment))) * (1 + bool(layer_techniques(experiment)))
+
+
+def size_thresholds(experiment: Experiment) -> list[float]:
+    """Return the sizes in bytes from which on a technique treats what the layers save in another way."""
+    return [threshold for technique in experiment.techniques for threshold in technique.size_thresholds]
+
+
+def loss_techniques(experiment: Experiment) -> list[Technique]:
+    """Return the techniques that change the loss, and do not with their default settings."""
+    return [each for each in experiment.techniques if each.stage is Stage.LOSS and _can_be_left_out(each)]
+
+
+def layer_techniques(experiment: Experiment) -> list[Technique]:
+    """Return the techniques that change nothing outside of the layers, and nothing with their default settings."""
+    return [each for each in experiment.techniques if each.within_layers and _can_be_left_out(each)]
+
+
+def _can_be_left_out(technique: Technique) -> bool:
+    return technique.active and not type(technique)().active

@@ -1,0 +1,122 @@
+"""Experiments -> Predictions, in worker processes: those first from whose recordings others are derived."""
+
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
+from functools import partial
+from typing import Any
+
+from pipeline.base.contracts import Hardware
+from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.config.experiment import Experiment
+from pipeline.prediction.cuda_context import context_bytes_of
+from pipeline.prediction.families import family_of, others_need, round_of
+from pipeline.prediction.predict import Prediction, predict
+from pipeline.runtime.fork_server import has_server, num_cores
+from pipeline.runtime.worker_pool import run_all, worker_pool
+
+NUM_WORTH_A_SERVER = 32
+"""Number of experiments from which on worker processes are started for them."""
+NUM_IN_TASK = 40
+"""Maximum number of experiments in a worker's task."""
+NUM_FAMILIES_PER_PROCESS = 4
+"""Number of families for each process from which on a process predicts a family as a whole."""
+
+
+def predict_all(
+    experiments: Sequence[Experiment],
+    target: Hardware,
+    **options: Any,
+) -> Generator[tuple[int, Prediction], None, None]:
+    """Yield the index of each experiment and its prediction, as completed.
+
+    Options are those of predict_each().
+
+    Raises:
+        InvalidInputError: as predict().
+
+    """
+    with closing(predict_each(experiments, target, **options)) as predictions:
+        for number, prediction in predictions:
+            if isinstance(prediction, InvalidInputError):
+                raise prediction
+            yield number, prediction
+
+
+def predict_each(
+    experiments: Sequence[Experiment],
+    target: Hardware,
+    *,
+    expandable_segments: bool | None = None,
+    context_bytes: int | None = None,
+    num_processes: int | None = None,
+) -> Generator[tuple[int, Prediction | InvalidInputError], None, None]:
+    """Yield the index of each experiment and its prediction, or why it cannot be predicted.
+
+    `num_processes` is the number of worker processes, which end with the iterator; 0 predicts in this process. By
+    default there is one for each core if the fork server is running or the experiments are many, else none.
+    """
+    if context_bytes is None:
+        context_bytes = context_bytes_of(target)  # once, not in each worker
+    options = {"expandable_segments": expandable_segments, "context_bytes": context_bytes}
+    work = partial(_predict_these, target=target, options=options)
+    if num_processes is None:
+        pays = has_server() or len(experiments) >= NUM_WORTH_A_SERVER
+        num_processes = min(num_cores(), len(experiments)) if pays else 0
+    with worker_pool(num_processes) if num_processes else nullcontext() as pool:
+        for tasks in _rounds(experiments, num_processes):
+            sent = [[experiments[number] for number in numbers] for numbers in tasks]
+            done = run_all(pool, work, sent) if pool else enumerate(map(work, sent))
+            for number, predictions in done:
+                yield from zip(tasks[number], predictions, strict=True)
+
+
+def _predict_these(
+    experiments: Sequence[Experiment], target: Hardware, options: Mapping[str, Any]
+) -> list[Prediction | InvalidInputError]:
+    return [_prediction_or_error(experiment, target, options) for experiment in experiments]
+
+
+def _prediction_or_error(
+    experiment: Experiment, target: Hardware, options: Mapping[str, Any]
+) -> Prediction | InvalidInputError:
+    try:
+        return predict(experiment, target, **options)
+    except InvalidInputError as error:
+        return error
+    except Exception as error:  # whatever a model or a technique raises on fake tensors
+        return InvalidInputError(f"a configuration cannot be predicted: {type(error).__name__}: {first_line(error)}")
+
+
+def _rounds(experiments: Sequence[Experiment], num_processes: int) -> list[list[list[int]]]:
+    """Return the indices of the experiments in tasks, in rounds: first those from which others are derived.
+
+    A task has experiments of one family, which share recorded timelines.
+    """
+    families: dict[str, list[int]] = {}
+    for number, experiment in enumerate(experiments):
+        families.setdefault(family_of(experiment), []).append(number)
+    by_round: dict[int, list[list[int]]] = {}
+    for numbers in families.values():
+        by_round.setdefault(round_of(experiments[numbers[0]]), []).append(numbers)
+    return [tasks for _, alike in sorted(by_round.items()) for tasks in _split(experiments, alike, num_processes)]
+
+
+def _split(
+    experiments: Sequence[Experiment], families: list[list[int]], num_processes: int
+) -> Iterator[list[list[int]]]:
+    """Yield the tasks of a round; where families are few, first the sizes that others are extrapolated from."""
+    recorded = [[n for n in numbers if others_need(experiments[n])] for numbers in families]
+    others = [[n for n in numbers if not others_need(experiments[n])] for numbers in families]
+    if len(families) >= NUM_FAMILIES_PER_PROCESS * num_processes:
+        yield _parts([*first, *rest] for first, rest in zip(recorded, others, strict=True))
+        return
+    by_size: dict[tuple[int, int], list[int]] = {}
+    for family, numbers in enumerate(recorded):
+        for number in numbers:
+            by_size.setdefault((family, experiments[number].micro_batch_size), []).append(number)
+    yield _parts(by_size.values())
+    yield _parts(others)
+
+
+def _parts(groups: Iterable[list[int]]) -> list[list[int]]:
+    return [group[begin : begin + NUM_IN_TASK] for group in groups for begin in range(0, len(group), NUM_IN_TASK)]
