@@ -9,6 +9,7 @@ predictive sampler measures a configuration again: then another run is drawn. An
 
 import argparse
 import csv
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -51,6 +52,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
     parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--other_seeds", type=int, help="seeds of the samplers that are not ours; by default as many")
+    parser.add_argument("--other_trials", type=int, help="trials after which Optuna's are given up; by default never")
     parser.add_argument("--minutes", type=float, help="begin no replay after this many minutes")
     given = parser.parse_args(words)
     return exit_code_of(lambda: _run(given))
@@ -68,7 +71,9 @@ def _run(given: argparse.Namespace) -> int:
         *product(budgets(entries, SHARES_THAT_FIT), REPLAYS),
         *product(budgets(entries, FURTHER_SHARES), ["predictive"]),
     ]
-    tasks = [(name, budget, seed) for budget, name in searches for seed in range(given.seeds)]
+    seeds = {"predictive": given.seeds}
+    other_seeds = given.seeds if given.other_seeds is None else given.other_seeds
+    tasks = [(name, budget, seed) for budget, name in searches for seed in range(seeds.get(name, other_seeds))]
     output = given.table.with_name(given.table.name.replace("search_table", "search_replay"))
     results = replayed(output)
     left = [task for task in tasks if task not in results]
@@ -79,7 +84,8 @@ def _run(given: argparse.Namespace) -> int:
         writer = csv.DictWriter(file, [field.name for field in fields(Replayed)], lineterminator="\n")
         if not results:
             writer.writeheader()
-        for task, result in zip(left, pool.map(partial(replay, given.table), left, chunksize=8), strict=True):
+        run = partial(replay, given.table, given.other_trials or math.inf)
+        for task, result in zip(left, pool.map(run, left), strict=True):
             results[task] = result
             writer.writerow(asdict(result))
             file.flush()
@@ -89,6 +95,8 @@ def _run(given: argparse.Namespace) -> int:
     num_left = sum(task not in results for task in tasks)
     if not num_left:
         command = f"python benchmarks/search_replay.py {given.table} --seeds {given.seeds}"
+        for name in ("other_seeds", "other_trials"):
+            command += f" --{name} {getattr(given, name)}" if getattr(given, name) is not None else ""
         shown = list(summary([results[task] for task in tasks]))
         output.with_suffix(".md").write_text(page(shown, given.table, entries, command))
     return num_left

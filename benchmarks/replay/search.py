@@ -57,8 +57,12 @@ class Replayed:
 class Search:
     """A search that is being replayed."""
 
-    def __init__(self, entries: Sequence[Entry], sampler: str, budget_bytes: int, seed: int) -> None:
+    def __init__(
+        self, entries: Sequence[Entry], sampler: str, budget_bytes: int, seed: int, *, most_trials: float = math.inf
+    ) -> None:
         self.entries, self.sampler, self.budget_bytes, self.seed = entries, sampler, budget_bytes, seed
+        self.most_trials = most_trials
+        """Trials after which one of Optuna's samplers is given up."""
         self.runs: dict[int, list[float]] = {}
         self.confirmed = set[int]()
         self.trials = 0
@@ -171,12 +175,12 @@ def predictive(search: Search) -> Replayed:
 
 
 def of_optuna(search: Search) -> Replayed:
-    """Replay one of Optuna's samplers, with the peak as a constraint in bytes, until it is near the optimum."""
+    """Replay one of Optuna's samplers, with the peak as a constraint in bytes, until it is near or given up."""
     choices: list[Choice] = [entry.candidate.choice for entry in search.entries]
     space = Space({name: tuple(dict.fromkeys(choice[name] for choice in choices)) for name in choices[0]})
     numbers = {tuple(choice.values()): number for number, choice in enumerate(choices)}
     study = optuna.create_study(direction="maximize")
-    while not search.is_near:
+    while not search.is_near and search.trials < search.most_trials:
         taken = [choices[number] for number in search.runs]
         finished = study.get_trials(deepcopy=False)
         choice = choose(choices, space, finished, taken, ("maximize",), search.sampler, search.seed * FAR_APART)
@@ -213,7 +217,7 @@ REPLAYS: Mapping[str, Callable[[Search], Replayed]] = {
 }
 
 
-def replay(file: Path, task: tuple[str, int, int]) -> Replayed:
+def replay(file: Path, most_trials: float, task: tuple[str, int, int]) -> Replayed:
     """Replay one search: (sampler, budget in bytes, seed)."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return REPLAYS[task[0]](Search(read(file), *task))
+    return REPLAYS[task[0]](Search(read(file), *task, most_trials=most_trials))
