@@ -72,13 +72,14 @@ def page(lines: Sequence[Mapping[str, Any]], file: Path, entries: Sequence[Entry
             *(f"| {name} | {value} |" for name, value in about.items()),
             "",
             "A search has found the best once its incumbent is within 2 % of the best configuration that fits; "
-            "trials that did not fit or were measured again count. Median, and range in brackets, over the seeds; a "
-            "search that never found it counts as the slowest in the median, and not in the range. Optuna's samplers "
-            "are followed until they have found it (or for `--other_trials`) and never measure a configuration twice; "
-            "the others end by themselves, predictive also where its time model is not adequate: then it states no bound. A run that is "
-            "measured again is another run of the table, as long as there is one, so what the search knows of its "
-            "answer in the end is what the table knows. A bound is true where the best configuration lies within it; "
-            "it is stated after the answer was measured once more.",
+            "trials that did not fit or were measured again count. Median, and range in brackets, over the seeds;"
+            " a search that never found it counts as the slowest in the median, and not in the range. Optuna's "
+            "samplers are followed until they have found it (or for `--other_trials`) and never measure a "
+            "configuration twice; the others end by themselves, predictive also where its time model is not "
+            "adequate: then it states no bound. A run that is measured again is another run of the table, as long"
+            " as there is one, so what the search knows of its answer in the end is what the table knows. A bound"
+            " is true where the best configuration lies within it; it is stated after the answer was measured "
+            "once more.",
             "",
             f"| {' | '.join(names)} |",
             f"|{'---|' * len(names)}",
