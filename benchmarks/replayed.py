@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from pipeline.memory.allocator import CachingAllocator
-from pipeline.memory.blocks import Block
+from pipeline.memory.allocator import Block, CachingAllocator
 from pipeline.memory.timeline import Lifetime, Timeline
 
 Phase = tuple[int, str]

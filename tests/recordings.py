@@ -5,8 +5,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.memory.allocator import CachingAllocator
-from pipeline.memory.blocks import Block
+from pipeline.memory.allocator import Block, CachingAllocator
 from pipeline.memory.replay import AllocatorPeaks, peaks_of
 
 

@@ -1,12 +1,13 @@
 """Blocks of device memory, and pools of free blocks in best-fit order: the base of both kinds of segments.
 
 This file, segments.py and allocator.py follow torch's c10/cuda/CUDACachingAllocator.cpp; its functions are named in
-parentheses.
+parentheses. Sizes and addresses are in units of MIN_BLOCK_BYTES unless they are called bytes: Python is faster with
+small integers.
 """
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 
 from pipeline.base.units import MIB
 
@@ -18,102 +19,124 @@ SMALL_SEGMENT_BYTES = 2 * MIB
 """The size of a segment, or of a page of an expandable one, in the small pool (kSmallBuffer, same file)."""
 LARGE_SEGMENT_BYTES = 20 * MIB
 """The same in the large pool (kLargeBuffer, in newer versions the default of large_segment_size)."""
-ADDRESS_SPACE_BYTES = LARGE_SEGMENT_BYTES * 2**40
-"""Address range of one pool: larger than any device, and a multiple of every page size."""
+ADDRESS_BITS = 40
+"""Addresses of a pool are below 2**ADDRESS_BITS: more than any device has."""
+LAST_ADDRESS = (1 << ADDRESS_BITS) - 1
 
-
-@dataclass(slots=True, eq=False)
-class Block:
-    """A range of addresses within one segment: allocated, free, or (in an expandable segment) not mapped."""
-
-    pool: "Pool" = field(repr=False)
-    address: int
-    size_bytes: int
-    """Rounded, as torch.cuda.memory_allocated counts it."""
-    allocated: bool = False
-    mapped: bool = True
-    """Whether the addresses are backed by memory."""
-    previous: "Block | None" = field(default=None, repr=False)
-    """The neighbour at lower addresses in the same segment."""
-    next: "Block | None" = field(default=None, repr=False)
+Range = tuple[int, int]
+"""The address of a block, and the one behind it."""
 
 
 class Pool(ABC):
     """The small blocks of one stream, or its large ones."""
 
-    def __init__(self, *, small: bool, base_address: int) -> None:
-        self.segment_bytes = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
-        self.base_address = base_address
-        self.unsplit_bytes = MIN_BLOCK_BYTES - 1
-        """The largest remainder with which a block is not split (should_split)."""
-        self.free: list[tuple[int, int, Block]] = []
-        """(size, address, block), sorted: the order of BlockComparatorSize."""
-        self.unmapped: list[Block] = []
+    def __init__(self, *, small: bool, reserve: "Reserve") -> None:
+        self.segment_size = (SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES) // MIN_BLOCK_BYTES
+        self.least_rest = 1
+        """The smallest remainder for which a block is split (should_split)."""
+        self.free_ends: dict[int, int] = {}
+        """Where the free block ends that begins at an address."""
+        self.free_begins: dict[int, int] = {}
+        """Where the free block begins that ends at an address."""
+        self.free_places: list[int] = []
+        """Size and, in the lowest ADDRESS_BITS, address of each free block, sorted: as BlockComparatorSize does."""
+        self.gaps: dict[int, int] = {}
+        """Where the range ends that begins at an address of an expandable segment and has no memory."""
+        self._reserve = reserve
+
+    @property
+    def free_size(self) -> int:
+        """Of all free blocks."""
+        return sum(end - begin for begin, end in self.free_ends.items())
 
     @abstractmethod
-    def best_fit(self, size_bytes: int) -> Block | None:
-        """Remove the best-fitting free block from the pool and return it; None if none is large enough."""
-
-    @abstractmethod
-    def grow(self, size_bytes: int, segment_address: int | None) -> tuple[Block, int]:
-        """Return a new block of at least `size_bytes`, and the bytes reserved for it on the device."""
+    def grow(self, size: int, segment_address: int | None) -> int:
+        """Add a free block of at least `size`, and return the size reserved for it on the device."""
 
     @abstractmethod
     def release(self) -> int:
-        """Release unused memory to the device; return its bytes (release_blocks)."""
+        """Release unused memory to the device; return its size (release_blocks)."""
 
-    def allocate_block(self, block: Block, size_bytes: int) -> None:
-        """Mark a block that is in no list as allocated, and split off its remainder (alloc_found_block)."""
-        if block.size_bytes - size_bytes > self.unsplit_bytes:
-            self.add(self.split(block, size_bytes))
-        block.allocated = True
+    def serve(
+        self, events: Iterable[int], sizes: Sequence[int], live: dict[int, Range], segment_address: int | None = None
+    ) -> dict[int, int]:
+        """Serve requests: n allocates a block of at least sizes[n], -1 - n frees it (alloc_found_block, free_block).
 
-    def free_block(self, block: Block) -> None:
-        """Mark an allocated block as free, and merge it with its free neighbours (free_block)."""
-        block.allocated = False
-        self.merge(block)
-        self.add(block)
+        `live` holds the block of each n. Return the sizes of blocks that are larger than requested. Most of the time of
+        a replay is spent here, hence one loop with few calls.
+        """
+        ends, begins, places = self.free_ends, self.free_begins, self.free_places
+        gaps, least_rest = self.gaps, self.least_rest
+        larger: dict[int, int] = {}
+        for event in events:
+            if event >= 0:
+                size = sizes[event]
+                while (index := bisect_left(places, size << ADDRESS_BITS)) == len(places):
+                    self._reserve(self, size, segment_address)
+                if gaps:
+                    index = self._shortest_reach(index)
+                begin = places[index] & LAST_ADDRESS
+                end = ends.pop(begin)
+                middle = begin + size
+                if end - middle < least_rest:
+                    del places[index], begins[end]
+                    live[event] = begin, end
+                    if middle < end:
+                        larger[event] = end - begin
+                else:
+                    live[event] = begin, middle
+                    ends[middle] = end
+                    begins[end] = middle
+                    place = (end - middle << ADDRESS_BITS) + middle
+                    if index and place < places[index - 1]:
+                        del places[index]
+                        insort(places, place, 0, index)
+                    else:
+                        places[index] = place
+            else:
+                begin, end = live.pop(-1 - event)
+                if end in ends:
+                    after = ends.pop(end)
+                    del places[bisect_left(places, (after - end << ADDRESS_BITS) + end)]
+                    end = after
+                if begin in begins:
+                    before = begins.pop(begin)
+                    del places[bisect_left(places, (begin - before << ADDRESS_BITS) + before)]
+                    begin = before
+                ends[begin] = end
+                begins[end] = begin
+                insort(places, (end - begin << ADDRESS_BITS) + begin)
+        return larger
 
-    def add(self, block: Block) -> None:
-        """Add a block to the free blocks."""
-        insort(self.free, (block.size_bytes, block.address, block))
+    def free(self, block: Range) -> None:
+        """Add a block to the free ones."""
+        self.serve((-1,), (), {0: block})
 
-    def remove(self, block: Block) -> None:
-        """Remove a block from its list."""
-        if block.mapped:
-            del self.free[bisect_left(self.free, (block.size_bytes, block.address))]
-        else:
-            self.unmapped.remove(block)
+    def remove(self, block: Range) -> None:
+        """Remove a free block."""
+        begin, end = block
+        del self.free_ends[begin], self.free_begins[end]
+        del self.free_places[bisect_left(self.free_places, (end - begin << ADDRESS_BITS) + begin)]
 
-    def split(self, block: Block, size_bytes: int) -> Block:
-        """Shorten a block to its first `size_bytes`, and return the remainder, which is in no list."""
-        rest = Block(self, block.address + size_bytes, block.size_bytes - size_bytes, mapped=block.mapped)
-        block.size_bytes = size_bytes
-        _link(rest, block.next)
-        _link(block, rest)
-        return rest
+    def _shortest_reach(self, index: int) -> int:
+        """Return the index of the best fit, counting each block together with the unmapped range behind it.
 
-    def merge(self, block: Block) -> None:
-        """Merge a block that is in no list with its free neighbours (try_merge_blocks)."""
-        before, after = block.previous, block.next
-        if before is not None and not before.allocated and before.mapped == block.mapped:
-            self.remove(before)
-            block.address = before.address
-            block.size_bytes += before.size_bytes
-            _link(before.previous, block)
-        if after is not None and not after.allocated and after.mapped == block.mapped:
-            self.remove(after)
-            block.size_bytes += after.size_bytes
-            _link(block, after.next)
+        The next larger block is considered only as long as that is an improvement (get_free_block).
+        """
+        while index + 1 < len(self.free_places) and self._reach(index + 1) < self._reach(index):
+            index += 1
+        return index
+
+    def _reach(self, index: int) -> int:
+        begin = self.free_places[index] & LAST_ADDRESS
+        end = self.free_ends[begin]
+        return self.gaps.get(end, end) - begin
 
 
-def round_up(size_bytes: int, multiple: int) -> int:
-    """Return the smallest multiple of `multiple` that is at least `size_bytes`."""
-    return -(-size_bytes // multiple) * multiple
+Reserve = Callable[[Pool, int, int | None], None]
+"""Lets a pool grow for a request of some size, at an address if that is known."""
 
 
-def _link(before: Block | None, after: Block | None) -> None:
-    if before is not None:
-        before.next = after
-    if after is not None:
-        after.previous = before
+def round_up(size: int, multiple: int) -> int:
+    """Return the smallest multiple of `multiple` that is at least `size`."""
+    return -(-size // multiple) * multiple
