@@ -15,21 +15,34 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from recordings import Allocation, EmptyCache, Event, Free, replay
 
 from pipeline.base.units import MIB
-from pipeline.memory.allocator import Block, CachingAllocator, OutOfMemoryError
-from pipeline.memory.blocks import ADDRESS_BITS, LARGE_SEGMENT_BYTES, MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES
+from pipeline.memory.allocator import Allocation as Allocated
+from pipeline.memory.allocator import CachingAllocator, OutOfMemoryError
+from pipeline.memory.blocks import (
+    ADDRESS_BITS,
+    LARGE_SEGMENT_BYTES,
+    MIN_BLOCK_BYTES,
+    SMALL_BYTES,
+    SMALL_SEGMENT_BYTES,
+    begin_and_end,
+)
 from pipeline.memory.segments import MIN_LARGE_BYTES, ROUND_LARGE_BYTES
 
 BOTH = pytest.mark.parametrize("expandable", [False, True], ids=["default", "expandable"])
 
 
-def free_bytes_behind(block: Block) -> int:
+def ends(allocation: Allocated) -> tuple[int, int]:
+    """Return the address of an allocated block, and the one behind it."""
+    return begin_and_end(allocation.block)
+
+
+def free_bytes_behind(allocation: Allocated) -> int:
     """Return the bytes of the free block that begins where a block ends."""
-    return (block.pool.free_ends.get(block.end, block.end) - block.end) * MIN_BLOCK_BYTES
+    return (allocation.pool.free_by_begin.get(ends(allocation)[1], 0) >> ADDRESS_BITS) * MIN_BLOCK_BYTES
 
 
-def free_bytes_before(block: Block) -> int:
+def free_bytes_before(allocation: Allocated) -> int:
     """Return the bytes of the free block that ends where a block begins."""
-    return (block.begin - block.pool.free_begins.get(block.begin, block.begin)) * MIN_BLOCK_BYTES
+    return (allocation.pool.free_by_end.get(ends(allocation)[0], 0) >> ADDRESS_BITS) * MIN_BLOCK_BYTES
 
 
 def test_the_constants_are_those_of_the_installed_torch() -> None:
@@ -123,9 +136,9 @@ def test_a_small_block_is_split_when_512_bytes_are_left() -> None:
     allocator = CachingAllocator()
     first = allocator.allocate(MIB)
     second = allocator.allocate(MIB - 512)
-    assert first.end == second.begin and free_bytes_behind(second) == 512
+    assert ends(first)[1] == ends(second)[0] and free_bytes_behind(second) == 512
     last = allocator.allocate(512)
-    assert last.begin == second.end and free_bytes_behind(last) == 0
+    assert ends(last)[0] == ends(second)[1] and free_bytes_behind(last) == 0
     assert allocator.allocated_bytes == allocator.reserved_bytes == 2 * MIB
 
 
@@ -136,8 +149,8 @@ def test_the_best_fit_is_the_smallest_block_then_the_oldest_or_lowest(oldest_fir
     for block in (thirty, twin, fourteen, twelve):
         allocator.free(block)
     twins = (twelve, twin) if oldest_first else (twin, twelve)  # a later segment lies lower
-    addresses = [block.begin for block in (*twins, fourteen, thirty)]
-    assert [allocator.allocate(12 * MIB).begin for _ in range(4)] == addresses
+    blocks = [allocation.block for allocation in (*twins, fourteen, thirty)]
+    assert [ends(allocator.allocate(12 * MIB))[0] for _ in range(4)] == [begin_and_end(block)[0] for block in blocks]
     assert allocator.reserved_bytes == (30 + 12 + 14 + 12) * MIB
 
 
@@ -147,7 +160,7 @@ def test_the_address_of_a_new_segment_decides_between_equals() -> None:
     low = allocator.allocate(12 * MIB, segment_address=2**30)
     allocator.free(high)
     allocator.free(low)
-    assert allocator.allocate(12 * MIB).begin == low.begin < high.begin
+    assert allocator.allocate(12 * MIB).block == low.block < high.block
 
 
 @BOTH
@@ -188,7 +201,7 @@ def test_at_the_cap_whole_free_segments_are_released_and_the_request_is_retried(
     assert allocator.peak_reserved_bytes == (20 + 40) * MIB
     assert allocator.allocated_bytes == (2 + 40) * MIB
     assert allocator.num_alloc_retries == 1
-    assert kept.allocated
+    assert not kept.freed
 
 
 def test_at_the_cap_a_split_segment_is_kept_and_the_request_fails() -> None:
@@ -245,8 +258,8 @@ def test_the_end_of_an_expandable_segment_is_the_last_choice() -> None:
     allocator = CachingAllocator(expandable_segments=True)
     hole, _, _ = (allocator.allocate(size * MIB) for size in (16, 10, 4))
     allocator.free(hole)  # 16 free at the start, 40 - 30 = 10 at the end
-    assert allocator.allocate(8 * MIB).begin == hole.begin
-    assert allocator.allocate(9 * MIB).begin > hole.end  # 8 are left of the hole: now the end
+    assert ends(allocator.allocate(8 * MIB))[0] == ends(hole)[0]
+    assert ends(allocator.allocate(9 * MIB))[0] > ends(hole)[1]  # 8 are left of the hole: now the end
     assert allocator.reserved_bytes == 40 * MIB
 
 
@@ -257,7 +270,7 @@ def test_a_gap_is_filled_before_the_end_grows() -> None:
     allocator.empty_cache()  # the middle page is unmapped
     assert allocator.reserved_bytes == 40 * MIB
     again = allocator.allocate(20 * MIB)  # the lowest room, not the end
-    assert again.begin == blocks[1].begin
+    assert again.block == blocks[1].block
     assert allocator.reserved_bytes == 60 * MIB
 
 
@@ -270,8 +283,8 @@ def test_only_whole_free_pages_of_an_expandable_segment_are_unmapped() -> None:
     assert allocator.reserved_bytes == 40 * MIB
     assert free_bytes_behind(blocks[0]) == free_bytes_before(blocks[2]) == 5 * MIB
     # Two of 5: the lower one counts as 45, since the gap behind it could be mapped.
-    assert allocator.allocate(5 * MIB).begin == blocks[0].begin + 60 * MIB // MIN_BLOCK_BYTES
-    assert allocator.allocate(44 * MIB).begin == blocks[0].end
+    assert ends(allocator.allocate(5 * MIB))[0] == 60 * MIB // MIN_BLOCK_BYTES
+    assert ends(allocator.allocate(44 * MIB))[0] == ends(blocks[0])[1]
     assert allocator.reserved_bytes == 80 * MIB
     assert allocator.allocated_bytes == (15 + 15 + 5 + 44) * MIB
 
@@ -319,7 +332,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.allocator = CachingAllocator(**self.options)
-        self.blocks: dict[Block, int] = {}
+        self.blocks: dict[Allocated, int] = {}
 
     @rule(target=live, size=SIZES, stream=st.sampled_from([0, 0, 0, 1]))
     def allocate(self, size: int, stream: int) -> Any:
@@ -360,7 +373,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def live_blocks_are_as_they_were_handed_out(self) -> None:
-        assert all(block.allocated and block.size_bytes == size for block, size in self.blocks.items())
+        assert all(not block.freed and block.size_bytes == size for block, size in self.blocks.items())
 
     @invariant()
     def figures_add_up(self) -> None:
@@ -373,14 +386,13 @@ class AllocatorMachine(RuleBasedStateMachine):
     @invariant()
     def blocks_are_apart_and_free_neighbours_are_one(self) -> None:
         for pool in {block.pool for block in self.blocks}:
-            free, unmapped = pool.free_ends, pool.gaps
-            live = {block.begin: block.end for block in self.blocks if block.pool is pool}
-            for (_, end), (begin, _) in pairwise(sorted([*live.items(), *free.items(), *unmapped.items()])):
-                assert end == begin if unmapped else end <= begin, "an expandable segment has no holes"
-            assert not free.keys() & free.values() and not unmapped.keys() & unmapped.values()
-            assert pool.free_begins == {end: begin for begin, end in free.items()}
-            by_size = sorted((end - begin, begin) for begin, end in free.items())
-            assert pool.free_places == [(size << ADDRESS_BITS) + begin for size, begin in by_size]
+            live = [ends(block) for block in self.blocks if block.pool is pool]
+            free = [begin_and_end(block) for block in pool.free_blocks]
+            for (_, end), (begin, _) in pairwise(sorted([*live, *free, *pool.gaps.items()])):
+                assert end == begin if pool.gaps else end <= begin, "an expandable segment has no holes"
+            assert not dict(free).keys() & dict(free).values() and not pool.gaps.keys() & pool.gaps.values()
+            assert pool.free_blocks == sorted(pool.free_by_begin.values()) == sorted(pool.free_by_end.values())
+            assert free == [(begin, end) for begin, end in free if pool.free_by_begin[begin] == pool.free_by_end[end]]
 
     @invariant()
     def the_cap_holds(self) -> None:

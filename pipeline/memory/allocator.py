@@ -8,7 +8,7 @@ is full below the cap.
 from dataclasses import dataclass, field
 from functools import partial
 
-from pipeline.memory.blocks import MIN_BLOCK_BYTES, SMALL_BYTES, Pool, Range, round_up
+from pipeline.memory.blocks import ADDRESS_BITS, MIN_BLOCK_BYTES, SMALL_BYTES, Block, Pool, round_up
 from pipeline.memory.segments import OLDEST_FIRST, ExpandablePool, SegmentPool, segment_bytes_for
 
 
@@ -27,18 +27,17 @@ class OutOfMemoryError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Block:
-    """Addresses that were allocated."""
+class Allocation:
+    """A block that was allocated."""
 
     pool: Pool = field(repr=False)
-    begin: int
-    end: int
-    allocated: bool = True
+    block: Block
+    freed: bool = False
 
     @property
     def size_bytes(self) -> int:
         """Rounded, as torch.cuda.memory_allocated counts it."""
-        return (self.end - self.begin) * MIN_BLOCK_BYTES
+        return (self.block >> ADDRESS_BITS) * MIN_BLOCK_BYTES
 
 
 class CachingAllocator:
@@ -70,7 +69,7 @@ class CachingAllocator:
         """Rounded sizes of the allocated blocks: torch.cuda.memory_allocated."""
         return self.reserved_bytes - sum(pool.free_size for pool in self._pools.values()) * MIN_BLOCK_BYTES
 
-    def allocate(self, size_bytes: int, *, stream: int = 0, segment_address: int | None = None) -> Block:
+    def allocate(self, size_bytes: int, *, stream: int = 0, segment_address: int | None = None) -> Allocation:
         """Return an allocated block of at least `size_bytes`; a request of 0 bytes takes no memory.
 
         Blocks are reused within a stream only. `segment_address` is the address of a new segment, if one is needed; it
@@ -83,24 +82,24 @@ class CachingAllocator:
         size = round_up(size_bytes, MIN_BLOCK_BYTES) // MIN_BLOCK_BYTES  # round_size
         pool = self.pool(stream, small=size_bytes <= SMALL_BYTES)
         if size == 0:
-            return Block(pool, 0, 0)
-        live: dict[int, Range] = {}
+            return Allocation(pool, 0)
+        live: dict[int, Block] = {}
         pool.serve((0,), (size,), live, segment_address)
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
-        return Block(pool, *live[0])
+        return Allocation(pool, live[0])
 
-    def free(self, block: Block) -> None:
+    def free(self, allocation: Allocation) -> None:
         """Free a block; its memory stays reserved, for its stream.
 
         Raises:
-            ValueError: the block is not allocated.
+            ValueError: the block is free.
 
         """
-        if not block.allocated:
-            raise ValueError(f"only an allocated block can be freed, and this one is not: {block}")
-        block.allocated = False
-        if block.begin < block.end:
-            block.pool.free((block.begin, block.end))
+        if allocation.freed:
+            raise ValueError(f"only an allocated block can be freed, and this one is free: {allocation}")
+        allocation.freed = True
+        if allocation.size_bytes > 0:
+            allocation.pool.free(allocation.block)
 
     def empty_cache(self) -> None:
         """Release all unused segments to the device: torch.cuda.empty_cache (release_cached_blocks)."""

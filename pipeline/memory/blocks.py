@@ -23,8 +23,19 @@ ADDRESS_BITS = 40
 """Addresses of a pool are below 2**ADDRESS_BITS: more than any device has."""
 LAST_ADDRESS = (1 << ADDRESS_BITS) - 1
 
-Range = tuple[int, int]
-"""The address of a block, and the one behind it."""
+Block = int
+"""A size and, in the lowest ADDRESS_BITS, an address: blocks are in the order of BlockComparatorSize."""
+
+
+def block_between(begin: int, end: int) -> Block:
+    """Return the block that begins at an address and ends before another."""
+    return (end - begin << ADDRESS_BITS) + begin
+
+
+def begin_and_end(block: Block) -> tuple[int, int]:
+    """Return the address of a block, and the one behind it."""
+    begin = block & LAST_ADDRESS
+    return begin, begin + (block >> ADDRESS_BITS)
 
 
 class Pool(ABC):
@@ -34,12 +45,12 @@ class Pool(ABC):
         self.segment_size = (SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES) // MIN_BLOCK_BYTES
         self.least_rest = 1
         """The smallest remainder for which a block is split (should_split)."""
-        self.free_ends: dict[int, int] = {}
-        """Where the free block ends that begins at an address."""
-        self.free_begins: dict[int, int] = {}
-        """Where the free block begins that ends at an address."""
-        self.free_places: list[int] = []
-        """Size and, in the lowest ADDRESS_BITS, address of each free block, sorted: as BlockComparatorSize does."""
+        self.free_blocks: list[Block] = []
+        """In order."""
+        self.free_by_begin: dict[int, Block] = {}
+        """By their address."""
+        self.free_by_end: dict[int, Block] = {}
+        """By the address behind them."""
         self.gaps: dict[int, int] = {}
         """Where the range ends that begins at an address of an expandable segment and has no memory."""
         self._reserve = reserve
@@ -47,7 +58,7 @@ class Pool(ABC):
     @property
     def free_size(self) -> int:
         """Of all free blocks."""
-        return sum(end - begin for begin, end in self.free_ends.items())
+        return sum(block >> ADDRESS_BITS for block in self.free_blocks)
 
     @abstractmethod
     def grow(self, size: int, segment_address: int | None) -> int:
@@ -58,78 +69,81 @@ class Pool(ABC):
         """Release unused memory to the device; return its size (release_blocks)."""
 
     def serve(
-        self, events: Iterable[int], sizes: Sequence[int], live: dict[int, Range], segment_address: int | None = None
+        self, events: Iterable[int], sizes: Sequence[int], live: dict[int, Block], segment_address: int | None = None
     ) -> dict[int, int]:
         """Serve requests: n allocates a block of at least sizes[n], -1 - n frees it (alloc_found_block, free_block).
 
         `live` holds the block of each n. Return the sizes of blocks that are larger than requested. Most of the time of
         a replay is spent here, hence one loop with few calls.
         """
-        ends, begins, places = self.free_ends, self.free_begins, self.free_places
-        gaps, least_rest = self.gaps, self.least_rest
+        by_begin, by_end, blocks = self.free_by_begin, self.free_by_end, self.free_blocks
+        gaps, least_rest = self.gaps, self.least_rest << ADDRESS_BITS
         larger: dict[int, int] = {}
         for event in events:
             if event >= 0:
                 size = sizes[event]
-                while (index := bisect_left(places, size << ADDRESS_BITS)) == len(places):
+                wanted = size << ADDRESS_BITS
+                while (index := bisect_left(blocks, wanted)) == len(blocks):
                     self._reserve(self, size, segment_address)
                 if gaps:
                     index = self._shortest_reach(index)
-                begin = places[index] & LAST_ADDRESS
-                end = ends.pop(begin)
-                middle = begin + size
-                if end - middle < least_rest:
-                    del places[index], begins[end]
-                    live[event] = begin, end
-                    if middle < end:
-                        larger[event] = end - begin
+                block = blocks[index]
+                begin = block & LAST_ADDRESS
+                rest = block - wanted
+                del by_begin[begin]
+                if rest < least_rest:
+                    del blocks[index], by_end[begin + (block >> ADDRESS_BITS)]
+                    live[event] = block
+                    if rest > begin:
+                        larger[event] = block >> ADDRESS_BITS
                 else:
-                    live[event] = begin, middle
-                    ends[middle] = end
-                    begins[end] = middle
-                    place = (end - middle << ADDRESS_BITS) + middle
-                    if index and place < places[index - 1]:
-                        del places[index]
-                        insort(places, place, 0, index)
+                    live[event] = wanted + begin
+                    rest += size
+                    by_begin[begin + size] = by_end[begin + (block >> ADDRESS_BITS)] = rest
+                    if index and rest < blocks[index - 1]:
+                        del blocks[index]
+                        insort(blocks, rest, 0, index)
                     else:
-                        places[index] = place
+                        blocks[index] = rest
             else:
-                begin, end = live.pop(-1 - event)
-                if end in ends:
-                    after = ends.pop(end)
-                    del places[bisect_left(places, (after - end << ADDRESS_BITS) + end)]
-                    end = after
-                if begin in begins:
-                    before = begins.pop(begin)
-                    del places[bisect_left(places, (begin - before << ADDRESS_BITS) + before)]
-                    begin = before
-                ends[begin] = end
-                begins[end] = begin
-                insort(places, (end - begin << ADDRESS_BITS) + begin)
+                block = live.pop(-1 - event)
+                begin = block & LAST_ADDRESS
+                end = begin + (block >> ADDRESS_BITS)
+                if end in by_begin:
+                    after = by_begin.pop(end)
+                    del blocks[bisect_left(blocks, after)]
+                    block += after - end
+                    end += after >> ADDRESS_BITS
+                if begin in by_end:
+                    before = by_end.pop(begin)
+                    del blocks[bisect_left(blocks, before)]
+                    block += before - begin
+                    begin = before & LAST_ADDRESS
+                by_begin[begin] = by_end[end] = block
+                insort(blocks, block)
         return larger
 
-    def free(self, block: Range) -> None:
+    def free(self, block: Block) -> None:
         """Add a block to the free ones."""
         self.serve((-1,), (), {0: block})
 
-    def remove(self, block: Range) -> None:
+    def remove(self, block: Block) -> None:
         """Remove a free block."""
-        begin, end = block
-        del self.free_ends[begin], self.free_begins[end]
-        del self.free_places[bisect_left(self.free_places, (end - begin << ADDRESS_BITS) + begin)]
+        begin, end = begin_and_end(block)
+        del self.free_by_begin[begin], self.free_by_end[end], self.free_blocks[bisect_left(self.free_blocks, block)]
 
     def _shortest_reach(self, index: int) -> int:
         """Return the index of the best fit, counting each block together with the unmapped range behind it.
 
         The next larger block is considered only as long as that is an improvement (get_free_block).
         """
-        while index + 1 < len(self.free_places) and self._reach(index + 1) < self._reach(index):
+        blocks = self.free_blocks
+        while index + 1 < len(blocks) and self._reach(blocks[index + 1]) < self._reach(blocks[index]):
             index += 1
         return index
 
-    def _reach(self, index: int) -> int:
-        begin = self.free_places[index] & LAST_ADDRESS
-        end = self.free_ends[begin]
+    def _reach(self, block: Block) -> int:
+        begin, end = begin_and_end(block)
         return self.gaps.get(end, end) - begin
 
 

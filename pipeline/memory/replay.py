@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 
 from pipeline.memory.allocator import CachingAllocator
-from pipeline.memory.blocks import MIN_BLOCK_BYTES, SMALL_BYTES, Pool, Range
+from pipeline.memory.blocks import MIN_BLOCK_BYTES, SMALL_BYTES, Block, Pool
 from pipeline.memory.timeline import IntArray, Timeline
 
 LARGEST_EXCHANGE_BYTES = 1024
@@ -93,8 +93,8 @@ class _Run:
         self._events_E, self._last_step = events_E, last_step
         self._storages_E = np.where(events_E >= 0, events_E, -1 - events_E)
         self._sizes_E = sizes_N[self._storages_E]
-        self._live = defaultdict[Pool, dict[int, Range]](dict)
-        self._states: dict[int, tuple[list[int], dict[int, Range]]] = {}
+        self._live = defaultdict[Pool, dict[int, Block]](dict)
+        self._states: dict[int, tuple[list[int], dict[int, Block]]] = {}
         self._larger: dict[int, dict[int, int]] = {}
         self._settled: set[Pool] = set()
 
@@ -112,7 +112,7 @@ class _Run:
         for number, (pool, events) in enumerate(self._by_pool(indices)):
             live = self._live[pool]
             if self._allocator.cap_bytes is None:
-                state = pool.free_places.copy(), live.copy()
+                state = pool.free_blocks.copy(), live.copy()
                 if pool in self._settled or state == self._states.get(number):
                     self._settled.add(pool)
                     self._larger[number] = before[number]

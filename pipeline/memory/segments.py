@@ -8,9 +8,11 @@ from pipeline.memory.blocks import (
     MIN_BLOCK_BYTES,
     SMALL_BYTES,
     SMALL_SEGMENT_BYTES,
+    Block,
     Pool,
-    Range,
     Reserve,
+    begin_and_end,
+    block_between,
     round_up,
 )
 
@@ -39,7 +41,7 @@ class SegmentPool(Pool):
     def __init__(self, *, small: bool, reserve: Reserve, oldest_first: bool) -> None:
         super().__init__(small=small, reserve=reserve)
         self._oldest_first = oldest_first
-        self._segments: list[Range] = []
+        self._segments: set[Block] = set()
         self._sum_of_sizes = 0
         if not small:  # max_split_size is unlimited by default: no block is too large to split
             self.least_rest = SMALL_BYTES // MIN_BLOCK_BYTES + 1
@@ -57,17 +59,18 @@ class SegmentPool(Pool):
         if not self._oldest_first:
             below = 2**ADDRESS_BITS - 2 * self._sum_of_sizes
             begin = below if segment_address is None else 2 * segment_address // MIN_BLOCK_BYTES
-        self._segments.append((begin, begin + segment_size))
-        self.free(self._segments[-1])
+        segment = block_between(begin, begin + segment_size)
+        self._segments.add(segment)
+        self.free(segment)
         return segment_size
 
     def release(self) -> int:
         """Release the segments without an allocated block."""
-        unused = [(begin, end) for begin, end in self._segments if self.free_ends.get(begin) == end]
+        unused = self._segments.intersection(self.free_blocks)
+        self._segments -= unused
         for segment in unused:
-            self._segments.remove(segment)
             self.remove(segment)
-        return sum(end - begin for begin, end in unused)
+        return sum(segment >> ADDRESS_BITS for segment in unused)
 
 
 class ExpandablePool(Pool):
@@ -83,17 +86,20 @@ class ExpandablePool(Pool):
 
     def release(self) -> int:
         """Unmap the whole pages of every free block; its partial pages stay free (unmap_block)."""
-        return sum(self._unmap(begin, end) for begin, end in list(self.free_ends.items()))
+        return sum(self._unmap(block) for block in self.free_blocks.copy())
 
     def _lowest_gaps(self, size: int) -> list[tuple[int, int]]:
         """Return addresses and sizes that are unmapped in the first unallocated `size` (find_expandable_block)."""
         for gap in sorted(self.gaps):
-            begin = end = self.free_begins.get(gap, gap)
+            before = self.free_by_end.get(gap)
+            begin = end = gap if before is None else gap - (before >> ADDRESS_BITS)
             found = []
-            while end - begin < size and (end in self.gaps or end in self.free_ends):
+            while end - begin < size and (end in self.gaps or end in self.free_by_begin):
                 if end in self.gaps:
                     found.append((end, min(self.gaps[end], begin + size) - end))
-                end = self.gaps.get(end) or self.free_ends[end]
+                    end = self.gaps[end]
+                else:
+                    end += self.free_by_begin[end] >> ADDRESS_BITS
             if end - begin >= size:
                 return found
         raise AssertionError("the address range of a pool is larger than any device")
@@ -104,18 +110,20 @@ class ExpandablePool(Pool):
         mapped_end, end = begin + mapped_size, self.gaps.pop(begin)
         if mapped_end < end:
             self.gaps[mapped_end] = end
-        self.free((begin, mapped_end))
+        self.free(block_between(begin, mapped_end))
         return mapped_size
 
-    def _unmap(self, begin: int, end: int) -> int:
+    def _unmap(self, block: Block) -> int:
+        begin, end = begin_and_end(block)
         first = round_up(begin, self.segment_size)
         last = end // self.segment_size * self.segment_size
         if first >= last:
             return 0
-        self.remove((begin, end))
-        for rest in ((begin, first), (last, end)):
-            if rest[0] < rest[1]:
-                self.free(rest)
+        self.remove(block)
+        if begin < first:
+            self.free(block_between(begin, first))
+        if last < end:
+            self.free(block_between(last, end))
         before = next((gap for gap, gap_end in self.gaps.items() if gap_end == first), first)
         self.gaps[before] = self.gaps.pop(last, last)
         return last - first
