@@ -85,21 +85,24 @@ class Pool(ABC):
                 wanted = size << ADDRESS_BITS
                 while (index := bisect_left(blocks, wanted)) == len(blocks):
                     self._reserve(self, size, segment_address)
-                if gaps:
-                    index = self._shortest_reach(index)
                 block = blocks[index]
                 begin = block & LAST_ADDRESS
+                end = begin + (block >> ADDRESS_BITS)
+                if end in gaps:
+                    index = self._shortest_reach(index)
+                    block = blocks[index]
+                    begin, end = begin_and_end(block)
                 rest = block - wanted
                 del by_begin[begin]
                 if rest < least_rest:
-                    del blocks[index], by_end[begin + (block >> ADDRESS_BITS)]
+                    del blocks[index], by_end[end]
                     live[event] = block
                     if rest > begin:
-                        larger[event] = block >> ADDRESS_BITS
+                        larger[event] = end - begin
                 else:
                     live[event] = wanted + begin
                     rest += size
-                    by_begin[begin + size] = by_end[begin + (block >> ADDRESS_BITS)] = rest
+                    by_begin[begin + size] = by_end[end] = rest
                     if index and rest < blocks[index - 1]:
                         del blocks[index]
                         insort(blocks, rest, 0, index)
