@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from pipeline.memory.allocator import CachingAllocator
-from pipeline.memory.blocks import Block
+from pipeline.memory.allocator import Allocation, CachingAllocator
 from pipeline.memory.timeline import Lifetime, Timeline
 
 Phase = tuple[int, str]
@@ -20,7 +19,7 @@ def served(
 
     `phases` are the phases by the index of their first event.
     """
-    live, phase, lifetimes = dict[int, Block](), phases[0], timeline.lifetimes
+    live, phase, lifetimes = dict[int, Allocation](), phases[0], timeline.lifetimes
     for number, event in enumerate(timeline.events_E.tolist()):
         phase = phases.get(number, phase)
         if event >= 0:

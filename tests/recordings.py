@@ -5,8 +5,8 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.memory.allocator import Allocation as Allocated
 from pipeline.memory.allocator import CachingAllocator
-from pipeline.memory.blocks import Block
 from pipeline.memory.replay import AllocatorPeaks, peaks_of
 
 
@@ -44,7 +44,7 @@ def replay(
 
     """
     allocator = CachingAllocator(cap_bytes=cap_bytes, expandable_segments=expandable_segments)
-    live: dict[int, Block] = {}
+    live: dict[int, Allocated] = {}
     for event in events:
         if isinstance(event, Allocation):
             live[event.identifier] = allocator.allocate(

@@ -15,11 +15,34 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from recordings import Allocation, EmptyCache, Event, Free, replay
 
 from pipeline.base.units import MIB
+from pipeline.memory.allocator import Allocation as Allocated
 from pipeline.memory.allocator import CachingAllocator, OutOfMemoryError
-from pipeline.memory.blocks import LARGE_SEGMENT_BYTES, MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, Block
+from pipeline.memory.blocks import (
+    ADDRESS_BITS,
+    LARGE_SEGMENT_BYTES,
+    MIN_BLOCK_BYTES,
+    SMALL_BYTES,
+    SMALL_SEGMENT_BYTES,
+    begin_and_end,
+)
 from pipeline.memory.segments import MIN_LARGE_BYTES, ROUND_LARGE_BYTES
 
 BOTH = pytest.mark.parametrize("expandable", [False, True], ids=["default", "expandable"])
+
+
+def ends(allocation: Allocated) -> tuple[int, int]:
+    """Return the address of an allocated block, and the one behind it."""
+    return begin_and_end(allocation.block)
+
+
+def free_bytes_behind(allocation: Allocated) -> int:
+    """Return the bytes of the free block that begins where a block ends."""
+    return (allocation.pool.free_by_begin.get(ends(allocation)[1], 0) >> ADDRESS_BITS) * MIN_BLOCK_BYTES
+
+
+def free_bytes_before(allocation: Allocated) -> int:
+    """Return the bytes of the free block that ends where a block begins."""
+    return (allocation.pool.free_by_end.get(ends(allocation)[0], 0) >> ADDRESS_BITS) * MIN_BLOCK_BYTES
 
 
 def test_the_constants_are_those_of_the_installed_torch() -> None:
@@ -101,11 +124,11 @@ def test_a_large_block_is_split_when_more_than_one_mib_is_left() -> None:
     whole = allocator.allocate(12 * MIB)
     allocator.free(whole)
     tight = allocator.allocate(11 * MIB)
-    assert (tight.size_bytes, tight.next) == (12 * MIB, None)
+    assert (tight.size_bytes, free_bytes_behind(tight)) == (12 * MIB, 0)
     allocator.free(tight)
     loose = allocator.allocate(11 * MIB - 512)
     assert loose.size_bytes == 11 * MIB - 512
-    assert loose.next is not None and loose.next.size_bytes == MIB + 512
+    assert free_bytes_behind(loose) == MIB + 512
     assert allocator.reserved_bytes == 12 * MIB
 
 
@@ -113,9 +136,9 @@ def test_a_small_block_is_split_when_512_bytes_are_left() -> None:
     allocator = CachingAllocator()
     first = allocator.allocate(MIB)
     second = allocator.allocate(MIB - 512)
-    assert second.next is not None and second.next.size_bytes == 512
+    assert ends(first)[1] == ends(second)[0] and free_bytes_behind(second) == 512
     last = allocator.allocate(512)
-    assert last.next is None and last.previous is second and second.previous is first
+    assert ends(last)[0] == ends(second)[1] and free_bytes_behind(last) == 0
     assert allocator.allocated_bytes == allocator.reserved_bytes == 2 * MIB
 
 
@@ -126,8 +149,8 @@ def test_the_best_fit_is_the_smallest_block_then_the_oldest_or_lowest(oldest_fir
     for block in (thirty, twin, fourteen, twelve):
         allocator.free(block)
     twins = (twelve, twin) if oldest_first else (twin, twelve)  # a later segment lies lower
-    addresses = [block.address for block in (*twins, fourteen, thirty)]
-    assert [allocator.allocate(12 * MIB).address for _ in range(4)] == addresses
+    blocks = [allocation.block for allocation in (*twins, fourteen, thirty)]
+    assert [ends(allocator.allocate(12 * MIB))[0] for _ in range(4)] == [begin_and_end(block)[0] for block in blocks]
     assert allocator.reserved_bytes == (30 + 12 + 14 + 12) * MIB
 
 
@@ -137,7 +160,7 @@ def test_the_address_of_a_new_segment_decides_between_equals() -> None:
     low = allocator.allocate(12 * MIB, segment_address=2**30)
     allocator.free(high)
     allocator.free(low)
-    assert allocator.allocate(12 * MIB).address == 2**30
+    assert allocator.allocate(12 * MIB).block == low.block < high.block
 
 
 @BOTH
@@ -178,7 +201,7 @@ def test_at_the_cap_whole_free_segments_are_released_and_the_request_is_retried(
     assert allocator.peak_reserved_bytes == (20 + 40) * MIB
     assert allocator.allocated_bytes == (2 + 40) * MIB
     assert allocator.num_alloc_retries == 1
-    assert kept.allocated
+    assert not kept.freed
 
 
 def test_at_the_cap_a_split_segment_is_kept_and_the_request_fails() -> None:
@@ -224,7 +247,7 @@ def test_an_expandable_segment_grows_by_what_its_free_end_is_short_of() -> None:
     allocator.allocate(10 * MIB)  # one page of 20 MiB, 10 free
     grown = allocator.allocate(25 * MIB)  # 15 more: one page
     assert allocator.reserved_bytes == 40 * MIB
-    assert grown.next is not None and grown.next.size_bytes == (40 - 35) * MIB
+    assert free_bytes_behind(grown) == (40 - 35) * MIB
     default = CachingAllocator()
     default.allocate(10 * MIB)
     default.allocate(25 * MIB)
@@ -235,8 +258,8 @@ def test_the_end_of_an_expandable_segment_is_the_last_choice() -> None:
     allocator = CachingAllocator(expandable_segments=True)
     hole, _, _ = (allocator.allocate(size * MIB) for size in (16, 10, 4))
     allocator.free(hole)  # 16 free at the start, 40 - 30 = 10 at the end
-    assert allocator.allocate(8 * MIB).address == hole.address
-    assert allocator.allocate(9 * MIB).previous is not None  # 8 are left of the hole: now the end
+    assert ends(allocator.allocate(8 * MIB))[0] == ends(hole)[0]
+    assert ends(allocator.allocate(9 * MIB))[0] > ends(hole)[1]  # 8 are left of the hole: now the end
     assert allocator.reserved_bytes == 40 * MIB
 
 
@@ -247,7 +270,7 @@ def test_a_gap_is_filled_before_the_end_grows() -> None:
     allocator.empty_cache()  # the middle page is unmapped
     assert allocator.reserved_bytes == 40 * MIB
     again = allocator.allocate(20 * MIB)  # the lowest room, not the end
-    assert again.address == blocks[1].address
+    assert again.block == blocks[1].block
     assert allocator.reserved_bytes == 60 * MIB
 
 
@@ -258,11 +281,10 @@ def test_only_whole_free_pages_of_an_expandable_segment_are_unmapped() -> None:
     allocator.free(blocks[1])  # 15 to 65: the pages 20 to 40 and 40 to 60 are free
     allocator.empty_cache()
     assert allocator.reserved_bytes == 40 * MIB
-    assert blocks[0].next is not None and blocks[0].next.size_bytes == 5 * MIB
-    assert blocks[2].previous is not None and blocks[2].previous.size_bytes == 5 * MIB
+    assert free_bytes_behind(blocks[0]) == free_bytes_before(blocks[2]) == 5 * MIB
     # Two of 5: the lower one counts as 45, since the gap behind it could be mapped.
-    assert allocator.allocate(5 * MIB).address == blocks[0].address + 60 * MIB
-    assert allocator.allocate(44 * MIB).address == blocks[0].address + 15 * MIB
+    assert ends(allocator.allocate(5 * MIB))[0] == 60 * MIB // MIN_BLOCK_BYTES
+    assert ends(allocator.allocate(44 * MIB))[0] == ends(blocks[0])[1]
     assert allocator.reserved_bytes == 80 * MIB
     assert allocator.allocated_bytes == (15 + 15 + 5 + 44) * MIB
 
@@ -293,16 +315,6 @@ def test_pages_may_go_beyond_the_cap() -> None:
     assert allocator.reserved_bytes == 40 * MIB
 
 
-def neighbours(block: Block) -> list[Block]:
-    """Return all blocks of a block's segment, by address."""
-    while block.previous is not None:
-        block = block.previous
-    blocks = [block]
-    while blocks[-1].next is not None:
-        blocks.append(blocks[-1].next)
-    return blocks
-
-
 SIZES = st.one_of(
     st.integers(1, 4 * MIN_BLOCK_BYTES),
     st.integers(1, 2 * MIB),
@@ -320,7 +332,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.allocator = CachingAllocator(**self.options)
-        self.blocks: dict[Block, int] = {}
+        self.blocks: dict[Allocated, int] = {}
 
     @rule(target=live, size=SIZES, stream=st.sampled_from([0, 0, 0, 1]))
     def allocate(self, size: int, stream: int) -> Any:
@@ -360,11 +372,8 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert self.allocator.reserved_bytes == self.allocator.allocated_bytes == 0
 
     @invariant()
-    def live_blocks_are_apart_and_as_they_were_handed_out(self) -> None:
-        ordered = sorted(self.blocks, key=lambda block: block.address)
-        for block, after in pairwise(ordered):
-            assert block.address + block.size_bytes <= after.address
-        assert all(block.allocated and block.size_bytes == size for block, size in self.blocks.items())
+    def live_blocks_are_as_they_were_handed_out(self) -> None:
+        assert all(not block.freed and block.size_bytes == size for block, size in self.blocks.items())
 
     @invariant()
     def figures_add_up(self) -> None:
@@ -375,15 +384,15 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert allocator.reserved_bytes <= allocator.peak_reserved_bytes
 
     @invariant()
-    def segments_are_without_holes_and_free_neighbours_are_one(self) -> None:
-        mapped_bytes = 0
-        for head in {neighbours(block)[0] for block in self.blocks}:
-            segment = neighbours(head)
-            mapped_bytes += sum(block.size_bytes for block in segment if block.mapped)
-            for block, after in pairwise(segment):
-                assert block.address + block.size_bytes == after.address and after.previous is block
-                assert block.allocated or after.allocated or block.mapped != after.mapped
-        assert mapped_bytes <= self.allocator.reserved_bytes
+    def blocks_are_apart_and_free_neighbours_are_one(self) -> None:
+        for pool in {block.pool for block in self.blocks}:
+            live = [ends(block) for block in self.blocks if block.pool is pool]
+            free = [begin_and_end(block) for block in pool.free_blocks]
+            for (_, end), (begin, _) in pairwise(sorted([*live, *free, *pool.gaps.items()])):
+                assert end == begin if pool.gaps else end <= begin, "an expandable segment has no holes"
+            assert not dict(free).keys() & dict(free).values() and not pool.gaps.keys() & pool.gaps.values()
+            assert pool.free_blocks == sorted(pool.free_by_begin.values()) == sorted(pool.free_by_end.values())
+            assert free == [(begin, end) for begin, end in free if pool.free_by_begin[begin] == pool.free_by_end[end]]
 
     @invariant()
     def the_cap_holds(self) -> None:

@@ -1,8 +1,16 @@
 """The replay of a timeline: further optimizer steps and the card's own memory count."""
 
+import zlib
+from array import array
+
 import pytest
 import torch
 from conftest import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recordings import Allocation, Event, Free
+from recordings import replay as replay_singly
+from test_allocator import SIZES
 
 from pipeline.memory.replay import AllocatorPeaks, Requests
 from pipeline.memory.timeline import Lifetime, Span, Timeline
@@ -76,6 +84,51 @@ def test_what_never_fits_is_not_replayed_again() -> None:
     on_card(requests, 32 * MIB, False)
     on_card(requests, 32 * MIB - 1, False)
     assert caps == [None, 32 * MIB, None]
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[list[int], list[list[int]]]:
+    """Return sizes, and the events of optimizer steps; each may leave and free some."""
+    usual = draw(st.lists(st.sampled_from([512, 700, MIB, 3 * MIB, 10 * MIB, 11 * MIB]) | SIZES, min_size=1))
+    sizes: list[int] = []
+    events: list[list[int]] = []
+    live: list[int] = []
+    for _ in range(2):
+        events.append([])
+        for size in draw(st.lists(st.sampled_from(usual) | st.just(0), min_size=1, max_size=30)):
+            live.append(len(sizes))
+            events[-1].append(len(sizes))
+            sizes.append(size)
+            num_freed = draw(st.integers(0, min(3, len(live))))
+            events[-1] += [-1 - live.pop(draw(st.integers(0, len(live) - 1))) for _ in range(num_freed)]
+    return sizes, events
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+@given(run=steps(), num_repeats=st.integers(0, 4))
+@settings(deadline=None, max_examples=100)
+def test_many_requests_at_once_are_served_as_one_after_the_other(
+    expandable: bool, run: tuple[list[int], list[list[int]]], num_repeats: int
+) -> None:
+    sizes, (first, last) = run
+    requests = Requests(zlib.compress(array("q", [*sizes, *first, *last])), len(sizes), len(first), num_repeats)
+    peaks = requests.replay(expandable_segments=expandable)
+    assert requests.replay(cap_bytes=2**60, expandable_segments=expandable) == peaks
+    served: list[Event] = []
+    live: set[int] = set()
+    singly: list[AllocatorPeaks] = []
+    for step in [[*first, *last], *[last] * num_repeats]:
+        for event in step:
+            if event >= 0:
+                served.append(Allocation(event, sizes[event]))
+                live.add(event)
+            elif -1 - event in live:
+                served.append(Free(-1 - event))
+                live.remove(-1 - event)
+        singly.append(replay_singly(served, expandable_segments=expandable))
+        if singly[-2:-1] == singly[-1:]:
+            break
+    assert peaks == singly[-1]
 
 
 def test_a_squared_error_keeps_the_memory_of_all_errors_on_cuda() -> None:

@@ -5,9 +5,10 @@ CUDA graphs' private pools, max_split_size, roundup_power2_divisions, garbage_co
 is full below the cap.
 """
 
+from dataclasses import dataclass, field
 from functools import partial
 
-from pipeline.memory.blocks import ADDRESS_SPACE_BYTES, MIN_BLOCK_BYTES, SMALL_BYTES, Block, Pool, round_up
+from pipeline.memory.blocks import ADDRESS_BITS, MIN_BLOCK_BYTES, SMALL_BYTES, Block, Pool, round_up
 from pipeline.memory.segments import OLDEST_FIRST, ExpandablePool, SegmentPool, segment_bytes_for
 
 
@@ -25,6 +26,20 @@ class OutOfMemoryError(Exception):
         self.cap_bytes = cap_bytes
 
 
+@dataclass(slots=True, eq=False)
+class Allocation:
+    """A block that was allocated."""
+
+    pool: Pool = field(repr=False)
+    block: Block
+    freed: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Rounded, as torch.cuda.memory_allocated counts it."""
+        return (self.block >> ADDRESS_BITS) * MIN_BLOCK_BYTES
+
+
 class CachingAllocator:
     """The allocator of one device; its attributes are those of torch.cuda.memory_stats.
 
@@ -39,11 +54,9 @@ class CachingAllocator:
         expandable_segments: bool = False,
         oldest_first: bool = OLDEST_FIRST,
     ) -> None:
-        self._cap_bytes = cap_bytes
+        self.cap_bytes = cap_bytes
         self._make_pool = ExpandablePool if expandable_segments else partial(SegmentPool, oldest_first=oldest_first)
         self._pools: dict[tuple[int, bool], Pool] = {}
-        self.allocated_bytes = 0
-        """Rounded sizes of the allocated blocks: torch.cuda.memory_allocated."""
         self.reserved_bytes = 0
         """Taken from the device: torch.cuda.memory_reserved."""
         self.peak_allocated_bytes = 0
@@ -51,7 +64,12 @@ class CachingAllocator:
         self.num_alloc_retries = 0
         """Number of times that the cap was reached and the cached segments were released."""
 
-    def allocate(self, size_bytes: int, *, stream: int = 0, segment_address: int | None = None) -> Block:
+    @property
+    def allocated_bytes(self) -> int:
+        """Rounded sizes of the allocated blocks: torch.cuda.memory_allocated."""
+        return self.reserved_bytes - sum(pool.free_size for pool in self._pools.values()) * MIN_BLOCK_BYTES
+
+    def allocate(self, size_bytes: int, *, stream: int = 0, segment_address: int | None = None) -> Allocation:
         """Return an allocated block of at least `size_bytes`; a request of 0 bytes takes no memory.
 
         Blocks are reused within a stream only. `segment_address` is the address of a new segment, if one is needed; it
@@ -61,61 +79,54 @@ class CachingAllocator:
             OutOfMemoryError: the request exceeds the cap.
 
         """
-        rounded_bytes = round_up(size_bytes, MIN_BLOCK_BYTES)  # round_size
-        pool = self._pool(stream, small=rounded_bytes <= SMALL_BYTES)
-        if size_bytes == 0:
-            return Block(pool, pool.base_address, 0, allocated=True)
-        block = pool.best_fit(rounded_bytes)
-        if block is None:
-            self._ensure_below_cap(rounded_bytes)
-            block, segment_bytes = pool.grow(rounded_bytes, segment_address)
-            self.reserved_bytes += segment_bytes
-            self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        pool.allocate_block(block, rounded_bytes)
-        self.allocated_bytes += block.size_bytes
+        size = round_up(size_bytes, MIN_BLOCK_BYTES) // MIN_BLOCK_BYTES  # round_size
+        pool = self.pool(stream, small=size_bytes <= SMALL_BYTES)
+        if size == 0:
+            return Allocation(pool, 0)
+        live: dict[int, Block] = {}
+        pool.serve((0,), (size,), live, segment_address)
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
-        return block
+        return Allocation(pool, live[0])
 
-    def free(self, block: Block) -> None:
+    def free(self, allocation: Allocation) -> None:
         """Free a block; its memory stays reserved, for its stream.
 
         Raises:
-            ValueError: the block is not allocated.
+            ValueError: the block is free.
 
         """
-        if not block.allocated:
-            raise ValueError(f"only an allocated block can be freed, and this one is not: {block}")
-        self.allocated_bytes -= block.size_bytes
-        if block.size_bytes == 0:
-            block.allocated = False
-        else:
-            block.pool.free_block(block)
+        if allocation.freed:
+            raise ValueError(f"only an allocated block can be freed, and this one is free: {allocation}")
+        allocation.freed = True
+        if allocation.size_bytes > 0:
+            allocation.pool.free(allocation.block)
 
     def empty_cache(self) -> None:
         """Release all unused segments to the device: torch.cuda.empty_cache (release_cached_blocks)."""
-        self.reserved_bytes -= sum(pool.release() for pool in self._pools.values())
+        self.reserved_bytes -= sum(pool.release() for pool in self._pools.values()) * MIN_BLOCK_BYTES
 
-    def _pool(self, stream: int, *, small: bool) -> Pool:
-        pool = self._pools.get((stream, small))
-        if pool is None:
-            base_address = (len(self._pools) + 1) * ADDRESS_SPACE_BYTES
-            pool = self._pools[stream, small] = self._make_pool(small=small, base_address=base_address)
-        return pool
+    def pool(self, stream: int, *, small: bool) -> Pool:
+        """Return the pool of the small or the large blocks of a stream."""
+        if (stream, small) not in self._pools:
+            self._pools[stream, small] = self._make_pool(small=small, reserve=self._grow)
+        return self._pools[stream, small]
 
-    def _ensure_below_cap(self, rounded_bytes: int) -> None:
-        """Release the cached segments where the request would exceed the cap (malloc, alloc_block).
+    def _grow(self, pool: Pool, size: int, segment_address: int | None) -> None:
+        """Let a pool grow, where the cap allows it once the cached segments are released (malloc, alloc_block).
 
         torch compares with the size of a whole segment even where an expandable one needs less, and then maps pages
         without another check: up to a page minus 2 MiB beyond the cap.
         """
-        if self._cap_bytes is None or self.reserved_bytes + segment_bytes_for(rounded_bytes) <= self._cap_bytes:
-            return
-        self.empty_cache()
-        self.num_alloc_retries += 1
-        if self.reserved_bytes + segment_bytes_for(rounded_bytes) > self._cap_bytes:
-            raise OutOfMemoryError(
-                requested_bytes=rounded_bytes,
-                allocated_bytes=self.allocated_bytes,
-                reserved_bytes=self.reserved_bytes,
-                cap_bytes=self._cap_bytes,
-            )
+        rounded_bytes = size * MIN_BLOCK_BYTES
+        if self.cap_bytes is not None and self.reserved_bytes + segment_bytes_for(rounded_bytes) > self.cap_bytes:
+            self.empty_cache()
+            self.num_alloc_retries += 1
+            if self.reserved_bytes + segment_bytes_for(rounded_bytes) > self.cap_bytes:
+                raise OutOfMemoryError(
+                    requested_bytes=rounded_bytes,
+                    allocated_bytes=self.allocated_bytes,
+                    reserved_bytes=self.reserved_bytes,
+                    cap_bytes=self.cap_bytes,
+                )
+        self.reserved_bytes += pool.grow(size, segment_address) * MIN_BLOCK_BYTES
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)

@@ -1,12 +1,13 @@
 """Blocks of device memory, and pools of free blocks in best-fit order: the base of both kinds of segments.
 
 This file, segments.py and allocator.py follow torch's c10/cuda/CUDACachingAllocator.cpp; its functions are named in
-parentheses.
+parentheses. Sizes and addresses are in units of MIN_BLOCK_BYTES unless they are called bytes: Python is faster with
+small integers.
 """
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 
 from pipeline.base.units import MIB
 
@@ -18,102 +19,141 @@ SMALL_SEGMENT_BYTES = 2 * MIB
 """The size of a segment, or of a page of an expandable one, in the small pool (kSmallBuffer, same file)."""
 LARGE_SEGMENT_BYTES = 20 * MIB
 """The same in the large pool (kLargeBuffer, in newer versions the default of large_segment_size)."""
-ADDRESS_SPACE_BYTES = LARGE_SEGMENT_BYTES * 2**40
-"""Address range of one pool: larger than any device, and a multiple of every page size."""
+ADDRESS_BITS = 40
+"""Addresses of a pool are below 2**ADDRESS_BITS: more than any device has."""
+LAST_ADDRESS = (1 << ADDRESS_BITS) - 1
+
+Block = int
+"""A size and, in the lowest ADDRESS_BITS, an address: blocks are in the order of BlockComparatorSize."""
 
 
-@dataclass(slots=True, eq=False)
-class Block:
-    """A range of addresses within one segment: allocated, free, or (in an expandable segment) not mapped."""
+def block_between(begin: int, end: int) -> Block:
+    """Return the block that begins at an address and ends before another."""
+    return (end - begin << ADDRESS_BITS) + begin
 
-    pool: "Pool" = field(repr=False)
-    address: int
-    size_bytes: int
-    """Rounded, as torch.cuda.memory_allocated counts it."""
-    allocated: bool = False
-    mapped: bool = True
-    """Whether the addresses are backed by memory."""
-    previous: "Block | None" = field(default=None, repr=False)
-    """The neighbour at lower addresses in the same segment."""
-    next: "Block | None" = field(default=None, repr=False)
+
+def begin_and_end(block: Block) -> tuple[int, int]:
+    """Return the address of a block, and the one behind it."""
+    begin = block & LAST_ADDRESS
+    return begin, begin + (block >> ADDRESS_BITS)
 
 
 class Pool(ABC):
     """The small blocks of one stream, or its large ones."""
 
-    def __init__(self, *, small: bool, base_address: int) -> None:
-        self.segment_bytes = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
-        self.base_address = base_address
-        self.unsplit_bytes = MIN_BLOCK_BYTES - 1
-        """The largest remainder with which a block is not split (should_split)."""
-        self.free: list[tuple[int, int, Block]] = []
-        """(size, address, block), sorted: the order of BlockComparatorSize."""
-        self.unmapped: list[Block] = []
+    def __init__(self, *, small: bool, reserve: "Reserve") -> None:
+        self.segment_size = (SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES) // MIN_BLOCK_BYTES
+        self.least_rest = 1
+        """The smallest remainder for which a block is split (should_split)."""
+        self.free_blocks: list[Block] = []
+        """In order."""
+        self.free_by_begin: dict[int, Block] = {}
+        """By their address."""
+        self.free_by_end: dict[int, Block] = {}
+        """By the address behind them."""
+        self.gaps: dict[int, int] = {}
+        """Where the range ends that begins at an address of an expandable segment and has no memory."""
+        self._reserve = reserve
+
+    @property
+    def free_size(self) -> int:
+        """Of all free blocks."""
+        return sum(block >> ADDRESS_BITS for block in self.free_blocks)
 
     @abstractmethod
-    def best_fit(self, size_bytes: int) -> Block | None:
-        """Remove the best-fitting free block from the pool and return it; None if none is large enough."""
-
-    @abstractmethod
-    def grow(self, size_bytes: int, segment_address: int | None) -> tuple[Block, int]:
-        """Return a new block of at least `size_bytes`, and the bytes reserved for it on the device."""
+    def grow(self, size: int, segment_address: int | None) -> int:
+        """Add a free block of at least `size`, and return the size reserved for it on the device."""
 
     @abstractmethod
     def release(self) -> int:
-        """Release unused memory to the device; return its bytes (release_blocks)."""
+        """Release unused memory to the device; return its size (release_blocks)."""
 
-    def allocate_block(self, block: Block, size_bytes: int) -> None:
-        """Mark a block that is in no list as allocated, and split off its remainder (alloc_found_block)."""
-        if block.size_bytes - size_bytes > self.unsplit_bytes:
-            self.add(self.split(block, size_bytes))
-        block.allocated = True
+    def serve(
+        self, events: Iterable[int], sizes: Sequence[int], live: dict[int, Block], segment_address: int | None = None
+    ) -> dict[int, int]:
+        """Serve requests: n allocates a block of at least sizes[n], -1 - n frees it (alloc_found_block, free_block).
 
-    def free_block(self, block: Block) -> None:
-        """Mark an allocated block as free, and merge it with its free neighbours (free_block)."""
-        block.allocated = False
-        self.merge(block)
-        self.add(block)
+        `live` holds the block of each n. Return the sizes of blocks that are larger than requested. Most of the time of
+        a replay is spent here, hence one loop with few calls.
+        """
+        by_begin, by_end, blocks = self.free_by_begin, self.free_by_end, self.free_blocks
+        gaps, least_rest = self.gaps, self.least_rest << ADDRESS_BITS
+        larger: dict[int, int] = {}
+        for event in events:
+            if event >= 0:
+                size = sizes[event]
+                wanted = size << ADDRESS_BITS
+                while (index := bisect_left(blocks, wanted)) == len(blocks):
+                    self._reserve(self, size, segment_address)
+                block = blocks[index]
+                begin = block & LAST_ADDRESS
+                end = begin + (block >> ADDRESS_BITS)
+                if end in gaps:
+                    index = self._shortest_reach(index)
+                    block = blocks[index]
+                    begin, end = begin_and_end(block)
+                rest = block - wanted
+                del by_begin[begin]
+                if rest < least_rest:
+                    del blocks[index], by_end[end]
+                    live[event] = block
+                    if rest > begin:
+                        larger[event] = end - begin
+                else:
+                    live[event] = wanted + begin
+                    rest += size
+                    by_begin[begin + size] = by_end[end] = rest
+                    if index and rest < blocks[index - 1]:
+                        del blocks[index]
+                        insort(blocks, rest, 0, index)
+                    else:
+                        blocks[index] = rest
+            else:
+                block = live.pop(-1 - event)
+                begin = block & LAST_ADDRESS
+                end = begin + (block >> ADDRESS_BITS)
+                if end in by_begin:
+                    after = by_begin.pop(end)
+                    del blocks[bisect_left(blocks, after)]
+                    block += after - end
+                    end += after >> ADDRESS_BITS
+                if begin in by_end:
+                    before = by_end.pop(begin)
+                    del blocks[bisect_left(blocks, before)]
+                    block += before - begin
+                    begin = before & LAST_ADDRESS
+                by_begin[begin] = by_end[end] = block
+                insort(blocks, block)
+        return larger
 
-    def add(self, block: Block) -> None:
-        """Add a block to the free blocks."""
-        insort(self.free, (block.size_bytes, block.address, block))
+    def free(self, block: Block) -> None:
+        """Add a block to the free ones."""
+        self.serve((-1,), (), {0: block})
 
     def remove(self, block: Block) -> None:
-        """Remove a block from its list."""
-        if block.mapped:
-            del self.free[bisect_left(self.free, (block.size_bytes, block.address))]
-        else:
-            self.unmapped.remove(block)
+        """Remove a free block."""
+        begin, end = begin_and_end(block)
+        del self.free_by_begin[begin], self.free_by_end[end], self.free_blocks[bisect_left(self.free_blocks, block)]
 
-    def split(self, block: Block, size_bytes: int) -> Block:
-        """Shorten a block to its first `size_bytes`, and return the remainder, which is in no list."""
-        rest = Block(self, block.address + size_bytes, block.size_bytes - size_bytes, mapped=block.mapped)
-        block.size_bytes = size_bytes
-        _link(rest, block.next)
-        _link(block, rest)
-        return rest
+    def _shortest_reach(self, index: int) -> int:
+        """Return the index of the best fit, counting each block together with the unmapped range behind it.
 
-    def merge(self, block: Block) -> None:
-        """Merge a block that is in no list with its free neighbours (try_merge_blocks)."""
-        before, after = block.previous, block.next
-        if before is not None and not before.allocated and before.mapped == block.mapped:
-            self.remove(before)
-            block.address = before.address
-            block.size_bytes += before.size_bytes
-            _link(before.previous, block)
-        if after is not None and not after.allocated and after.mapped == block.mapped:
-            self.remove(after)
-            block.size_bytes += after.size_bytes
-            _link(block, after.next)
+        The next larger block is considered only as long as that is an improvement (get_free_block).
+        """
+        blocks = self.free_blocks
+        while index + 1 < len(blocks) and self._reach(blocks[index + 1]) < self._reach(blocks[index]):
+            index += 1
+        return index
+
+    def _reach(self, block: Block) -> int:
+        begin, end = begin_and_end(block)
+        return self.gaps.get(end, end) - begin
 
 
-def round_up(size_bytes: int, multiple: int) -> int:
-    """Return the smallest multiple of `multiple` that is at least `size_bytes`."""
-    return -(-size_bytes // multiple) * multiple
+Reserve = Callable[[Pool, int, int | None], None]
+"""Lets a pool grow for a request of some size, at an address if that is known."""
 
 
-def _link(before: Block | None, after: Block | None) -> None:
-    if before is not None:
-        before.next = after
-    if after is not None:
-        after.previous = before
+def round_up(size: int, multiple: int) -> int:
+    """Return the smallest multiple of `multiple` that is at least `size`."""
+    return -(-size // multiple) * multiple
