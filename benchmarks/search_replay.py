@@ -22,7 +22,7 @@ from pathlib import Path
 
 from exit_code import Deadline, exit_code_of
 from replay.page import page, summary
-from replay.search import REPLAYS, Replayed, replay
+from replay.search import OPTUNAS, REPLAYS, Replayed, replay
 from replay.table import budgets, count_work, read
 
 from pipeline.base.errors import InvalidInputError
@@ -45,6 +45,11 @@ def replayed(file: Path) -> dict[tuple[str, int, int], Replayed]:
             for row in csv.DictReader(rows)
         ]
     return {(one.sampler, one.budget_bytes, one.seed): one for one in read}
+
+
+def _was_given_up(result: Replayed, most_trials: float) -> bool:
+    """Whether one of Optuna's samplers was given up before so many trials."""
+    return result.sampler in OPTUNAS and result.trials_to_near is None and result.trials < most_trials
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -76,7 +81,8 @@ def _run(given: argparse.Namespace) -> int:
     tasks = [(name, budget, seed) for budget, name in searches for seed in range(seeds.get(name, other_seeds))]
     output = given.table.with_name(given.table.name.replace("search_table", "search_replay"))
     results = replayed(output)
-    left = [task for task in tasks if task not in results]
+    most_trials = min(given.other_trials or math.inf, len(entries))
+    left = [task for task in tasks if task not in results or _was_given_up(results[task], most_trials)]
     with (
         ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("forkserver")) as pool,
         output.open("a", newline="") as file,
@@ -92,7 +98,7 @@ def _run(given: argparse.Namespace) -> int:
             if deadline.is_over:
                 pool.shutdown(cancel_futures=True)
                 break
-    num_left = sum(task not in results for task in tasks)
+    num_left = sum(task not in results or _was_given_up(results[task], most_trials) for task in tasks)
     if not num_left:
         command = f"python benchmarks/search_replay.py {given.table} --seeds {given.seeds}"
         for name in ("other_seeds", "other_trials"):

@@ -12,7 +12,7 @@ from pipeline.memory.device import hardware_of
 from pipeline.memory.timeline import Timeline, same_memory
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.exchange_loss import with_other_loss
-from pipeline.prediction.families import round_of
+from pipeline.prediction.families import derivation_round
 from pipeline.prediction.loss_difference import difference_of
 from pipeline.prediction.recording import record
 from pipeline.prediction.trace import trace
@@ -93,11 +93,12 @@ def test_a_trace_is_derived_if_the_others_are_in_the_cache(
     for number, settings in ((0, {}), (1, {"loss_kernel": "chunked"}), (0, inside)):
         for known in sorted(sizes | {size} if "loss_kernel" in settings else sizes):
             given = tiny(**{**layers, **settings, "micro_batch_size": known})
-            assert round_of(given) == number
+            assert derivation_round(given) == number
             trace(given, CARD, given.read_corpus())
-    assert {each.description.num_layers for each in experiments if each.settings.loss_kernel == "chunked"} == {4}
+    layers_of_loss = {each.description.num_layers for each in experiments if each.settings.loss_kernel == "chunked"}
+    assert layers_of_loss == ({4, 5} if "activation_offloading" in more else {4})
     wanted = tiny(**{**layers, **inside, "loss_kernel": "chunked", "micro_batch_size": size})
-    assert round_of(wanted) == 2
+    assert derivation_round(wanted) == 2
     num_recorded = len(experiments)
     derived = trace(wanted, CARD, wanted.read_corpus())
     assert len(experiments) == num_recorded
@@ -106,4 +107,4 @@ def test_a_trace_is_derived_if_the_others_are_in_the_cache(
 
 def test_a_loss_that_cannot_be_left_out_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LossKernel, "active", True)
-    assert round_of(tiny(loss_kernel="chunked", checkpointing="every_layer")) == 0
+    assert derivation_round(tiny(loss_kernel="chunked", checkpointing="every_layer")) == 0

@@ -94,6 +94,18 @@ def test_an_edited_configuration_is_traced_again(monkeypatch: pytest.MonkeyPatch
     assert peaks[0] == peaks[2] != peaks[1]
 
 
+def test_a_configuration_in_bfloat16_is_trained_and_predicted_in_float32(tmp_path: Path) -> None:
+    peaks = []
+    for dtype in ("bfloat16", "float32"):
+        write_configuration(tmp_path / dtype, "llama", num_hidden_layers=2, dtype=dtype)
+        experiment = deep(2, model=str(tmp_path / dtype))
+        assert {one.dtype for one in experiment.model.build(str(tmp_path / dtype), 512).module.parameters()} == {
+            torch.float32
+        }
+        peaks.append(predict(experiment, CARD).peak_allocated_bytes)
+    assert peaks[0] == peaks[1]
+
+
 def write_configuration(folder: Path, kind: str, **changes: Any) -> None:
     """Write a narrow model's configuration for transformers to a folder."""
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}

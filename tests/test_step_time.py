@@ -14,7 +14,7 @@ from pipeline.memory.work import Work
 from pipeline.prediction.cards import CARDS, find_card
 from pipeline.prediction.predict import predict
 from pipeline.prediction.rates import RATES, cost_prior, measured_rates, note_on_rates, rate_costs, rates_of
-from pipeline.prediction.step_time import KINDS, CostPrior, amounts, estimated, parts, shares, step_seconds
+from pipeline.prediction.step_time import KINDS, CostPrior, amounts, estimated, seconds_by_kind, shares, step_seconds
 
 COSTS = np.array([1e-12, 1e-13, 1e-14, 1e-14, 1e-11, 1e-10, 1e-5])
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
@@ -24,7 +24,7 @@ def test_seconds_are_those_of_the_work_or_of_its_launches_whichever_takes_longer
     work = Work({"float32": 1e9, "bfloat16": 1e11}, moved_bytes=1e8, num_kernels=10, host_bytes=1e6)
     assert dict(zip(KINDS, amounts(work), strict=True))["bfloat16"] == 1e11
     launching = Work(num_kernels=1000, moved_bytes=1e8)
-    computed, launched = parts(np.stack([amounts(work), amounts(launching)]), COSTS)
+    computed, launched = seconds_by_kind(np.stack([amounts(work), amounts(launching)]), COSTS)
     assert computed.sum() == pytest.approx(1e-3 + 1e-3 + 1e-3 + 1e-4) and computed[-1] == 0
     assert launched.sum() == launched[-1] == pytest.approx(1e-2)
 

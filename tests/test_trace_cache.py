@@ -48,7 +48,7 @@ def test_the_least_recently_used_files_are_removed_above_the_limit(
 ) -> None:
     experiment = tiny()
     prepared = experiment.read_corpus()
-    files = [trace_file(experiment, CPU, prepared, num_rows) for num_rows in range(5)]
+    files = [trace_file(experiment, CPU, prepared, num_rows, "") for num_rows in range(5)]
     for number, file in enumerate(files[:4]):
         write_trace(file, EMPTY)
         os.utime(file, times=(0, time.time() - 10 * trace_cache.IN_USE_SECONDS + number))
@@ -72,9 +72,9 @@ def test_the_size_of_the_cache_is_given_as_text(folder: Path) -> None:
 def test_limits_on_a_cpus_instructions_change_the_key_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment, card = tiny(), find_card("t4")
     prepared = experiment.read_corpus()
-    before = [trace_file(experiment, each, prepared, 1) for each in (CPU, card)]
+    before = [trace_file(experiment, each, prepared, 1, "") for each in (CPU, card)]
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    limited = [trace_file(experiment, each, prepared, 1) for each in (CPU, card)]
+    limited = [trace_file(experiment, each, prepared, 1, "") for each in (CPU, card)]
     assert limited[0] != before[0] and limited[1] == before[1]
     with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
-        assert trace_file(experiment, CPU, prepared, 1) != limited[0]
+        assert trace_file(experiment, CPU, prepared, 1, "") != limited[0]

@@ -3,7 +3,6 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import mlflow
 import pytest
@@ -16,13 +15,9 @@ from pipeline.base.contracts import Trainable
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome
 from pipeline.cli import main
-from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
-from pipeline.memory.timeline import Timeline, same_memory
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
-from pipeline.prediction.recording import record
-from pipeline.prediction.trace import trace
 from pipeline.runtime.run import execute
 
 EXAMPLE = {"model": "experiments.examples.own:build_model", "corpus": "experiments.examples.own:read_corpus"}
@@ -121,27 +116,6 @@ def test_a_changed_function_is_another_study_and_another_prediction(
         found.append((experiment.params()["user_code"], peak))
     assert found[0][0] != found[1][0]
     assert found[1][1] > found[0][1]
-
-
-def test_of_a_users_model_few_micro_batch_sizes_are_recorded(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADROOM_CACHE", str(code.parent))
-    sizes: list[int] = []
-
-    def counted(experiment: Experiment, *others: Any) -> Timeline:
-        sizes.append(experiment.micro_batch_size)
-        return record(experiment, *others)
-
-    monkeypatch.setattr("pipeline.prediction.trace.record", counted)
-    code.write_text(WORKS)
-    card = find_card("t4")
-    settings = {"model": "own_code:build", "accumulation_steps": 1}
-    experiments = {size: tiny(**settings, micro_batch_size=size) for size in (2, 4, 8, 16, 32)}
-    traces = {size: trace(each, card, each.read_corpus()) for size, each in experiments.items()}
-    assert sizes == [2, 4, 8]
-    assert same_memory(traces[32], record(experiments[32], card, experiments[32].read_corpus(), 32))
-    monkeypatch.setattr("pipeline.models.user_model.COMMAND", "another command")
-    trace(experiments[2], card, experiments[2].read_corpus())
-    assert sizes == [2, 4, 8, 2]
 
 
 @pytest.mark.parametrize("text", ["['one two three'] * 200", "('one two three' for _ in range(200))"])

@@ -114,10 +114,12 @@ class Model(Settings, ABC):
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return model `name` in float32 on the CPU; `vocabulary_size` is the corpus's, 0 for a corpus of vectors."""
 
-    def identity(self, name: str) -> str:
-        """Return a text that differs if model `name` is built in another way with the same settings: here never."""
-        del name
-        return ""
+    def identity(self, name: str) -> str | None:
+        """Return a text that differs if model `name` is built in another way with the same settings.
+
+        It is None if what decides that cannot be known: then nothing that is predicted of it is used again.
+        """
+        return "" if name in self.names else None
 
     def attention_implementations(self, name: str) -> tuple[str, ...]:
         """Return transformers' names of the implementations of attention that model `name` can be set to: here none."""

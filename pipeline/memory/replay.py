@@ -96,7 +96,7 @@ class _Run:
         self._live = defaultdict[Pool, dict[int, Block]](dict)
         self._states: dict[int, tuple[list[int], dict[int, Block]]] = {}
         self._larger: dict[int, dict[int, int]] = {}
-        self._settled: set[Pool] = set()
+        self._repeating: set[Pool] = set()
 
     def serve_all(self) -> None:
         """Serve all requests."""
@@ -104,7 +104,8 @@ class _Run:
 
     def serve_last_step(self) -> None:
         """Serve those of the last step, but for the releases of what a step before had left."""
-        of_step_E = self._storages_E[self._last_step :] >= self._events_E[self._last_step]
+        first = np.count_nonzero(self._events_E[: self._last_step] >= 0)  # storage that the last step allocates
+        of_step_E = self._storages_E[self._last_step :] >= first
         self._serve(self._last_step + np.flatnonzero(of_step_E))
 
     def _serve(self, indices: IntArray) -> None:
@@ -113,8 +114,8 @@ class _Run:
             live = self._live[pool]
             if self._allocator.cap_bytes is None:
                 state = pool.free_blocks.copy(), live.copy()
-                if pool in self._settled or state == self._states.get(number):
-                    self._settled.add(pool)
+                if pool in self._repeating or state == self._states.get(number):
+                    self._repeating.add(pool)
                     self._larger[number] = before[number]
                     continue
                 self._states[number] = state

@@ -97,12 +97,11 @@ class CausalLm(Model):
 
         A folder without tokenizer files needs no tokenizer for random weights: the corpus's own serves.
         """
-        return _description_of_preset(self, name) if name in PRESETS else _description(self, name)
+        return _description_of_preset(self, name) if self._is_preset(name) else _description(self, name)
 
     def identity(self, name: str) -> str:
         """Return nothing for a preset; of any other model its configuration, whose file may change."""
-        is_preset = name in PRESETS and not self.pretrained
-        return "" if is_preset else str(vars(self.configuration(name, 1)))
+        return "" if self._is_preset(name) else str(vars(self.configuration(name, 1)))
 
     def attention_implementations(self, name: str) -> tuple[str, ...]:
         """Return all for a preset; the class of any other model is imported and asked."""
@@ -117,7 +116,7 @@ class CausalLm(Model):
                 name, config=self.configuration(name, vocabulary_size), dtype="float32"
             )
         else:
-            module = AutoModelForCausalLM.from_config(self.configuration(name, vocabulary_size))
+            module = AutoModelForCausalLM.from_config(self.configuration(name, vocabulary_size), dtype=torch.float32)
         head = head_of(module, _logits)
         return Trainable(module=module.train(), layers=_layers(module), loss=_token_loss, head=head)
 
@@ -132,7 +131,7 @@ class CausalLm(Model):
         from transformers import AutoConfig
 
         changes = self._changes()
-        if name in PRESETS and not self.pretrained:
+        if self._is_preset(name):
             values = {"use_cache": False, "bos_token_id": None, "eos_token_id": None, **PRESETS[name]}
             if self.width and "intermediate_size" in values:
                 values["intermediate_size"] = values["intermediate_size"] * self.width // values["hidden_size"]
@@ -154,6 +153,10 @@ class CausalLm(Model):
         for key, value in {**changes, **self._dropouts(config.to_dict())}.items():
             setattr(config, key, value)
         return config
+
+    def _is_preset(self, name: str) -> bool:
+        """Whether the configuration is one of PRESETS, and no file that may change."""
+        return name in PRESETS and not self.pretrained
 
     def _changes(self) -> dict[str, Any]:
         values = {
@@ -206,7 +209,6 @@ def _has_equal_layers(config: Any) -> bool:
 
 @lru_cache
 def _description_of_preset(family: CausalLm, name: str) -> Description:
-    """Return the description of a model whose configuration is no file that may change."""
     return _description(family, name)
 
 

@@ -1,6 +1,5 @@
 """Models built by the user's own function, named as path.to.module:function."""
 
-import uuid
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -13,8 +12,6 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.heads import head_of, token_loss, why_inseparable
 from pipeline.base.user_functions import call, digest, is_function_name
 
-COMMAND = uuid.uuid4().hex
-"""Differs from command to command: what the function calls and reads may have changed in between."""
 SMALLEST_VOCABULARY = 300
 """The minimum of the setting vocabulary_size, with which a model is built for its description."""
 
@@ -43,10 +40,6 @@ class UserModel(Model):
             needs_tokenizer=False,
             width=None,
         )
-
-    def identity(self, name: str) -> str:
-        """Return a text that is the same within a command, as long as the function's file does not change."""
-        return f"{digest(name)} {COMMAND}"
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return the function's model with its layers and its loss."""

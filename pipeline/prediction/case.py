@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from pipeline.base.contracts import Hardware, Prepared
+from pipeline.base.contracts import Description, Hardware, Prepared
 from pipeline.base.technique import Technique
 from pipeline.config.experiment import Experiment
 from pipeline.prediction.extrapolate_depth import Layers, fewest_layers
@@ -23,8 +23,10 @@ class Case:
     prepared: Prepared
     num_rows: int
     """Sequences in an optimizer step."""
-    identity: str
-    """Of the model: see Model.identity()."""
+    identity: str | None
+    """Of the model, see Model.identity(): with None its timeline is neither cached nor derived."""
+    description: Description
+    """Of the model, which is read once: it may be in a file."""
 
     def __eq__(self, other: object) -> bool:
         """Whether both have the same timeline."""
@@ -37,7 +39,7 @@ class Case:
     @cached_property
     def file(self) -> Path:
         """The file of its recording in the cache."""
-        return trace_file(self.experiment, self.target, self.prepared, self.num_rows, self.identity)
+        return trace_file(self.experiment, self.target, self.prepared, self.num_rows, str(self.identity))
 
     @property
     def size(self) -> int:
@@ -47,17 +49,21 @@ class Case:
     @property
     def layers(self) -> Layers | None:
         """How its layers follow from those of a shallow model; None if that is not known, or not worth it."""
-        experiment = self.experiment
-        num_layers, period, reach = experiment.description.num_layers, experiment.layer_period, experiment.layer_reach
+        num_layers, period = self.description.num_layers, self.experiment.layer_period
         if num_layers is None or period is None:
             return None
+        reach = self.experiment.layer_reach
         fewest = fewest_layers(num_layers, period, reach)
         worth_it = 2 * fewest + period <= LARGEST_SHARE * num_layers
         return Layers(fewest, period, num_layers - fewest, reach) if worth_it else None
 
     def of_layers(self, num_layers: int) -> "Case":
         """Return the same of a model with so many layers."""
-        return replace(self, experiment=self.experiment.with_layers(num_layers))
+        return replace(
+            self,
+            experiment=self.experiment.with_layers(num_layers),
+            description=replace(self.description, num_layers=num_layers),
+        )
 
     def of_size(self, size: int) -> "Case":
         """Return the same at another micro-batch size.

@@ -26,7 +26,7 @@ def family_of(experiment: Experiment) -> str:
     return repr(experiment.settings.model_copy(update=left_out))
 
 
-def round_of(experiment: Experiment) -> int:
+def derivation_round(experiment: Experiment) -> int:
     """Return 0, 1 or 2: timelines of a later round can be derived from those of earlier ones.
 
     With another loss than the model's own, that of a model without techniques inside its layers comes first.

@@ -9,7 +9,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.config.experiment import Experiment
 from pipeline.prediction.cuda_context import context_bytes_of
-from pipeline.prediction.families import family_of, others_need, round_of
+from pipeline.prediction.families import derivation_round, family_of, others_need
 from pipeline.prediction.predict import Prediction, predict
 from pipeline.runtime.fork_server import has_server, num_cores
 from pipeline.runtime.worker_pool import run_all, worker_pool
@@ -97,7 +97,7 @@ def _rounds(experiments: Sequence[Experiment], num_processes: int) -> list[list[
         families.setdefault(family_of(experiment), []).append(number)
     by_round: dict[int, list[list[int]]] = {}
     for numbers in families.values():
-        by_round.setdefault(round_of(experiments[numbers[0]]), []).append(numbers)
+        by_round.setdefault(derivation_round(experiments[numbers[0]]), []).append(numbers)
     return [tasks for _, alike in sorted(by_round.items()) for tasks in _split(experiments, alike, num_processes)]
 
 

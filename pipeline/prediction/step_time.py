@@ -56,7 +56,7 @@ def amounts(work: Work) -> Array:
     return np.array([*flops.values(), work.moved_bytes, work.host_bytes, work.num_kernels], dtype=np.float64)
 
 
-def parts(amounts_NK: Array, costs_K: Array) -> Array:
+def seconds_by_kind(amounts_NK: Array, costs_K: Array) -> Array:
     """Return the seconds of each kind of some work: of launches none or, where these take longer, all.
 
     The last kind is the launch of an operator.
@@ -68,14 +68,14 @@ def parts(amounts_NK: Array, costs_K: Array) -> Array:
     return parts_NK
 
 
-def step_parts(passes_NK: Array, num_passes_N: Array, updates_NK: Array, costs_K: Array) -> Array:
+def step_seconds_by_kind(passes_NK: Array, num_passes_N: Array, updates_NK: Array, costs_K: Array) -> Array:
     """Return the seconds of each kind of optimizer steps, from the amounts of one pass and of the update: N x K."""
-    return num_passes_N[:, None] * parts(passes_NK, costs_K) + parts(updates_NK, costs_K)
+    return num_passes_N[:, None] * seconds_by_kind(passes_NK, costs_K) + seconds_by_kind(updates_NK, costs_K)
 
 
 def step_seconds(passes_NK: Array, num_passes_N: Array, updates_NK: Array, costs_K: Array) -> Array:
     """Return the seconds of optimizer steps: N x K amounts of one pass and of the update -> N."""
-    seconds_N: Array = step_parts(passes_NK, num_passes_N, updates_NK, costs_K).sum(axis=1)
+    seconds_N: Array = step_seconds_by_kind(passes_NK, num_passes_N, updates_NK, costs_K).sum(axis=1)
     return seconds_N
 
 
@@ -91,6 +91,6 @@ def estimated(prediction: Prediction, num_passes: int, prior: CostPrior) -> Step
 
 def shares(passes_NK: Array, num_passes_N: Array, updates_NK: Array, log_costs_K: Array) -> Array:
     """Return the share of each kind in the time of each step: the derivative of its logarithm by that of the cost."""
-    parts_NK = step_parts(passes_NK, num_passes_N, updates_NK, np.exp(log_costs_K))
+    parts_NK = step_seconds_by_kind(passes_NK, num_passes_N, updates_NK, np.exp(log_costs_K))
     parts_NK /= parts_NK.sum(axis=1, keepdims=True)
     return parts_NK

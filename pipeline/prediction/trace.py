@@ -5,6 +5,7 @@ other micro-batch sizes, of fewer layers, of another loss.
 """
 
 from collections import Counter, OrderedDict
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -42,16 +43,18 @@ def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timel
 
     """
     experiment = experiment.with_random_weights(experiment.settings.device)
-    settings, num_rows = experiment.settings, experiment.effective_batch_size
-    size, identity = experiment.micro_batch_size, experiment.model.identity(settings.model)
+    settings, size, num_rows = experiment.settings, experiment.micro_batch_size, experiment.effective_batch_size
+    case = Case(
+        experiment, target, prepared, num_rows, experiment.model.identity(settings.model), experiment.description
+    )
     if num_rows > STEADY_STEPS * size:
         fewer = {"accumulation_steps": STEADY_STEPS, "effective_batch_size": STEADY_STEPS * size}
         short = Experiment(settings.model_copy(update=fewer))
         on_host = target.kind != "cpu"  # the batch waits in host memory, which is not counted
-        timeline = _timeline(Case(short, target, prepared, STEADY_STEPS * size if on_host else num_rows, identity))
+        timeline = _of_case(replace(case, experiment=short, num_rows=STEADY_STEPS * size if on_host else num_rows))
         if is_steady(timeline):
             return timeline
-    return _timeline(Case(experiment, target, prepared, num_rows, identity))
+    return _of_case(case)
 
 
 def is_steady(timeline: Timeline) -> bool:
@@ -66,6 +69,12 @@ def is_steady(timeline: Timeline) -> bool:
         for numbers in (found - left, left - found)
     )
     return freed <= new and sum(num_bytes for num_bytes, _ in (new - freed).elements()) <= LARGEST_GROWTH_BYTES
+
+
+def _of_case(case: Case) -> Timeline:
+    if case.identity is None:
+        return record(case.experiment, case.target, case.prepared, case.num_rows)
+    return _timeline(case)
 
 
 @lru_cache(maxsize=1)
@@ -114,10 +123,13 @@ def _from_few_layers(case: Case) -> Timeline | None:
 
 
 def _from_other_loss(case: Case) -> Timeline | None:
-    """Return the timeline from that with the model's own loss, and how the two differ in a simpler model."""
+    """Return the timeline from that with the model's own loss, and how the two differ in a simpler model.
+
+    That one has few layers, unless what the last layers have offloaded returns while the loss is computed.
+    """
     of_loss = loss_techniques(case.experiment)
     simple = case.without(layer_techniques(case.experiment))
-    if simple.layers is not None:
+    if simple.layers is not None and not size_thresholds(case.experiment):
         simple = simple.of_layers(simple.layers.num_layers)
     if not of_loss or simple == case:
         return None
@@ -206,5 +218,5 @@ def _all_known(cases: list[Case]) -> list[Timeline] | None:
 
 def _chunks(case: Case, size: int) -> tuple[int | None, ...]:
     """Return the number of chunks in which each technique processes a micro-batch of this size."""
-    num_tokens, width = size * case.experiment.settings.sequence_length, case.experiment.description.width
+    num_tokens, width = size * case.experiment.settings.sequence_length, case.description.width
     return tuple(technique.num_chunks(num_tokens, width) for technique in case.experiment.techniques)

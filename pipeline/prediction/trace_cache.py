@@ -42,7 +42,7 @@ CPU_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """Environment variables that limit oneDNN to some of a CPU's instructions."""
 
 
-def trace_file(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int, identity: str = "") -> Path:
+def trace_file(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int, identity: str) -> Path:
     """Return the file of a timeline with `num_rows` sequences in an optimizer step; `identity` is the model's."""
     return cache_folder() / f"trace-{_key(experiment, target, prepared, num_rows, identity)}.json.gz"
 

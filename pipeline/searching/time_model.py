@@ -7,7 +7,7 @@ as in prediction/step_time.py. The amounts are the work of a pass and of the upd
 configuration: the FLOPs of matrix products by type, the bytes that other operators move, the kernels, and the bytes
 copied to or from the host. The costs of their units, `launch` and `update` are fitted by least squares to the
 logarithms of the measured times, with priors wide enough for any device of a kind. So whatever a lever changes in the
-trace, its time follows.
+trace, its time follows. A kernel has a cost in the sum beside its launch, since it takes time to begin and to end.
 
 The residual is a sum of random effects: one that all configurations share and one of each value of each dimension, both
 smooth in the logarithm of the micro-batch size, a constant one of each value, and an independent one of each
@@ -24,7 +24,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from pipeline.memory.work import Work
-from pipeline.prediction.step_time import parts
+from pipeline.prediction.step_time import seconds_by_kind
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.gaussian import (
     Gaussian,
@@ -124,8 +124,8 @@ class TimeModel:
         of_pass_NK, of_update_NK, passes, tokens = (part[numbers] for part in self._amounts)
         rate, *log_costs, update = parameters
         costs_K = np.exp(log_costs)
-        of_update_NK = np.exp(update) * parts(of_update_NK, costs_K)
-        seconds_NK = passes[:, None] * parts(of_pass_NK, costs_K) + of_update_NK
+        of_update_NK = np.exp(update) * seconds_by_kind(of_update_NK, costs_K)
+        seconds_NK = passes[:, None] * seconds_by_kind(of_pass_NK, costs_K) + of_update_NK
         seconds = seconds_NK.sum(axis=1)
         slopes_NP = np.column_stack([seconds, seconds_NK, of_update_NK.sum(axis=1)]) / seconds[:, None]
         return rate + np.log(seconds / tokens), slopes_NP
