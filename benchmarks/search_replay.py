@@ -12,7 +12,7 @@ import csv
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, fields
 from functools import partial
@@ -47,9 +47,15 @@ def replayed(file: Path) -> dict[tuple[str, int, int], Replayed]:
     return {(one.sampler, one.budget_bytes, one.seed): one for one in read}
 
 
-def _was_given_up(result: Replayed, most_trials: float) -> bool:
-    """Whether one of Optuna's samplers was given up before so many trials."""
-    return result.sampler in OPTUNAS and result.trials_to_near is None and result.trials < most_trials
+def _left(
+    tasks: Sequence[tuple[str, int, int]], results: Mapping[tuple[str, int, int], Replayed], most_trials: float
+) -> list[tuple[str, int, int]]:
+    """Return the tasks without a result, and those of Optuna's samplers that were given up before so many trials."""
+
+    def was_given_up(result: Replayed) -> bool:
+        return result.sampler in OPTUNAS and result.trials_to_near is None and result.trials < most_trials
+
+    return [task for task in tasks if task not in results or was_given_up(results[task])]
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -82,7 +88,7 @@ def _run(given: argparse.Namespace) -> int:
     output = given.table.with_name(given.table.name.replace("search_table", "search_replay"))
     results = replayed(output)
     most_trials = min(given.other_trials or math.inf, len(entries))
-    left = [task for task in tasks if task not in results or _was_given_up(results[task], most_trials)]
+    left = _left(tasks, results, most_trials)
     with (
         ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("forkserver")) as pool,
         output.open("a", newline="") as file,
@@ -90,7 +96,7 @@ def _run(given: argparse.Namespace) -> int:
         writer = csv.DictWriter(file, [field.name for field in fields(Replayed)], lineterminator="\n")
         if not results:
             writer.writeheader()
-        run = partial(replay, given.table, given.other_trials or math.inf)
+        run = partial(replay, given.table, most_trials)
         for task, result in zip(left, pool.map(run, left), strict=True):
             results[task] = result
             writer.writerow(asdict(result))
@@ -98,7 +104,7 @@ def _run(given: argparse.Namespace) -> int:
             if deadline.is_over:
                 pool.shutdown(cancel_futures=True)
                 break
-    num_left = sum(task not in results or _was_given_up(results[task], most_trials) for task in tasks)
+    num_left = len(_left(tasks, results, most_trials))
     if not num_left:
         command = f"python benchmarks/search_replay.py {given.table} --seeds {given.seeds}"
         for name in ("other_seeds", "other_trials"):
