@@ -3,6 +3,7 @@
     python benchmarks/search_table.py                     writes search_table_cpu_gpt2-nano_<date>.csv and .json
     python benchmarks/search_table.py --device cuda       the space of a GPU, with gpt2
     python benchmarks/search_table.py --whole             the default space of the search, on either device
+    python benchmarks/search_table.py --whole --model llama-nano --effective_batch_size 48 --sequence_length 32
     python benchmarks/search_table.py --tiny --folder F   a space of four, to try the script
 
 A run is added to the file as it ends: the same command resumes an interrupted one.
@@ -48,7 +49,7 @@ COLUMNS = (
     "seconds_of_steps",
 )
 WHOLE_BATCH = 12
-"""The effective batch size of the whole space: with six divisors it has 480 configurations on a CPU."""
+"""The effective batch size of the whole space: with six divisors gpt2-nano has 480 configurations on a CPU."""
 POLICIES = ("none", "every_layer", "every_2_layers", "every_3_layers", "every_4_layers")
 EVERY_WAY = (1, 2, 3, 4, 6, 8, 12, 16, 24, 48)
 
@@ -131,6 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", help="by default gpt2-nano on a CPU, gpt2 on a GPU")
+    parser.add_argument("--effective_batch_size", type=int, help="by default 48, and 12 with --whole")
+    parser.add_argument("--sequence_length", type=int, help="by default 64 on a CPU, 512 on a GPU")
     parser.add_argument("--whole", action="store_true", help="the default space of the search")
     parser.add_argument("--tiny", action="store_true", help="a space of four, to try this script out")
     parser.add_argument("--repeats", type=int, default=3)
@@ -144,8 +147,9 @@ def _run(given: argparse.Namespace) -> int:
     deadline = Deadline(given.minutes)
     device = find_device(given.device)
     kind = "tiny" if given.tiny else device.type
-    common = {**FORMS[kind].common, "device": str(device), "model": given.model or FORMS[kind].common["model"]}
-    common |= {"effective_batch_size": WHOLE_BATCH} if given.whole else {}
+    common = FORMS[kind].common | ({"effective_batch_size": WHOLE_BATCH} if given.whole else {})
+    common |= {name: value for name in SETTINGS if (value := getattr(given, name, None)) is not None}
+    common |= {"device": str(device)}
     form = Form(common, make_problem(common).space if given.whole else FORMS[kind].space)
     experiments = [form.experiment(choice) for choice in form.space.choices]
     about = {**environment(device), "threads": torch.get_num_threads(), **form.common}

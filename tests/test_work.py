@@ -76,6 +76,14 @@ def test_a_product_counts_by_the_type_in_which_it_is_computed(dtype: torch.dtype
     assert work == Work(matrix_flops={name: 2 * 8 * 16 * 4}, num_kernels=1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_in_one_kernel_counts_apart_from_other_products(dtype: torch.dtype) -> None:
+    query = torch.ones(2, 3, 16, 8, dtype=dtype, requires_grad=True)
+    work = work_of(lambda one: F.scaled_dot_product_attention(one, one, one).sum().backward(), query)
+    forward = 2 * 2 * 2 * 3 * 16 * 16 * 8  # two products
+    assert work.matrix_flops == {f"{str(dtype).removeprefix('torch.')} attention": forward * 7 / 2}
+
+
 @pytest.mark.parametrize("passes", [1, 2, 5])
 def test_the_passes_and_the_update_are_all_of_a_step(passes: int) -> None:
     experiment = tiny(micro_batch_size=2, accumulation_steps=passes, max_grad_norm=1.0, precision="bf16")

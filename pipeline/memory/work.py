@@ -31,6 +31,8 @@ LOOKED_UP = {
     aten.nll_loss_backward: 1,
 }
 """The argument of which an operator reads only what its indices name: no more than it writes."""
+ATTENTION = " attention"
+"""End of the names of types in which attention is computed in one kernel."""
 SCATTERED = (aten.scatter_add_.default,)
 """Operators that change of their first argument only what their indices name."""
 
@@ -40,9 +42,10 @@ class Work:
     """What a device has to do."""
 
     matrix_flops: Mapping[str, float] = field(default_factory=dict)
-    """Floating-point operations of matrix products and attention, by the type in which they are computed.
+    """Floating-point operations of matrix products, by the type in which they are computed.
 
-    The types are `float32`, `tf32`, `bfloat16` and `float16`.
+    The types are `float32`, `tf32`, `bfloat16` and `float16`. Those of attention in one kernel, which has a speed of
+    its own, are apart: `float32 attention`.
     """
     moved_bytes: float = 0
     """Bytes that all other operators read and write."""
@@ -53,7 +56,7 @@ class Work:
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of matrix products, of every type."""
+        """Floating-point operations of matrix products and attention, of every type."""
         return sum(self.matrix_flops.values())
 
     def __add__(self, other: "Work") -> "Work":
@@ -97,7 +100,8 @@ class WorkCounter:
             return
         self._num_kernels += 1
         if operator.overloadpacket in FORMULAS:
-            self._matrix_flops[_compute_type(args)] += operations_of(operator, args, kwargs, result)
+            kind = _compute_type(args) + ATTENTION * _is_attention(operator)
+            self._matrix_flops[kind] += operations_of(operator, args, kwargs, result)
         elif operator in COPIES and _device(result) != _device(args[operator is aten.copy_.default]):
             self._host_bytes += num_bytes(result)
         else:
@@ -155,6 +159,12 @@ def _has_kernel(operator: Any) -> bool:
         return False
     aliases = [part.alias_info for part in operator._schema.returns]
     return not any(alias is not None and not alias.is_write for alias in aliases)
+
+
+@cache
+def _is_attention(operator: Any) -> bool:
+    """Whether an operator computes attention in one kernel."""
+    return bool(operator.overloadpacket.__name__.startswith("_scaled_dot_product"))
 
 
 @cache

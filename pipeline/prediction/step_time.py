@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.memory.work import Work
+from pipeline.memory.work import ATTENTION, Work
 from pipeline.prediction.predict import Prediction
 
 Array = NDArray[np.float64]
@@ -49,9 +49,11 @@ def amounts(work: Work) -> Array:
     """Return how much work there is of each kind, in the order of KINDS.
 
     Formats that KINDS does not name, as of 8 bits, count as float16, and float64 as float32: too fast on most cards.
+    Attention in one kernel counts as other products do.
     """
     flops = dict.fromkeys(FORMATS, 0.0)
-    for name, count in work.matrix_flops.items():
+    for kind, count in work.matrix_flops.items():
+        name = kind.removesuffix(ATTENTION)
         flops[OTHER_FORMATS.get(name, name if name in flops else "float16")] += count
     return np.array([*flops.values(), work.moved_bytes, work.host_bytes, work.num_kernels], dtype=np.float64)
 

@@ -16,6 +16,7 @@ and the size of the residual are not known: every pair of several values of both
 by its marginal likelihood.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,7 +24,7 @@ from functools import cached_property
 import numpy as np
 from scipy.optimize import least_squares
 
-from pipeline.memory.work import Work
+from pipeline.memory.work import ATTENTION, Work
 from pipeline.prediction.step_time import seconds_by_kind
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.gaussian import (
@@ -56,6 +57,7 @@ COSTS = {
         "float64": (0.0, 0.7),
         "bfloat16": (0.0, 0.7),
         "float16": (0.0, 0.7),  # and any other type
+        "attention": (1.0, 1.5),
         "moved_bytes": (1.5, 1.0),
         "num_kernels": (13.0, 1.5),
         "host_bytes": (1.5, 1.0),
@@ -67,6 +69,7 @@ COSTS = {
         "tf32": (-1.5, 0.7),
         "bfloat16": (-2.0, 0.7),
         "float16": (-2.0, 0.7),
+        "attention": (0.5, 0.7),
         "moved_bytes": (3.0, 0.7),
         "num_kernels": (18.0, 1.0),
         "host_bytes": (7.0, 1.0),
@@ -105,9 +108,15 @@ class TimeModel:
     @cached_property
     def prior(self) -> tuple[Vector, Vector]:
         """The prior means and standard deviations of the parameters."""
-        costs = COSTS[self.kind]
-        pairs = np.array([RATE, *(costs.get(kind, costs["float16"]) for kind in self.kinds), costs["launch"], UPDATE])
+        pairs = np.array([RATE, *map(self._cost, self.kinds), COSTS[self.kind]["launch"], UPDATE])
         return pairs[:, 0], pairs[:, 1]
+
+    def _cost(self, kind: str) -> tuple[float, float]:
+        """Return the prior mean and standard deviation of the logarithm of the relative cost of a kind of work."""
+        costs, name = COSTS[self.kind], kind.removesuffix(ATTENTION)
+        mean, deviation = costs.get(name, costs["float16"])
+        more, further = costs["attention"] if name != kind else (0.0, 0.0)
+        return mean + more, math.hypot(deviation, further)
 
     @cached_property
     def _amounts(self) -> tuple[Matrix, Matrix, Vector, Vector]:
