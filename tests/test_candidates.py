@@ -25,7 +25,8 @@ def test_a_configuration_that_cannot_be_predicted_leaves_the_others_their_predic
     assert [one.predicted_bytes is None for one in candidates] == [False, True, False] * 2
     assert candidates[1].pass_work == candidates[0].pass_work and candidates[4].pass_work == candidates[3].pass_work
     assert candidates[3].pass_work.flops == 2 * candidates[0].pass_work.flops > 0
-    assert set(candidates[0].pass_work.matrix_flops) == {"float32"} != set(candidates[2].pass_work.matrix_flops)
+    assert set(candidates[0].pass_work.matrix_flops) == {"float32", "float32 attention"}
+    assert set(candidates[2].pass_work.matrix_flops) == {"bfloat16", "bfloat16 attention"}
 
 
 def test_what_cannot_be_predicted_takes_the_work_of_another_size_in_proportion() -> None:

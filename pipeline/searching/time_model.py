@@ -4,10 +4,11 @@
     seconds of either = max(sum over kinds of amount x cost, num_kernels x launch)
 
 as in prediction/step_time.py. The amounts are the work of a pass and of the update, counted in the trace of a
-configuration: the FLOPs of matrix products by type, the bytes that other operators move, the kernels, and the bytes
-copied to or from the host. The costs of their units, `launch` and `update` are fitted by least squares to the
-logarithms of the measured times, with priors wide enough for any device of a kind. So whatever a lever changes in the
-trace, its time follows. A kernel has a cost in the sum beside its launch, since it takes time to begin and to end.
+configuration: the FLOPs of matrix products by type, those of attention in one kernel apart, the bytes that other
+operators move, the kernels, and the bytes copied to or from the host. The costs of their units, `launch` and `update`
+are fitted by least squares to the logarithms of the measured times, with priors wide enough for any device of a kind. So
+whatever a lever changes in the trace, its time follows. A kernel has a cost in the sum beside its launch, since it takes
+time to begin and to end.
 
 The residual is a sum of random effects: one that all configurations share and one of each value of each dimension, both
 smooth in the logarithm of the micro-batch size, a constant one of each value, and an independent one of each
@@ -76,7 +77,8 @@ COSTS = {
         "launch": (19.0, 1.0),
     },
 }
-"""The same for the cost of one unit of each kind of work, relative to that FLOP, and for one launch."""
+"""The same for the cost of one unit of each kind of work, relative to that FLOP, and for one launch; that of attention
+is relative to the cost of a product in its format."""
 OTHER_KINDS = ("moved_bytes", "num_kernels", "host_bytes")
 """Kinds of work besides the FLOPs of matrix products."""
 UPDATE = (0.0, 1.0)
