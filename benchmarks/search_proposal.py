@@ -21,7 +21,7 @@ from exit_code import exit_code_of
 
 from pipeline.config.space import Choice
 from pipeline.memory.device import find_device
-from pipeline.memory.work import Work
+from pipeline.memory.work import ATTENTION, Work
 from pipeline.runtime.environment import environment
 from pipeline.searching.acquisition import Rules, evaluate
 from pipeline.searching.candidates import Candidate
@@ -49,13 +49,14 @@ def made_up(choice: Choice) -> Candidate:
     size = int(choice["micro_batch_size"])  # type: ignore[arg-type]
     others = {name: random.Random(f"{name} {value}") for name, value in choice.items() if name != "micro_batch_size"}  # noqa: S311
     more, moved, peak = (math.prod(1 + 0.3 * one.random() for one in others.values()) for _ in range(3))
-    peak_bytes = int(2**30 * (4 + 0.5 * size * peak))
+    peak_bytes, name = int(2**30 * (4 + 0.5 * size * peak)), TYPES[str(choice["precision"])]
+    of_attention = {name + ATTENTION: 1e11 * size} if choice["attention"] == "sdpa" else {}
     return Candidate(
         choice=choice,
         micro_batch_size=size,
         num_passes=BATCH // size,
         num_tokens=BATCH * TOKENS,
-        pass_work=Work({TYPES[str(choice["precision"])]: 1e12 * size * more}, 1e10 * size * moved, 2000 * more),
+        pass_work=Work({name: 1e12 * size * more, **of_attention}, 1e10 * size * moved, 2000 * more),
         update_work=Work(moved_bytes=4e9, num_kernels=50),
         predicted_bytes=peak_bytes,
         fits=lambda budget_bytes: peak_bytes <= budget_bytes,

@@ -6,20 +6,17 @@
 as in prediction/step_time.py. The amounts are the work of a pass and of the update, counted in the trace of a
 configuration: the FLOPs of matrix products by type, those of attention in one kernel apart, the bytes that other
 operators move, the kernels, and the bytes copied to or from the host. The costs of their units, `launch` and `update`
-are fitted by least squares to the logarithms of the measured times, with priors wide enough for any device of a kind. So
-whatever a lever changes in the trace, its time follows. A kernel has a cost in the sum beside its launch, since it takes
-time to begin and to end.
+are fitted by least squares to the logarithms of the measured times, with priors wide enough for any device of a kind.
+So whatever a lever changes in the trace, its time follows. A kernel has a cost in the sum beside its launch, since it
+takes time to begin and to end.
 
-The residual is a sum of random effects: one that all configurations share and one of each value of each dimension, both
-smooth in the logarithm of the micro-batch size, a constant one of each value, and an independent one of each
-configuration. What the trace cannot show of a value is a constant effect with a wide prior. The noise of a measurement
-and the size of the residual are not known: every pair of several values of both is a component of a mixture, weighted
-by its marginal likelihood.
+The residual is a sum of random effects (random_effects.py). The noise of a measurement and the size of the residual are
+not known: every pair of several values of both is a component of a mixture, weighted by its marginal likelihood.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -34,9 +31,9 @@ from pipeline.searching.gaussian import (
     Matrix,
     Residual,
     Vector,
-    indicators,
     leave_one_out_residuals,
 )
+from pipeline.searching.random_effects import effects_of
 
 NOISES = (0.003, 0.01, 0.03, 0.06)
 """Prior standard deviations of a measured time from process to process, as fractions; equally probable at first."""
@@ -44,12 +41,6 @@ RESIDUALS = (0.02, 0.05, 0.1, 0.2)
 """Prior standard deviations of the time model's residual, as fractions; equally probable at first."""
 FIT_NOISE, FIT_RESIDUAL = 0.02, 0.1
 """Those with which the parameters are fitted."""
-LENGTH_SCALE = 1.0
-"""Doublings of the micro-batch size over which a smooth effect changes."""
-SHARED, SMOOTH, CONSTANT, OWN = 0.6, 0.15, 0.15, 0.15
-"""Variances of the effects in units of the residual's: the shared one, those of a value of a dimension, the own one."""
-UNTRACED = 0.5
-"""Prior standard deviation of the logarithm of what the trace does not show of a value."""
 RATE = (0.0, 12.0)
 """Prior mean and standard deviation of the logarithm of the seconds of one float32 FLOP: any device."""
 COSTS = {
@@ -83,8 +74,6 @@ OTHER_KINDS = ("moved_bytes", "num_kernels", "host_bytes")
 """Kinds of work besides the FLOPs of matrix products."""
 UPDATE = (0.0, 1.0)
 """The same for the update, relative to the cost of its work."""
-SMALLEST_EIGENVALUE = 1e-2
-"""Of the kernel of the micro-batch sizes, below which a feature is left out."""
 LAUNCH_STARTS = (-2.0, 1.0, 4.0)
 """Starting points of the fit for the cost of a launch, relative to its prior mean."""
 
@@ -219,60 +208,3 @@ def _fit(model: TimeModel, known: list[int], values_K: Vector, residual_KK: Matr
         fits.append(least_squares(residuals, start, slopes, method="lm"))
     best: Vector = min(fits, key=lambda one: float(one.cost)).x
     return best
-
-
-@dataclass(frozen=True)
-class Effects:
-    """The random effects of the residual: features with random weights, and an independent part."""
-
-    features_NR: Matrix
-    shares_R: Vector
-    """Variances of the weights in units of the residual's variance."""
-    untraced_R: Vector
-    """Variances of the weights that do not depend on the residual's."""
-    unpredicted_N: Vector
-    """Variances of the independent parts that do not depend on the residual's."""
-
-    def at(self, numbers: list[int]) -> "Effects":
-        """Return the effects on some of the candidates."""
-        return replace(self, features_NR=self.features_NR[numbers], unpredicted_N=self.unpredicted_N[numbers])
-
-    def variances(self, residual: float) -> Vector:
-        """Return the variances of the weights where the residual has this standard deviation."""
-        return self.shares_R * residual**2 + self.untraced_R
-
-    def own(self, residual: float) -> Vector:
-        """Return the variances of the independent parts likewise."""
-        return OWN * residual**2 + self.unpredicted_N
-
-    def covariance(self, residual: float) -> Matrix:
-        """Return the covariance of the effects on a few candidates likewise."""
-        return (self.features_NR * self.variances(residual)) @ self.features_NR.T + np.diag(self.own(residual))
-
-
-def effects_of(candidates: Sequence[Candidate]) -> Effects:
-    """Return the effects that all candidates share, and those of each value of each dimension but the micro-batch."""
-    smooth_NS = _smooth([candidate.micro_batch_size for candidate in candidates])
-    names = [name for name in candidates[0].choice if name != "micro_batch_size"]
-    of_value_NV, columns = indicators([candidate.choice for candidate in candidates], names)
-    smooth_of_value = (of_value_NV[:, :, None] * smooth_NS[:, None, :]).reshape(len(candidates), -1)
-    untraced = {(name, one.choice[name]) for one in candidates for name in one.untraced}
-    num_smooth, num_values = smooth_NS.shape[1], len(columns)
-    shares = np.repeat([SHARED, CONSTANT, SMOOTH], [num_smooth, num_values, num_values * num_smooth])
-    variances = np.zeros(len(shares))
-    variances[num_smooth : num_smooth + num_values] = [UNTRACED**2 * (column in untraced) for column in columns]
-    return Effects(
-        np.hstack([smooth_NS, of_value_NV, smooth_of_value]),
-        shares,
-        variances,
-        np.array([UNTRACED**2 * (one.predicted_bytes is None) for one in candidates]),
-    )
-
-
-def _smooth(sizes: Sequence[int]) -> Matrix:
-    """Return features of each micro-batch size, with the products of a squared exponential kernel of the logarithms."""
-    distinct, numbers = np.unique(np.log2(sizes) / LENGTH_SCALE, return_inverse=True)
-    values, vectors = np.linalg.eigh(np.exp(-0.5 * (distinct[:, None] - distinct[None, :]) ** 2))
-    kept = values > SMALLEST_EIGENVALUE
-    features: Matrix = (vectors[:, kept] * np.sqrt(values[kept]))[numbers]
-    return features
