@@ -4,7 +4,7 @@
     python benchmarks/step_time.py --fit FILE  estimates again from the work in a .csv, and writes both files again
 
 The published runs are those of benchmarks/published.py without repeats; the spaces are those of the search's replays
-(search_table_cpu_*.csv). Each time is estimated three times: from rates alone (NVIDIA's data sheet; on a CPU what
+(search_table_*cpu_*.csv). Each time is estimated three times: from rates alone (NVIDIA's data sheet; on a CPU what
 measured_rates() says of this machine, which need not be the one of the table), as `headroom plan` does, and with costs
 fitted to the runs of all other groups. A group is a model of the published runs, a checkpointing policy of a space.
 """
@@ -12,25 +12,23 @@ fitted to the runs of all other groups. A group is a model of the published runs
 import argparse
 import csv
 import datetime
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lora_trace import step_work
 from published import model_shape, published
-from replay.table import read
+from replay.table import conditions, count_work, is_whole, read
 from scipy.optimize import least_squares
 from scipy.stats import spearmanr
-from search_table import DIMENSIONS, FORMS
 
 from pipeline.base.contracts import Hardware
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.predict_all import predict_all
 from pipeline.prediction.rates import cost_prior, rate_costs
 from pipeline.prediction.step_time import KINDS, Array, CostPrior, amounts, step_seconds
 
@@ -38,6 +36,8 @@ FOLDER = Path(__file__).parent
 T4 = "Tesla T4, LoRA and QLoRA"
 ESTIMATES = {"rates": "rates alone", "plan": "as `plan`", "fitted": "fitted to the other groups"}
 
+OWN_COLUMNS = ("micro_batch_size", "checkpointing")
+"""Dimensions that the name of a configuration does not repeat: its group is the policy."""
 LAUNCH_STARTS = (1, 3, 10)
 """Multiples of the expected cost of a launch from which it is fitted: where it sets no time it has no slope."""
 
@@ -100,33 +100,29 @@ def published_cases(numbers: Sequence[int] = ()) -> Iterator[Case]:
         )
 
 
-def space_cases(file: Path, micro_batch_sizes: Sequence[int] = ()) -> Iterator[Case]:
-    """Yield the configurations of a measured space, by default all, with their predicted work."""
-    about = json.loads(file.with_suffix(".json").read_text())
-    form = replace(FORMS["cpu"], common={**FORMS["cpu"].common, "model": about["model"]})
-    choices = [
-        one for one in form.space.choices if one["micro_batch_size"] in micro_batch_sizes or not micro_batch_sizes
-    ]
-    experiments = [form.experiment(choice) for choice in choices]
-    predictions = dict(predict_all(experiments, hardware_of(experiments[0].device)))
-    seconds = {tuple(map(str, entry.candidate.choice.values())): entry.seconds for entry in read(file)}
-    for number, choice in enumerate(choices):
-        prediction, size = predictions[number], choice["micro_batch_size"]
+def space_cases(file: Path) -> Iterator[Case]:
+    """Yield the configurations of a measured space, with the work that their traces count."""
+    about = conditions(file)
+    count_work(file)
+    for entry in read(file):
+        candidate = entry.candidate
+        others = [f"{name} {value}" for name, value in candidate.choice.items() if name not in OWN_COLUMNS]
         yield Case(
-            subject=f"{about['model']} on {about['processor']}",
-            group=str(choice["checkpointing"]),
-            name=f"micro-batch {size}, {choice['precision']}",
-            num_passes=experiments[number].effective_batch_size // prediction.micro_batch_size,
-            pass_K=amounts(prediction.pass_work),
-            update_K=amounts(prediction.update_work),
-            seconds=seconds[tuple(str(choice[name]) for name in DIMENSIONS)],
+            subject=f"{about['model']} on {about['processor']}{', default space' * is_whole(file)}",
+            group=str(candidate.choice["checkpointing"]),
+            name=", ".join([f"micro-batch {candidate.micro_batch_size}", *others]),
+            num_passes=candidate.num_passes,
+            pass_K=amounts(candidate.pass_work),
+            update_K=amounts(candidate.update_work),
+            seconds=entry.seconds,
         )
 
 
-def estimate(cases: Sequence[Case], log_costs_K: Array) -> Array:
+def estimate(cases: Sequence[Case], log_costs_K: Array, *, is_queued: bool) -> Array:
     """Return the seconds of each configuration with these costs: N."""
     passes_NK, updates_NK = np.stack([one.pass_K for one in cases]), np.stack([one.update_K for one in cases])
-    return step_seconds(passes_NK, np.array([one.num_passes for one in cases]), updates_NK, np.exp(log_costs_K))
+    num_passes_N = np.array([one.num_passes for one in cases])
+    return step_seconds(passes_NK, num_passes_N, updates_NK, np.exp(log_costs_K), is_queued=is_queued)
 
 
 def fitted(cases: Sequence[Case], prior: CostPrior) -> Array:
@@ -134,7 +130,7 @@ def fitted(cases: Sequence[Case], prior: CostPrior) -> Array:
     measured = np.log([one.seconds for one in cases])
 
     def residuals(log_costs_K: Array) -> Array:
-        of_times = (np.log(estimate(cases, log_costs_K)) - measured) / prior.residual
+        of_times = (np.log(estimate(cases, log_costs_K, is_queued=prior.is_queued)) - measured) / prior.residual
         return np.concatenate([of_times, (log_costs_K - prior.log_costs_K) / prior.deviations_K])
 
     launch = np.eye(len(KINDS))[-1]
@@ -146,14 +142,15 @@ def fitted(cases: Sequence[Case], prior: CostPrior) -> Array:
 def estimates(cases: Sequence[Case], hardware: Hardware) -> dict[str, Array]:
     """Return the seconds of each configuration by each of ESTIMATES."""
     prior = cost_prior(hardware)
+    of = partial(estimate, is_queued=prior.is_queued)
     left_out = np.zeros(len(cases))
     for group in dict.fromkeys(one.group for one in cases):
         own = [number for number, one in enumerate(cases) if one.group == group]
         costs = fitted([one for one in cases if one.group != group], prior)
-        left_out[own] = estimate([cases[number] for number in own], costs)
+        left_out[own] = of([cases[number] for number in own], costs)
     return {
-        "rates": estimate(cases, np.log(rate_costs(hardware))),
-        "plan": estimate(cases, prior.log_costs_K),
+        "rates": of(cases, np.log(rate_costs(hardware))),
+        "plan": of(cases, prior.log_costs_K),
         "fitted": left_out,
     }
 
@@ -209,7 +206,7 @@ def main() -> None:
         with given.fit.open() as file:
             cases = [case_of(row) for row in csv.DictReader(file)]
     else:
-        spaces = map(space_cases, sorted(FOLDER.glob("search_table_cpu_*.csv")))
+        spaces = map(space_cases, sorted(FOLDER.glob("search_table_*cpu_*.csv")))
         cases = [*published_cases(), *(one for space in spaces for one in space)]
     date = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
     output = given.fit or FOLDER / f"step_time_{date}.csv"

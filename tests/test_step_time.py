@@ -14,48 +14,49 @@ from pipeline.memory.work import Work
 from pipeline.prediction.cards import CARDS, find_card
 from pipeline.prediction.predict import predict
 from pipeline.prediction.rates import RATES, cost_prior, measured_rates, note_on_rates, rate_costs, rates_of
-from pipeline.prediction.step_time import KINDS, CostPrior, amounts, estimated, seconds_by_kind, shares, step_seconds
+from pipeline.prediction.step_time import KINDS, CostPrior, amounts, estimated, seconds_by_kind, step_seconds
 
 COSTS = np.array([1e-12, 1e-13, 1e-14, 1e-14, 1e-11, 1e-10, 1e-5])
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
 
 
-def test_seconds_are_those_of_the_work_or_of_its_launches_whichever_takes_longer() -> None:
+def test_launches_overlap_with_the_work_on_a_gpu_and_add_to_it_on_a_cpu() -> None:
     work = Work({"float32": 1e9, "bfloat16": 1e11}, moved_bytes=1e8, num_kernels=10, host_bytes=1e6)
     assert dict(zip(KINDS, amounts(work), strict=True))["bfloat16"] == 1e11
     launching = Work(num_kernels=1000, moved_bytes=1e8)
-    computed, launched = seconds_by_kind(np.stack([amounts(work), amounts(launching)]), COSTS)
+    amounts_NK = np.stack([amounts(work), amounts(launching)])
+    computed, launched = seconds_by_kind(amounts_NK, COSTS, is_queued=True)
     assert computed.sum() == pytest.approx(1e-3 + 1e-3 + 1e-3 + 1e-4) and computed[-1] == 0
     assert launched.sum() == launched[-1] == pytest.approx(1e-2)
+    on_cpu = seconds_by_kind(amounts_NK, COSTS, is_queued=False)
+    assert on_cpu.sum(axis=1) == pytest.approx([1e-3 + 1e-3 + 1e-3 + 1e-4 + 1e-4, 1e-3 + 1e-2])
 
 
 def test_a_step_is_its_passes_and_the_update() -> None:
     one_pass, update = amounts(Work(moved_bytes=1e9)), amounts(Work(moved_bytes=5e8))
-    seconds = step_seconds(np.stack([one_pass, one_pass]), np.array([1.0, 4.0]), np.stack([update, update]), COSTS)
+    seconds = step_seconds(
+        np.stack([one_pass, one_pass]), np.array([1.0, 4.0]), np.stack([update] * 2), COSTS, is_queued=True
+    )
     assert seconds == pytest.approx([0.015, 0.045])
 
 
-def test_shares_are_the_slopes_of_the_logarithm() -> None:
-    works = [Work({"float32": 1e10}, 1e9, 100, 1e7), Work({"tf32": 1e9}, 1e8, 9000)]
-    passes, update = np.stack([amounts(one) for one in works]), np.stack([amounts(Work(moved_bytes=1e7))] * 2)
-    counts, log_costs = np.array([2.0, 3.0]), np.log(COSTS)
-    slopes = [
-        (
-            np.log(step_seconds(passes, counts, update, np.exp(log_costs + change)))
-            - np.log(step_seconds(passes, counts, update, np.exp(log_costs - change)))
-        )
-        / 2e-6
-        for change in 1e-6 * np.eye(len(KINDS))
-    ]
-    found = shares(passes, counts, update, log_costs)
-    assert found == pytest.approx(np.stack(slopes, axis=1), abs=1e-6)
-    assert found.sum(axis=1) == pytest.approx([1, 1])
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_the_uncertainty_of_each_cost_counts_as_the_time_depends_on_it(is_queued: bool) -> None:
+    prediction = predict(tiny(precision="bf16"), find_card("h100"))
+
+    def prior(log_costs: np.ndarray, deviations: np.ndarray) -> CostPrior:
+        return CostPrior(log_costs_K=log_costs, deviations_K=deviations, residual=0, is_queued=is_queued)
+
+    for change in 1e-6 * np.eye(len(KINDS)):
+        more, less = (estimated(prediction, 2, prior(np.log(COSTS) + sign * change, 0 * change)) for sign in (1, -1))
+        slope = math.log(more.seconds / less.seconds) / 2e-6
+        assert estimated(prediction, 2, prior(np.log(COSTS), 1e6 * change)).deviation == pytest.approx(slope, abs=1e-6)
 
 
 def test_uncertainty_is_that_of_the_costs_by_their_share() -> None:
     prediction = predict(tiny(precision="bf16"), find_card("h100"))
-    prior = CostPrior(log_costs_K=np.log(COSTS), deviations_K=np.full(len(KINDS), 0.3), residual=0.1)
-    known = CostPrior(log_costs_K=np.log(COSTS), deviations_K=np.zeros(len(KINDS)), residual=0.1)
+    prior = CostPrior(log_costs_K=np.log(COSTS), deviations_K=np.full(len(KINDS), 0.3), residual=0.1, is_queued=True)
+    known = CostPrior(log_costs_K=np.log(COSTS), deviations_K=np.zeros(len(KINDS)), residual=0.1, is_queued=True)
     time = estimated(prediction, 2, prior)
     assert 0.1 < time.deviation <= math.hypot(0.3, 0.1)
     assert estimated(prediction, 2, known).deviation == pytest.approx(0.1)

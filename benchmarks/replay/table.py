@@ -91,6 +91,11 @@ def conditions(file: Path) -> dict[str, Any]:
     return {"dimensions": DIMENSIONS, **json.loads(file.with_suffix(".json").read_text())}
 
 
+def is_whole(file: Path) -> bool:
+    """Whether the space is the default one of the search."""
+    return "dimensions" in json.loads(file.with_suffix(".json").read_text())
+
+
 def rows_of(file: Path) -> list[dict[str, str]]:
     """Return the runs of a table that ended, in the order in which they were measured."""
     with file.open(newline="") as lines:

@@ -149,7 +149,12 @@ def cost_prior(hardware: Hardware) -> CostPrior:
     deviation = DEVIATIONS[hardware.kind] if is_known else SIMILAR_DEVIATION
     deviations = (*[deviation] * len(costs), LAUNCH_DEVIATION)
     log_costs_K = np.log([*(cost / EFFICIENCIES[hardware.kind] for cost in costs), launch])
-    return CostPrior(log_costs_K=log_costs_K, deviations_K=np.array(deviations), residual=RESIDUAL)
+    return CostPrior(
+        log_costs_K=log_costs_K,
+        deviations_K=np.array(deviations),
+        residual=RESIDUAL,
+        is_queued=hardware.kind == "cuda",
+    )
 
 
 def rate_costs(hardware: Hardware) -> list[float]:

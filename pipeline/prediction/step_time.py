@@ -1,10 +1,11 @@
 """Seconds of an optimizer step from its work: how much of each kind there is, and what one unit of it costs.
 
-    seconds of a pass = max(sum over kinds of amount x cost, operators x launch)
+    seconds of a pass = max(sum over kinds of amount x cost, operators x launch) on a GPU, their sum on a CPU
     seconds of a step = passes x seconds of a pass + seconds of the update
 
-A cost is the time of one FLOP in a number format, of one byte, or of launching one operator. Operators are launched
-while earlier ones are computed, so the slower of both sets the time. N counts configurations, K kinds of work.
+A cost is the time of one FLOP in a number format, of one byte, or of launching one operator. On a GPU operators are
+launched while earlier ones are computed, so the slower of both sets the time; on a CPU each begins when the one before
+has ended. N counts configurations, K kinds of work.
 """
 
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ class CostPrior:
     """Their standard deviations."""
     residual: float
     """Standard deviation of the logarithm of a step's time with the true costs."""
+    is_queued: bool
+    """Whether operators are launched while earlier ones are computed, as on a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,26 +61,32 @@ def amounts(work: Work) -> Array:
     return np.array([*flops.values(), work.moved_bytes, work.host_bytes, work.num_kernels], dtype=np.float64)
 
 
-def seconds_by_kind(amounts_NK: Array, costs_K: Array) -> Array:
-    """Return the seconds of each kind of some work: of launches none or, where these take longer, all.
+def seconds_by_kind(amounts_NK: Array, costs_K: Array, *, is_queued: bool) -> Array:
+    """Return the seconds of each kind of some work: in a queue, of launches none or, where these take longer, all.
 
     The last kind is the launch of an operator.
     """
     parts_NK: Array = amounts_NK * costs_K
+    if not is_queued:
+        return parts_NK
     is_launching_N = parts_NK[:, -1] > parts_NK[:, :-1].sum(axis=1)
     parts_NK[:, :-1] *= ~is_launching_N[:, None]
     parts_NK[:, -1] *= is_launching_N
     return parts_NK
 
 
-def step_seconds_by_kind(passes_NK: Array, num_passes_N: Array, updates_NK: Array, costs_K: Array) -> Array:
+def step_seconds_by_kind(
+    passes_NK: Array, num_passes_N: Array, updates_NK: Array, costs_K: Array, *, is_queued: bool
+) -> Array:
     """Return the seconds of each kind of optimizer steps, from the amounts of one pass and of the update: N x K."""
-    return num_passes_N[:, None] * seconds_by_kind(passes_NK, costs_K) + seconds_by_kind(updates_NK, costs_K)
+    of_passes_NK = num_passes_N[:, None] * seconds_by_kind(passes_NK, costs_K, is_queued=is_queued)
+    return of_passes_NK + seconds_by_kind(updates_NK, costs_K, is_queued=is_queued)
 
 
-def step_seconds(passes_NK: Array, num_passes_N: Array, updates_NK: Array, costs_K: Array) -> Array:
+def step_seconds(passes_NK: Array, num_passes_N: Array, updates_NK: Array, costs_K: Array, *, is_queued: bool) -> Array:
     """Return the seconds of optimizer steps: N x K amounts of one pass and of the update -> N."""
-    seconds_N: Array = step_seconds_by_kind(passes_NK, num_passes_N, updates_NK, costs_K).sum(axis=1)
+    parts_NK = step_seconds_by_kind(passes_NK, num_passes_N, updates_NK, costs_K, is_queued=is_queued)
+    seconds_N: Array = parts_NK.sum(axis=1)
     return seconds_N
 
 
@@ -85,14 +94,9 @@ def estimated(prediction: Prediction, num_passes: int, prior: CostPrior) -> Step
     """Return the estimated time of an optimizer step that takes so many passes."""
     passes_NK, updates_NK = (amounts(work)[None] for work in (prediction.pass_work, prediction.update_work))
     num_passes_N = np.array([num_passes], dtype=np.float64)
-    [seconds] = step_seconds(passes_NK, num_passes_N, updates_NK, np.exp(prior.log_costs_K))
-    [shares_K] = shares(passes_NK, num_passes_N, updates_NK, prior.log_costs_K)
-    variance = shares_K**2 @ prior.deviations_K**2 + prior.residual**2
+    costs_K = np.exp(prior.log_costs_K)
+    [parts_K] = step_seconds_by_kind(passes_NK, num_passes_N, updates_NK, costs_K, is_queued=prior.is_queued)
+    seconds = parts_K.sum()
+    # The share of a kind is the derivative of the logarithm of the seconds by that of its cost.
+    variance = (parts_K / seconds) ** 2 @ prior.deviations_K**2 + prior.residual**2
     return StepTime(seconds=float(seconds), deviation=float(np.sqrt(variance)))
-
-
-def shares(passes_NK: Array, num_passes_N: Array, updates_NK: Array, log_costs_K: Array) -> Array:
-    """Return the share of each kind in the time of each step: the derivative of its logarithm by that of the cost."""
-    parts_NK = step_seconds_by_kind(passes_NK, num_passes_N, updates_NK, np.exp(log_costs_K))
-    parts_NK /= parts_NK.sum(axis=1, keepdims=True)
-    return parts_NK

@@ -124,8 +124,8 @@ class TimeModel:
         of_pass_NK, of_update_NK, passes, tokens = (part[numbers] for part in self._amounts)
         rate, *log_costs, update = parameters
         costs_K = np.exp(log_costs)
-        of_update_NK = np.exp(update) * seconds_by_kind(of_update_NK, costs_K)
-        seconds_NK = passes[:, None] * seconds_by_kind(of_pass_NK, costs_K) + of_update_NK
+        of_update_NK = np.exp(update) * seconds_by_kind(of_update_NK, costs_K, is_queued=True)
+        seconds_NK = passes[:, None] * seconds_by_kind(of_pass_NK, costs_K, is_queued=True) + of_update_NK
         seconds = seconds_NK.sum(axis=1)
         slopes_NP = np.column_stack([seconds, seconds_NK, of_update_NK.sum(axis=1)]) / seconds[:, None]
         return rate + np.log(seconds / tokens), slopes_NP
