@@ -27,6 +27,8 @@ class Case:
     """Of the model, see Model.identity(): with None its timeline is neither cached nor derived."""
     description: Description
     """Of the model, which is read once: it may be in a file."""
+    batch: int
+    """The effective batch of the training; the experiment's is that of its recorded micro-batches."""
 
     def __eq__(self, other: object) -> bool:
         """Whether both have the same timeline."""

@@ -90,10 +90,10 @@ def _prediction_or_error(
 def _rounds(experiments: Sequence[Experiment], num_processes: int) -> list[list[list[int]]]:
     """Return the indices of the experiments in tasks, in rounds: first those from which others are derived.
 
-    A task has experiments of one family, which share recorded timelines.
+    A task has experiments of one family, which share recorded timelines; the smallest micro-batches come first.
     """
     families: dict[str, list[int]] = {}
-    for number, experiment in enumerate(experiments):
+    for number, experiment in sorted(enumerate(experiments), key=lambda each: each[1].micro_batch_size):
         families.setdefault(family_of(experiment), []).append(number)
     by_round: dict[int, list[list[int]]] = {}
     for numbers in families.values():
