@@ -34,8 +34,8 @@ from pipeline.config.settings import nested
 from pipeline.memory.device import hardware_of
 from pipeline.memory.recorder import passed_on
 from pipeline.prediction import fake_device, trace
-from pipeline.prediction.families import RECORDED_SIZES
 from pipeline.prediction.cards import find_card
+from pipeline.prediction.families import RECORDED_SIZES
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_all
 from pipeline.runtime.environment import environment
