@@ -84,31 +84,46 @@ def combined(function: Callable[..., float], *works: Work) -> Work:
     )
 
 
+def work_of(amounts: Mapping[str, int]) -> Work:
+    """Return work from its amounts by kind: the types of matrix products, and the other fields of Work."""
+    others = ("moved_bytes", "num_kernels", "host_bytes")
+    flops = {kind: amount for kind, amount in amounts.items() if kind not in others and amount}
+    return Work(flops, *(amounts.get(kind, 0) for kind in others))
+
+
 class WorkCounter:
     """Adds up the work of operators."""
 
     def __init__(self) -> None:
-        self._matrix_flops = Counter[str]()
-        self._moved_bytes = self._num_kernels = self._host_bytes = 0
+        self._of_storage = Counter[str]()
+        self._of_phase = Counter[str]()
 
     def count(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Add the work of one call of an operator."""
         if not _has_kernel(operator):
             return
-        self._num_kernels += 1
         if operator.overloadpacket in FORMULAS:
-            self._matrix_flops[_compute_type(args)] += operations_of(operator, args, kwargs, result)
+            kind, amount = _compute_type(args), operations_of(operator, args, kwargs, result)
         elif operator in COPIES and _device(result) != _device(args[operator is aten.copy_.default]):
-            self._host_bytes += num_bytes(result)
+            kind, amount = "host_bytes", num_bytes(result)
         else:
-            moved = _moved_bytes(operator, args, result)
-            self._moved_bytes += moved
-            self._num_kernels -= not moved
+            kind, amount = "moved_bytes", _moved_bytes(operator, args, result)
+            if not amount:
+                return
+        self._of_storage[kind] += amount
+        self._of_storage["num_kernels"] += 1
 
-    def take(self) -> Work:
-        """Return the work counted so far, and begin again at none."""
-        work = Work(dict(self._matrix_flops), self._moved_bytes, self._num_kernels, self._host_bytes)
-        self.__init__()  # type: ignore[misc]
+    def take_storage(self) -> Mapping[str, int]:
+        """Return the work by kind since the last call, and in this phase."""
+        amounts, self._of_storage = self._of_storage, Counter()
+        self._of_phase.update(amounts)
+        return amounts
+
+    def take_phase(self) -> Work:
+        """Return the work since the last call."""
+        self.take_storage()
+        work = work_of(self._of_phase)
+        self._of_phase.clear()
         return work
 
 

@@ -1,7 +1,8 @@
 """Experiments -> Predictions, in worker processes: those first from whose recordings others are derived."""
 
+import gc
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -73,7 +74,21 @@ def predict_each(
 def _predict_these(
     experiments: Sequence[Experiment], target: Hardware, options: Mapping[str, Any]
 ) -> list[Prediction | InvalidInputError]:
-    return [_prediction_or_error(experiment, target, options) for experiment in experiments]
+    with _collected_at_end():
+        return [_prediction_or_error(experiment, target, options) for experiment in experiments]
+
+
+@contextmanager
+def _collected_at_end() -> Iterator[None]:
+    """Collect garbage at the end of this context only: timelines are many objects, and hardly any are in cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+            gc.collect()
 
 
 def _prediction_or_error(

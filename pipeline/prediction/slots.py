@@ -122,6 +122,7 @@ def without_workspace(timeline: Timeline) -> tuple[Timeline, Workspace | None]:
         origins=(*timeline.origins[:number], *timeline.origins[number + 1 :]),
         events_E=events_E,
         spans=tuple(replace(span, begin=span.begin - (span.begin > at)) for span in timeline.spans),
+        storage_work={},
     ), workspace
 
 

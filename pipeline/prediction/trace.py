@@ -16,7 +16,7 @@ from pipeline.memory.timeline import Timeline, same_memory
 from pipeline.prediction.case import Case
 from pipeline.prediction.exchange_loss import with_other_loss
 from pipeline.prediction.extrapolate_batch import Growth, growth_of
-from pipeline.prediction.extrapolate_depth import repetition_of, with_more_layers
+from pipeline.prediction.extrapolate_depth import Depth
 from pipeline.prediction.families import (
     layer_techniques,
     loss_techniques,
@@ -26,6 +26,7 @@ from pipeline.prediction.families import (
 from pipeline.prediction.loss_difference import Difference, difference_of
 from pipeline.prediction.recent import Recent
 from pipeline.prediction.recording import record
+from pipeline.prediction.repetition import repetition_of
 from pipeline.prediction.trace_cache import find_trace, recent_traces, write_trace
 
 STEADY_STEPS = 2
@@ -119,16 +120,25 @@ def _from_same_size(case: Case) -> Timeline | None:
 
 
 def _from_few_layers(case: Case) -> Timeline | None:
-    """Return the timeline of a deep model from those of the same model with few layers.
+    """Return the timeline of a deep model from that of the same model with few layers.
 
-    The first of the two is extrapolated to the second, and must be it.
+    Extrapolated by one period of layers, it must be a recording, at this micro-batch size or at another one.
     """
     layers = case.layers
     if layers is None:
         return None
     shallow = _known(case.of_layers(layers.num_layers))
+    if shallow is None:
+        return None
+    depth = _depths.get(case.of_any_size)
+    timeline = None if depth is None else depth.timeline(shallow)
+    if timeline is not None:
+        return timeline
     deeper = _known(case.of_layers(layers.num_layers + layers.period))
-    return None if shallow is None or deeper is None else with_more_layers(shallow, deeper, layers)
+    depth = None if deeper is None else Depth.of(shallow, deeper, layers)
+    if depth is not None and depth.holds_at_other_sizes:
+        _depths[case.of_any_size] = depth
+    return None if depth is None else depth.timeline(shallow)
 
 
 def _from_other_loss(case: Case) -> Timeline | None:
@@ -192,6 +202,8 @@ def _growth(case: Case, sizes: tuple[int, int, int]) -> Growth | None:
 
 _growths: Recent[Path, Growth | None] = Recent(NUM_KEPT)
 """Growths by the file of the smallest size; None where the sizes do not grow linearly."""
+_depths: Recent[Path, Depth] = Recent(NUM_KEPT)
+"""What a recording has proved of a model's depth."""
 _differences: Recent[Path, Difference | None] = Recent(NUM_KEPT)
 """Differences by the file with the other loss; None where it is not that of a loss."""
 
@@ -199,7 +211,7 @@ _differences: Recent[Path, Difference | None] = Recent(NUM_KEPT)
 def forget() -> None:
     """Forget what this process keeps in memory of timelines; their files stay."""
     _timeline.cache_clear()
-    for kept in (recent_traces, _growths, _differences):
+    for kept in (recent_traces, _growths, _depths, _differences):
         kept.clear()
 
 
