@@ -80,7 +80,7 @@ def _predict_these(
 
 @contextmanager
 def _collected_at_end() -> Iterator[None]:
-    """Collect garbage at the end of this context only: timelines are many objects, and hardly any are in cycles."""
+    """Collect garbage only at the end of this context, and only what it made: timelines are many objects."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -88,7 +88,7 @@ def _collected_at_end() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-            gc.collect()
+            gc.collect(0)
 
 
 def _prediction_or_error(
