@@ -23,7 +23,7 @@ from pipeline.memory.gradient_sums import calibrate, in_backward, is_in_place_su
 from pipeline.memory.inside import Buffer, InsideOf, nothing_inside
 from pipeline.memory.python_operators import IN_PYTHON
 from pipeline.memory.timeline import Lifetime, PhaseWork, Span, Timeline
-from pipeline.memory.work import WorkCounter
+from pipeline.memory.work import Memo, WorkCounter
 
 OUTSIDE = {"load": "", "forward": "loss", "backward": "loss", "optimizer": "optimizer"}
 """The module name of storages that are allocated outside of all modules, by phase."""
@@ -31,13 +31,13 @@ GET_DEVICE = torch.ops.prim.device.default
 """Called several times for each operator on fake tensors; it allocates nothing."""
 
 
-Run = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
-"""(operator, its arguments) -> its result."""
+Run = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], tuple[Any, Memo]]
+"""(operator, its arguments) -> its result, and a memo that calls of the same form share."""
 
 
-def passed_on(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def passed_on(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Memo]:
     """Run an operator through torch's dispatcher."""
-    return func(*args, **kwargs)
+    return func(*args, **kwargs), {}
 
 
 class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -120,8 +120,8 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inside, buffers = self._inside_of(func, args), dict[Buffer, int]()
         self._follow(inside.before, func, buffers)
         in_place = inside.in_place or is_in_place_sum(func, args)
-        result = self._run(func, args, kwargs)
-        self._counter.count(func, args, kwargs, result)
+        result, memo = self._run(func, args, kwargs)
+        self._counter.count(func, args, kwargs, result, memo)
         if in_place:
             self._pass_on(args[0], result)
         tensors = (result,) if isinstance(result, Tensor) else tree_leaves(result)

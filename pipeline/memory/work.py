@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,6 +91,18 @@ def work_of(amounts: Mapping[str, int]) -> Work:
     return Work(flops, *(amounts.get(kind, 0) for kind in others))
 
 
+class CallWork(NamedTuple):
+    """The work of one call of an operator, which is the same for arguments of the same form."""
+
+    kind: str | None
+    """None for floating-point operations, whose type depends on the precision that is set."""
+    amount: int
+
+
+Memo = dict[str, CallWork | None]
+"""What was found of calls of one form: `work`."""
+
+
 class WorkCounter:
     """Adds up the work of operators."""
 
@@ -98,20 +110,14 @@ class WorkCounter:
         self._of_storage = Counter[str]()
         self._of_phase = Counter[str]()
 
-    def count(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Add the work of one call of an operator."""
-        if not _has_kernel(operator):
-            return
-        if operator.overloadpacket in FORMULAS:
-            kind, amount = _compute_type(args), operations_of(operator, args, kwargs, result)
-        elif operator in COPIES and _device(result) != _device(args[operator is aten.copy_.default]):
-            kind, amount = "host_bytes", num_bytes(result)
-        else:
-            kind, amount = "moved_bytes", _moved_bytes(operator, args, result)
-            if not amount:
-                return
-        self._of_storage[kind] += amount
-        self._of_storage["num_kernels"] += 1
+    def count(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, memo: Memo) -> None:
+        """Add the work of one call of an operator; calls with arguments of the same form share a memo."""
+        if "work" not in memo:
+            memo["work"] = _work_of_call(operator, args, kwargs, result)
+        work = memo["work"]
+        if work is not None:
+            self._of_storage[_compute_type(args) if work.kind is None else work.kind] += work.amount
+            self._of_storage["num_kernels"] += 1
 
     def take_storage(self) -> Mapping[str, int]:
         """Return the work by kind since the last call, and in this phase."""
@@ -125,6 +131,18 @@ class WorkCounter:
         work = work_of(self._of_phase)
         self._of_phase.clear()
         return work
+
+
+def _work_of_call(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> CallWork | None:
+    """Return the work of one call of an operator; None if it launches no kernel."""
+    if not _has_kernel(operator):
+        return None
+    if operator.overloadpacket in FORMULAS:
+        return CallWork(None, operations_of(operator, args, kwargs, result))
+    if operator in COPIES and _device(result) != _device(args[operator is aten.copy_.default]):
+        return CallWork("host_bytes", num_bytes(result))
+    moved_bytes = _moved_bytes(operator, args, result)
+    return CallWork("moved_bytes", moved_bytes) if moved_bytes else None
 
 
 def num_bytes(value: Any) -> int:

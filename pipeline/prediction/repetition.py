@@ -17,8 +17,9 @@ from pipeline.prediction.layers import Layers
 
 INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
 """A number in a module's dotted name."""
-Place = tuple[int, int | None]
-"""The index of a storage or of an event in the shallow timeline, and its layer in the deep model."""
+Key = tuple[object, ...]
+"""What an event is in its layer."""
+NO_LAYER = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +48,21 @@ class Repetition:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """The events of a shallow model; E counts them."""
+
+    events_E: IntArray
+    layers: list[int | None]
+    """The layer of each event."""
+    keys: list[Key]
+    """What each event is in its layer: the same for the same event of another layer."""
+    ends: list[int]
+    """The first event of another layer after each event."""
+    numbers: dict[tuple[int | None, Key], int]
+    """The number of each event, by its layer and key."""
+
+
 def repetition_of(timeline: Timeline, layers: Layers) -> Repetition | None:
     """Return the events of the deep model; None if they do not follow from those of the shallow one."""
     modules = tuple([origin.module for origin in timeline.origins])
@@ -62,70 +78,79 @@ def _repetition(
     operators: tuple[str, ...],
     layers: Layers,
 ) -> Repetition | None:
+    recorded = _recorded(events, spans, modules, operators)
     try:
-        order = list(_walk(events, spans, modules, operators, layers))
+        parts = list(_walk(recorded, layers))
     except LookupError:
         return None
-    numbers: dict[Place, int] = {}
-    released: set[Place] = set()
-    repeated: list[int] = []
-    for event, layer in order:
-        storage = events[event]
-        if storage >= 0:
-            numbers[storage, layer] = len(numbers)
-            repeated.append(numbers[storage, layer])
-        else:
-            place = -1 - storage, layer
-            if place not in numbers or place in released:
-                return None
-            released.add(place)
-            repeated.append(-1 - numbers[place])
-    places: dict[int, list[int]] = {span.begin: [] for span in spans}
-    for at, (event, _) in enumerate(order):
-        if event in places:
-            places[event].append(at)
-    if any(len(found) != 1 for found in places.values()):
+    event_M = np.concatenate([np.arange(begin, end) for begin, end, _ in parts])
+    copies = [NO_LAYER if copy is None else copy for *_, copy in parts]
+    copy_M = np.repeat(copies, [end - begin for begin, end, _ in parts])
+    events_M = recorded.events_E[event_M]
+    is_new_M = events_M >= 0
+    storage_M, (new,) = np.where(is_new_M, events_M, -1 - events_M), np.nonzero(is_new_M)
+    numbers = np.full((len(modules), layers.num_layers + layers.num_more + 1), -1)
+    numbers[storage_M[new], copy_M[new]] = np.arange(len(new))
+    number_M = numbers[storage_M, copy_M]
+    released = number_M[~is_new_M]
+    if (
+        (released < 0).any()
+        or len(np.unique(released)) != len(released)
+        or not np.array_equal(number_M[new], np.arange(len(new)))
+        or (new[released] > np.flatnonzero(~is_new_M)).any()
+    ):
+        return None
+    begins = [np.flatnonzero(event_M == span.begin).tolist() for span in spans]
+    if any(len(found) != 1 for found in begins):
         return None  # a phase that begins in a repeated layer
     return Repetition(
-        source_N=np.array([storage for storage, _ in numbers], np.int64),
-        layers=tuple([layer for _, layer in numbers]),
-        events_E=np.array(repeated, np.int64),
-        spans=tuple(replace(span, begin=places[span.begin][0]) for span in spans),
+        source_N=storage_M[new],
+        layers=tuple([None if copy == NO_LAYER else copy for copy in copy_M[new].tolist()]),
+        events_E=np.where(is_new_M, number_M, -1 - number_M),
+        spans=tuple(replace(span, begin=begin) for span, [begin] in zip(spans, begins, strict=True)),
     )
 
 
-def _walk(
-    events: tuple[int, ...],
-    spans: tuple[Span, ...],
-    modules: tuple[str, ...],
-    operators: tuple[str, ...],
-    layers: Layers,
-) -> Iterator[Place]:
-    """Yield the deep model's events in their order; raise LookupError where the order does not follow."""
-    layer_of = _layers(events, spans, modules)
-    keys = _keys(events, spans, modules, operators, layer_of)
-    layer_of_event = [layer_of[event if event >= 0 else -1 - event] for event in events]
-    found = {(layer, key): number for number, (layer, key) in enumerate(zip(layer_of_event, keys, strict=True))}
-    total = sum(1 if layer is None else layers.copies(layer) for layer in layer_of_event)
-    seen: set[Place] = set()
-    event, copy = 0, layer_of_event[0]
+def _walk(recorded: Recorded, layers: Layers) -> Iterator[tuple[int, int, int | None]]:
+    """Yield the deep model's events in their order, as ranges of the shallow model's and their layer in the deep one.
+
+    Raises:
+        LookupError: the order does not follow.
+
+    """
+    num_left = sum(1 if layer is None else layers.copies(layer) for layer in recorded.layers)
+    begin, copy = 0, recorded.layers[0]
     while True:
-        if (event, copy) in seen:
+        end = recorded.ends[begin]
+        num_left -= end - begin
+        if num_left < 0:
             raise LookupError
-        seen.add((event, copy))
-        yield event, copy
-        if event + 1 == len(events):
+        yield begin, end, copy
+        if end == len(recorded.layers):
             break
-        copy = layers.next(layer_of_event[event], copy, layer_of_event[event + 1])
-        event += 1
+        copy, begin = layers.next(recorded.layers[end - 1], copy, recorded.layers[end]), end
         if copy is not None:
             if not 0 <= copy < layers.num_layers + layers.num_more:
                 raise LookupError
             source = layers.source(copy)
-            if source != layer_of_event[event]:
-                event = found[source, keys[event]]
-    if len(seen) != total:
+            if source != recorded.layers[begin]:
+                begin = recorded.numbers[source, recorded.keys[begin]]
+    if num_left:
         raise LookupError
+
+
+@lru_cache(maxsize=2)
+def _recorded(
+    events: tuple[int, ...], spans: tuple[Span, ...], modules: tuple[str, ...], operators: tuple[str, ...]
+) -> Recorded:
+    layer_of = _layers(events, spans, modules)
+    keys = _keys(events, spans, modules, operators, layer_of)
+    layers = [layer_of[event if event >= 0 else -1 - event] for event in events]
+    ends = [len(events)] * len(events)
+    for number in range(len(events) - 2, -1, -1):
+        ends[number] = ends[number + 1] if layers[number] == layers[number + 1] else number + 1
+    numbers = {place: number for number, place in enumerate(zip(layers, keys, strict=True))}
+    return Recorded(np.array(events, np.int64), layers, keys, ends, numbers)
 
 
 def _layers(events: tuple[int, ...], spans: tuple[Span, ...], modules: tuple[str, ...]) -> list[int | None]:
@@ -160,12 +185,12 @@ def _keys(
     modules: tuple[str, ...],
     operators: tuple[str, ...],
     layers: list[int | None],
-) -> list[tuple[object, ...]]:
-    """Return for each event what it is in its layer: the same for the same event of another layer."""
+) -> list[Key]:
+    """Return the key of each event."""
     begins = {span.begin: number for number, span in enumerate(spans)}
-    counts: Counter[tuple[object, ...]] = Counter()
-    of_storage: dict[int, tuple[object, ...]] = {}
-    keys: list[tuple[object, ...]] = []
+    counts: Counter[Key] = Counter()
+    of_storage: dict[int, Key] = {}
+    keys: list[Key] = []
     span = 0
     for number, event in enumerate(events):
         span = begins.get(number, span)
