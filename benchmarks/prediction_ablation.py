@@ -35,6 +35,7 @@ from pipeline.memory.device import hardware_of
 from pipeline.memory.recorder import passed_on
 from pipeline.prediction import fake_device, trace
 from pipeline.prediction.cards import find_card
+from pipeline.prediction.families import RECORDED_SIZES
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_all
 from pipeline.runtime.environment import environment
@@ -151,7 +152,7 @@ def measure(shortcuts: Sequence[str], space: str, tiny: bool) -> dict[str, float
             experiments = on_cpu()
             return {"seconds": seconds_of(experiments, processor), "predicted": len(experiments)}
         sizes = divisors(batch)
-        recorded = [size for size in sizes if size <= max(trace.RECORDED_SIZES) and size.bit_count() == 1]
+        recorded = [size for size in sizes if size <= max(RECORDED_SIZES) and size.bit_count() == 1]
         others = [size for size in sizes if size not in recorded]
         chosen = random.Random(1).sample(others, min(NUM_SIZES, len(others)))  # noqa: S311  a sample, no secret
         if "accumulation" in shortcuts:

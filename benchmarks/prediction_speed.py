@@ -32,6 +32,7 @@ from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import nested
 from pipeline.config.space import SpaceSettings, make_space
 from pipeline.config.variants import read_yaml
+from pipeline.prediction import trace
 from pipeline.prediction.cached_operators import clear_cache
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
@@ -55,6 +56,7 @@ LEVERS_BATCH = 144
 def empty_cache() -> None:
     """Remove all cached predictions and operator results; the prepared text stays."""
     clear_cache()
+    trace.forget()
     for file in cache_folder().glob("trace-*"):
         file.unlink()
 

@@ -14,7 +14,8 @@ from pipeline.memory.device import hardware_of
 from pipeline.memory.timeline import Timeline, same_memory
 from pipeline.models.causal_lm import EQUAL_LAYERS, CausalLm
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.extrapolate_depth import Layers, fewest_layers, with_more_layers
+from pipeline.prediction.extrapolate_depth import Depth
+from pipeline.prediction.layers import Layers, fewest_layers
 from pipeline.prediction.predict import predict
 from pipeline.prediction.trace import record, trace
 
@@ -127,12 +128,44 @@ def check_extrapolation(settings: dict[str, Any], target: Any, monkeypatch: pyte
     monkeypatch.setattr("pipeline.prediction.trace.record", shallow)
     extrapolated = trace(wanted, target, prepared)
     assert recorded and max(recorded) < NUM_LAYERS
+    assert same_memory(extrapolated, all_layers(wanted, target))
+
+
+def all_layers(wanted: Experiment, target: Any) -> Timeline:
+    """Return the recording of all layers."""
     num_rows = min(2, wanted.effective_batch_size // wanted.micro_batch_size) * wanted.micro_batch_size
     num_rows = wanted.effective_batch_size if target is CPU else num_rows
     short = {"accumulation_steps": min(2, wanted.effective_batch_size // wanted.micro_batch_size)}
     short["effective_batch_size"] = short["accumulation_steps"] * wanted.micro_batch_size
-    full = record(Experiment(wanted.settings.model_copy(update=short)), target, prepared, num_rows)
-    assert same_memory(extrapolated, full)
+    return record(Experiment(wanted.settings.model_copy(update=short)), target, wanted.read_corpus(), num_rows)
+
+
+@pytest.mark.parametrize(
+    ("target", "settings"),
+    [
+        (CPU, {"checkpointing": "every_2_layers", "attention": "eager"}),
+        (CPU, {"model": "qwen3-nano", "loss_kernel": "chunked"}),
+        (CARD, {"causal_lm__dropout": 0.1, "precision": "fp16"}),
+        (CARD, {**OFFLOADING, "checkpointing": "attention_saved", "precision": "bf16"}),
+    ],
+    ids=str,
+)
+def test_layers_that_repeat_at_one_size_repeat_at_others(
+    target: Any, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    recorded = []
+
+    def shallow(experiment: Experiment, *others: Any) -> Timeline:
+        recorded.append((experiment.micro_batch_size, experiment.description.num_layers))
+        return record(experiment, *others)
+
+    monkeypatch.setattr("pipeline.prediction.trace.record", shallow)
+    for size in (2, 1, 6, 12):  # two, one and several sequences in one of several micro-batches, and a whole batch
+        wanted = deep(micro_batch_size=size, effective_batch_size=12, **settings)
+        assert same_memory(trace(wanted, target, wanted.read_corpus()), all_layers(wanted, target))
+    [few, more] = sorted({num_layers for _, num_layers in recorded})
+    assert recorded == [(2, few), (2, more), (1, few), (6, few), (12, few)]
 
 
 def test_layers_that_do_not_repeat_are_not_extrapolated() -> None:
@@ -140,12 +173,14 @@ def test_layers_that_do_not_repeat_are_not_extrapolated() -> None:
     fewest = fewest_layers(NUM_LAYERS, 1)
     shallow, deeper = (record(deep(count), CPU, prepared, 2) for count in (fewest, fewest + 1))
     layers = Layers(fewest, 1, NUM_LAYERS - fewest)
-    assert with_more_layers(shallow, deeper, layers) is not None
-    assert with_more_layers(shallow, record(deep(fewest + 2), CPU, prepared, 2), layers) is None
+    assert Depth.of(shallow, deeper, layers) is not None
+    assert Depth.of(shallow, record(deep(fewest + 2), CPU, prepared, 2), layers) is None
+    counted_only_by_phase = Depth.of(replace(shallow, storage_work={}), deeper, layers)
+    assert counted_only_by_phase is not None and not counted_only_by_phase.holds_at_other_sizes
     number = next(n for n, one in enumerate(deeper.origins) if one.module.startswith("transformer.h.2."))
     num_bytes_N = deeper.num_bytes_N.copy()
     num_bytes_N[number] += 1
-    assert with_more_layers(shallow, replace(deeper, num_bytes_N=num_bytes_N), layers) is None
+    assert Depth.of(shallow, replace(deeper, num_bytes_N=num_bytes_N), layers) is None
 
 
 def test_policies_that_name_layers_have_no_period() -> None:

@@ -13,7 +13,6 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment
 from pipeline.prediction import predict_all as predict_module
-from pipeline.prediction.trace_cache import read_trace
 from pipeline.runtime.observer import Run
 from pipeline.runtime.run import run
 from pipeline.searching.candidates import make_candidates
@@ -196,8 +195,7 @@ def test_a_trace_that_is_evicted_while_it_is_read_is_recorded_again(
     predict(experiment, hardware_of(experiment.device))
     for file in tmp_path.glob("trace-*"):
         file.write_bytes(file.read_bytes()[:100])
-    read_trace.cache_clear()
-    trace_module._timeline.cache_clear()
+    trace_module.forget()
     predict(experiment, hardware_of(experiment.device))
 
 

@@ -13,7 +13,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction import trace_cache
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.trace_cache import CODE, cache_size, code_digest, read_trace, trace_file, write_trace
+from pipeline.prediction.trace_cache import CODE, cache_size, code_digest, find_trace, trace_file, write_trace
 
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
 EMPTY = Timeline.of((), (), spans=())
@@ -53,7 +53,7 @@ def test_the_least_recently_used_files_are_removed_above_the_limit(
         write_trace(file, EMPTY)
         os.utime(file, times=(0, time.time() - 10 * trace_cache.IN_USE_SECONDS + number))
     (folder / "another-file").write_bytes(bytes(10**6))
-    read_trace(files[0])
+    find_trace(files[0])
     monkeypatch.setattr(trace_cache, "LIMIT_BYTES", 2 * files[0].stat().st_size)
     write_trace(files[4], EMPTY)
     assert [file.exists() for file in files] == [True, False, False, False, True]

@@ -23,7 +23,7 @@ from pipeline.memory.gradient_sums import calibrate, in_backward, is_in_place_su
 from pipeline.memory.inside import Buffer, InsideOf, nothing_inside
 from pipeline.memory.python_operators import IN_PYTHON
 from pipeline.memory.timeline import Lifetime, PhaseWork, Span, Timeline
-from pipeline.memory.work import WorkCounter
+from pipeline.memory.work import Memo, WorkCounter
 
 OUTSIDE = {"load": "", "forward": "loss", "backward": "loss", "optimizer": "optimizer"}
 """The module name of storages that are allocated outside of all modules, by phase."""
@@ -31,13 +31,13 @@ GET_DEVICE = torch.ops.prim.device.default
 """Called several times for each operator on fake tensors; it allocates nothing."""
 
 
-Run = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
-"""(operator, its arguments) -> its result."""
+Run = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], tuple[Any, Memo]]
+"""(operator, its arguments) -> its result, and a memo that calls of the same form share."""
 
 
-def passed_on(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def passed_on(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Memo]:
     """Run an operator through torch's dispatcher."""
-    return func(*args, **kwargs)
+    return func(*args, **kwargs), {}
 
 
 class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -54,6 +54,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seconds: list[float] = []
         self._counter = WorkCounter()
         self._work: list[PhaseWork] = []
+        self._storage_work: list[Mapping[str, int]] = []
         self._step, self._loading, self._in_forward = 0, True, False
         self._spans: list[Span] = [Span(step=0, phase="load", begin=0)]
         self._modules: list[str] = []
@@ -86,7 +87,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def mark(self, step: int, phase: str) -> None:
         """Record the end of a phase of optimizer step `step`."""
-        self._work.append(PhaseWork(step=step, phase=phase, work=self._counter.take()))
+        self._work.append(PhaseWork(step=step, phase=phase, work=self._counter.take_phase()))
         if phase in ("backward", "optimizer"):
             self._categorize()
         self._loading = self._in_forward = False
@@ -103,6 +104,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             seconds=[moment - first for moment in self._seconds],
             spans=self._spans,
             work=self._work,
+            storage_work=self._storage_work,
         )
 
     def __torch_dispatch__(
@@ -118,8 +120,8 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inside, buffers = self._inside_of(func, args), dict[Buffer, int]()
         self._follow(inside.before, func, buffers)
         in_place = inside.in_place or is_in_place_sum(func, args)
-        result = self._run(func, args, kwargs)
-        self._counter.count(func, args, kwargs, result)
+        result, memo = self._run(func, args, kwargs)
+        self._counter.count(func, args, kwargs, result, memo)
         if in_place:
             self._pass_on(args[0], result)
         tensors = (result,) if isinstance(result, Tensor) else tree_leaves(result)
@@ -178,6 +180,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (last.step, last.phase) != (self._step, phase):
             self._spans.append(Span(step=self._step, phase=phase, begin=len(self._events)))
         number = len(self._lifetimes)
+        self._storage_work.append(self._counter.take_storage())
         self._lifetimes.append(
             Lifetime(
                 num_bytes=num_bytes,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,33 +87,66 @@ def combined(function: Callable[..., float], *works: Work) -> Work:
     )
 
 
+def work_of(amounts: Mapping[str, int]) -> Work:
+    """Return work from its amounts by kind: the types of matrix products, and the other fields of Work."""
+    others = ("moved_bytes", "num_kernels", "host_bytes")
+    flops = {kind: amount for kind, amount in amounts.items() if kind not in others and amount}
+    return Work(flops, *(amounts.get(kind, 0) for kind in others))
+
+
+class CallWork(NamedTuple):
+    """The work of one call of an operator, which is the same for arguments of the same form."""
+
+    kind: str | None
+    """None for floating-point operations, whose type depends on the precision that is set."""
+    amount: int
+
+
+Memo = dict[str, CallWork | None]
+"""What was found of calls of one form: `work`."""
+
+
 class WorkCounter:
     """Adds up the work of operators."""
 
     def __init__(self) -> None:
-        self._matrix_flops = Counter[str]()
-        self._moved_bytes = self._num_kernels = self._host_bytes = 0
+        self._of_storage = Counter[str]()
+        self._of_phase = Counter[str]()
 
-    def count(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Add the work of one call of an operator."""
-        if not _has_kernel(operator):
-            return
-        self._num_kernels += 1
-        if operator.overloadpacket in FORMULAS:
-            kind = _compute_type(args) + ATTENTION * _is_attention(operator)
-            self._matrix_flops[kind] += operations_of(operator, args, kwargs, result)
-        elif operator in COPIES and _device(result) != _device(args[operator is aten.copy_.default]):
-            self._host_bytes += num_bytes(result)
-        else:
-            moved = _moved_bytes(operator, args, result)
-            self._moved_bytes += moved
-            self._num_kernels -= not moved
+    def count(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, memo: Memo) -> None:
+        """Add the work of one call of an operator; calls with arguments of the same form share a memo."""
+        if "work" not in memo:
+            memo["work"] = _work_of_call(operator, args, kwargs, result)
+        work = memo["work"]
+        if work is not None:
+            kind = work.kind or _compute_type(args) + ATTENTION * _is_attention(operator)
+            self._of_storage[kind] += work.amount
+            self._of_storage["num_kernels"] += 1
 
-    def take(self) -> Work:
-        """Return the work counted so far, and begin again at none."""
-        work = Work(dict(self._matrix_flops), self._moved_bytes, self._num_kernels, self._host_bytes)
-        self.__init__()  # type: ignore[misc]
+    def take_storage(self) -> Mapping[str, int]:
+        """Return the work by kind since the last call, and in this phase."""
+        amounts, self._of_storage = self._of_storage, Counter()
+        self._of_phase.update(amounts)
+        return amounts
+
+    def take_phase(self) -> Work:
+        """Return the work since the last call."""
+        self.take_storage()
+        work = work_of(self._of_phase)
+        self._of_phase.clear()
         return work
+
+
+def _work_of_call(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> CallWork | None:
+    """Return the work of one call of an operator; None if it launches no kernel."""
+    if not _has_kernel(operator):
+        return None
+    if operator.overloadpacket in FORMULAS:
+        return CallWork(None, operations_of(operator, args, kwargs, result))
+    if operator in COPIES and _device(result) != _device(args[operator is aten.copy_.default]):
+        return CallWork("host_bytes", num_bytes(result))
+    moved_bytes = _moved_bytes(operator, args, result)
+    return CallWork("moved_bytes", moved_bytes) if moved_bytes else None
 
 
 def num_bytes(value: Any) -> int:

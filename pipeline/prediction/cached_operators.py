@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from pipeline.memory.work import Memo
+
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 """Types of arguments and results that are cached by value."""
 UNCACHED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
@@ -60,7 +62,16 @@ Result = NewTensor | SameTensor | Value | Several
 
 Call = tuple[Any, ...]
 
-_cache: dict[Call | None, Result | None] = {}
+
+class Cached(NamedTuple):
+    """What is known of all calls of one form."""
+
+    result: Result
+    memo: Memo
+    """For a recorder of these calls."""
+
+
+_cache: dict[Call | None, Cached | None] = {}
 """By operator and the form of its arguments; None if the result cannot be cached."""
 
 
@@ -81,13 +92,13 @@ class CachedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Return False: nothing is compiled here, and skipping dynamo costs as much as a look-up."""
         return False
 
-    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the result of `func` for a dispatch mode above this one: from the cache if possible."""
+    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Memo]:
+        """Return the result of `func` for a dispatch mode above this one, and its memo: from the cache if possible."""
         cached = _cache.get(_call(func, args, kwargs))
         if cached is None:
-            return func(*args, **kwargs)
+            return func(*args, **kwargs), {}
         with torch._C._DisableTorchDispatch():
-            return self._make(cached, args)
+            return self._make(cached.result, args), cached.memo
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -97,11 +108,12 @@ class CachedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         call = _call(func, args, kwargs)
         cached = _cache.get(call)
         if cached is not None:
-            return self._make(cached, args)
+            return self._make(cached.result, args)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if call is not None and call not in _cache:
             has_changed_an_argument = _call(func, args, kwargs) != call
-            _cache[call] = None if has_changed_an_argument else self._cacheable(func, args, result)
+            cacheable = None if has_changed_an_argument else self._cacheable(func, args, result)
+            _cache[call] = None if cacheable is None else Cached(cacheable, {})
         return result
 
     def _make(self, result: Result, args: Sequence[Any]) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pipeline.base.contracts import Description, Hardware, Prepared
 from pipeline.base.technique import Technique
 from pipeline.config.experiment import Experiment
-from pipeline.prediction.extrapolate_depth import Layers, fewest_layers
+from pipeline.prediction.layers import Layers, fewest_layers
 from pipeline.prediction.trace_cache import trace_file
 
 LARGEST_SHARE = 0.8
@@ -27,6 +27,8 @@ class Case:
     """Of the model, see Model.identity(): with None its timeline is neither cached nor derived."""
     description: Description
     """Of the model, which is read once: it may be in a file."""
+    batch: int
+    """The effective batch of the training; the experiment's is that of its recorded micro-batches."""
 
     def __eq__(self, other: object) -> bool:
         """Whether both have the same timeline."""
@@ -40,6 +42,13 @@ class Case:
     def file(self) -> Path:
         """The file of its recording in the cache."""
         return trace_file(self.experiment, self.target, self.prepared, self.num_rows, str(self.identity))
+
+    @cached_property
+    def of_any_size(self) -> Path:
+        """A file name that cases have in common which differ only in how their batch is split."""
+        split = dict.fromkeys(("micro_batch_size", "accumulation_steps", "effective_batch_size"), 1)
+        experiment = Experiment(self.experiment.settings.model_copy(update=split))
+        return trace_file(experiment, self.target, self.prepared, 0, str(self.identity))
 
     @property
     def size(self) -> int:

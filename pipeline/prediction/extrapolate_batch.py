@@ -15,8 +15,8 @@ import torch
 from pipeline.base.contracts import Hardware
 from pipeline.memory.timeline import IntArray, PhaseWork, Shape, Timeline
 from pipeline.memory.work import Work, combined
-from pipeline.prediction.extrapolate_depth import INDEX
 from pipeline.prediction.reductions import buffer_bytes, has_formula
+from pipeline.prediction.repetition import INDEX
 
 Recorded = tuple[int, Timeline]
 """A micro-batch size and its timeline."""
@@ -72,7 +72,7 @@ class Growth:
             replace(phase, work=phase.work + growth * more)
             for phase, growth in zip(self.timeline.work, self.sequence_work, strict=True)
         )
-        return replace(self.timeline, num_bytes_N=num_bytes_N, shapes=shapes, work=work)
+        return replace(self.timeline, num_bytes_N=num_bytes_N, shapes=shapes, work=work, storage_work={})
 
     def crosses(self, size: int, thresholds: Sequence[float]) -> bool:
         """Whether a storage that the layers may save reaches a threshold, in bytes, on the way to size `size`."""

@@ -1,147 +1,108 @@
-"""Extrapolation of a timeline to more layers: a recorded layer is repeated where the model's further layers are.
+"""Extrapolation of a timeline to more layers, which a recording with few more layers proves.
 
-A layer is known by the first number in the name of a storage's module. What follows an event of one layer (the next
-event, of the same layer or of another one) is the same for each repetition of it.
+What grows with the layers is in the layers, which are repeated; or it belongs to no layer, such as the norms of all
+gradients, and grows linearly. The proof counts for other micro-batch sizes too: there, what belongs to no layer must be
+what it was in the proof.
 """
 
-import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from pipeline.memory.timeline import IntArray, Origin, Shape, Span, Timeline
-from pipeline.memory.work import combined
+from pipeline.memory.timeline import PhaseWork, Shape, Span, Timeline
+from pipeline.memory.work import Work, combined, work_of
+from pipeline.prediction.layers import Layers
 from pipeline.prediction.reductions import has_formula
+from pipeline.prediction.repetition import Repetition, repetition_of
 
-INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
-"""A number in a module's dotted name."""
-Place = tuple[int, int | None]
-"""The index of a storage or of an event in the shallow timeline, and its layer in the deep model."""
+ONCE_A_STEP = ("load", "optimizer")
+"""Phases whose work does not depend on the micro-batch size."""
+Key = tuple[object, ...]
+"""A storage by step, phase, module, operator, and its number among those for which these are the same."""
+Phase = tuple[int, str, int]
+"""An optimizer step, a phase in it, and its number among those of the same name."""
+Part = TypeVar("Part", Span, PhaseWork)
+
+
+class Grown(NamedTuple):
+    """A storage of no layer that grows with the number of layers."""
+
+    num_bytes: int
+    shape: Shape
+    more_bytes: int
+    """Growth per period of layers."""
+    more_shape: Shape
+
+
+class GrownWork(NamedTuple):
+    """The work of a phase outside of the repeated layers' storages, where it grows with the number of layers."""
+
+    work: Work
+    """All of the phase, in the shallow model."""
+    more: Work
+    """Growth per period of layers."""
 
 
 @dataclass(frozen=True)
-class Layers:
-    """The layers of the shallow model, and how many more the deep model has."""
+class Depth:
+    """How a timeline follows from that of a model with few layers, by a recording with one period of layers more."""
 
-    num_layers: int
-    period: int
-    """Number of layers after which they repeat: 2 where every second one is checkpointed."""
-    num_more: int
-    """A multiple of the period."""
-    reach: int = 1
-    """The most layers between those of an event and of the one after it, but from the first layers to the last ones.
+    layers: Layers
+    storages: Mapping[Key, Grown]
+    work: Mapping[Phase, GrownWork]
 
-    So many first layers are not repeated: they differ from the others in what came before them.
-    """
+    @classmethod
+    def of(cls, shallow: Timeline, deeper: Timeline, layers: Layers) -> "Depth | None":
+        """Return it if the shallow model's layers, repeated, are what was recorded of the deeper one, else None."""
+        again = repetition_of(shallow, replace(layers, num_more=layers.period))
+        phases, deeper_phases = dict(_numbered(shallow.work)), dict(_numbered(deeper.work))
+        if again is None or list(phases) != list(deeper_phases):
+            return None
+        storages, of_layers = _grown_storages(again, shallow, deeper), _work_of_period(again, shallow)
+        work = {}
+        for phase, one in phases.items():
+            more = combined(lambda a, b, c: b - a - c, one.work, deeper_phases[phase].work, of_layers[phase])
+            if more != Work():
+                work[phase] = GrownWork(one.work, more)
+        return None if storages is None else cls(layers, storages, work)
 
     @property
-    def num_before_last(self) -> int:
-        """The index of the first layer after the repeated ones, in the shallow model."""
-        return self.reach + self.period
+    def holds_at_other_sizes(self) -> bool:
+        """Whether nothing that grows outside of the repeated layers is in a phase of a micro-batch."""
+        return all(phase in ONCE_A_STEP for _, phase, *_ in (*self.storages, *self.work))
 
-    def source(self, layer: int) -> int:
-        """Return the shallow model's layer of which a layer of the deep model is a copy."""
-        if layer < self.reach:
-            return layer
-        if layer >= self.num_before_last + self.num_more:
-            return layer - self.num_more
-        return self.reach + (layer - self.reach) % self.period
+    def timeline(self, shallow: Timeline) -> Timeline | None:
+        """Return the timeline of the deep model from that of the shallow one; None if it does not follow.
 
-    def copies(self, layer: int) -> int:
-        """Return the number of layers in the deep model that are copies of a layer of the shallow one."""
-        return 1 + self.num_more // self.period * (self.reach <= layer < self.num_before_last)
-
-    def next(self, layer: int | None, copy: int | None, following: int | None) -> int | None:
-        """Return the layer in the deep model of the event after an event of `layer`, which is there in layer `copy`.
-
-        `following` is its layer in the shallow model. From the first layers to the last ones it is counted from the
-        last one, else from where it is.
-
-        Raises:
-            LookupError: it follows an event of no layer, and is one that is repeated.
-
+        What grows outside of the repeated layers must be in the shallow timeline as it was in the proof.
         """
-        if following is None:
-            return None
-        if layer is None or copy is None:
-            if self.reach <= following < self.num_before_last:
-                raise LookupError
-        elif (
-            (layer < self.reach) == (following < self.reach)
-            or max(layer, following) < self.num_before_last
-            or abs(following - layer) <= self.reach
+        deep, phases = repetition_of(shallow, self.layers), dict(_numbered(shallow.work))
+        if deep is None or any(
+            phase not in phases or phases[phase].work != one.work for phase, one in self.work.items()
         ):
-            return copy + following - layer
-        return following + self.num_more * (following >= self.reach)
+            return None
+        timeline, num_periods = deep.timeline(shallow), self.layers.num_more // self.layers.period
+        places, shapes = {number: place for place, number in enumerate(deep.source_N.tolist())}, list(timeline.shapes)
+        numbers = {key: number for number, key in enumerate(_keys(shallow)) if key in self.storages}
+        for key, (num_bytes, shape, more_bytes, more_shape) in self.storages.items():
+            number = numbers.get(key)
+            if number is None or (int(shallow.num_bytes_N[number]), shallow.shapes[number]) != (num_bytes, shape):
+                return None
+            timeline.num_bytes_N[places[number]] += num_periods * more_bytes
+            shapes[places[number]] = tuple([a + num_periods * b for a, b in zip(shape, more_shape, strict=True)])
+        more = _work_of_period(deep, shallow)
+        for phase, one in self.work.items():
+            more[phase] += one.more
+        work = tuple(replace(one, work=one.work + more[phase] * num_periods) for phase, one in phases.items())
+        return replace(timeline, shapes=tuple(shapes), work=work)
 
 
-@dataclass(frozen=True, eq=False)
-class Repetition:
-    """The storages and events of a deep model, each a copy of one of the shallow model; N and E count the deep ones."""
-
-    source_N: IntArray
-    """The shallow model's storage of which each one is a copy."""
-    layers: tuple[int | None, ...]
-    """The layer of each storage; None if it belongs to no layer."""
-    events_E: IntArray
-    spans: tuple[Span, ...]
-
-    def timeline(self, shallow: Timeline) -> Timeline:
-        """Return the deep model's timeline from one of the shallow model with the same events; its work is missing."""
-        numbers = self.source_N.tolist()
-        return Timeline(
-            num_bytes_N=shallow.num_bytes_N[self.source_N],
-            shapes=tuple([shallow.shapes[number] for number in numbers]),
-            origins=tuple(
-                [_copied(shallow.origins[number], layer) for number, layer in zip(numbers, self.layers, strict=True)]
-            ),
-            events_E=self.events_E,
-            spans=self.spans,
-            work=(),
-        )
-
-
-def fewest_layers(num_layers: int, period: int, reach: int = 1) -> int:
-    """Return the layers of the shallow model: at least one period between the first and the last ones.
-
-    The last layers differ in what comes after them, and the one before follows such a layer.
-    """
-    least = reach + max(period, reach + 1) + 1
-    return least + (num_layers - least) % period
-
-
-def with_more_layers(shallow: Timeline, deeper: Timeline, layers: Layers) -> Timeline | None:
-    """Return the timeline of the deep model from two recorded ones, of which the second has one period more.
-
-    It is None if the repetition of the shallow model's layers is not what was recorded of the second. Storages of no
-    layer, such as the norms of all gradients, and the work grow linearly.
-    """
-    again = repetition_of(shallow, replace(layers, num_more=layers.period))
-    deep = repetition_of(shallow, layers)
-    if again is None or deep is None:
-        return None
-    grown = _grown_storages(again, shallow, deeper)
-    if grown is None or [(one.step, one.phase) for one in shallow.work] != [(o.step, o.phase) for o in deeper.work]:
-        return None
-    times, timeline = layers.num_more // layers.period, deep.timeline(shallow)
-    places = {number: place for place, number in enumerate(deep.source_N.tolist()) if number in grown}
-    shapes = list(timeline.shapes)
-    for number, (num_bytes, shape) in grown.items():
-        place = places[number]
-        timeline.num_bytes_N[place] += times * (num_bytes - timeline.num_bytes_N[place])
-        shapes[place] = tuple([a + times * (b - a) for a, b in zip(shapes[place], shape, strict=True)])
-    work = tuple(
-        replace(phase, work=combined(lambda a, b: a + times * (b - a), phase.work, more.work))
-        for phase, more in zip(shallow.work, deeper.work, strict=True)
-    )
-    return replace(timeline, shapes=tuple(shapes), work=work)
-
-
-def _grown_storages(again: Repetition, shallow: Timeline, deeper: Timeline) -> dict[int, tuple[int, Shape]] | None:
-    """Return bytes and shape of the storages of no layer that are larger in the deeper timeline, by the shallow index.
+def _grown_storages(again: Repetition, shallow: Timeline, deeper: Timeline) -> dict[Key, Grown] | None:
+    """Return the storages of no layer that are larger in the deeper timeline.
 
     It is None if that timeline differs in anything else from the repetition `again` of the shallow one.
     """
@@ -150,159 +111,48 @@ def _grown_storages(again: Repetition, shallow: Timeline, deeper: Timeline) -> d
         return None
     if not np.array_equal(expected.events_E, deeper.events_E):
         return None
-    sizes, shapes = (expected.num_bytes_N, deeper.num_bytes_N), (expected.shapes, tuple(deeper.shapes))
-    differing = set(np.flatnonzero(sizes[0] != sizes[1]).tolist())
-    if shapes[0] != shapes[1]:
-        differing |= {number for number, (one, other) in enumerate(zip(*shapes, strict=True)) if one != other}
+    differing = set(np.flatnonzero(expected.num_bytes_N != deeper.num_bytes_N).tolist())
+    pairs = enumerate(zip(expected.shapes, deeper.shapes, strict=True))
+    differing |= {number for number, (one, other) in pairs if one != other}
+    grown, keys = {}, list(_keys(shallow))
     for number in differing:
-        same_rank = len(shapes[0][number]) == len(shapes[1][number])
-        if again.layers[number] is not None or not same_rank or has_formula(expected.origins[number]):
+        (num_bytes, shape), (more_bytes, more_shape) = (
+            (int(one.num_bytes_N[number]), one.shapes[number]) for one in (expected, deeper)
+        )
+        if again.layers[number] is not None or len(shape) != len(more_shape) or has_formula(expected.origins[number]):
             return None
-    return {int(again.source_N[number]): (int(sizes[1][number]), shapes[1][number]) for number in differing}
+        growths = tuple([b - a for a, b in zip(shape, more_shape, strict=True)])
+        grown[keys[int(again.source_N[number])]] = Grown(num_bytes, shape, more_bytes - num_bytes, growths)
+    return grown
 
 
-def repetition_of(timeline: Timeline, layers: Layers) -> Repetition | None:
-    """Return the events of the deep model; None if they do not follow from those of the shallow one."""
-    modules = tuple([origin.module for origin in timeline.origins])
-    operators = tuple([origin.operator for origin in timeline.origins])
-    return _repetition(tuple(timeline.events_E.tolist()), timeline.spans, modules, operators, layers)
+def _work_of_period(deep: Repetition, shallow: Timeline) -> dict[Phase, Work]:
+    """Return the work of the storages that are repeated, in each phase: none where it was not recorded by storage."""
+    is_repeated_N = np.bincount(deep.source_N) > 1
+    firsts_S = np.searchsorted(shallow.allocated_at_N, [*(span.begin for span in shallow.spans), len(shallow.events_E)])
+    work = {phase: Work() for phase, _ in _numbered(shallow.work)}
+    for (phase, _), (first, end) in zip(_numbered(shallow.spans), pairwise(firsts_S.tolist()), strict=True):
+        repeated = first + np.flatnonzero(is_repeated_N[first:end])
+        if phase in work:
+            work[phase] = work_of({kind: int(each_N[repeated].sum()) for kind, each_N in shallow.storage_work.items()})
+    return work
 
 
-@lru_cache(maxsize=8)
-def _repetition(
-    events: tuple[int, ...],
-    spans: tuple[Span, ...],
-    modules: tuple[str, ...],
-    operators: tuple[str, ...],
-    layers: Layers,
-) -> Repetition | None:
-    try:
-        order = list(_walk(events, spans, modules, operators, layers))
-    except LookupError:
-        return None
-    numbers: dict[Place, int] = {}
-    released: set[Place] = set()
-    repeated: list[int] = []
-    for event, layer in order:
-        storage = events[event]
-        if storage >= 0:
-            numbers[storage, layer] = len(numbers)
-            repeated.append(numbers[storage, layer])
-        else:
-            place = -1 - storage, layer
-            if place not in numbers or place in released:
-                return None
-            released.add(place)
-            repeated.append(-1 - numbers[place])
-    places: dict[int, list[int]] = {span.begin: [] for span in spans}
-    for at, (event, _) in enumerate(order):
-        if event in places:
-            places[event].append(at)
-    if any(len(found) != 1 for found in places.values()):
-        return None  # a phase that begins in a repeated layer
-    return Repetition(
-        source_N=np.array([storage for storage, _ in numbers], np.int64),
-        layers=tuple([layer for _, layer in numbers]),
-        events_E=np.array(repeated, np.int64),
-        spans=tuple(replace(span, begin=places[span.begin][0]) for span in spans),
-    )
+def _keys(timeline: Timeline) -> Iterator[Key]:
+    """Yield the key of each storage."""
+    counts = Counter[Key]()
+    firsts_S = np.searchsorted(timeline.allocated_at_N, [span.begin for span in timeline.spans])
+    num_storages_S = np.diff(firsts_S, append=len(timeline.origins))
+    spans = (span for span, count in zip(timeline.spans, num_storages_S.tolist(), strict=True) for _ in range(count))
+    for span, origin in zip(spans, timeline.origins, strict=True):
+        key = span.step, span.phase, origin.module, origin.operator
+        counts[key] += 1
+        yield *key, counts[key]
 
 
-def _walk(
-    events: tuple[int, ...],
-    spans: tuple[Span, ...],
-    modules: tuple[str, ...],
-    operators: tuple[str, ...],
-    layers: Layers,
-) -> Iterator[Place]:
-    """Yield the deep model's events in their order; raise LookupError where the order does not follow."""
-    layer_of = _layers(events, spans, modules)
-    keys = _keys(events, spans, modules, operators, layer_of)
-    layer_of_event = [layer_of[event if event >= 0 else -1 - event] for event in events]
-    found = {(layer, key): number for number, (layer, key) in enumerate(zip(layer_of_event, keys, strict=True))}
-    total = sum(1 if layer is None else layers.copies(layer) for layer in layer_of_event)
-    seen: set[Place] = set()
-    event, copy = 0, layer_of_event[0]
-    while True:
-        if (event, copy) in seen:
-            raise LookupError
-        seen.add((event, copy))
-        yield event, copy
-        if event + 1 == len(events):
-            break
-        copy = layers.next(layer_of_event[event], copy, layer_of_event[event + 1])
-        event += 1
-        if copy is not None:
-            if not 0 <= copy < layers.num_layers + layers.num_more:
-                raise LookupError
-            source = layers.source(copy)
-            if source != layer_of_event[event]:
-                event = found[source, keys[event]]
-    if len(seen) != total:
-        raise LookupError
-
-
-def _layers(events: tuple[int, ...], spans: tuple[Span, ...], modules: tuple[str, ...]) -> list[int | None]:
-    """Return the layer of each storage.
-
-    One of no module belongs to the layer whose storages are allocated before and after it, within a phase: autograd's
-    own, such as a sum of gradients.
-    """
-    layers = [_layer(module) for module in modules]
-    begins = {span.begin for span in spans}
-    waiting: list[int] = []
-    before = None
-    for number, event in enumerate(events):
-        if number in begins:
-            waiting, before = [], None
-        if event < 0:
-            continue
-        layer = layers[event]
-        if layer is None:
-            waiting.append(event)
-            continue
-        if layer == before:
-            for other in waiting:
-                layers[other] = layer
-        waiting, before = [], layer
-    return layers
-
-
-def _keys(
-    events: tuple[int, ...],
-    spans: tuple[Span, ...],
-    modules: tuple[str, ...],
-    operators: tuple[str, ...],
-    layers: list[int | None],
-) -> list[tuple[object, ...]]:
-    """Return for each event what it is in its layer: the same for the same event of another layer."""
-    begins = {span.begin: number for number, span in enumerate(spans)}
-    counts: Counter[tuple[object, ...]] = Counter()
-    of_storage: dict[int, tuple[object, ...]] = {}
-    keys: list[tuple[object, ...]] = []
-    span = 0
-    for number, event in enumerate(events):
-        span = begins.get(number, span)
-        if event >= 0:
-            kind = span, layers[event], modules[event], operators[event]
-            counts[kind] += 1
-            of_storage[event] = (span, _in_layer(modules[event], 0), operators[event], counts[kind])
-        keys.append((event >= 0, of_storage[event if event >= 0 else -1 - event]))
-    return keys
-
-
-@lru_cache(maxsize=4096)
-def _layer(module: str) -> int | None:
-    found = INDEX.search(module)
-    return int(found.group()) if found else None
-
-
-@lru_cache(maxsize=2**16)
-def _copied(origin: Origin, layer: int | None) -> Origin:
-    return origin if layer is None else origin._replace(module=_in_layer(origin.module, layer))
-
-
-@lru_cache(maxsize=2**16)
-def _in_layer(module: str, layer: int) -> str:
-    """Return a module's name with that of a layer in place of its own."""
-    return INDEX.sub(str(layer), module, count=1)
+def _numbered(parts: Iterable[Part]) -> Iterator[tuple[Phase, Part]]:
+    """Yield each part with its phase."""
+    counts = Counter[tuple[int, str]]()
+    for part in parts:
+        counts[part.step, part.phase] += 1
+        yield (part.step, part.phase, counts[part.step, part.phase]), part

@@ -6,14 +6,27 @@ from pipeline.prediction.trace_cache import IRRELEVANT
 
 RECORDED_SIZES = (2, 4, 8)
 """Micro-batch sizes from which others (but 1) are extrapolated: from the first two, if they predict the third."""
+NUM_LARGER_SIZES = 3
+"""Number of larger sizes from which others are extrapolated where storages reach a threshold in between."""
 SPLIT = ("micro_batch_size", "accumulation_steps", "effective_batch_size")
 """Settings of how a batch is split."""
 
 
 def others_need(experiment: Experiment) -> bool:
-    """Whether timelines of other micro-batch sizes can be extrapolated from this one."""
-    size = experiment.micro_batch_size
-    return size in RECORDED_SIZES or (size > 1 and size.bit_count() == 1 and bool(size_thresholds(experiment)))
+    """Whether timelines of other micro-batch sizes are extrapolated from this one."""
+    sizes = sizes_extrapolated_from(experiment, experiment.effective_batch_size)
+    return experiment.micro_batch_size in sizes[: len(RECORDED_SIZES) + NUM_LARGER_SIZES]
+
+
+def sizes_extrapolated_from(experiment: Experiment, batch: int) -> tuple[int, ...]:
+    """Return the micro-batch sizes from which others are extrapolated: from any three that follow one another.
+
+    Where layers treat storages above a threshold in another way, these are also the larger divisors of the effective
+    batch.
+    """
+    largest = batch if size_thresholds(experiment) else RECORDED_SIZES[-1]
+    larger = (size for size in range(RECORDED_SIZES[-1] + 1, largest + 1) if batch % size == 0)
+    return (*RECORDED_SIZES, *larger)
 
 
 def family_of(experiment: Experiment) -> str:

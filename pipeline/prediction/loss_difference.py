@@ -83,8 +83,9 @@ def _windows(one: Storages, other: Storages, own_pass: Pass, other_pass: Pass) -
 
 def _num_equal(one: Storages, other: Storages, numbers: range, other_numbers: range) -> int:
     """Return how many storages are equal from the first ones on."""
+    forms, other_forms = one.forms, other.forms
     pairs = enumerate(zip(numbers, other_numbers, strict=False))
-    differing = (count for count, (a, b) in pairs if one.form(a) != other.form(b))
+    differing = (count for count, (a, b) in pairs if forms[a] != other_forms[b])
     return next(differing, min(len(numbers), len(other_numbers)))
 
 
@@ -97,7 +98,7 @@ def _matched(one: Storages, other: Storages, pairs: list[tuple[Window, Window]])
     """
     own_outside = _outside(len(one.slots_N), [pair[0] for pair in pairs])
     other_outside = _outside(len(other.slots_N), [pair[1] for pair in pairs])
-    if [one.form(number) for number in own_outside] != [other.form(number) for number in other_outside]:
+    if [one.forms[number] for number in own_outside] != [other.forms[number] for number in other_outside]:
         raise DifferentError
     return dict(zip(other_outside, own_outside, strict=True))
 

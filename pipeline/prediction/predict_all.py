@@ -1,7 +1,8 @@
 """Experiments -> Predictions, in worker processes: those first from whose recordings others are derived."""
 
+import gc
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -73,7 +74,21 @@ def predict_each(
 def _predict_these(
     experiments: Sequence[Experiment], target: Hardware, options: Mapping[str, Any]
 ) -> list[Prediction | InvalidInputError]:
-    return [_prediction_or_error(experiment, target, options) for experiment in experiments]
+    with _collected_at_end():
+        return [_prediction_or_error(experiment, target, options) for experiment in experiments]
+
+
+@contextmanager
+def _collected_at_end() -> Iterator[None]:
+    """Collect garbage only at the end of this context, and only what it made: timelines are many objects."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+            gc.collect(0)
 
 
 def _prediction_or_error(
@@ -90,10 +105,10 @@ def _prediction_or_error(
 def _rounds(experiments: Sequence[Experiment], num_processes: int) -> list[list[list[int]]]:
     """Return the indices of the experiments in tasks, in rounds: first those from which others are derived.
 
-    A task has experiments of one family, which share recorded timelines.
+    A task has experiments of one family, which share recorded timelines; the smallest micro-batches come first.
     """
     families: dict[str, list[int]] = {}
-    for number, experiment in enumerate(experiments):
+    for number, experiment in sorted(enumerate(experiments), key=lambda each: each[1].micro_batch_size):
         families.setdefault(family_of(experiment), []).append(number)
     by_round: dict[int, list[list[int]]] = {}
     for numbers in families.values():

@@ -54,6 +54,12 @@ class Storages:
             if phases[number : number + 2] == ["forward", "backward"]
         ]
 
+    @cached_property
+    def forms(self) -> list[tuple[int, Shape, Origin]]:
+        """Size, shape and origin of each storage."""
+        timeline = self.timeline
+        return list(zip(timeline.num_bytes_N.tolist(), timeline.shapes, timeline.origins, strict=True))
+
     def form(self, number: int) -> tuple[int, Shape, Origin]:
         """Return size, shape and origin of a storage."""
         return int(self.timeline.num_bytes_N[number]), self.timeline.shapes[number], self.timeline.origins[number]
@@ -122,6 +128,7 @@ def without_workspace(timeline: Timeline) -> tuple[Timeline, Workspace | None]:
         origins=(*timeline.origins[:number], *timeline.origins[number + 1 :]),
         events_E=events_E,
         spans=tuple(replace(span, begin=span.begin - (span.begin > at)) for span in timeline.spans),
+        storage_work={},
     ), workspace
 
 

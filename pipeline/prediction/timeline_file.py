@@ -22,6 +22,7 @@ def dump(timeline: Timeline) -> bytes:
         "events": timeline.events_E.tolist(),
         "spans": [asdict(span) for span in timeline.spans],
         "work": [asdict(phase) for phase in timeline.work],
+        "storage_work": {kind: amounts_N.tolist() for kind, amounts_N in timeline.storage_work.items()},
     }
     return gzip.compress(json.dumps(content).encode(), compresslevel=1)
 
@@ -37,4 +38,5 @@ def load(content: bytes) -> Timeline:
         events_E=np.array(read["events"], np.int64),
         spans=tuple(Span(**span) for span in read["spans"]),
         work=tuple(PhaseWork(**{**phase, "work": Work(**phase["work"])}) for phase in read["work"]),
+        storage_work={kind: np.array(amounts, np.int64) for kind, amounts in read["storage_work"].items()},
     )

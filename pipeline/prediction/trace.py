@@ -4,12 +4,11 @@ It is recorded on fake tensors and cached on disk. Where that is exact, it is de
 other micro-batch sizes, of fewer layers, of another loss.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
 
 from pipeline.base.contracts import Hardware, Prepared
 from pipeline.config.experiment import Experiment
@@ -17,11 +16,18 @@ from pipeline.memory.timeline import Timeline, same_memory
 from pipeline.prediction.case import Case
 from pipeline.prediction.exchange_loss import with_other_loss
 from pipeline.prediction.extrapolate_batch import Growth, growth_of
-from pipeline.prediction.extrapolate_depth import repetition_of, with_more_layers
-from pipeline.prediction.families import RECORDED_SIZES, layer_techniques, loss_techniques, size_thresholds
+from pipeline.prediction.extrapolate_depth import Depth
+from pipeline.prediction.families import (
+    layer_techniques,
+    loss_techniques,
+    size_thresholds,
+    sizes_extrapolated_from,
+)
 from pipeline.prediction.loss_difference import Difference, difference_of
+from pipeline.prediction.recent import Recent
 from pipeline.prediction.recording import record
-from pipeline.prediction.trace_cache import find_trace, write_trace
+from pipeline.prediction.repetition import repetition_of
+from pipeline.prediction.trace_cache import find_trace, recent_traces, write_trace
 
 STEADY_STEPS = 2
 """Micro-batches of an optimizer step that are recorded; further ones repeat the second."""
@@ -29,8 +35,6 @@ LARGEST_GROWTH_BYTES = 1024
 """Bytes that a further micro-batch may add in a steady step: the value of its loss."""
 NUM_KEPT = 48
 """Number of growths, and of differences, that a process keeps."""
-
-Kept = TypeVar("Kept")
 
 
 def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timeline:
@@ -45,7 +49,13 @@ def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timel
     experiment = experiment.with_random_weights(experiment.settings.device)
     settings, size, num_rows = experiment.settings, experiment.micro_batch_size, experiment.effective_batch_size
     case = Case(
-        experiment, target, prepared, num_rows, experiment.model.identity(settings.model), experiment.description
+        experiment,
+        target,
+        prepared,
+        num_rows,
+        experiment.model.identity(settings.model),
+        experiment.description,
+        num_rows,
     )
     if num_rows > STEADY_STEPS * size:
         fewer = {"accumulation_steps": STEADY_STEPS, "effective_batch_size": STEADY_STEPS * size}
@@ -110,16 +120,25 @@ def _from_same_size(case: Case) -> Timeline | None:
 
 
 def _from_few_layers(case: Case) -> Timeline | None:
-    """Return the timeline of a deep model from those of the same model with few layers.
+    """Return the timeline of a deep model from that of the same model with few layers.
 
-    The first of the two is extrapolated to the second, and must be it.
+    Extrapolated by one period of layers, it must be a recording, at this micro-batch size or at another one.
     """
     layers = case.layers
     if layers is None:
         return None
     shallow = _known(case.of_layers(layers.num_layers))
+    if shallow is None:
+        return None
+    depth = _depths.get(case.of_any_size)
+    timeline = None if depth is None else depth.timeline(shallow)
+    if timeline is not None:
+        return timeline
     deeper = _known(case.of_layers(layers.num_layers + layers.period))
-    return None if shallow is None or deeper is None else with_more_layers(shallow, deeper, layers)
+    depth = None if deeper is None else Depth.of(shallow, deeper, layers)
+    if depth is not None and depth.holds_at_other_sizes:
+        _depths[case.of_any_size] = depth
+    return None if depth is None else depth.timeline(shallow)
 
 
 def _from_other_loss(case: Case) -> Timeline | None:
@@ -145,24 +164,24 @@ def _difference(own: Case, other: Case) -> Difference | None:
         own_timeline = None if timeline is None else _known(own)
         if timeline is None or own_timeline is None:
             return None
-        _keep(_differences, other.file, difference_of(own_timeline, timeline))
+        _differences[other.file] = difference_of(own_timeline, timeline)
     return _differences[other.file]
 
 
-def _from_other_sizes(case: Case, sizes: tuple[int, int, int] = RECORDED_SIZES) -> Timeline | None:
+def _from_other_sizes(case: Case) -> Timeline | None:
     """Return the timeline extrapolated from those of other micro-batch sizes.
 
-    Where the layers save storages that reach a threshold between them and this size, twice the sizes are tried.
+    Their layers must save no storages that reach a threshold between them and this size.
     """
-    if case.size <= sizes[0]:
-        return None  # one sequence may take other code paths: an axis of one element is always contiguous
-    thresholds = size_thresholds(case.experiment)
-    alike = len({_chunks(case, size) for size in (*sizes, case.size)}) == 1
-    growth = _growth(case, sizes) if alike else None
-    if growth is not None and not growth.crosses(case.size, thresholds):
-        return growth.extrapolated(case.size, case.target)
-    first, second, third = sizes
-    return _from_other_sizes(case, (2 * first, 2 * second, 2 * third)) if thresholds else None
+    thresholds, possible = size_thresholds(case.experiment), sizes_extrapolated_from(case.experiment, case.batch)
+    for sizes in zip(possible, possible[1:], possible[2:], strict=False):
+        if case.size <= sizes[0]:
+            return None  # one sequence may take other code paths: an axis of one element is always contiguous
+        alike = len({_chunks(case, size) for size in (*sizes, case.size)}) == 1
+        growth = _growth(case, sizes) if alike else None
+        if growth is not None and not growth.crosses(case.size, thresholds):
+            return growth.extrapolated(case.size, case.target)
+    return None
 
 
 def _growth(case: Case, sizes: tuple[int, int, int]) -> Growth | None:
@@ -177,21 +196,23 @@ def _growth(case: Case, sizes: tuple[int, int, int]) -> Growth | None:
         known = recorded and _all_known(cases[:2])
         if not recorded or not known:
             return None
-        _keep(_growths, first, _between(sizes, known) if _predicts_third(sizes, recorded, case.target) else None)
+        _growths[first] = _between(sizes, known) if _predicts_third(sizes, recorded, case.target) else None
     return _growths[first]
 
 
-_growths: OrderedDict[Path, Growth | None] = OrderedDict()
+_growths: Recent[Path, Growth | None] = Recent(NUM_KEPT)
 """Growths by the file of the smallest size; None where the sizes do not grow linearly."""
-_differences: OrderedDict[Path, Difference | None] = OrderedDict()
+_depths: Recent[Path, Depth] = Recent(NUM_KEPT)
+"""What a recording has proved of a model's depth."""
+_differences: Recent[Path, Difference | None] = Recent(NUM_KEPT)
 """Differences by the file with the other loss; None where it is not that of a loss."""
 
 
-def _keep(known: OrderedDict[Path, Kept], file: Path, value: Kept) -> None:
-    """Add what was found of a file, in place of the oldest."""
-    known[file] = value
-    if len(known) > NUM_KEPT:
-        known.popitem(last=False)
+def forget() -> None:
+    """Forget what this process keeps in memory of timelines; their files stay."""
+    _timeline.cache_clear()
+    for kept in (recent_traces, _growths, _depths, _differences):
+        kept.clear()
 
 
 def _predicts_third(sizes: tuple[int, int, int], timelines: list[Timeline], target: Hardware) -> bool:

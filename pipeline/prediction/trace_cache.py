@@ -20,6 +20,7 @@ from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction.product_workspaces import VARIABLES
+from pipeline.prediction.recent import Recent
 from pipeline.prediction.timeline_file import dump, load
 
 LIMIT_BYTES = 1024 * MIB
@@ -27,6 +28,8 @@ LIMIT_BYTES = 1024 * MIB
 IN_USE_SECONDS = 3600
 """Files used since then are kept: another process may be about to read them."""
 PATTERN = "trace-*"
+NUM_RECENT = 48
+"""Number of timelines that a process keeps in memory."""
 IRRELEVANT = """
     device seed num_steps timing_warmup_steps learning_rate learning_rate_scaling base_batch_size
     learning_rate_warmup_steps learning_rate_schedule weight_decay eval_steps gradient_underflow dataset_size budget
@@ -41,30 +44,29 @@ PACKAGES = ("torch", "transformers", "flash_attn")
 CPU_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """Environment variables that limit oneDNN to some of a CPU's instructions."""
 
+recent_traces: Recent[Path, Timeline] = Recent(NUM_RECENT)
+"""The timelines that were read or written last, by their files."""
+
 
 def trace_file(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int, identity: str) -> Path:
     """Return the file of a timeline with `num_rows` sequences in an optimizer step; `identity` is the model's."""
     return cache_folder() / f"trace-{_key(experiment, target, prepared, num_rows, identity)}.json.gz"
 
 
-@lru_cache(maxsize=16)
-def read_trace(file: Path) -> Timeline:
-    """Return the timeline in a file, and mark the file as used."""
-    timeline = load(file.read_bytes())
-    os.utime(file)
-    return timeline
-
-
 def find_trace(file: Path) -> Timeline | None:
-    """Return the timeline in a file; None if there is no such file, or it is damaged."""
+    """Return the timeline in a file, which is marked as used; None if there is no such file, or it is damaged."""
     try:
-        return read_trace(file)
+        os.utime(file)
+        if file not in recent_traces:
+            recent_traces[file] = load(file.read_bytes())
     except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error):
         return None
+    return recent_traces[file]
 
 
 def write_trace(file: Path, timeline: Timeline) -> None:
     """Write a timeline, unless the disk is full, and remove the least recently used files above the limit."""
+    recent_traces[file] = timeline
     with contextlib.suppress(OSError):
         write_atomically(file, dump(timeline))
     used = sorted(_files(file.parent))
