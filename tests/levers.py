@@ -41,7 +41,10 @@ class Lever:
     """A package that it needs and that may be absent."""
     predicted: bool = True
     """Whether its memory is predicted to the byte."""
-
+    same_training: bool = True
+    """Whether it trains as the plain step does; without, a test of its own compares it with a plain loop in torch."""
+    waits: bool = False
+    """Whether the host waits for the GPU, since torch reads the values of tensors."""
     slow: bool = False
     """Whether its tests take long, and are left to `make test-all`."""
 
@@ -117,6 +120,10 @@ LEVERS = (
     Lever(technique="compile", settings={"compile": "layers"}, tolerance=1e-5, predicted=False, slow=True),
     Lever(technique="expandable_segments", settings={"expandable_segments": True}, devices=("cuda",)),
     Lever(technique="gelu", settings={"gelu": "fused"}, models=("gpt2-nano",), tolerance=1e-5),
+    Lever(technique="optimizer", settings={"optimizer": "adafactor"}, same_training=False, waits=True),
+    Lever(technique="optimizer", settings={"optimizer": "sgd"}, same_training=False),
+    Lever(technique="optimizer", settings={"optimizer": "muon"}, same_training=False),
+    Lever(technique="optimizer", settings={"optimizer": "muon", "muon_scaling": "original"}, same_training=False),
 )
 TOGETHER = Lever(
     technique="all",

@@ -33,7 +33,7 @@ WORDS = "the fastest way to train a model in the memory you have "
 COMPUTED = ("worst error", "bound true")
 """Words of tables that are computed from several committed rows, in tests of their own."""
 NUMBER = re.compile(r"(?<![\w.,-])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w-])")
-EXAMPLES = re.compile(r"\brates\b|sgd_momentum")
+EXAMPLES = re.compile(r"\brates\b|rmsprop_alpha")
 """What docs/architecture.md shows how to add."""
 REPLAYS = ("gpt2-nano_2026-11-21", "llama-nano_2026-11-21", "qwen3-nano_2026-11-22")
 
@@ -278,14 +278,14 @@ def test_python_blocks_are_python(page: str) -> None:
 def test_the_technique_of_the_architecture_page_trains(tmp_path: Path) -> None:
     [block] = blocks("docs/architecture.md", "python")
     [command] = [command for command in commands("docs/architecture.md") if "HEADROOM_TECHNIQUES" in command]
-    (tmp_path / "sgd.py").write_text(block)
-    project = Project(tmp_path, {"HEADROOM_TECHNIQUES": "sgd", "PYTHONPATH": str(ROOT)})
+    (tmp_path / "rmsprop.py").write_text(block)
+    project = Project(tmp_path, {"HEADROOM_TECHNIQUES": "rmsprop", "PYTHONPATH": str(ROOT)})
     entry, given = entry_and_settings(command)
-    assert "HEADROOM_TECHNIQUES=sgd " in command and given == {"sgd_momentum": "0.9"}
+    assert "HEADROOM_TECHNIQUES=rmsprop " in command and given == {"rmsprop_alpha": "0.9"}
     done = project.pipeline(entry, {**SMALL, **given})
     assert done.returncode == 0, done.stderr
     [run] = project.children_of(project.parent_of(entry)).values()
-    assert run.data.params["sgd_momentum"] == "0.9"
+    assert run.data.params["rmsprop_alpha"] == "0.9"
     assert run.data.metrics["prediction_error_percent"] == pytest.approx(0, abs=0.1)
 
 

@@ -56,6 +56,7 @@ ON_CARD = {
     "micro_batch_size": 8,
 }
 each_on_cpu = each(ON_CPU)
+each_of_the_same_training = each(lever for lever in ON_CPU if lever.same_training)
 
 
 def pair(lever: Lever, model: str, **shared: Any) -> tuple[Experiment, Experiment]:
@@ -128,7 +129,7 @@ def test_a_row_activates_its_technique_alone_and_has_its_tolerance(lever: Lever)
     assert not any(each.active for each in plain.techniques)
     [active] = [each for each in changed.techniques if each.active]
     assert type(active) is TECHNIQUES[lever.technique]
-    assert active.mathematics is not Mathematics.DIFFERENT
+    assert (active.mathematics is not Mathematics.DIFFERENT) == lever.same_training
     assert lever.tolerance is None or active.mathematics is Mathematics.ROUNDING
 
 
@@ -145,7 +146,7 @@ def test_a_lever_that_takes_one_micro_batch_refuses_several(lever: Lever) -> Non
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@each_on_cpu
+@each_of_the_same_training
 def test_ten_steps_have_the_losses_of_the_plain_step(lever: Lever, scenario: str, short_documents: Path) -> None:
     needs_package(lever)
     text = {"corpus": "text_files", "text_files__path": str(short_documents)}
@@ -157,7 +158,7 @@ def test_ten_steps_have_the_losses_of_the_plain_step(lever: Lever, scenario: str
         assert losses(changed) == pytest.approx(expected, rel=lever.tolerance or EXACT), model
 
 
-@each_on_cpu
+@each_of_the_same_training
 def test_gradients_are_those_of_the_plain_step(lever: Lever) -> None:
     needs_package(lever)
     for model in lever.models:
@@ -166,7 +167,7 @@ def test_gradients_are_those_of_the_plain_step(lever: Lever) -> None:
         assert max(errors(gradients(changed), gradients(plain)).values()) <= largest, model
 
 
-@each(lever for lever in ON_CPU if lever.takes_bf16)
+@each(lever for lever in ON_CPU if lever.takes_bf16 and lever.same_training)
 def test_gradients_under_bf16_are_as_exact_as_plain_ones(lever: Lever) -> None:
     needs_package(lever)
     for model in lever.models:

@@ -38,7 +38,7 @@ class ListedProposer:
         self.extra.append(extra)
         return Proposal(choice_of(self.sizes.pop(0))) if self.sizes else None
 
-    def naive(self, trials: Sequence[Trial]) -> Choice | None:
+    def naive(self, trials: Sequence[Trial], answer: Choice) -> Choice | None:
         return choice_of(self.naive_size)
 
     def certificate(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:

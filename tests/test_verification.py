@@ -7,9 +7,11 @@ from typing import Any, cast
 import pytest
 from conftest import TINY
 
+from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result
 from pipeline.report.search import verification_table
 from pipeline.searching.problem import SearchProblem, make_problem
+from pipeline.searching.proposals import OptunaProposer
 from pipeline.searching.results import Trial, Verification
 from pipeline.searching.verification import verified_experiment, verify
 
@@ -55,7 +57,7 @@ def verified(
         metrics = {} if isinstance(seen, Outcome) else {"tokens_per_second": seen}
         return Result(outcome=outcome, detail=None, steps=(), memory=None, finished=None, seconds_total=2.0), metrics
 
-    done = verify(plan, rows_of(trials), cast(Any, choice_of(1)), measure)
+    done = verify(plan, rows_of(trials), lambda _: choice_of(1), measure)
     return done, ran
 
 
@@ -112,6 +114,25 @@ def test_its_peak_is_the_one_that_the_budget_limits(plan: SearchProblem) -> None
     assert not done.was_slowed
     assert "98 tokens/s, 9.0 MiB; against" in replace(on_cuda, max_loss_difference=0.0).summary
     assert verification_table(on_cuda).frame["peak MiB"][0] == 9.0
+
+
+def test_the_plain_training_has_the_optimizer_of_the_answer() -> None:
+    space = {"micro_batch_size": [1, 4], "optimizer": ["adamw", "sgd"], "precision": ["fp32", "bf16"]}
+    shared = {**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space}
+    with pytest.raises(InvalidInputError, match="set mathematics=different to allow it"):
+        make_problem({**shared, "space": {**space, "optimizer": ["sgd"]}})
+    assert make_problem(shared).space.dimensions["optimizer"] == ("adamw",)
+    problem = make_problem({**shared, "mathematics": "different"})
+    sgd, adamw = ({"micro_batch_size": 4, "optimizer": name, "precision": "bf16"} for name in ("sgd", "adamw"))
+    sizes, plain = (4, 1), {"precision": "fp32"}
+    assert problem.naive_beside(adamw) == problem.naive
+    assert problem.naive == [{"micro_batch_size": size, "optimizer": "adamw", **plain} for size in sizes]
+    beside = problem.naive_beside(sgd)
+    assert beside == [{"micro_batch_size": size, "optimizer": "sgd", **plain} for size in sizes]
+    proposer = OptunaProposer(problem, cast(Any, None))
+    for measured in (beside[1], problem.naive[1]):
+        assert proposer.naive([replace(rows_of({1: 50.0})[0], choice=measured)], sgd) == beside[1]
+    assert proposer.naive(rows_of({}), sgd) is None
 
 
 def test_it_trains_with_the_policies_of_the_trial() -> None:

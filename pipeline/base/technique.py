@@ -117,7 +117,8 @@ class Exported:
     optimizer: str = "{optimizer}"
     """A Python expression for the optimizer of `model`.
 
-    `{optimizer}` stands for the expression without the technique, `{learning_rate}` and `{weight_decay}` for numbers.
+    `{optimizer}` stands for the expression without the technique, `{learning_rate}` and `{weight_decay}` for numbers,
+    `{layers}` for an expression for the names of the model's layers.
     """
     loss: str = ""
     """A Python expression for the summed loss of `model` on `ids_BT` and `labels_BT`, in the plain script.

@@ -71,7 +71,7 @@ class RunSettings(Settings):
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
     """After warm-up: constant, or linear decay to zero."""
     weight_decay: float = Field(default=0.01, ge=0)
-    """AdamW's decoupled weight decay."""
+    """Weight decay on every parameter: decoupled, but an L2 penalty with optimizer=sgd."""
     max_grad_norm: PositiveFloat | None = 1.0
     """Maximum gradient norm, to which gradients are clipped; none: no clipping."""
     eval_steps: NonNegativeInt = 1

@@ -143,13 +143,13 @@ class Facts:
 
     def optimizer(self, fused: bool) -> str:
         """Return a Python expression for the optimizer of `model`."""
-        numbers = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
+        known = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay, "layers": self.layers}
         expression = (
             f"torch.optim.AdamW(model.parameters(), lr={self.learning_rate}, weight_decay={self.weight_decay}, "
             f"fused={fused})"
         )
         for each in self.exported:
-            names = {"optimizer": expression, **numbers}
+            names = {"optimizer": expression, **known}
             expression = each.optimizer
             for name, value in names.items():
                 expression = expression.replace(f"{{{name}}}", str(value))

@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pipeline.memory.inside import NOTHING, Buffer, Inside
 
 aten = torch.ops.aten
-PRODUCTS: dict[Any, tuple[int, ...]] = {
-    aten.mm.default: (2, 2),
-    aten.addmm.default: (1, 2, 2),
-    aten.bmm.default: (3, 3),
+PRODUCTS: dict[Any, tuple[tuple[int, ...], ...]] = {
+    aten.mm.default: ((2, 2),),
+    aten.addmm.default: ((1, 2, 2), (2, 2, 2)),
+    aten.bmm.default: ((3, 3),),
 }
-"""Products, and the number of axes of each argument; the first one of addmm is a bias."""
+"""Products, and the number of axes of each argument; the first one of addmm is a bias or a matrix."""
 LARGEST_PRODUCT = 2e9
 """Multiplications above which a product is not measured, and counts as if it had no scratchpad.
 
@@ -36,7 +36,7 @@ def scratchpad(operator: Any, args: tuple[Any, ...]) -> Inside:
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     if any(tensor.dtype != torch.bfloat16 for tensor in tensors):
         return NOTHING
-    if tuple(tensor.dim() for tensor in tensors) != PRODUCTS[operator]:
+    if tuple(tensor.dim() for tensor in tensors) not in PRODUCTS[operator]:
         return NOTHING
     form = tuple(number for tensor in tensors for number in (*tensor.shape, *tensor.stride()))
     buffer = Buffer(scratchpad_bytes(_name(operator), form), form, torch.bfloat16)
@@ -58,7 +58,8 @@ def _measured_bytes(name: str, form: tuple[int, ...], num_threads: int) -> int:
     [operator] = [each for each in PRODUCTS if name == _name(each)]
     with _disable_current_modes(), torch.no_grad():
         arguments, numbers = [], list(form)
-        for rank in PRODUCTS[operator]:
+        [ranks] = [ranks for ranks in PRODUCTS[operator] if 2 * sum(ranks) == len(form)]
+        for rank in ranks:
             shape, strides, numbers = numbers[:rank], numbers[rank : 2 * rank], numbers[2 * rank :]
             arguments.append(torch.empty_strided(shape, strides, dtype=torch.bfloat16).zero_())
         if arguments[-2].numel() * arguments[-1].shape[-1] > LARGEST_PRODUCT:

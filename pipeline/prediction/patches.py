@@ -1,13 +1,16 @@
 """Replacements for functions that read the values of tensors, which fake tensors do not have."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
+
+from pipeline.prediction.fake_card import HOST
 
 RANDOM_STATE_BYTES = 5056
 """Bytes of the CPU generator's state (torch.get_rng_state), which every checkpointed layer saves."""
@@ -28,17 +31,49 @@ def without_values(*, counts_host_memory: bool) -> Iterator[None]:
     """
     from transformers import masking_utils  # takes a second, which cached predictions do not need
 
+    adafactor = import_module("torch.optim._adafactor")
+    host = nullcontext() if counts_host_memory else HOST
     state_bytes = RANDOM_STATE_BYTES if counts_host_memory else 0
     with ExitStack() as stack:
         for owner, name, replacement in (
             (torch, "get_rng_state", lambda: torch.empty(state_bytes, dtype=torch.uint8)),
             (torch, "set_rng_state", lambda state: None),
             (torch, "manual_seed", lambda seed: None),
+            (torch.amp.GradScaler, "_maybe_opt_step", _step_without_asking),
+            (adafactor, "_single_tensor_adafactor", _with_ones_for_values(adafactor)),
+            (adafactor.Adafactor, "_init_group", _with_counts_on(host, adafactor)),
             (masking_utils, "find_packed_sequence_indices", _one_sequence_a_row(masking_utils)),
         ):
             if hasattr(owner, name):  # not in every version of transformers
                 stack.enter_context(patch.object(owner, name, replacement))
         yield
+
+
+def _step_without_asking(_: Any, optimizer: Optimizer, __: Any, *args: Any, **kwargs: Any) -> Any:
+    """Take the step of an optimizer that cannot itself skip one with infinite gradients."""
+    return optimizer.step(*args, **kwargs)
+
+
+def _with_ones_for_values(module: Any) -> Any:
+    """Return a replacement for Adafactor's update in which each value that it reads is 1; memory depends on none."""
+    update = module._single_tensor_adafactor
+
+    def update_with_ones(*args: Any, **kwargs: Any) -> None:
+        with patch.object(Tensor, "item", lambda _: 1.0):
+            update(*args, **kwargs)
+
+    return update_with_ones
+
+
+def _with_counts_on(host: AbstractContextManager[Any], module: Any) -> Any:
+    """Return a replacement for the start of Adafactor's step that keeps the numbers of steps where torch does."""
+    start = module.Adafactor._init_group
+
+    def start_with_counts_on_host(*args: Any, **kwargs: Any) -> Any:
+        with host:
+            return start(*args, **kwargs)
+
+    return start_with_counts_on_host
 
 
 def _one_sequence_a_row(module: Any) -> Any:

@@ -84,6 +84,11 @@ def _column_sums(call: Call) -> Inside:
     return Inside(after=(sums, locks, locks, sums))
 
 
+def _column_norms(call: Call) -> Inside:
+    """Return the buffers of the norms over the outermost axes, which are reduced as sums are."""
+    return _column_sums(Call(hardware=call.hardware, args=(call.args[0], *call.args[2:3])))
+
+
 def _flash_forward(call: Call) -> Inside:
     """Return the partial results of the parts of the keys; a dropout of 0, which is the default, is not passed."""
     dropout = call.args[3] if len(call.args) > 3 else 0.0
@@ -186,6 +191,11 @@ ROWS = (
         operators=(aten.sum.dim_IntList,),
         inside=_column_sums,
         source="aten/src/ATen/native/cuda/Reduce.cuh, gpu_reduce_kernel",
+    ),
+    Row(
+        operators=(aten.linalg_vector_norm.default,),
+        inside=_column_norms,
+        source="aten/src/ATen/native/cuda/ReduceNormKernel.cu, norm_kernel_cuda_impl, which calls gpu_reduce_kernel",
     ),
     Row(
         operators=(aten.embedding_dense_backward.default,),

@@ -180,7 +180,7 @@ def _verify(search: Search, title: str) -> Verification | None:
         return done
 
     trials = search.trials
-    return verify(search.problem, trials, search.proposer.naive(trials), measure)
+    return verify(search.problem, trials, partial(search.proposer.naive, trials), measure)
 
 
 def deadline_of(problem: SearchProblem) -> float:

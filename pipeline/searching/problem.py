@@ -71,6 +71,19 @@ class SearchProblem:
         """Configurations of the default precision without checkpointing, the largest micro-batch first."""
         return naive_choices(self.space, {name: default_values()[name] for name in self.space.dimensions})
 
+    def naive_beside(self, choice: Choice) -> list[Choice]:
+        """Return the naive configurations with those values of `choice` that make it another training.
+
+        They are in the order of `naive`.
+        """
+        kept = {
+            name: choice[name]
+            for technique in self.configurations.experiment(choice).techniques
+            for name in type(technique).model_fields
+            if name in choice and technique.mathematics is Mathematics.DIFFERENT
+        }
+        return [{**naive, **kept} for naive in self.naive]
+
     @property
     def identity(self) -> dict[str, Any]:
         """Return the conditions of the measurements, which one study must have in common, as JSON values."""

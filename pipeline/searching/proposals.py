@@ -35,8 +35,11 @@ class Proposer(Protocol):
     def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
         """Return the configuration to measure after these trials; None if no measurement is worth its time."""
 
-    def naive(self, rows: Sequence[Trial]) -> Choice | None:
-        """Return the naive configuration with the largest micro-batch that fits, as far as is known."""
+    def naive(self, rows: Sequence[Trial], answer: Choice) -> Choice | None:
+        """Return the naive configuration to compare the answer with: with the largest micro-batch that fits.
+
+        As far as is known, and with what makes the answer another training.
+        """
 
     def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Certificate | None:
         """Return the certificate of the answer; None if the sampler states no bound."""
@@ -62,10 +65,11 @@ class OptunaProposer:
         )
         return None if choice is None else Proposal(choice)
 
-    def naive(self, rows: Sequence[Trial]) -> Choice | None:
-        """Return the first naive configuration that was measured to fit."""
-        fitting = _fitting(rows)
-        return next((choice for choice in self._problem.naive if choice in fitting), None)
+    def naive(self, rows: Sequence[Trial], answer: Choice) -> Choice | None:
+        """Return the first naive configuration that was measured to fit, itself or as the training that is default."""
+        fitting, problem = _fitting(rows), self._problem
+        pairs = zip(problem.naive_beside(answer), problem.naive, strict=True)
+        return next((choice for choice, default in pairs if choice in fitting or default in fitting), None)
 
     def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:
         """Return None: Optuna's samplers give no bound."""
@@ -91,11 +95,11 @@ class PredictiveProposer:
         choice = self._sampler.candidates[acquisition.next].choice
         return Proposal(choice, None if seconds is None else float(seconds[acquisition.next]))
 
-    def naive(self, rows: Sequence[Trial]) -> Choice | None:
+    def naive(self, rows: Sequence[Trial], answer: Choice) -> Choice | None:
         """Return the first naive configuration that is feasible."""
         feasible = self._study.evaluate(self._sampler).feasible
         fitting = [self._sampler.candidates[number].choice for number in feasible]
-        return next((choice for choice in self._problem.naive if choice in fitting), None)
+        return next((choice for choice in self._problem.naive_beside(answer) if choice in fitting), None)
 
     def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Certificate:
         """Return the bound after these measurements, and the configurations that were not measured."""

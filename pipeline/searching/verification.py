@@ -20,11 +20,11 @@ Measured = tuple[Result, dict[str, float]]
 """A result and its summary metrics."""
 Measure = Callable[[Choice, str], Measured]
 """(configuration, its role: `answer` or `plain`) -> what training it measured."""
+Naive = Callable[[Choice], Choice | None]
+"""An answer -> the naive configuration that is the same training, if one fits."""
 
 
-def verify(
-    problem: SearchProblem, trials: Sequence[Trial], naive: Choice | None, measure: Measure
-) -> Verification | None:
+def verify(problem: SearchProblem, trials: Sequence[Trial], naive: Naive, measure: Measure) -> Verification | None:
     """Train the fastest configurations that fit again, and a naive one; None if nothing fits.
 
     The fastest of many noisy measurements is likely to overstate its speed. So the answer is the fastest by all of its
@@ -42,7 +42,7 @@ def verify(
         return None
     completed = [one for one in tried if one.is_ok]
     answer = max(completed, key=lambda one: one.speed, default=tried[-1])
-    plain = _plain(problem, answer.choice, naive) if completed else None
+    plain = _plain(problem, answer.choice, naive(answer.choice)) if completed else None
     against = next((one.measured for one in completed if one.choice == plain), None)
     runs = [one.measured for one in tried]
     if against is None and plain is not None:
@@ -86,7 +86,7 @@ class _Again:
 
 def _plain(problem: SearchProblem, choice: Choice, naive: Choice | None) -> Choice | None:
     """Return the naive configuration or, if that is the answer, the one with the next smaller micro-batch."""
-    smaller = (other for other in problem.naive if _size(other) < _size(choice))
+    smaller = (other for other in problem.naive_beside(choice) if _size(other) < _size(choice))
     return naive if naive != choice else next(smaller, None)
 
 

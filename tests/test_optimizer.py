@@ -1,0 +1,283 @@
+"""The optimizers: updates equal to those of a plain loop, the parameters of each, and what cannot be combined."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from conftest import IS_SIMULATED, tiny, with_corpus_of
+from cuda_without_gpu import simulated_card
+from test_prediction import CPU, measured
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import SGD, Adafactor, AdamW, Muon
+
+from pipeline.base.contracts import Trainable
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.technique import Mathematics
+from pipeline.config.configurations import why_refused
+from pipeline.config.entry_points import yaml_file
+from pipeline.config.experiment import Experiment
+from pipeline.config.variants import read_yaml
+from pipeline.prediction.predict import predict
+from pipeline.techniques.optimizer import adafactor_in_place_of, muon_in_place_of, sgd_in_place_of
+from pipeline.training.loop import Loop, learning_rate
+from pipeline.training.step import build_step
+
+OTHERS = ("adafactor", "sgd", "muon")
+NUM_STEPS = 5
+CUTS = {1: {"micro_batch_size": 8}, 4: {"micro_batch_size": 2, "accumulation_steps": 4}}
+"""Settings by the number of micro-batches."""
+SMALL_BATCH: dict[str, Any] = {
+    "sequence_length": 8,
+    "micro_batch_size": 1,
+    "effective_batch_size": 1,
+    "vocabulary_size": 300,
+    "causal_lm__width": 96,
+    "encoder_stack__width": 96,
+    "eval_steps": 0,
+}
+"""Parameters, gradients and optimizer state are most of the peak."""
+
+
+def trained(experiment: Experiment) -> tuple[Trainable, Loop]:
+    """Return the model after some optimizer steps, and the loop that has taken them."""
+    prepared = experiment.prepare()
+    torch.manual_seed(0)
+    step = build_step(experiment, prepared)
+    loop = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), lambda _: None)
+    with step.run_context():
+        loop.advance(NUM_STEPS)
+    return step.trainable, loop
+
+
+def matrices(module: nn.Module) -> set[str]:
+    """Return the names of the parameters of the blocks with two axes."""
+    blocks = ("transformer.h.", "model.layers.", "0.", "1.")  # GPT-2's, Llama's, and of a stack of two layers
+    return {name for name, part in module.named_parameters() if name.startswith(blocks) and part.ndim == 2}
+
+
+def plain_optimizers(name: str, module: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return torch's own optimizers, each in its simplest form."""
+    names = matrices(module)
+    of_blocks = [part for each, part in module.named_parameters() if each in names]
+    others = [part for each, part in module.named_parameters() if each not in names]
+    made: dict[str, Callable[[], list[torch.optim.Optimizer]]] = {
+        "adafactor": lambda: [Adafactor(module.parameters(), weight_decay=0.01)],
+        "sgd": lambda: [SGD(module.parameters(), momentum=0.9, weight_decay=0.01, foreach=False)],
+        "muon": lambda: [
+            Muon(of_blocks, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+            AdamW(others, weight_decay=0.01, fused=True),  # bfloat16 inside Muon would amplify other round-off
+        ],
+    }
+    return made[name]()
+
+
+def plainly_trained(name: str, experiment: Experiment, loop: Loop) -> nn.Module:
+    """Return the model after as many steps in a loop of torch alone, on the same micro-batches."""
+    prepared = experiment.prepare()
+    torch.manual_seed(0)
+    trainable = experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
+    optimizers = plain_optimizers(name, trainable.module)
+    for number in range(NUM_STEPS):
+        window = loop.window(number)
+        for batch in window.batches:
+            trainable.loss(trainable.module, batch, window.num_targets).backward()  # type: ignore[no-untyped-call]
+        clip_grad_norm_(trainable.module.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = learning_rate(number, experiment.settings, 8)
+            optimizer.step()
+            optimizer.zero_grad()
+    return trainable.module
+
+
+def distance(found: Iterable[Tensor], expected: Iterable[Tensor], before: Iterable[Tensor]) -> float:
+    """Return the largest relative difference of a parameter's change."""
+    triples = zip(found, expected, before, strict=True)
+    return max(float((a - b).norm() / (b - start).norm()) for a, b, start in triples)
+
+
+@pytest.mark.parametrize("model", ["gpt2-nano", "encoder_stack"])
+@pytest.mark.parametrize("num_micro_batches", CUTS)
+@pytest.mark.parametrize("optimizer", OTHERS)
+def test_updates_are_those_of_a_plain_loop(optimizer: str, num_micro_batches: int, model: str) -> None:
+    shared = {"learning_rate": 1e-2, **with_corpus_of(model), **CUTS[num_micro_batches]}
+    experiment = tiny(optimizer=optimizer, **shared)
+    assert experiment.settings.accumulation_steps == num_micro_batches  # type: ignore[attr-defined]
+    trainable, loop = trained(experiment)
+    plain = plainly_trained(optimizer, experiment, loop)
+    torch.manual_seed(0)
+    before = experiment.model.build(experiment.settings.model, experiment.prepare().vocabulary_size).module
+    parameters = [[p.detach() for p in module.parameters()] for module in (trainable.module, plain, before)]
+    assert distance(*parameters) < 1e-5
+    with_adamw = trained(tiny(**shared))[0].module
+    assert distance([p.detach() for p in with_adamw.parameters()], *parameters[1:]) > 0.1
+
+
+@pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano", "encoder_stack"])
+def test_muon_has_the_matrices_of_the_blocks_alone(model: str) -> None:
+    experiment = tiny(optimizer="muon", **with_corpus_of(model))
+    step = build_step(experiment, experiment.prepare())
+    muon, adamw = step.make_optimizer(step.trainable.module).param_groups
+    names = {parameter: name for name, parameter in step.trainable.module.named_parameters()}
+    by_muon, by_adamw = ({names[parameter] for parameter in group["params"]} for group in (muon, adamw))
+    assert by_muon == matrices(step.trainable.module) and "ns_steps" in muon and adamw["fused"]
+    assert by_muon | by_adamw == set(names.values()) and not by_muon & by_adamw
+    assert model == "encoder_stack" or any("wte" in name or "embed_tokens" in name for name in by_adamw)
+
+
+def test_muon_leaves_an_embedding_inside_a_layer_and_frozen_matrices_alone() -> None:
+    layer = nn.ModuleDict({"positions": nn.Embedding(4, 3), "frozen": nn.Linear(3, 3), "trained": nn.Linear(3, 2)})
+    layer["frozen"].requires_grad_(False)
+    adamw = AdamW([part for part in layer.parameters() if part.requires_grad], lr=0.5, weight_decay=0.25, fused=True)
+    optimizer = muon_in_place_of(adamw, [layer], momentum=0.9)
+    muon, rest = optimizer.param_groups
+    assert [id(part) for part in muon["params"]] == [id(layer["trained"].weight)]
+    assert {id(part) for part in rest["params"]} == {id(layer["positions"].weight), id(layer["trained"].bias)}
+    assert {(group["lr"], group["weight_decay"]) for group in optimizer.param_groups} == {(0.5, 0.25)}
+
+
+def test_muon_without_matrices_is_refused() -> None:
+    experiment = tiny(optimizer="muon")
+    step = build_step(tiny(), experiment.prepare())
+    [technique] = [each for each in experiment.techniques if each.active]
+    bare = replace(step, trainable=replace(step.trainable, layers=(nn.LayerNorm(4),)))
+    with pytest.raises(InvalidInputError, match="the layers of this model have none; set optimizer=adamw"):
+        technique.apply(bare)
+
+
+@pytest.mark.parametrize("optimizer", OTHERS)
+def test_an_update_in_the_backward_pass_is_the_same(optimizer: str) -> None:
+    settings = {"optimizer": optimizer, "max_grad_norm": None, "micro_batch_size": 8}
+    late, early = (trained(tiny(**settings, optimizer_in_backward=value))[0].module for value in (False, True))
+    for one, other in zip(late.parameters(), early.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("optimizer", OTHERS)
+def test_a_restored_state_continues_the_training(optimizer: str) -> None:
+    def made(weights: Tensor) -> tuple[nn.Linear, torch.optim.Optimizer]:
+        layer = nn.Linear(3, 3)
+        layer.load_state_dict({"weight": weights, "bias": torch.zeros(3)})
+        adamw = AdamW(layer.parameters(), lr=0.1, fused=True)
+        others = {"adafactor": adafactor_in_place_of, "sgd": lambda one: sgd_in_place_of(one, 0.9)}
+        return layer, others.get(optimizer, lambda one: muon_in_place_of(one, [layer]))(adamw)
+
+    def update(layer: nn.Linear, own: torch.optim.Optimizer) -> None:
+        layer(torch.arange(6.0).view(2, 3)).square().sum().backward()
+        own.step()
+        own.zero_grad()
+
+    layer, own = made(torch.eye(3))
+    update(layer, own)
+    again, restored = made(layer.weight.detach().clone())
+    again.load_state_dict(layer.state_dict())
+    restored.load_state_dict(deepcopy(own.state_dict()))
+    update(layer, own)
+    update(again, restored)
+    assert torch.equal(layer.weight, again.weight) and torch.equal(layer.bias, again.bias)
+
+
+def test_the_momentum_of_sgd_survives_a_first_step_that_loss_scaling_skips() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer: Any = sgd_in_place_of(AdamW([parameter], lr=0.1, weight_decay=0.0, fused=True), 0.5)
+    for infinite in (1.0, 0.0, 0.0):
+        parameter.grad, optimizer.grad_scale, optimizer.found_inf = torch.ones(3), None, torch.tensor(infinite)
+        optimizer.step()
+    torch.testing.assert_close(parameter.detach(), torch.full((3,), 1 - 0.1 * (1 + 1.5)))
+
+
+@pytest.mark.parametrize("optimizer", OTHERS)
+def test_loss_scaling_trains_with_it(optimizer: str) -> None:
+    """The first steps are skipped: a scale this large makes infinite gradients."""
+    settings = {"optimizer": optimizer, "micro_batch_size": 2}
+    scaled, plain = (
+        torch.cat([part.detach().flatten() for part in trained(tiny(**settings, **more))[0].module.parameters()])
+        for more in ({"precision": "fp16", "initial_loss_scale": 1024.0}, {})
+    )
+    assert math.isfinite(float(scaled.norm())) and float((scaled - plain).norm() / plain.norm()) < 1e-3
+    records: list[Any] = []
+    experiment = tiny(**settings, precision="fp16", initial_loss_scale=2.0**120)
+    prepared = experiment.prepare()
+    step = build_step(experiment, prepared)
+    loop = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), records.append)
+    before = [part.detach().clone() for part in step.trainable.module.parameters()]
+    loop.advance(1)
+    assert records[0].skipped
+    for one, other in zip(before, step.trainable.module.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("more", [{}, {"precision": "bf16"}, {"optimizer_in_backward": True}], ids=str)
+@pytest.mark.parametrize("model", ["gpt2-nano", "encoder_stack"])
+@pytest.mark.parametrize("optimizer", OTHERS)
+def test_its_peak_is_predicted_where_the_state_is_most_of_it(optimizer: str, model: str, more: dict[str, Any]) -> None:
+    shared = {**SMALL_BATCH, **with_corpus_of(model), "max_grad_norm": None, **more}
+    experiment = tiny(optimizer=optimizer, **shared)
+    peak = measured(experiment)
+    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(peak, rel=1e-4)
+    assert peak < 0.9 * predict(tiny(**shared), CPU).peak_allocated_bytes
+
+
+@pytest.mark.parametrize("optimizer", OTHERS)
+def test_its_peak_is_predicted_with_loss_scaling(optimizer: str) -> None:
+    experiment = tiny(**SMALL_BATCH, optimizer=optimizer, precision="fp16")
+    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def card() -> Iterator[Any]:
+    """Give a simulated H200 that predicts and runs configurations."""
+    if not IS_SIMULATED:
+        pytest.skip("the process that it starts needs the simulated card's environment")
+    with simulated_card("h200", expandable_segments=False) as started:
+        yield started
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("more", [{}, {"precision": "fp16"}, {"optimizer_in_backward": True}], ids=str)
+@pytest.mark.parametrize("optimizer", OTHERS)
+def test_its_peak_on_a_card_is_predicted_where_the_state_is_most_of_it(
+    optimizer: str, more: dict[str, Any], card: Any
+) -> None:
+    model = {"model": "gpt2-nano", "causal_lm.num_layers": 4, "causal_lm.width": 256, "causal_lm.num_heads": 4}
+    batch = {"sequence_length": 16, "micro_batch_size": 1, "effective_batch_size": 1, "max_grad_norm": None}
+    settings = {**model, **batch, "vocabulary_size": 4096, "optimizer": optimizer, **more}
+    predicted, real = (card.ask(kind=kind, settings=settings) for kind in ("predict", "measure"))
+    assert real["outcome"] == "ok"
+    assert predicted["predicted_allocated_bytes"] == pytest.approx(real["measured_allocated_bytes"], rel=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sgd_momentum": 0.5}, "optimizer is adamw and sgd_momentum 0.5; set optimizer=sgd or sgd_momentum=0.9"),
+        ({"optimizer": "sgd", "muon_momentum": 0.5}, "set optimizer=muon or muon_momentum=0.95"),
+        ({"optimizer": "sgd", "accumulation_steps": 4, "optimizer_in_backward": True}, "max_grad_norm"),
+    ],
+)
+def test_a_combination_without_a_meaning_is_refused(changes: dict[str, Any], message: str) -> None:
+    reason = tiny(**changes).unsupported(CPU)
+    assert reason is not None and message in reason
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"optimizer": "adam"}, {"sgd_momentum": 1.0}, {"adafactor_beta2_decay": 0.5}, {"adafactor_clipping": 0.5}],
+    ids=str,
+)
+def test_values_out_of_range_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match=next(iter(changes))):
+        tiny(**changes)
+
+
+def test_a_space_has_it_only_if_another_training_is_asked_for() -> None:
+    assert "optimizer" not in read_yaml(yaml_file("search"))["space"]
+    experiment = tiny(optimizer="sgd")
+    reason = why_refused(experiment, {"optimizer": "sgd"}, CPU, Mathematics.ROUNDING)
+    assert reason is not None and "optimizer=sgd" in reason and "set mathematics=different to allow it" in reason
+    assert why_refused(experiment, {"optimizer": "sgd"}, CPU, Mathematics.DIFFERENT) is None
+    assert why_refused(tiny(), {"optimizer": "adamw"}, CPU, Mathematics.EXACT) is None
