@@ -120,6 +120,7 @@ LEVERS = (
     Lever(technique="compile", settings={"compile": "layers"}, tolerance=1e-5, predicted=False, slow=True),
     Lever(technique="expandable_segments", settings={"expandable_segments": True}, devices=("cuda",)),
     Lever(technique="gelu", settings={"gelu": "fused"}, models=("gpt2-nano",), tolerance=1e-5),
+    Lever(technique="weights", settings={"weights": "bfloat16"}, same_training=False),
     Lever(technique="optimizer", settings={"optimizer": "adafactor"}, same_training=False, waits=True),
     Lever(technique="optimizer", settings={"optimizer": "sgd"}, same_training=False),
     Lever(technique="optimizer", settings={"optimizer": "muon"}, same_training=False),

@@ -158,6 +158,11 @@ class Technique(Settings, ABC):
         return self != type(self)()
 
     @property
+    def number_format(self) -> str | None:
+        """The number format in which it rounds, of those of the setting `precision`; None if it leaves that open."""
+        return None
+
+    @property
     def layer_period(self) -> int | None:
         """The number of layers after which what it does to layers repeats; None if it does not repeat.
 
@@ -247,6 +252,9 @@ class Technique(Settings, ABC):
         """
         del target
         return None
+
+    def on_host(self, trainable: Trainable) -> None:
+        """Change a model that has been built in place, before it is moved to its device."""
 
     @abstractmethod
     def apply(self, step: Step) -> Step:

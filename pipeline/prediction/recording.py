@@ -18,7 +18,7 @@ from pipeline.prediction.fake_card import CARD, HOST, move_to_card
 from pipeline.prediction.fake_device import simulated
 from pipeline.prediction.workspaces import WorkspaceTable
 from pipeline.training.profiler import record_lifetimes
-from pipeline.training.step import on_device
+from pipeline.training.step import on_device, on_host
 
 THIS_FOLDER = Path(__file__).parent
 """The folder of the replacements for torch's functions, which are left out of error messages."""
@@ -49,7 +49,7 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
 
 def _from_host(experiment: Experiment, prepared: Prepared) -> Trainable:
     with HOST:
-        trainable = experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
+        trainable = on_host(experiment, prepared)
     move_to_card(trainable.module)
     return trainable
 

@@ -101,7 +101,12 @@ def _verification(
     result, metrics = answer.measured
     compared = {} if against is None else against_baseline(result, metrics, *against)
     losses = [record.loss for record in result.steps]
-    formats = [problem.experiment(one).settings.precision for one in (answer.choice, plain or answer.choice)]  # type: ignore[attr-defined]
+    formats = [
+        technique.number_format
+        for one in (answer.choice, plain or answer.choice)
+        for technique in problem.configurations.experiment(one).techniques
+        if technique.number_format is not None
+    ]
     failed = [
         f"{label(one.choice)} was faster in its trial, but ended {one.measured[0].outcome} when it was trained again"
         for one in tried

@@ -44,6 +44,11 @@ class Optimizer(Technique):
         """Whether it is another optimizer than AdamW."""
         return self.optimizer != "adamw"
 
+    @property
+    def number_format(self) -> str | None:
+        """Muon makes matrices orthogonal in bfloat16."""
+        return "bf16" if self.optimizer == "muon" else None
+
     def conflict(self, settings: Any) -> str | None:
         """Return that a setting belongs to an optimizer that is not used."""
         del settings

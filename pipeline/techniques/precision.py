@@ -1,4 +1,4 @@
-"""Number formats of the forward and backward pass; weights and optimizer state stay in float32."""
+"""Number formats of the forward and backward pass; weights and optimizer state stay as they are."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +31,11 @@ class Precision(Technique):
     def mathematics(self) -> Mathematics:
         """Exact in fp32; every other format rounds differently."""
         return Mathematics.EXACT if self.precision == "fp32" else Mathematics.ROUNDING
+
+    @property
+    def number_format(self) -> str:
+        """The setting."""
+        return self.precision
 
     @property
     def active(self) -> bool:

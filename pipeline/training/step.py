@@ -57,9 +57,17 @@ Build = Callable[[Experiment, Prepared], Trainable]
 """Builds the model on its device."""
 
 
+def on_host(experiment: Experiment, prepared: Prepared) -> Trainable:
+    """Build the model, and let each technique change it before it is moved."""
+    trainable = experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
+    for technique in experiment.techniques:
+        technique.on_host(trainable)
+    return trainable
+
+
 def on_device(experiment: Experiment, prepared: Prepared) -> Trainable:
     """Build the model on the CPU and move it to its device."""
-    trainable = experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
+    trainable = on_host(experiment, prepared)
     if experiment.device.type != "cpu":
         trainable.module.to(experiment.device)
     return trainable
