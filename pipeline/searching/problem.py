@@ -72,10 +72,7 @@ class SearchProblem:
         return naive_choices(self.space, {name: default_values()[name] for name in self.space.dimensions})
 
     def naive_beside(self, choice: Choice) -> list[Choice]:
-        """Return the naive configurations with those values of `choice` that make it another training.
-
-        They are in the order of `naive`.
-        """
+        """Return the naive configurations, in their order, with the values that make `choice` another training."""
         kept = {
             name: choice[name]
             for technique in self.configurations.experiment(choice).techniques

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from pipeline.base.contracts import Trainable
+from pipeline.base.contracts import BF16_CAPABILITY, Hardware, Trainable
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
 
 IMPORTS = "from typing import Any\n\nimport torch\nfrom torch import nn\n"
@@ -30,6 +30,15 @@ class Weights(Technique):
     def number_format(self) -> str | None:
         """Bfloat16, if the weights are, also without autocast."""
         return "bf16" if self.active else None
+
+    def unsupported(self, hardware: Hardware) -> str | None:
+        """Return that the GPU is older than bfloat16, or None if it is not."""
+        if not self.active or hardware.capability is None or hardware.capability >= BF16_CAPABILITY:
+            return None
+        return (
+            f"weights=bfloat16 needs compute capability 8.0 (Ampere) or newer, and {hardware.name} is older; set "
+            "weights=float32"
+        )
 
     def conflict(self, settings: Any) -> str | None:
         """Return what has no meaning beside weights in bfloat16."""
