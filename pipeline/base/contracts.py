@@ -11,6 +11,9 @@ from typing import ClassVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from torch import Tensor, nn
 
+BF16_CAPABILITY = (8, 0)
+"""CUDA compute capability from which on there are bf16 and tf32: Ampere."""
+
 Batch = dict[str, Tensor]
 """The tensors of some sequences, by the names of the model's arguments; the first axis is the sequence."""
 

@@ -9,13 +9,11 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from pipeline.base.contracts import Hardware
+from pipeline.base.contracts import BF16_CAPABILITY, Hardware
 from pipeline.base.technique import Mathematics, Step, Technique
 
 TRIED_ON = {"cpu": ("fp32", "bf16"), "older cuda": ("fp32", "fp16"), "cuda": ("fp32", "bf16")}
 """Formats that `precision: auto` tries: fp16 is slow on a CPU, and not needed where a GPU has bf16."""
-BF16_CAPABILITY = (8, 0)
-"""CUDA compute capability from which on there are bf16 and tf32: Ampere."""
 AUTOCAST_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 

@@ -6,9 +6,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from pipeline.base.contracts import Hardware, Trainable
+from pipeline.base.contracts import BF16_CAPABILITY, Hardware, Trainable
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
-from pipeline.techniques.precision import BF16_CAPABILITY
 
 IMPORTS = "from typing import Any\n\nimport torch\nfrom torch import nn\n"
 """What convert_to_bfloat16() needs in an exported file."""
