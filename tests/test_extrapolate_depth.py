@@ -165,7 +165,11 @@ def test_layers_that_repeat_at_one_size_repeat_at_others(
         wanted = deep(micro_batch_size=size, effective_batch_size=12, **settings)
         assert same_memory(trace(wanted, target, wanted.read_corpus()), all_layers(wanted, target))
     [few, more] = sorted({num_layers for _, num_layers in recorded})
-    assert recorded == [(2, few), (2, more), (1, few), (6, few), (12, few)]
+    sizes_proved = (2, 1, 6, 12) if "activation_offloading" in settings else (2, 12)  # other events, or one pass alone
+    expected = [
+        (size, count) for size in (2, 1, 6, 12) for count in (few, more) if count == few or size in sizes_proved
+    ]
+    assert recorded == expected
 
 
 def test_layers_that_do_not_repeat_are_not_extrapolated() -> None:
@@ -173,8 +177,10 @@ def test_layers_that_do_not_repeat_are_not_extrapolated() -> None:
     fewest = fewest_layers(NUM_LAYERS, 1)
     shallow, deeper = (record(deep(count), CPU, prepared, 2) for count in (fewest, fewest + 1))
     layers = Layers(fewest, 1, NUM_LAYERS - fewest)
-    assert Depth.of(shallow, deeper, layers) is not None
     assert Depth.of(shallow, record(deep(fewest + 2), CPU, prepared, 2), layers) is None
+    depth = Depth.of(shallow, deeper, layers)
+    assert depth is not None and depth.timeline(shallow) is not None
+    assert depth.timeline(replace(shallow, storage_work={})) is None  # the work of the layers is not known
     counted_only_by_phase = Depth.of(replace(shallow, storage_work={}), deeper, layers)
     assert counted_only_by_phase is not None and not counted_only_by_phase.holds_at_other_sizes
     number = next(n for n, one in enumerate(deeper.origins) if one.module.startswith("transformer.h.2."))

@@ -135,6 +135,23 @@ def test_the_plain_training_has_the_optimizer_of_the_answer() -> None:
     assert proposer.naive(rows_of({}), sgd) is None
 
 
+def test_the_plain_training_is_a_configuration_of_the_space() -> None:
+    space = {"micro_batch_size": [1, 4], "weights": ["float32", "bfloat16"], "loss_kernel": ["fused", "chunked"]}
+    shared = {**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space, "mathematics": "different"}
+    problem = make_problem(shared)
+    answer = {"micro_batch_size": 1, "weights": "bfloat16", "loss_kernel": "chunked"}
+    assert problem.naive == [
+        {"micro_batch_size": size, "weights": "float32", "loss_kernel": "fused"} for size in (4, 1)
+    ]
+    assert {**answer, "loss_kernel": "fused"} in problem.space.excluded
+    assert problem.naive_beside(answer) == [{**answer, "micro_batch_size": 4}, answer]
+    proposer, fits = OptunaProposer(problem, cast(Any, None)), rows_of({1: 50.0})[0]
+    rows = [replace(fits, choice=problem.naive[0])]
+    assert proposer.naive(rows, answer) == {**answer, "micro_batch_size": 4}
+    too_large = replace(fits, number=1, choice={**answer, "micro_batch_size": 4}, fits=False)
+    assert proposer.naive([*rows, too_large], answer) is None
+
+
 def test_it_trains_with_the_policies_of_the_trial() -> None:
     space = {"micro_batch_size": [1], "checkpointing": ["auto"], "precision": ["fp32"]}
     problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})

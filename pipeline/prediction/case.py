@@ -45,8 +45,9 @@ class Case:
 
     @cached_property
     def of_any_size(self) -> Path:
-        """A file name that cases have in common which differ only in how their batch is split."""
-        split = dict.fromkeys(("micro_batch_size", "accumulation_steps", "effective_batch_size"), 1)
+        """A file name that cases have in common which differ only in the size of their recorded micro-batches."""
+        num_passes = self.experiment.effective_batch_size // self.size
+        split = {"micro_batch_size": 1, "accumulation_steps": num_passes, "effective_batch_size": num_passes}
         experiment = Experiment(self.experiment.settings.model_copy(update=split))
         return trace_file(experiment, self.target, self.prepared, 0, str(self.identity))
 

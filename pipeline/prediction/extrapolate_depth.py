@@ -52,6 +52,8 @@ class Depth:
     """How a timeline follows from that of a model with few layers, by a recording with one period of layers more."""
 
     layers: Layers
+    counts_by_storage: bool
+    """Whether the work of the shallow model was recorded by storage."""
     storages: Mapping[Key, Grown]
     work: Mapping[Phase, GrownWork]
 
@@ -68,7 +70,7 @@ class Depth:
             more = combined(lambda a, b, c: b - a - c, one.work, deeper_phases[phase].work, of_layers[phase])
             if more != Work():
                 work[phase] = GrownWork(one.work, more)
-        return None if storages is None else cls(layers, storages, work)
+        return None if storages is None else cls(layers, bool(shallow.storage_work), storages, work)
 
     @property
     def holds_at_other_sizes(self) -> bool:
@@ -78,8 +80,11 @@ class Depth:
     def timeline(self, shallow: Timeline) -> Timeline | None:
         """Return the timeline of the deep model from that of the shallow one; None if it does not follow.
 
-        What grows outside of the repeated layers must be in the shallow timeline as it was in the proof.
+        What grows outside of the repeated layers must be in the shallow timeline as it was in the proof, and the work
+        recorded by storage if it was.
         """
+        if self.counts_by_storage != bool(shallow.storage_work):
+            return None
         deep, phases = repetition_of(shallow, self.layers), dict(_numbered(shallow.work))
         if deep is None or any(
             phase not in phases or phases[phase].work != one.work for phase, one in self.work.items()

@@ -15,6 +15,7 @@ class Recent(dict[Key, Value]):
 
     def __setitem__(self, key: Key, value: Value) -> None:
         """Add a value, in place of the oldest one if there are too many."""
+        self.pop(key, None)
         super().__setitem__(key, value)
         if len(self) > self._limit:
             del self[next(iter(self))]

@@ -62,7 +62,7 @@ def embedding_buffer_bytes(tokens: int, vocabulary_size: int, channels: int) -> 
 @cache
 def has_formula(origin: Origin) -> bool:
     """Whether buffer_bytes() knows the size of a buffer."""
-    is_reduction = origin.operator in ("inside sum", "inside embedding_dense_backward")
+    is_reduction = origin.operator in ("inside sum", "inside linalg_vector_norm", "inside embedding_dense_backward")
     return is_reduction or is_scratchpad(origin.operator, origin.dtype)
 
 

@@ -158,5 +158,6 @@ def with_workspace(timeline: Timeline, workspace: Workspace, after: int | None) 
             *timeline.origins[number:],
         ),
         events_E=np.insert(events_E, at, number),
+        storage_work={},
         spans=tuple(replace(span, begin=span.begin + (span.begin >= at)) for span in timeline.spans),
     )

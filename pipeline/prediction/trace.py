@@ -34,7 +34,7 @@ STEADY_STEPS = 2
 LARGEST_GROWTH_BYTES = 1024
 """Bytes that a further micro-batch may add in a steady step: the value of its loss."""
 NUM_KEPT = 48
-"""Number of growths, and of differences, that a process keeps."""
+"""Number of growths, of proofs of depth, and of differences that a process keeps."""
 
 
 def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timeline:
@@ -130,14 +130,16 @@ def _from_few_layers(case: Case) -> Timeline | None:
     shallow = _known(case.of_layers(layers.num_layers))
     if shallow is None:
         return None
-    depth = _depths.get(case.of_any_size)
+    # Where sizes decide what is done with a storage, the proof counts for those of the same events alone.
+    key = case.of_any_size, len(shallow.events_E) * bool(size_thresholds(case.experiment))
+    depth = _depths.get(key)
     timeline = None if depth is None else depth.timeline(shallow)
     if timeline is not None:
         return timeline
     deeper = _known(case.of_layers(layers.num_layers + layers.period))
     depth = None if deeper is None else Depth.of(shallow, deeper, layers)
     if depth is not None and depth.holds_at_other_sizes:
-        _depths[case.of_any_size] = depth
+        _depths[key] = depth
     return None if depth is None else depth.timeline(shallow)
 
 
@@ -202,7 +204,7 @@ def _growth(case: Case, sizes: tuple[int, int, int]) -> Growth | None:
 
 _growths: Recent[Path, Growth | None] = Recent(NUM_KEPT)
 """Growths by the file of the smallest size; None where the sizes do not grow linearly."""
-_depths: Recent[Path, Depth] = Recent(NUM_KEPT)
+_depths: Recent[tuple[Path, int], Depth] = Recent(NUM_KEPT)
 """What a recording has proved of a model's depth."""
 _differences: Recent[Path, Difference | None] = Recent(NUM_KEPT)
 """Differences by the file with the other loss; None where it is not that of a loss."""

@@ -251,7 +251,7 @@ def findings_of(
     verification: Verification | None = None,
 ) -> SearchFindings:
     """Return the findings of the search, from which its report is made."""
-    return SearchFindings(
+    findings = SearchFindings(
         entry="search",
         model=problem.base.settings.model,
         effective_batch_size=problem.base.effective_batch_size,
@@ -266,3 +266,5 @@ def findings_of(
         settings={name: value for name, value in problem.base.params().items() if name not in problem.space.dimensions},
         environment=environment(problem.base.device),
     )
+    best = findings.best
+    return findings if best is None else replace(findings, naive=tuple(problem.naive_beside(dict(best.choice))))

@@ -2,7 +2,8 @@
 
 import random
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
@@ -68,13 +69,18 @@ def next_naive(naive: Sequence[Choice], fitting: Collection[Choice], taken: Coll
     return possible[len(possible) // 2] if possible else None
 
 
-def naive_choices(space: Space, defaults: Choice) -> list[Choice]:
-    """Return the configurations of the default precision without checkpointing, the largest micro-batch first."""
-    fixed = {
+def naive_values(space: Space, defaults: Mapping[str, Any]) -> Choice:
+    """Return the default of each dimension but the micro-batch size, or its first value if the default is not there."""
+    return {
         name: defaults[name] if defaults[name] in values else values[0]
         for name, values in space.dimensions.items()
         if name != "micro_batch_size"
     }
+
+
+def naive_choices(space: Space, defaults: Mapping[str, Any]) -> list[Choice]:
+    """Return the configurations of the default precision without checkpointing, the largest micro-batch first."""
+    fixed = naive_values(space, defaults)
     sizes = space.dimensions.get("micro_batch_size")
     if sizes is None:
         return [fixed]

@@ -23,7 +23,7 @@ from pipeline.memory.device import device_name, find_device, free_bytes, hardwar
 from pipeline.prediction.checkpointing_policy import resolved, with_policies
 from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
-from pipeline.searching.optuna_samplers import naive_choices
+from pipeline.searching.optuna_samplers import naive_choices, naive_values
 from pipeline.searching.settings import SearchSettings
 
 CPU_BUDGET = "256MiB"
@@ -69,17 +69,32 @@ class SearchProblem:
     @property
     def naive(self) -> list[Choice]:
         """Configurations of the default precision without checkpointing, the largest micro-batch first."""
-        return naive_choices(self.space, {name: default_values()[name] for name in self.space.dimensions})
+        return naive_choices(self.space, default_values())
 
     def naive_beside(self, choice: Choice) -> list[Choice]:
-        """Return the naive configurations, in their order, with the values that make `choice` another training."""
+        """Return the configurations to compare `choice` with, the largest micro-batch first.
+
+        They have the values that make it another training, and of the others those of the naive configurations, as far
+        as the space has such configurations.
+        """
         kept = {
             name: choice[name]
             for technique in self.configurations.experiment(choice).techniques
             for name in type(technique).model_fields
             if name in choice and technique.mathematics is Mathematics.DIFFERENT
         }
-        return [{**naive, **kept} for naive in self.naive]
+        naive = {**naive_values(self.space, default_values()), **kept}
+
+        def differing(one: Choice) -> list[str]:
+            return [name for name, value in one.items() if name in naive and value != naive[name]]
+
+        alike = [one for one in self.space.choices if kept.items() <= one.items()]
+        nearest = min(alike, key=lambda one: len(differing(one)), default=None)
+        if nearest is None:
+            return []
+        others = {name: value for name, value in nearest.items() if name in naive}
+        found = [one for one in alike if others.items() <= one.items()]
+        return sorted(found, key=lambda one: -int(str(one.get("micro_batch_size", 0))))
 
     @property
     def identity(self) -> dict[str, Any]:

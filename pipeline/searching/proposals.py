@@ -66,10 +66,14 @@ class OptunaProposer:
         return None if choice is None else Proposal(choice)
 
     def naive(self, rows: Sequence[Trial], answer: Choice) -> Choice | None:
-        """Return the first naive configuration that was measured to fit, itself or as the training that is default."""
-        fitting, problem = _fitting(rows), self._problem
-        pairs = zip(problem.naive_beside(answer), problem.naive, strict=True)
-        return next((choice for choice, default in pairs if choice in fitting or default in fitting), None)
+        """Return the first that was measured to fit, or was not measured while a naive one of its micro-batch fits."""
+        fitting, measured = _fitting(rows), [dict(row.choice) for row in rows]
+        sizes = {choice.get("micro_batch_size") for choice in self._problem.naive if choice in fitting}
+
+        def may_fit(choice: Choice) -> bool:
+            return choice in fitting or (choice not in measured and choice.get("micro_batch_size") in sizes)
+
+        return next(filter(may_fit, self._problem.naive_beside(answer)), None)
 
     def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:
         """Return None: Optuna's samplers give no bound."""

@@ -147,7 +147,7 @@ class Verification:
 
     choice: Mapping[str, Any]
     plain: Mapping[str, Any] | None
-    """The largest naive micro-batch that fits; None if there is no other configuration to compare with."""
+    """The naive configuration that is the same training; None if there is no other configuration to compare with."""
     num_steps: int
     outcome: str
     metrics: Mapping[str, float]

@@ -3,7 +3,8 @@
     seconds = num_passes x seconds of a pass + update x seconds of the update
     seconds of either = max(sum over kinds of amount x cost, num_kernels x launch)
 
-as in prediction/step_time.py. The amounts are the work of a pass and of the update, counted in the trace of a
+as in prediction/step_time.py for a GPU; on a CPU, where launches add to the work, the cost of a kernel in the sum has
+that part. The amounts are the work of a pass and of the update, counted in the trace of a
 configuration: the FLOPs of matrix products by type, those of attention in one kernel apart, the bytes that other
 operators move, the kernels, and the bytes copied to or from the host. The costs of their units, `launch` and `update`
 are fitted by least squares to the logarithms of the measured times, with priors wide enough for any device of a kind.

@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
 
-IMPORTS = "from collections.abc import Iterable\nfrom typing import Any\n\nimport torch\nfrom torch import Tensor, nn\n"
+IMPORTS = """from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+"""
 """What the functions below need in an exported file."""
 
 
@@ -133,9 +138,10 @@ def muon_in_place_of(
 
 
 def matrices_of(layers: Iterable[nn.Module]) -> set[Tensor]:
-    """Return the parameters of these layers with two axes, without those of embeddings."""
+    """Return the trained parameters of these layers with two axes, without those of embeddings."""
     modules = (module for layer in layers for module in layer.modules() if not isinstance(module, nn.Embedding))
-    return {parameter for module in modules for parameter in module.parameters(recurse=False) if parameter.ndim == 2}
+    parameters = (parameter for module in modules for parameter in module.parameters(recurse=False))
+    return {parameter for parameter in parameters if parameter.ndim == 2 and parameter.requires_grad}
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -146,13 +152,21 @@ class MuonAndAdamW(torch.optim.Optimizer):
         self._muon, self._adamw = muon, adamw
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
 
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all attributes for a copy: torch's own method leaves out those that it does not know."""
+        return self.__dict__
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters of Muon's groups, which alone have `ns_steps`, then those of AdamW's."""
-        del closure
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for each, is_muon in ((self._muon, True), (self._adamw, False)):
             each.state = self.state
             each.param_groups = [group for group in self.param_groups if ("ns_steps" in group) is is_muon]
             each.step()
+        return loss
 
 
 IN_PLACE_OF_ADAMW: dict[str, Callable[..., torch.optim.Optimizer]] = {
