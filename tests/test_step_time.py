@@ -137,21 +137,24 @@ def test_published_times_are_within_the_goals() -> None:
 
 
 def test_times_of_whole_spaces_on_a_cpu_are_in_order() -> None:
+    """Two runs of one configuration of the default space correlate by 0.90 themselves."""
     for subject in {row["subject"] for row in rows()} - {T4}:
-        assert errors([row for row in rows() if row["subject"] == subject], "fitted")[2] >= 0.9, subject
+        least = 0.8 if subject.endswith("default space") else 0.9
+        assert errors([row for row in rows() if row["subject"] == subject], "fitted")[2] >= least, subject
 
 
 def test_the_documents_have_the_committed_numbers() -> None:
     page = max((ROOT / "benchmarks").glob("step_time_*.md")).read_text()
     documented = (ROOT / "docs" / "prediction.md").read_text()
     summary = [line for line in page.splitlines() if any(f"| {words} |" in line for words in ESTIMATES.values())]
-    assert len(summary) == 4 * len(ESTIMATES)
+    assert len(summary) == 5 * len(ESTIMATES)
     assert [line for line in summary if line not in documented] == []
-    on_t4, *on_cpus = (
+    on_t4, *on_cpus, default_space = (
         errors([row for row in rows() if row["subject"] == subject], "fitted")
         for subject in dict.fromkeys(row["subject"] for row in rows())
     )
     medians, ranks = ([one[number] for one in on_cpus] for number in (0, 2))
     evidence = (ROOT / "docs" / "evidence.md").read_text()
     assert f"median error {on_t4[0]:.1f} %, rank correlation {on_t4[2]:.3f}; " in evidence
-    assert f"{min(medians):.1f} to {max(medians):.1f} %, {min(ranks):.3f} to {max(ranks):.3f} |" in evidence
+    assert f"{min(medians):.1f} to {max(medians):.1f} %, {min(ranks):.3f} to {max(ranks):.3f}; " in evidence
+    assert f"the default space {default_space[0]:.1f} %, {default_space[2]:.3f} |" in evidence
