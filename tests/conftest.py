@@ -72,6 +72,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["HEADROOM_CACHE"] = before
 
 
+@pytest.fixture(scope="module")
+def card() -> Iterator[Any]:
+    """Give a simulated H200 that predicts and runs configurations."""
+    if not IS_SIMULATED:
+        pytest.skip("the process that it starts needs the simulated card's environment")
+    from cuda_without_gpu import simulated_card  # of benchmarks/, which imports what few tests need
+
+    with simulated_card("h200", expandable_segments=False) as started:
+        yield started
+
+
 class OnCard(Protocol):
     """Runs .venv-cuda's Python, with these words, on a machine with simulated cards of one model."""
 

@@ -4,7 +4,7 @@ import ast
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -12,8 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 import torch
 import yaml
-from conftest import IS_SIMULATED, tiny, with_corpus_of
-from cuda_without_gpu import simulated_card
+from conftest import tiny, with_corpus_of
 from levers import LEVERS, ON_CPU, ON_CUDA, Lever, each, needs_package
 from test_export import executed
 from test_prediction import CPU, measured
@@ -185,15 +184,6 @@ def test_the_peak_on_a_cpu_is_predicted(lever: Lever) -> None:
     for model in lever.models:
         experiment = pair(lever, model, sequence_length=64, eval_steps=0, **DROPOUT)[1]
         assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4), model
-
-
-@pytest.fixture(scope="module")
-def card() -> Iterator[Any]:
-    """Give a simulated H200 that predicts and runs configurations."""
-    if not IS_SIMULATED:
-        pytest.skip("the process that it starts needs the simulated card's environment")
-    with simulated_card("h200", expandable_segments=False) as started:
-        yield started
 
 
 @pytest.mark.gpu

@@ -1,14 +1,13 @@
 """The optimizers: updates equal to those of a plain loop, the parameters of each, and what cannot be combined."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from conftest import IS_SIMULATED, tiny, with_corpus_of
-from cuda_without_gpu import simulated_card
+from conftest import tiny, with_corpus_of
 from test_prediction import CPU, measured
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
@@ -247,15 +246,6 @@ def test_its_peak_is_predicted_where_the_state_is_most_of_it(optimizer: str, mod
 def test_its_peak_is_predicted_with_loss_scaling(optimizer: str) -> None:
     experiment = tiny(**SMALL_BATCH, optimizer=optimizer, precision="fp16")
     assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
-
-
-@pytest.fixture(scope="module")
-def card() -> Iterator[Any]:
-    """Give a simulated H200 that predicts and runs configurations."""
-    if not IS_SIMULATED:
-        pytest.skip("the process that it starts needs the simulated card's environment")
-    with simulated_card("h200", expandable_segments=False) as started:
-        yield started
 
 
 @pytest.mark.gpu

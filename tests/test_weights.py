@@ -1,13 +1,11 @@
 """Weights in bfloat16: the training of a plain loop, what else is in bfloat16, and what cannot be combined with it."""
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from conftest import IS_SIMULATED, TINY, tiny, with_corpus_of
-from cuda_without_gpu import simulated_card
+from conftest import TINY, tiny, with_corpus_of
 from test_prediction import CPU, measured
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
@@ -127,15 +125,6 @@ def test_its_peak_is_predicted_where_the_weights_set_it(model: str, others: dict
 def test_its_peak_is_predicted_with_other_levers(others: dict[str, Any]) -> None:
     experiment = tiny(weights="bfloat16", sequence_length=64, eval_steps=0, causal_lm__dropout=0.1, **others)
     assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
-
-
-@pytest.fixture(scope="module")
-def card() -> Iterator[Any]:
-    """Give a simulated H200 that predicts and runs configurations."""
-    if not IS_SIMULATED:
-        pytest.skip("the process that it starts needs the simulated card's environment")
-    with simulated_card("h200", expandable_segments=False) as started:
-        yield started
 
 
 @pytest.mark.gpu
