@@ -133,7 +133,7 @@ def fitted(cases: Sequence[Case], prior: CostPrior) -> Array:
         of_times = (np.log(estimate(cases, log_costs_K, is_queued=prior.is_queued)) - measured) / prior.residual
         return np.concatenate([of_times, (log_costs_K - prior.log_costs_K) / prior.deviations_K])
 
-    launch = np.eye(len(KINDS))[-1]
+    launch = np.eye(len(KINDS))[KINDS.index("launch")]
     fits = [least_squares(residuals, prior.log_costs_K + np.log(factor) * launch) for factor in LAUNCH_STARTS]
     best: Array = min(fits, key=lambda one: float(one.cost)).x
     return best

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeline.base.contracts import Hardware
 from pipeline.memory.recorder import LifetimeRecorder
-from pipeline.memory.work import Work
+from pipeline.memory.work import OTHER_AMOUNTS, Work
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.extrapolate_batch import growth_of
 from pipeline.prediction.predict import predict
@@ -94,7 +94,8 @@ def test_the_passes_and_the_update_are_all_of_a_step(passes: int) -> None:
     expected = sum((one.work for one in step), Work())
     predicted = prediction.pass_work * passes + prediction.update_work
     assert dict(predicted.matrix_flops) == pytest.approx(expected.matrix_flops)
-    assert (predicted.moved_bytes, predicted.num_kernels) == pytest.approx((expected.moved_bytes, expected.num_kernels))
+    for name in OTHER_AMOUNTS:
+        assert getattr(predicted, name) == pytest.approx(getattr(expected, name)), name
 
 
 def test_a_batch_is_copied_to_a_card_and_not_on_a_cpu() -> None:
@@ -110,6 +111,15 @@ def test_recomputation_adds_products_movement_and_kernels() -> None:
     assert again.pass_work.moved_bytes > plain.pass_work.moved_bytes
     assert again.pass_work.num_kernels > plain.pass_work.num_kernels
     assert again.update_work == plain.update_work
+
+
+def test_hooks_of_saved_tensors_and_the_mode_that_keeps_attention_call_python() -> None:
+    policies = ("none", "every_2_layers", "every_layer", "attention_saved")
+    plain, half, every, kept = (predict(tiny(checkpointing=policy), CPU).pass_work for policy in policies)
+    recomputed = every.num_kernels - plain.num_kernels
+    assert plain.num_python_calls == 0
+    assert every.num_python_calls == 2 * half.num_python_calls == pytest.approx(2 * recomputed, rel=0.1)
+    assert kept.num_python_calls == pytest.approx(2 * every.num_python_calls, rel=0.1)
 
 
 def test_work_that_does_not_grow_by_a_whole_number_for_each_sequence_is_not_extrapolated() -> None:

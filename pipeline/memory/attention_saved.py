@@ -9,7 +9,7 @@ computed eagerly, one of several matrix products is its result.
 import re
 from collections import deque
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -57,6 +57,8 @@ class _Attention:
 class _KeptAttention(TorchDispatchMode):
     """Keeps attention's results in a forward pass, or returns the kept ones where it is recomputed."""
 
+    num_active: ClassVar[int] = 0
+
     def __init__(self, kept: deque[_Kept], *, recomputed: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._attention, self._kept, self._recomputed = _Attention(), kept, recomputed
@@ -65,6 +67,16 @@ class _KeptAttention(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """Return False: nothing is compiled here."""
         return False
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        _KeptAttention.num_active += 1
+        return cast("Self", super().__enter__())  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *exception: object) -> None:
+        """End."""
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        _KeptAttention.num_active -= 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Run the operator, and keep its result if it is attention's; or return the result that was kept."""
@@ -82,6 +94,11 @@ def attention_saved_contexts() -> tuple[TorchDispatchMode, TorchDispatchMode]:
     """Return the contexts of a layer's forward pass and of its recomputation: the `context_fn` of a checkpoint."""
     kept: deque[_Kept] = deque()
     return _KeptAttention(kept, recomputed=False), _KeptAttention(kept, recomputed=True)
+
+
+def is_keeping_attention() -> bool:
+    """Whether operators that run now pass through Python, so that attention's results are kept."""
+    return _KeptAttention.num_active > 0
 
 
 def _reused(kept: _Kept) -> Any:

@@ -13,9 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pipeline.memory.attention_saved import is_keeping_attention
 from pipeline.memory.flops import FORMULAS, operations_of
 
 aten = torch.ops.aten
+saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+"""Returns the hooks of saved tensors that are in force, or None."""
 WITHOUT_KERNEL = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view")
 """Operators that launch nothing, although their schema does not call them views."""
 COPIES = (aten._to_copy.default, aten.copy_.default)
@@ -33,6 +36,8 @@ LOOKED_UP = {
 """The argument of which an operator reads only what its indices name: no more than it writes."""
 ATTENTION = " attention"
 """End of the names of types in which attention is computed in one kernel."""
+OTHER_AMOUNTS = ("moved_bytes", "num_kernels", "host_bytes", "num_python_calls")
+"""The fields of Work besides the FLOPs."""
 SCATTERED = (aten.scatter_add_.default,)
 """Operators that change of their first argument only what their indices name."""
 
@@ -53,6 +58,9 @@ class Work:
     """Operators that launch a kernel."""
     host_bytes: float = 0
     """Bytes copied between the device and the host."""
+    num_python_calls: float = 0
+    """How often Python is called beside an operator: by hooks of saved tensors, as in a checkpointed layer, and by the
+    mode that keeps attention's results."""
 
     @property
     def flops(self) -> float:
@@ -81,17 +89,14 @@ def combined(function: Callable[..., float], *works: Work) -> Work:
     flops = {name: function(*(work.matrix_flops.get(name, 0) for work in works)) for name in types}
     return Work(
         matrix_flops={name: amount for name, amount in flops.items() if amount},
-        moved_bytes=function(*(work.moved_bytes for work in works)),
-        num_kernels=function(*(work.num_kernels for work in works)),
-        host_bytes=function(*(work.host_bytes for work in works)),
+        **{kind: function(*(getattr(work, kind) for work in works)) for kind in OTHER_AMOUNTS},
     )
 
 
 def work_of(amounts: Mapping[str, int]) -> Work:
     """Return work from its amounts by kind: the types of matrix products, and the other fields of Work."""
-    others = ("moved_bytes", "num_kernels", "host_bytes")
-    flops = {kind: amount for kind, amount in amounts.items() if kind not in others and amount}
-    return Work(flops, *(amounts.get(kind, 0) for kind in others))
+    flops = {kind: amount for kind, amount in amounts.items() if kind not in OTHER_AMOUNTS and amount}
+    return Work(flops, **{kind: amounts.get(kind, 0) for kind in OTHER_AMOUNTS})
 
 
 class CallWork(NamedTuple):
@@ -122,6 +127,8 @@ class WorkCounter:
             kind = work.kind or _compute_type(args) + ATTENTION * _is_attention(operator)
             self._of_storage[kind] += work.amount
             self._of_storage["num_kernels"] += 1
+            if num_python_calls := (saved_tensors_hooks(True) is not None) + is_keeping_attention():
+                self._of_storage["num_python_calls"] += num_python_calls
 
     def take_storage(self) -> Mapping[str, int]:
         """Return the work by kind since the last call, and in this phase."""

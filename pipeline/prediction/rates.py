@@ -12,10 +12,12 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.base.contracts import Hardware
 from pipeline.prediction.cards import CARDS
-from pipeline.prediction.step_time import CostPrior
+from pipeline.prediction.step_time import CALLS, CostPrior
 
 TERA, GIGA = 1e12, 1e9
 PCIE = {3: 15.75 * GIGA, 4: 31.5 * GIGA, 5: 63 * GIGA}
@@ -26,10 +28,19 @@ LAUNCH_SECONDS = 10e-6
 It depends on the host and not on the card: 5 to 25 microseconds for a product on the host of an H100
 (jiahuanglin.xyz, "From PyTorch op to kernel launch"), 45 on that of a T4 in a notebook (fitted in step_time).
 """
+PYTHON_CALL_LAUNCHES = 2.0
+"""Cost of a call of Python beside an operator, in launches: 1.8 to 2.9 on CPUs (fitted in benchmarks/step_time)."""
 MEASURED_SECONDS = 0.1
 """Time for which each kind of work is repeated on a CPU."""
-PRODUCT_SIZE, COPY_BYTES, CHAIN_LENGTH = 384, 2**25, 100
-"""Rows and columns of the products, bytes of the copies, and length of the chain of operators that are measured."""
+PRODUCT_SIZE, COPY_BYTES = 384, 2**25
+"""Rows and columns of the products, and bytes of the copies that are measured."""
+ATTENTION_HEADS, ATTENTION_LENGTH, ATTENTION_WIDTH = 8, 128, 64
+"""Heads, tokens and width of a head of the attention that is measured."""
+NUM_LAYERS, OPERATORS_PER_LAYER = 100, 8
+"""Tiny layers that are measured for the launch of an operator, which includes its share of Python and autograd.
+
+A layer is a product with bias, a norm and GELU: three operators, and five in the backward pass.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +53,10 @@ class Rates:
     """FLOP/s of float32 products in tf32; where a card has none, as float32."""
     half: float
     """FLOP/s of bf16 and fp16 products, summed in float32."""
+    attention: float
+    """FLOP/s of attention in one kernel in float32; on a card as other products."""
+    half_attention: float
+    """FLOP/s of attention in one kernel in bf16 and fp16; on a card as other products."""
     moved_bytes: float
     """Bytes a second that its memory reads and writes."""
     host_bytes: float
@@ -54,6 +69,8 @@ def _rates(float32: float, tf32: float, half: float, memory: float, pcie: int) -
         float32=float32 * TERA,
         tf32=tf32 * TERA,
         half=half * TERA,
+        attention=float32 * TERA,
+        half_attention=half * TERA,
         moved_bytes=memory * GIGA,
         host_bytes=PCIE[pcie],
     )
@@ -85,7 +102,8 @@ DEVIATIONS = {"cuda": 0.35, "cpu": 0.5}
 """Standard deviations of the logarithms of these shares: that of the T4 is within one of them."""
 SIMILAR_DEVIATION = 0.7
 """The same for a card that is not in the table: cards of one capability differ by a factor of 2 per multiprocessor."""
-LAUNCH_DEVIATION = 0.7
+CALL_DEVIATION = 0.7
+"""The same for the costs of calls on the host."""
 SIMILAR_CAPABILITIES = {12: (8, 9)}
 """Capabilities whose cards are more similar than those of the closest in number, by major version.
 
@@ -114,6 +132,8 @@ def rates_of(hardware: Hardware) -> Rates:
         float32=ratio * rates.float32,
         tf32=ratio * rates.tf32,
         half=ratio * rates.half,
+        attention=ratio * rates.attention,
+        half_attention=ratio * rates.half_attention,
         moved_bytes=ratio * rates.moved_bytes,
     )
 
@@ -144,11 +164,12 @@ def _similar(hardware: Hardware) -> str:
 
 def cost_prior(hardware: Hardware) -> CostPrior:
     """Return what is known about the costs on a device before anything is measured there."""
-    *costs, launch = rate_costs(hardware)
+    costs = rate_costs(hardware)
+    work, calls = costs[: -len(CALLS)], costs[-len(CALLS) :]
     is_known = hardware.kind != "cuda" or CARDS[_similar(hardware)].name == hardware.name
     deviation = DEVIATIONS[hardware.kind] if is_known else SIMILAR_DEVIATION
-    deviations = (*[deviation] * len(costs), LAUNCH_DEVIATION)
-    log_costs_K = np.log([*(cost / EFFICIENCIES[hardware.kind] for cost in costs), launch])
+    deviations = [deviation] * len(work) + [CALL_DEVIATION] * len(calls)
+    log_costs_K = np.log([*(cost / EFFICIENCIES[hardware.kind] for cost in work), *calls])
     return CostPrior(
         log_costs_K=log_costs_K,
         deviations_K=np.array(deviations),
@@ -160,31 +181,45 @@ def cost_prior(hardware: Hardware) -> CostPrior:
 def rate_costs(hardware: Hardware) -> list[float]:
     """Return the costs on a device that reaches its rates, by the kinds of step_time, in seconds."""
     rates = rates_of(hardware)
-    amounts = (rates.float32, rates.tf32, rates.half, rates.half, rates.moved_bytes, rates.host_bytes)
-    return [*(1 / amount for amount in amounts), rates.launch_seconds]
+    products = rates.float32, rates.tf32, rates.half, rates.half
+    attentions = rates.attention, rates.attention, rates.half_attention, rates.half_attention
+    amounts = *products, *attentions, rates.moved_bytes, rates.host_bytes
+    calls = rates.launch_seconds, PYTHON_CALL_LAUNCHES * rates.launch_seconds
+    return [*(1 / amount for amount in amounts), *calls]
 
 
 @lru_cache
 def measured_rates() -> Rates:
     """Return what this machine's CPU does in a second, each from the fastest of some repetitions."""
     left, source = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE), torch.ones(COPY_BYTES // 4)
-    copy, narrow, factor = torch.empty_like(source), left.bfloat16(), torch.ones(4, requires_grad=True)
+    copy, narrow = torch.empty_like(source), left.bfloat16()
+    layers = nn.Sequential(
+        *(module for _ in range(NUM_LAYERS) for module in (nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU()))
+    )
+    inputs = torch.ones(4, 4)
 
-    def chain() -> None:
-        product = factor
-        for _ in range(CHAIN_LENGTH):
-            product = product * factor
-        product.sum().backward()  # type: ignore[no-untyped-call]
+    def train() -> None:
+        layers.zero_grad()
+        layers(inputs).sum().backward()
 
-    flops, num_operators = 2.0 * PRODUCT_SIZE**3, 4 * CHAIN_LENGTH  # a product; its two gradients; their sum
+    heads = torch.ones(1, ATTENTION_HEADS, ATTENTION_LENGTH, ATTENTION_WIDTH)
+    narrow_heads = heads.bfloat16()
+    attention_flops = 4.0 * ATTENTION_HEADS * ATTENTION_LENGTH**2 * ATTENTION_WIDTH  # two products
+
+    def attend(heads: torch.Tensor) -> torch.Tensor:
+        return scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+
+    flops = 2.0 * PRODUCT_SIZE**3
     float32 = flops / _fastest(lambda: left @ left)
     return Rates(
         float32=float32,
         tf32=float32,
         half=flops / _fastest(lambda: narrow @ narrow),
+        attention=attention_flops / _fastest(lambda: attend(heads)),
+        half_attention=attention_flops / _fastest(lambda: attend(narrow_heads)),
         moved_bytes=2 * COPY_BYTES / _fastest(lambda: copy.copy_(source)),
         host_bytes=2 * COPY_BYTES / _fastest(lambda: copy.copy_(source)),
-        launch_seconds=_fastest(chain) / num_operators,
+        launch_seconds=_fastest(train) / (NUM_LAYERS * OPERATORS_PER_LAYER),
     )
 
 

@@ -1,11 +1,12 @@
 """Seconds of an optimizer step from its work: how much of each kind there is, and what one unit of it costs.
 
-    seconds of a pass = max(sum over kinds of amount x cost, operators x launch) on a GPU, their sum on a CPU
+    seconds of a pass = max(sum over kinds of amount x cost, that over calls on the host) on a GPU, their sum on a CPU
     seconds of a step = passes x seconds of a pass + seconds of the update
 
-A cost is the time of one FLOP in a number format, of one byte, or of launching one operator. On a GPU operators are
-launched while earlier ones are computed, so the slower of both sets the time; on a CPU each begins when the one before
-has ended. N counts configurations, K kinds of work.
+A cost is the time of one FLOP in a number format, those of attention in one kernel apart, or of one byte; on the host
+that of launching one operator, or of one call of Python beside it. On a GPU operators are launched while earlier ones
+are computed, so the slower of both sets the time; on a CPU each begins when the one before has ended. N counts
+configurations, K kinds of work.
 """
 
 from dataclasses import dataclass
@@ -21,8 +22,11 @@ Array = NDArray[np.float64]
 FORMATS = ("float32", "tf32", "bfloat16", "float16")
 OTHER_FORMATS = {"float64": "float32"}
 """Formats by the one as which they count."""
-KINDS = (*FORMATS, "moved_bytes", "host_bytes", "launch")
-"""Kinds of work, in the order of their costs; the last one is the launch of an operator."""
+ATTENTIONS = tuple(name + ATTENTION for name in FORMATS)
+CALLS = ("launch", "python_call")
+"""Kinds of work of the host: the launch of an operator, and a call of Python beside it."""
+KINDS = (*FORMATS, *ATTENTIONS, "moved_bytes", "host_bytes", *CALLS)
+"""Kinds of work, in the order of their costs; those of the host are the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,27 +56,27 @@ def amounts(work: Work) -> Array:
     """Return how much work there is of each kind, in the order of KINDS.
 
     Formats that KINDS does not name, as of 8 bits, count as float16, and float64 as float32: too fast on most cards.
-    Attention in one kernel counts as other products do.
     """
-    flops = dict.fromkeys(FORMATS, 0.0)
+    flops = dict.fromkeys((*FORMATS, *ATTENTIONS), 0.0)
     for kind, count in work.matrix_flops.items():
         name = kind.removesuffix(ATTENTION)
-        flops[OTHER_FORMATS.get(name, name if name in flops else "float16")] += count
-    return np.array([*flops.values(), work.moved_bytes, work.host_bytes, work.num_kernels], dtype=np.float64)
+        counted = OTHER_FORMATS.get(name, name if name in FORMATS else "float16")
+        flops[counted + kind[len(name) :]] += count
+    calls = work.num_kernels, work.num_python_calls
+    return np.array([*flops.values(), work.moved_bytes, work.host_bytes, *calls], dtype=np.float64)
 
 
 def seconds_by_kind(amounts_NK: Array, costs_K: Array, *, is_queued: bool) -> Array:
-    """Return the seconds of each kind of some work: in a queue, of launches none or, where these take longer, all.
+    """Return the seconds of each kind of some work; in a queue, those of the host or those of all others are 0.
 
-    The last kind is the launch of an operator.
+    The last kinds are those of the host; in a queue the slower of both sets the time.
     """
     parts_NK: Array = amounts_NK * costs_K
     if not is_queued:
         return parts_NK
-    is_launching_N = parts_NK[:, -1] > parts_NK[:, :-1].sum(axis=1)
-    parts_NK[:, :-1] *= ~is_launching_N[:, None]
-    parts_NK[:, -1] *= is_launching_N
-    return parts_NK
+    computed_NK, called_NK = np.split(parts_NK, [-len(CALLS)], axis=1)
+    is_calling_N1 = called_NK.sum(axis=1, keepdims=True) > computed_NK.sum(axis=1, keepdims=True)
+    return np.hstack([computed_NK * ~is_calling_N1, called_NK * is_calling_N1])
 
 
 def step_seconds_by_kind(

@@ -86,10 +86,14 @@ def _works(choices: Sequence[Choice], sizes: Sequence[int], predictions: Mapping
 
 
 def _at_size(size: int, works: Mapping[int, Works]) -> Works:
-    """Return the work at a micro-batch size, in proportion to that at the closest one; the kernels stay as many."""
+    """Return the work at a micro-batch size, in proportion to that at the closest one; calls stay as many."""
     closest = min(works, key=lambda known: abs(math.log(known / size)))
     pass_work, update_work = works[closest]
-    return replace(pass_work * (size / closest), num_kernels=pass_work.num_kernels), update_work
+    scaled = pass_work * (size / closest)
+    return (
+        replace(scaled, num_kernels=pass_work.num_kernels, num_python_calls=pass_work.num_python_calls),
+        update_work,
+    )
 
 
 def _candidate(choice: Choice, experiment: Experiment, prediction: Prediction | None, works: Works) -> Candidate:

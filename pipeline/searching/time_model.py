@@ -1,15 +1,14 @@
 """The time model: seconds of an optimizer step of every configuration, with their uncertainty.
 
     seconds = num_passes x seconds of a pass + update x seconds of the update
-    seconds of either = max(sum over kinds of amount x cost, num_kernels x launch)
+    seconds of either = max(sum over kinds of amount x cost, that over calls on the host) on a GPU, their sum on a CPU
 
-as in prediction/step_time.py for a GPU; on a CPU, where launches add to the work, the cost of a kernel in the sum has
-that part. The amounts are the work of a pass and of the update, counted in the trace of a
+as in prediction/step_time.py. The amounts are the work of a pass and of the update, counted in the trace of a
 configuration: the FLOPs of matrix products by type, those of attention in one kernel apart, the bytes that other
-operators move, the kernels, and the bytes copied to or from the host. The costs of their units, `launch` and `update`
-are fitted by least squares to the logarithms of the measured times, with priors wide enough for any device of a kind.
-So whatever a lever changes in the trace, its time follows. A kernel has a cost in the sum beside its launch, since it
-takes time to begin and to end.
+operators move, the bytes copied to or from the host, and on the host the launches of kernels and calls of Python beside
+them. The costs of their units and `update` are fitted by least squares to the logarithms of the measured times, with
+priors wide enough for any device of a kind. So whatever a lever changes in the trace, its time follows. On a GPU a
+kernel has a cost in the sum beside its launch, since it takes time to begin and to end.
 
 The residual is a sum of random effects (random_effects.py). The noise of a measurement and the size of the residual are
 not known: every pair of several values of both is a component of a mixture, weighted by its marginal likelihood.
@@ -23,8 +22,8 @@ from functools import cached_property
 import numpy as np
 from scipy.optimize import least_squares
 
-from pipeline.memory.work import ATTENTION, Work
-from pipeline.prediction.step_time import seconds_by_kind
+from pipeline.memory.work import ATTENTION, OTHER_AMOUNTS, Work
+from pipeline.prediction.step_time import CALLS, seconds_by_kind
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.gaussian import (
     Gaussian,
@@ -36,8 +35,11 @@ from pipeline.searching.gaussian import (
 )
 from pipeline.searching.random_effects import effects_of
 
-NOISES = (0.003, 0.01, 0.03, 0.06)
-"""Prior standard deviations of a measured time from process to process, as fractions; equally probable at first."""
+NOISES = (0.003, 0.01, 0.03, 0.06, 0.12)
+"""Prior standard deviations of a measured time from process to process, as fractions; equally probable at first.
+
+A quiet GPU has the smallest; on a shared machine the runs of one configuration differ by more than 10 %.
+"""
 RESIDUALS = (0.02, 0.05, 0.1, 0.2)
 """Prior standard deviations of the time model's residual, as fractions; equally probable at first."""
 FIT_NOISE, FIT_RESIDUAL = 0.02, 0.1
@@ -52,9 +54,9 @@ COSTS = {
         "float16": (0.0, 0.7),  # and any other type
         "attention": (1.0, 1.5),
         "moved_bytes": (1.5, 1.0),
-        "num_kernels": (13.0, 1.5),
         "host_bytes": (1.5, 1.0),
-        "launch": (11.0, 2.0),
+        "launch": (13.0, 1.5),
+        "python_call": (13.7, 1.5),
     },
     "cuda": {
         "float32": (0.0, 0.1),
@@ -67,12 +69,15 @@ COSTS = {
         "num_kernels": (18.0, 1.0),
         "host_bytes": (7.0, 1.0),
         "launch": (19.0, 1.0),
+        "python_call": (19.7, 1.0),
     },
 }
-"""The same for the cost of one unit of each kind of work, relative to that FLOP, and for one launch; that of attention
-is relative to the cost of a product in its format."""
-OTHER_KINDS = ("moved_bytes", "num_kernels", "host_bytes")
-"""Kinds of work besides the FLOPs of matrix products."""
+"""The same for the cost of one unit of each kind of work, relative to that FLOP; that of attention is relative to the
+cost of a product in its format."""
+COUNTED = {"launch": "num_kernels", "python_call": "num_python_calls"}
+"""The fields of Work that count the calls on the host."""
+OTHER_KINDS = {"cpu": ("moved_bytes", "host_bytes"), "cuda": ("moved_bytes", "num_kernels", "host_bytes")}
+"""Kinds of work besides the FLOPs of matrix products and calls on the host, by kind of device."""
 UPDATE = (0.0, 1.0)
 """The same for the update, relative to the cost of its work."""
 LAUNCH_STARTS = (-2.0, 1.0, 4.0)
@@ -83,7 +88,8 @@ LAUNCH_STARTS = (-2.0, 1.0, 4.0)
 class TimeModel:
     """The time model of a list of candidates, as a function of its parameters.
 
-    The parameters are the logarithms of the rate, of the cost of each kind of work, of the launch and of the update.
+    The parameters are the logarithms of the rate, of the cost of each kind of work, of each kind of call on the host,
+    and of the update.
     """
 
     candidates: Sequence[Candidate]
@@ -94,14 +100,20 @@ class TimeModel:
     def kinds(self) -> list[str]:
         """The kinds of work in the order of their parameters: those that any candidate has."""
         works = [work for one in self.candidates for work in (one.pass_work, one.update_work)]
-        others = [name for name in OTHER_KINDS if any(getattr(work, name) for work in works)]
+        others = [name for name in OTHER_KINDS[self.kind] if any(getattr(work, name) for work in works)]
         return sorted({name for work in works for name in work.matrix_flops}) + others
 
     @cached_property
     def prior(self) -> tuple[Vector, Vector]:
         """The prior means and standard deviations of the parameters."""
-        pairs = np.array([RATE, *map(self._cost, self.kinds), COSTS[self.kind]["launch"], UPDATE])
+        calls = [COSTS[self.kind][name] for name in CALLS]
+        pairs = np.array([RATE, *map(self._cost, self.kinds), *calls, UPDATE])
         return pairs[:, 0], pairs[:, 1]
+
+    @property
+    def launch(self) -> int:
+        """The number of the parameter of a launch."""
+        return 1 + len(self.kinds) + CALLS.index("launch")
 
     def _cost(self, kind: str) -> tuple[float, float]:
         """Return the prior mean and standard deviation of the logarithm of the relative cost of a kind of work."""
@@ -112,8 +124,8 @@ class TimeModel:
 
     @cached_property
     def _amounts(self) -> tuple[Matrix, Matrix, Vector, Vector]:
-        """The work of a pass and of the update, of launches too, the number of passes, and the tokens of a step."""
-        columns = [*self.kinds, "num_kernels"]
+        """The work of a pass and of the update, the host's last, the number of passes, and the tokens of a step."""
+        columns = [*self.kinds, *(COUNTED[name] for name in CALLS)]
         of_pass_NK = amounts([one.pass_work for one in self.candidates], columns)
         of_update_NK = amounts([one.update_work for one in self.candidates], columns)
         passes = np.array([one.num_passes for one in self.candidates], float)
@@ -124,9 +136,9 @@ class TimeModel:
         """Return the logarithm of the seconds per token of some candidates, and its derivative by each parameter."""
         of_pass_NK, of_update_NK, passes, tokens = (part[numbers] for part in self._amounts)
         rate, *log_costs, update = parameters
-        costs_K = np.exp(log_costs)
-        of_update_NK = np.exp(update) * seconds_by_kind(of_update_NK, costs_K, is_queued=True)
-        seconds_NK = passes[:, None] * seconds_by_kind(of_pass_NK, costs_K, is_queued=True) + of_update_NK
+        costs_K, is_queued = np.exp(log_costs), self.kind == "cuda"
+        of_update_NK = np.exp(update) * seconds_by_kind(of_update_NK, costs_K, is_queued=is_queued)
+        seconds_NK = passes[:, None] * seconds_by_kind(of_pass_NK, costs_K, is_queued=is_queued) + of_update_NK
         seconds = seconds_NK.sum(axis=1)
         slopes_NP = np.column_stack([seconds, seconds_NK, of_update_NK.sum(axis=1)]) / seconds[:, None]
         return rate + np.log(seconds / tokens), slopes_NP
@@ -136,7 +148,7 @@ def amounts(works: Sequence[Work], kinds: Sequence[str]) -> Matrix:
     """Return the amount of each kind of work: works x kinds."""
     columns = [
         [getattr(work, kind) for work in works]
-        if kind in OTHER_KINDS
+        if kind in OTHER_AMOUNTS
         else [work.matrix_flops.get(kind, 0.0) for work in works]
         for kind in kinds
     ]
@@ -204,7 +216,7 @@ def _fit(model: TimeModel, known: list[int], values_K: Vector, residual_KK: Matr
     fits = []
     for launch in LAUNCH_STARTS:  # where launches never matter, their parameter has no slope to follow
         start = mean.copy()
-        start[-2] += launch
+        start[model.launch] += launch
         start[0] += float(np.mean(values_K - model.evaluate(start, known)[0]))
         fits.append(least_squares(residuals, start, slopes, method="lm"))
     best: Vector = min(fits, key=lambda one: float(one.cost)).x
