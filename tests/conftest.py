@@ -45,7 +45,8 @@ IS_SIMULATED = "SIMULATED_CARD_NAME" in os.environ
 """Whether this process runs on a simulated card: see tests/cuda_without_gpu/README.md."""
 LONGEST = (
     *("cuda_entry_points", "cuda_budget"),
-    *("entry_points", "faults", "docs", "search_faults", "tracking_faults", "compare", "plan", "user_code", "ui"),
+    *("entry_points", "faults", "search_faults", "tracking_faults", "docs", "compare", "plan", "ui"),
+    *("worker_pool", "user_functions", "claims", "export", "search", "search_benchmarks", "extrapolate_depth"),
 )
 """Files of tests that take longest, by what follows `test_`; the first makes what others share."""
 

@@ -13,11 +13,11 @@ import psutil
 from project import Project
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 90) -> None:
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 180, pause: float = 0.1) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.1)
+        time.sleep(pause)
 
 
 def wait_for_the_end(family: Sequence[psutil.Process]) -> None:

@@ -3,21 +3,25 @@
 import contextlib
 import io
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import mlflow
 import pytest
 import yaml
 from conftest import ROOT, THREE_LEVERS
 from mlflow.entities import Run
+from mlflow.exceptions import ExecutionException
 
 from pipeline.cli import main
 
@@ -34,6 +38,8 @@ SMALL = {
     "device": "cpu",
 }
 """Settings that make any entry point short."""
+NO_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+"""Keeps MLflow's server from starting eight processes more, for evaluations that these tests do not ask for."""
 
 
 @dataclass
@@ -51,9 +57,11 @@ class Project:
         """
         listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-        for name in (name for name in names if (ROOT / name).exists()):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes((ROOT / name).read_bytes())
+        for name in names:
+            for file in (name, cache_from_source(name)):  # a process that finds no compiled module compiles for seconds
+                if (ROOT / file).exists():
+                    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(ROOT / file, folder / file)
         for entry in ("search", "plan"):
             file = folder / "experiments" / f"{entry}.yaml"
             values = {**yaml.safe_load(file.read_text()), "space": THREE_LEVERS}
@@ -72,7 +80,8 @@ class Project:
         """Start a command as a user of the project's virtual environment would."""
         binaries = Path(sys.executable).parent
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")}
-        environment = {**inherited, "PATH": f"{binaries}:{os.environ['PATH']}", "PYTHONPATH": "", **self.environment}
+        own = {"PATH": f"{binaries}:{os.environ['PATH']}", "PYTHONPATH": "", **NO_JOBS}
+        environment = {**inherited, **own, **self.environment}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(words, cwd=self.folder, env=environment, **{**pipes, **options})
 
@@ -93,7 +102,33 @@ class Project:
 
     def here(self, entry: str, settings: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
         """Run an entry point of this project in this process, which has loaded already what takes a new one seconds."""
-        words, out, err = [entry, *as_words(settings)], io.StringIO(), io.StringIO()
+        words = [entry, *as_words(settings)]
+        with self._inside() as (out, err):
+            return subprocess.CompletedProcess(words, main(words), out.getvalue(), err.getvalue())
+
+    def mlflow_run_here(self, entry: str, settings: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+        """Let MLflow run an entry point in this process: the run and the command are those of `mlflow run`."""
+        done: list[subprocess.CompletedProcess[str]] = []
+
+        def run_command(command: str, folder: str, experiment_id: str, run_id: str) -> Mock:
+            words = shlex.split(command)
+            assert words[:3] == ["python", "-m", "pipeline"]
+            variables = mlflow.projects.utils.get_run_env_vars(run_id, experiment_id)
+            with Project(Path(folder), {**self.environment, **variables})._inside() as (out, err):
+                done.append(subprocess.CompletedProcess(words, main(words[3:]), out.getvalue(), err.getvalue()))
+            return Mock(run_id=run_id, wait=lambda: done[0].returncode == 0)
+
+        with self._inside(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr("mlflow.projects.backend.local._run_entry_point", run_command)
+            with contextlib.suppress(ExecutionException):  # the command's exit code was not 0
+                mlflow.projects.run(".", entry, parameters=dict(settings), env_manager="local")
+        [only] = done
+        return only
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[tuple[io.StringIO, io.StringIO]]:
+        """Be in its folder, with its environment; give what is written to stdout and to stderr."""
+        out, err = io.StringIO(), io.StringIO()
         with (
             contextlib.chdir(self.folder),
             contextlib.redirect_stdout(out),
@@ -104,7 +139,7 @@ class Project:
                 patch.delenv(name)
             for name, value in {"MLFLOW_TRACKING_URI": self.store, **self.environment}.items():
                 patch.setenv(name, value)
-            return subprocess.CompletedProcess(words, main(words), out.getvalue(), err.getvalue())
+            yield out, err
 
     def runs(self, store: str | None = None) -> list[Run]:
         """Return every run of its tracking store, the newest first."""

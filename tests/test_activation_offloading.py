@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import ROOT, tiny, with_corpus_of
 from test_checkpointing import DROPOUT, LAYERS, OWN, trained
-from test_export import losses_here, run
+from test_export import losses_here, losses_of_script
 from torch import Tensor, nn
 
 from pipeline.base.contracts import Hardware
@@ -189,7 +189,7 @@ def test_the_exported_script_offloads(tmp_path: Path) -> None:
     files = export_files(tiny(**settings))
     write_files(files, tmp_path)
     assert "pipeline" not in files["train.py"] and "smallest_bytes=0)" in files["lightning_trainer.py"]
-    assert run("-I", str(tmp_path / "train.py")) == pytest.approx(losses_here(**settings), abs=1e-4)
+    assert losses_of_script(str(tmp_path / "train.py")) == pytest.approx(losses_here(**settings), abs=1e-4)
 
 
 @pytest.mark.gpu

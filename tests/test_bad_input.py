@@ -107,7 +107,7 @@ def test_a_yaml_that_makes_objects_makes_none(tmp_path: Path) -> None:
 def test_a_tracking_store_that_cannot_be_reached_is_refused(uri: str, message: str, tmp_path: Path) -> None:
     project = Project.copy(tmp_path)
     project.environment |= {"MLFLOW_TRACKING_URI": uri, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-    done = project.pipeline("main", SMALL)
+    done = project.here("main", SMALL)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -131,7 +131,7 @@ def test_help_without_an_entry_point_lists_them(capsys: pytest.CaptureFixture[st
 def test_a_file_in_place_of_the_output_folder_is_refused(tmp_path: Path) -> None:
     project = Project.copy(tmp_path)
     (tmp_path / "runs").write_text("")
-    done = project.pipeline("main", SMALL)
+    done = project.here("main", SMALL)
     assert done.returncode == 2
     assert "output folder" in done.stderr
     shutil.rmtree(tmp_path, ignore_errors=True)

@@ -15,7 +15,7 @@ from conftest import ROOT, tiny, with_corpus_of
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from test_export import losses_here, run
+from test_export import losses_here, losses_of_script
 from test_training_step import step_and_window
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -235,7 +235,7 @@ def test_the_exported_script_checkpoints_by_policy(policy: str, tmp_path: Path) 
     files = export_files(tiny(**settings))
     write_files(files, tmp_path)
     assert "pipeline" not in files["train.py"]
-    assert run("-I", str(tmp_path / "train.py")) == pytest.approx(losses_here(**settings), abs=1e-4)
+    assert losses_of_script(str(tmp_path / "train.py")) == pytest.approx(losses_here(**settings), abs=1e-4)
     assert f"No argument expresses checkpointing={policy}: make_trainer applies it" in files["README.md"]
     assert '"activation_checkpointing": false' in files["training_arguments.json"]
     assert "layer.forward = partial(" in files["training_arguments.py"]

@@ -1,11 +1,15 @@
 """Exported files: other frameworks train with the measured losses."""
 
+import contextlib
+import io
 import json
 import math
 import os
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +27,7 @@ from pipeline.export.facts import facts_of
 from pipeline.export.targets import training_arguments
 from pipeline.export.write import TARGETS, export_files, write_files
 from pipeline.models.causal_lm import PRESETS
+from pipeline.runtime.worker_pool import run_all, worker_pool
 from pipeline.training.loop import learning_rate, train
 
 COMBINED = {
@@ -68,7 +73,26 @@ def run(*words: str) -> list[float]:
     environment = {**free, **alone, "MASTER_PORT": str(free_port())}
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
-    return [float(number) for number in re.findall(r"\bloss ([\d.]+)$", done.stdout, re.MULTILINE)]
+    return losses_in(done.stdout)
+
+
+def losses_in(output: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\bloss ([\d.]+)$", output, re.MULTILINE)]
+
+
+def losses_of_script(*words: str) -> list[float]:
+    """Run an exported script in a process that is forked from one with torch, which takes a new one seconds to load."""
+    with worker_pool(1) as pool:
+        [(_, output)] = run_all(pool, output_of_script, [words])
+    return losses_in(output)
+
+
+def output_of_script(words: Sequence[str]) -> str:
+    """Run a script with these words in this process, and return what it prints."""
+    sys.argv[:] = words
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        runpy.run_path(words[0], run_name="__main__")
+    return out.getvalue()
 
 
 def executed(text: str) -> dict[str, Any]:
@@ -118,13 +142,13 @@ def test_the_script_weights_padded_tokens_as_headroom_does(short_documents: Path
     cut = {"effective_batch_size": 4, "micro_batch_size": 2, "causal_lm__num_layers": 3}
     values = {**cut, **text, "precision": "fp16", "checkpointing": "every_2_layers"}
     write_files(export_files(tiny(**values)), tmp_path)
-    assert run(str(tmp_path / "train.py")) == pytest.approx(losses_here(**values), abs=1e-4)
+    assert losses_of_script(str(tmp_path / "train.py")) == pytest.approx(losses_here(**values), abs=1e-4)
 
 
 def test_the_script_takes_any_text_file(tmp_path: Path) -> None:
     write_files(export_files(tiny(micro_batch_size=2)), tmp_path)
     (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 100)
-    losses = run(str(tmp_path / "train.py"), str(tmp_path / "text.txt"))
+    losses = losses_of_script(str(tmp_path / "train.py"), str(tmp_path / "text.txt"))
     assert len(losses) == TINY["num_steps"] and losses[-1] < losses[0]
 
 

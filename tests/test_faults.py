@@ -97,7 +97,7 @@ def is_training(project: Project) -> bool:
 def test_an_outcome_is_a_row_and_a_status(
     settings: dict[str, str], outcome: str, status: str, exit_code: int, words: str, project: Project
 ) -> None:
-    done = project.pipeline("main", {**SMALL, **settings})
+    done = project.here("main", {**SMALL, **settings})
     assert done.returncode == exit_code, done.stderr
     assert words in " ".join(done.stdout.split())
     assert "Traceback" not in done.stdout + done.stderr
@@ -155,7 +155,7 @@ def test_a_training_killed_in_the_middle_of_a_step_keeps_the_steps_before(projec
 def test_one_failed_variant_does_not_stop_the_others(project: Project) -> None:
     file = project.folder / "experiments" / "combined.yaml"
     file.write_text(file.read_text().replace("precision: {precision: bf16}", "precision: {learning_rate: 1.0e+30}"))
-    done = project.pipeline("combined", SMALL)
+    done = project.here("combined", SMALL)
     assert done.returncode == 0, done.stderr
     statuses = {name: run.info.status for name, run in project.children_of(project.parent_of("combined")).items()}
     assert statuses.pop("precision") == "FAILED"
@@ -189,11 +189,12 @@ def test_a_search_that_is_stopped_while_it_predicts_ends_at_once(project: Projec
 @pytest.mark.parametrize(
     ("entry", "way"),
     [
-        *((entry, "pipeline") for entry in ("main", "profiling", "combined", "search")),
+        *((entry, "pipeline") for entry in ("main", "profiling", "search")),
         ("accumulation", "mlflow run"),
         *(
             pytest.param(entry, way, marks=pytest.mark.slow)
             for entry, way in (
+                ("combined", "pipeline"),
                 ("precision", "pipeline"),
                 ("accumulation", "pipeline"),
                 ("checkpointing", "pipeline"),

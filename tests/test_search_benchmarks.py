@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import search_replay
+import search_table
 from conftest import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
 
 
 def run(script: str, *words: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    """Run a benchmark in a process of its own, which takes seconds to load what this one has loaded."""
     variables = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HEADROOM_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(BENCHMARKS / script), *words]
     return subprocess.run(command, env=variables, capture_output=True, text=True)
@@ -22,10 +25,9 @@ def run(script: str, *words: str, cache: Path) -> subprocess.CompletedProcess[st
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("table")
     words = ["--tiny", "--date", "2026-01-02", "--folder", str(folder)]
-    assert run("search_table.py", *words, "--repeats", "1", cache=folder / "cache").returncode == 0
+    assert search_table.main([*words, "--repeats", "1"]) == 0
     before = (folder / "search_table_tiny_cpu_gpt2-nano_2026-01-02.csv").read_text()
-    done = run("search_table.py", *words, "--repeats", "2", cache=folder / "cache")
-    assert done.returncode == 0, done.stderr
+    assert search_table.main([*words, "--repeats", "2"]) == 0
     file = folder / "search_table_tiny_cpu_gpt2-nano_2026-01-02.csv"
     assert file.read_text().startswith(before)
     return file
@@ -50,8 +52,7 @@ def test_every_sampler_is_replayed_and_told(table: Path) -> None:
     done = run("search_replay.py", str(table), "--seeds", "2", cache=table.parent / "cache")
     assert done.returncode == 0, done.stderr
     page = table.with_name("search_replay_tiny_cpu_gpt2-nano_2026-01-02.md").read_text()
-    again = run("search_replay.py", str(table), "--seeds", "2", cache=table.parent / "cache")
-    assert again.returncode == 0, again.stderr
+    assert search_replay.main([str(table), "--seeds", "2"]) == 0
     assert page == table.with_name("search_replay_tiny_cpu_gpt2-nano_2026-01-02.md").read_text()
     for sampler in ("predictive", "tpe", "gp", "random", "brute", "nsga2", "doubling, fp32, checkpointed"):
         assert f"| {sampler} | 2 |" in page
@@ -77,8 +78,10 @@ def test_a_table_of_another_machine_is_not_continued(table: Path, tmp_path: Path
         (["--model", "gpt5"], "no model is called 'gpt5'"),
     ],
 )
-def test_bad_input_is_refused(words: list[str], message: str, tmp_path: Path) -> None:
+def test_bad_input_is_refused(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "results"
-    done = run("search_table.py", "--tiny", "--folder", str(folder), *words, cache=tmp_path)
-    assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert search_table.main(["--tiny", "--folder", str(folder), *words]) == 2
+    assert message in capsys.readouterr().err
     assert not folder.exists()

@@ -17,6 +17,26 @@ from project import SMALL, Project, as_words
 from test_faults import MANY, unsent
 from test_sync import history
 
+PATIENT = """
+import time
+from torch import nn
+
+class Patient(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(size, 8), nn.Linear(8, size)
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3)))
+    def forward(self, ids):
+        time.sleep(0.03)
+        return self.head(self.layers(self.embedding(ids)))
+
+def build(size):
+    return Patient(size)
+"""
+"""A model that leaves the processor, and few optimizer steps to send, while the server is away."""
+NUM_STEPS = 250
+"""Optimizer steps whose metrics are more than MLflow takes in one batch."""
+
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
@@ -41,7 +61,7 @@ def artifact_disk(tmp_path: Path) -> Iterator[Path]:
 def test_results_that_find_the_disk_full_end_the_job_with_a_line(tmp_path: Path) -> None:
     project = Project.copy(tmp_path)
     with small_disk(project.folder / "runs", "48k"):
-        done = project.pipeline("main", {**SMALL, "num_steps": "400"})
+        done = project.here("main", {**SMALL, "num_steps": "400"})
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "error: the output folder must be writable" in done.stderr
     assert "No space left on device" in done.stderr
@@ -52,17 +72,17 @@ def test_results_that_find_the_disk_full_end_the_job_with_a_line(tmp_path: Path)
 
 def test_files_that_find_the_disk_full_are_kept_and_sent_once_there_is_room(artifact_disk: Path) -> None:
     project = Project(artifact_disk.parent)
-    done = project.pipeline("main", SMALL)
+    done = project.here("main", SMALL)
     assert done.returncode == 0 and "s per optimizer step" in done.stdout, done.stderr
     assert "No space left on device" in done.stderr and "headroom sync" in done.stderr
     parent = project.parent_of("main")
     [child] = project.children_of(parent).values()
     assert (parent.info.status, child.info.status, child.data.metrics["loss"] > 0) == ("FINISHED", "FINISHED", True)
-    full = project.call("python", "-m", "pipeline", "sync")
+    full = project.here("sync", {})
     assert full.returncode == 1 and "No space left on device" in full.stdout
 
     subprocess.run(["mount", "-o", "remount,size=50m", str(artifact_disk)], check=True)
-    room = project.call("python", "-m", "pipeline", "sync")
+    room = project.here("sync", {})
     assert room.returncode == 0, room.stdout
     [job] = (project.folder / "runs").iterdir()
     for run, folder, names in [
@@ -112,6 +132,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         "OMP_NUM_THREADS": "1",
     }
+    (server.project.folder / "patient.py").write_text(PATIENT)
     server.start()
     yield server
     server.stop()
@@ -133,16 +154,19 @@ def measured_steps(project: Project) -> list[int]:
 
 def test_a_server_that_restarts_during_a_run_misses_nothing(server: Server) -> None:
     project = server.project
-    with started(
-        project, "python", "-m", "pipeline", "main", *as_words({**SMALL, "num_steps": MANY + "0"})
-    ) as training:
-        wait_for(lambda: any("loss" in run.data.metrics for run in project.runs(server.address)), "the first steps")
+    settings = {**SMALL, "model": "patient:build", "num_steps": MANY}
+    with started(project, "python", "-m", "pipeline", "main", *as_words(settings)) as training:
+        wait_for(
+            lambda: any("loss" in run.data.metrics for run in project.runs(server.address)),
+            "the first steps",
+            pause=0.5,
+        )
         server.stop()
         assert training.stderr is not None
         assert "MLflow did not accept" in training.stderr.readline()
         server.start()
         before = len(losses(server))
-        wait_for(lambda: len(losses(server)) > before, "steps after the restart")
+        wait_for(lambda: len(losses(server)) > before, "steps after the restart", pause=0.5)
         os.killpg(training.pid, signal.SIGINT)
         _, err = training.communicate(timeout=120)
     assert "all results have reached MLflow now" in err
@@ -156,16 +180,17 @@ def test_a_server_that_restarts_during_a_run_misses_nothing(server: Server) -> N
 def test_a_server_that_is_away_and_comes_back_gets_everything_once(server: Server) -> None:
     project = server.project
     num_before = len(project.runs(server.address))
-    words = ["python", "-m", "pipeline", "main", *as_words({**SMALL, "num_steps": "1000"})]
+    settings = {**SMALL, "model": "patient:build", "num_steps": str(NUM_STEPS)}
+    words = ["python", "-m", "pipeline", "main", *as_words(settings)]
     with started(project, *words) as training:
-        wait_for(lambda: len(project.runs(server.address)) == num_before + 2, "the child run")
+        wait_for(lambda: len(project.runs(server.address)) == num_before + 2, "the child run", pause=0.3)
         server.stop()
         out, err = training.communicate(timeout=300)
     assert training.returncode == 0 and "s per optimizer step" in out, err
     assert err.count("MLflow did not accept") == 1 and "the job continues" in err
     assert "send it with: headroom sync" in err
-    assert len(measured_steps(project)) == 1000
-    away = project.call("python", "-m", "pipeline", "sync")
+    assert len(measured_steps(project)) == NUM_STEPS
+    away = project.here("sync", {})
     assert away.returncode == 1 and "run sync again when the store is back" in away.stdout
     kept = {file: file.read_bytes() for file in unsent(project)}
     assert len(kept) == 2
@@ -178,9 +203,9 @@ def test_a_server_that_is_away_and_comes_back_gets_everything_once(server: Serve
     parent = project.parent_of("main", server.address)
     [child] = project.children_of(parent, server.address).values()
     assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("FINISHED", "FINISHED", "ok")
-    assert losses(server) == list(range(1000))
+    assert losses(server) == list(range(NUM_STEPS))
 
     for file, content in kept.items():
         file.write_bytes(content)
-    assert project.call("python", "-m", "pipeline", "sync").returncode == 0
-    assert losses(server) == list(range(1000)) and len(project.runs(server.address)) == num_before + 2
+    assert project.here("sync", {}).returncode == 0
+    assert losses(server) == list(range(NUM_STEPS)) and len(project.runs(server.address)) == num_before + 2
