@@ -1,7 +1,9 @@
 """Conversations: what a chat template makes of them, the answers as targets, truncation, and rows that are refused."""
 
+import csv
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,16 +13,22 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import tiny
+from project import SMALL, Project
 from test_prediction import CPU, measured
 from test_training_step import CUTS, run
 
 from pipeline.base.chat_template import TEMPLATE, encode, trained_chat_tokenizer
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.sequences import IGNORED_LABEL
+from pipeline.base.sequences import IGNORED_LABEL, TokenStore
+from pipeline.base.truncation import truncations
 from pipeline.cli import main
 from pipeline.data.chat import SHIPPED
+from pipeline.jobs.lengths import left_out, predicted_truncations
 from pipeline.models.causal_lm import CausalLm
 from pipeline.prediction.predict import predict
+from pipeline.report.comparison import ComparisonFindings, comparison_report
+from pipeline.report.findings import FILE, read_findings, to_json
+from pipeline.training.metrics import Row
 
 ROWS = [json.loads(line) for line in SHIPPED.read_text().splitlines()]
 TALK = [
@@ -52,6 +60,8 @@ NO_MARK = (
 """No token ends a turn."""
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
 OTHER_PROMPT = TEMPLATE.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>{% endif %}")
+
+GOOD = {"prompt": "Is it?", "completion": "Yes."}
 
 
 def tokenizer_with(template: str | None) -> Any:
@@ -191,13 +201,77 @@ def test_padding_begins_after_the_last_target() -> None:
 
 
 def test_a_conversation_whose_answers_are_cut_off_is_left_out(tmp_path: Path) -> None:
-    short = {"prompt": "Is it?", "completion": "Yes."}
     long = {"prompt": "Why is it so? " * 20, "completion": "I do not know."}
-    path = written(tmp_path, [short, short, short, long] * 25)
+    path = written(tmp_path, [GOOD, GOOD, GOOD, long] * 25)
     prepared = tiny(corpus="chat", chat__path=path, sequences="padded").prepare()
     assert len(prepared.train) + len(prepared.held_out) == 75
     whole = tiny(corpus="chat", chat__path=path, sequences="padded", sequence_length=256).prepare()
     assert len(whole.train) + len(whole.held_out) == 100
+
+
+def test_what_is_left_out_is_said_with_number_and_reason(tmp_path: Path) -> None:
+    long = {"prompt": "Why is it so? " * 20, "completion": "I do not know."}
+    experiment = tiny(corpus="chat", chat__path=written(tmp_path, [GOOD, GOOD, GOOD, long] * 25), sequences="padded")
+    count = 90 - len(experiment.prepare().train)
+    assert left_out(experiment) == (
+        f"{count} of 90 documents have no target among their first 32 tokens, and are left out; a longer "
+        "sequence_length keeps those that go on"
+    )
+    assert left_out(tiny(corpus="chat", sequences="padded", sequence_length=200)) is None
+    packed = left_out(tiny(corpus="chat", sequence_length=4))
+    assert packed is not None and re.fullmatch(r"\d+ of \d+ sequences of 4 tokens have no target, .*", packed)
+    project = Project(tmp_path)
+    chat = {**SMALL, "corpus": "chat", "chat.path": "rows.jsonl", "sequences": "padded", "effective_batch_size": "8"}
+    plan = {"gpu": "t4", "space": '{"micro_batch_size": [1]}'}
+    for entry, more in {"main": {"model": "gpt2-nano"}, "plan": {"model": "gpt2-nano", **plan}}.items():
+        done = project.here(entry, {**chat, **more})
+        assert done.returncode == 0, done.stderr
+        assert f"{count} of 90 documents have no target" in " ".join(done.stdout.split())
+    [table] = (tmp_path / "runs").glob("*/lengths.csv")
+    own = next(line for line in csv.DictReader(table.read_text().splitlines()) if "*" in line["sequence_length"])
+    assert own["left out"] == str(count)
+
+
+def test_truncation_loses_the_tokens_and_targets_beyond_a_length(tmp_path: Path) -> None:
+    documents = [[1] * length for length in (2, 4, 6, 8)]
+    is_target = [[False] * (length - 2) + [True] * 2 for length in (2, 4, 6, 8)]
+    TokenStore.write(tmp_path, "masked", documents, is_target)
+    TokenStore.write(tmp_path, "text", documents)
+    masked, text = (truncations(TokenStore.open(tmp_path, name), [5]) for name in ("masked", "text"))
+    assert [one.length for one in masked] == [5, 6, 8]
+    assert [one.whole_percent for one in masked] == [50, 75, 100]
+    assert [one.lost_tokens_percent for one in masked] == pytest.approx([20, 10, 0])
+    assert [one.lost_targets_percent for one in masked] == pytest.approx([100 * 3 / 8, 25, 0])
+    assert [one.num_left_out for one in masked] == [1, 1, 0]
+    assert [one.lost_targets_percent for one in text] == pytest.approx([20, 10, 0])
+    assert [one.num_left_out for one in text] == [0, 0, 0]
+
+
+def test_the_report_has_the_predicted_peak_of_each_length(tmp_path: Path) -> None:
+    experiment = tiny(corpus="chat", sequences="padded", sequence_length=64, vocabulary_size=400)
+    found = predicted_truncations(experiment)
+    peaks = {one.length: one.peak_bytes for one in found}
+    assert peaks[64] == predict(experiment, CPU).peak_bytes
+    assert list(peaks) == sorted(peaks)
+    within = [peak for length, peak in peaks.items() if length <= 256]
+    assert within == sorted(peak for peak in within if peak)
+    assert predicted_truncations(tiny(corpus="chat")) == ()
+    row = Row(
+        comparison="single",
+        name="fp32",
+        is_baseline=True,
+        params={"sequence_length": 64},
+        result=None,
+        skipped="",
+        metrics={},
+    )
+    findings = ComparisonFindings(entry="main", question="What?", rows=(row,), environment={}, truncations=found)
+    [section] = [one for one in comparison_report(findings).sections if one.title == "lengths"]
+    frame = section.tables[0].frame
+    assert [name for name in frame["sequence_length"] if "*" in name] == ["64 *"]
+    assert list(frame["left out"]) == [one.num_left_out for one in found]
+    (tmp_path / FILE).write_text(to_json(findings))
+    assert read_findings(tmp_path) == findings
 
 
 def test_if_no_answer_begins_within_a_sequence_the_corpus_is_refused(tmp_path: Path) -> None:
@@ -237,7 +311,6 @@ def test_a_template_that_does_not_do_is_refused(template: str | None, message: s
         tiny(model=folder_with(template, tmp_path / "model"), corpus="chat", chat__path=path).prepare()
 
 
-GOOD = {"prompt": "Is it?", "completion": "Yes."}
 UNREADABLE: list[tuple[Any, str]] = [
     ("not json", "1 are not JSON, line 2 first"),
     ("[3]", "1 are not objects with names"),

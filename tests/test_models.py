@@ -1,13 +1,14 @@
 """Models: presets, local folders, shapes and losses."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from conftest import tiny, with_corpus_of
+from conftest import ROOT, tiny, with_corpus_of
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.published_shapes import HUB_NAMES
@@ -178,6 +179,14 @@ def test_model_and_corpus_must_have_the_same_kind() -> None:
         tiny(model="encoder_stack")
     with pytest.raises(InvalidInputError, match="takes tokens, .*; set corpus=.*python_docs"):
         tiny(corpus="random_vectors")
+
+
+def test_the_page_of_models_lists_the_presets_with_their_parameters() -> None:
+    listed = re.findall(
+        r"^\| `([a-z0-9.-]+)` \| ([\d,]+) \| ([^ ,]+)", (ROOT / "docs" / "data.md").read_text(), re.MULTILINE
+    )
+    assert {name: int(number.replace(",", "")) for name, number, _ in listed} == PARAMETERS
+    assert {name: where for name, _, where in listed if where != name} == HUB_NAMES
 
 
 def test_every_preset_is_a_published_or_a_nano_model() -> None:

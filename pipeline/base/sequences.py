@@ -71,10 +71,13 @@ class PackedSequences(Sequences):
 
     def __init__(self, store: TokenStore, length: int) -> None:
         self._store, self._length = store, length
-        self._rows = np.arange(len(store.tokens) // length)
+        count = len(store.tokens) // length
+        self._rows = np.arange(count)
         if store.is_target is not None:
-            targets_NT = store.is_target[: len(self._rows) * length].reshape(-1, length)
+            targets_NT = store.is_target[: count * length].reshape(-1, length)
             self._rows = np.flatnonzero(targets_NT[:, 1:].any(axis=1))
+        self.num_left_out = count - len(self._rows)
+        """Sequences without a target."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -104,10 +107,12 @@ class PaddedSequences(Sequences):
     """
 
     def __init__(self, store: TokenStore, length: int) -> None:
-        self._store, self._length = store, length
+        self.store, self._length = store, length
         last = store.last_targets(length)
         kept = last > store.offsets[:-1]  # the first token of a sequence is no target: none is before it
         self._starts, self._ends = store.offsets[:-1][kept], last[kept] + 1
+        self.num_left_out = len(kept) - len(self._starts)
+        """Documents without a target among their first `length` tokens."""
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -118,10 +123,10 @@ class PaddedSequences(Sequences):
         labels = torch.full_like(ids, IGNORED_LABEL)
         for row, number in enumerate(rows):
             part = slice(self._starts[number], self._ends[number])
-            document = torch.from_numpy(self._store.tokens[part].astype(np.int64))
+            document = torch.from_numpy(self.store.tokens[part].astype(np.int64))
             ids[row, : len(document)] = labels[row, : len(document)] = document
-            if self._store.is_target is not None:
-                labels[row, : len(document)][torch.from_numpy(~self._store.is_target[part])] = IGNORED_LABEL
+            if self.store.is_target is not None:
+                labels[row, : len(document)][torch.from_numpy(~self.store.is_target[part])] = IGNORED_LABEL
         return {"input_ids": ids, "labels": labels}
 
     def count(self, batch: Batch) -> tuple[int, int]:
