@@ -16,6 +16,7 @@ from conftest import tiny
 from project import SMALL, Project
 from test_prediction import CPU, measured
 from test_training_step import CUTS, run
+from tokenizers import processors
 
 from pipeline.base.chat_template import TEMPLATE, encode, trained_chat_tokenizer
 from pipeline.base.errors import InvalidInputError
@@ -114,6 +115,15 @@ def test_the_targets_are_the_answers_with_their_ends(template: str, expected: li
     assert [text.strip() for text in targets(tokenizer, TALK)] == expected
     whole = tokenizer.decode(encode(tokenizer, TALK)[0])
     assert whole == tokenizer.apply_chat_template(TALK, tokenize=False)
+
+
+def test_blank_lines_of_an_answer_are_targets_where_offsets_are_trimmed() -> None:
+    tokenizer = tokenizer_with(TEMPLATE)
+    talk = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "Yes.\n\nAnd   no."}]
+    expected = encode(tokenizer, talk)
+    tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    assert encode(tokenizer, talk) == expected
+    assert targets(tokenizer, talk) == ["Yes.\n\nAnd   no.<|im_end|>"]
 
 
 def test_the_shipped_conversations_train_and_are_held_out() -> None:

@@ -51,7 +51,9 @@ def encode(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], list
     for start, end in _answers(tokenizer, messages, text):
         is_answer[start + 1 : end + 1] = 1
     num_before = is_answer.cumsum()  # characters of answers before each character
-    return list(encoded["input_ids"]), [bool(num_before[end] > num_before[s]) for s, end in encoded["offset_mapping"]]
+    starts_N, ends_N = np.array(encoded["offset_mapping"]).T
+    starts_N = np.minimum(starts_N, np.maximum(ends_N - 1, 0))  # some tokenizers trim offsets: spaces alone have none
+    return list(encoded["input_ids"]), list(num_before[ends_N] > num_before[starts_N])
 
 
 def _answers(tokenizer: Any, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
