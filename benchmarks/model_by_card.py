@@ -12,7 +12,6 @@ import argparse
 import datetime
 import json
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from typing import Any
 import torch
 from exit_code import Deadline, exit_code_of
 from journal import Journal
-from simulated_cases import DECODER
 
 from pipeline import plan
 from pipeline.base.errors import InvalidInputError
@@ -31,13 +29,7 @@ from pipeline.prediction.plan import CardPlan
 
 FOLDER = Path(__file__).parent
 GIB = 1024 * MIB
-LLAMA = {"model_type": "llama", "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128_256, **DECODER}
-CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
-    "llama-3.2-1b": {**LLAMA, "num_hidden_layers": 16, "hidden_size": 2048, "num_attention_heads": 32, "head_dim": 64},
-    "llama-3.2-3b": {**LLAMA, "num_hidden_layers": 28, "hidden_size": 3072, "num_attention_heads": 24, "head_dim": 128},
-}
-"""Published shapes that are no presets (config.json of Meta's models on the hub)."""
-MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", *CONFIGURATIONS, "llama-7b")
+MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "llama-3.2-1b", "llama-3.2-3b", "llama-7b")
 CARDS = {8: "rtx4090", 12: "rtx4090", 16: "rtx4090", 24: "rtx4090", 40: "a100-40gb", 80: "a100"}
 """The card whose rates and kernels stand for one of so many GiB; smaller ones are a cap on an RTX 4090."""
 SHARED: Mapping[str, Any] = {"effective_batch_size": 8, "sequence_length": 1024, "max_grad_norm": None}
@@ -80,12 +72,11 @@ def _run(given: argparse.Namespace) -> int:
     done = {(row["model"], row["gib"], row["levers"]) for row in journal.rows()}
     wanted = [(model, size, levers) for model in models for size in sizes for levers in SPACES]
     waiting = [one for one in wanted if one not in done]
-    with tempfile.TemporaryDirectory() as folder:
-        while waiting and not deadline.is_over:
-            model, size, levers = waiting.pop(0)
-            row = _planned(model, int(size), levers, shared, Path(folder))
-            journal.add(row)
-            print({key: value for key, value in row.items() if key != "reasons"}, file=sys.stderr, flush=True)
+    while waiting and not deadline.is_over:
+        model, size, levers = waiting.pop(0)
+        row = _planned(model, int(size), levers, shared)
+        journal.add(row)
+        print({key: value for key, value in row.items() if key != "reasons"}, file=sys.stderr, flush=True)
     (given.folder / f"{name}.md").write_text(page(journal.rows()))
     return len(waiting)
 
@@ -98,7 +89,7 @@ def _chosen(text: str, valid: Any) -> list[str]:
     return [name for name in known if name in names]
 
 
-def _planned(model: str, gib: int, levers: str, shared: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _planned(model: str, gib: int, levers: str, shared: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of the fastest configuration that is expected to fit; without a choice if none does."""
     card = CARDS[gib]
     own = find_card(card).memory_bytes
@@ -106,20 +97,10 @@ def _planned(model: str, gib: int, levers: str, shared: Mapping[str, Any], folde
     settings = {**shared, **SPACES[levers], "gpu": card, "budget": f"{budget_bytes // MIB}MiB"}
     row = {"model": model, "gib": gib, "levers": levers, "card": card, "budget_gib": f"{budget_bytes / GIB:.2f}"}
     try:
-        [found] = plan(model=_local(model, folder), **settings).cards
+        [found] = plan(model=model, **settings).cards
     except InvalidInputError as error:  # the parameters alone exceed the budget
         return {**row, "configurations": "", "reasons": str(error).splitlines()[0]}
     return {**row, "configurations": len(found.rows), **_recommended(found)}
-
-
-def _local(model: str, folder: Path) -> str:
-    """Return a preset's name, or the folder with the configuration of another model."""
-    if model not in CONFIGURATIONS:
-        return model
-    file = folder / model / "config.json"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(CONFIGURATIONS[model]))
-    return str(file.parent)
 
 
 def _recommended(found: CardPlan) -> dict[str, Any]:

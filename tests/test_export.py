@@ -145,6 +145,13 @@ def test_the_script_weights_padded_tokens_as_headroom_does(short_documents: Path
     assert losses_of_script(str(tmp_path / "train.py")) == pytest.approx(losses_here(**values), abs=1e-4)
 
 
+@pytest.mark.parametrize("sequences", ["packed", "padded"])
+def test_the_script_has_the_targets_of_answers_alone(sequences: str, tmp_path: Path) -> None:
+    values = {"corpus": "chat", "sequences": sequences, "effective_batch_size": 4, "micro_batch_size": 2}
+    write_files(export_files(tiny(**values)), tmp_path)
+    assert run(str(tmp_path / "train.py")) == pytest.approx(losses_here(**values), abs=1e-4)
+
+
 def test_the_script_takes_any_text_file(tmp_path: Path) -> None:
     write_files(export_files(tiny(micro_batch_size=2)), tmp_path)
     (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 100)

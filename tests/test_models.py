@@ -1,15 +1,17 @@
 """Models: presets, local folders, shapes and losses."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from conftest import tiny, with_corpus_of
+from conftest import ROOT, tiny, with_corpus_of
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.published_shapes import HUB_NAMES
 from pipeline.config.settings import MODELS
 from pipeline.models.causal_lm import PRESETS, UNPUBLISHED, CausalLm
 from pipeline.training.loop import train
@@ -22,8 +24,22 @@ PARAMETERS = {
     "gpt2-large": 774_030_080,
     "gpt2-xl": 1_557_611_200,
     "llama-7b": 6_738_415_616,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "llama-3.1-8b": 8_030_261_248,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "gemma-3-270m": 268_098_176,
+    "gemma-3-1b": 999_885_952,
+    "gemma-3-4b": 3_880_263_168,
+    "smollm2-135m": 134_515_008,
+    "smollm2-360m": 361_821_120,
+    "smollm2-1.7b": 1_711_376_384,
+    "mistral-7b": 7_248_023_552,
 }
-"""Of the published checkpoints, the tied head counted once."""
+"""Of the published checkpoints, the tied head counted once; of gemma-3-4b the text model alone."""
 
 
 def test_names_are_unique() -> None:
@@ -132,6 +148,20 @@ def test_a_nano_model_has_no_pretrained_weights() -> None:
         CausalLm(pretrained=True).describe("gpt2-nano")
 
 
+@pytest.mark.parametrize("name", HUB_NAMES)
+def test_a_shape_has_no_pretrained_weights(name: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"{name} is a shape without weights; set model={HUB_NAMES[name]}"):
+        CausalLm(pretrained=True).describe(name)
+    assert CausalLm().describe(name).tokenizer == HUB_NAMES[name]
+
+
+def test_a_sliding_window_and_other_layers_are_those_of_the_shape() -> None:
+    gemma, mistral = (CausalLm().configuration(name, 0) for name in ("gemma-3-1b", "mistral-7b"))
+    assert [kind == "full_attention" for kind in gemma.layer_types] == [number % 6 == 5 for number in range(26)]
+    assert (gemma.sliding_window, mistral.sliding_window) == (512, None)
+    assert CausalLm(num_layers=12).configuration("gemma-3-1b", 0).layer_types == gemma.layer_types[:12]
+
+
 def test_an_unknown_model_is_refused_with_the_names() -> None:
     with pytest.raises(
         InvalidInputError, match="no model is called 'gpt3'; the models are .*gpt2-medium.*encoder_stack"
@@ -149,6 +179,14 @@ def test_model_and_corpus_must_have_the_same_kind() -> None:
         tiny(model="encoder_stack")
     with pytest.raises(InvalidInputError, match="takes tokens, .*; set corpus=.*python_docs"):
         tiny(corpus="random_vectors")
+
+
+def test_the_page_of_models_lists_the_presets_with_their_parameters() -> None:
+    listed = re.findall(
+        r"^\| `([a-z0-9.-]+)` \| ([\d,]+) \| ([^ ,]+)", (ROOT / "docs" / "data.md").read_text(), re.MULTILINE
+    )
+    assert {name: int(number.replace(",", "")) for name, number, _ in listed} == PARAMETERS
+    assert {name: where for name, _, where in listed if where != name} == HUB_NAMES
 
 
 def test_every_preset_is_a_published_or_a_nano_model() -> None:

@@ -80,6 +80,7 @@ def test_an_installed_package_runs_from_any_folder(tmp_path: Path) -> None:
         [scripts] = [archive.read(name).decode() for name in names if name.endswith("entry_points.txt")]
     yaml_files = [path.relative_to(FOLDER) for path in (*FOLDER.glob("*.yaml"), *FOLDER.glob("single/*.yaml"))]
     assert {f"pipeline/experiments/{path}" for path in yaml_files} <= names
+    assert "pipeline/data/questions.jsonl" in names
     assert not any(name.startswith("experiments/") for name in names)
     assert "headroom = pipeline.__main__:run" in scripts
     (tmp_path / "elsewhere").mkdir()

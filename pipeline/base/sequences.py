@@ -10,7 +10,7 @@ import torch
 from pipeline.base.contracts import Batch, Sequences
 
 IGNORED_LABEL = -100
-"""The label of padding, which the loss ignores."""
+"""The label of padding and of tokens that are no targets, which the loss ignores."""
 
 
 @dataclass(frozen=True)
@@ -21,64 +21,120 @@ class TokenStore:
     """int32, memory-mapped."""
     offsets: np.ndarray
     """int64, the start of each document, and the number of tokens as the last element."""
+    is_target: np.ndarray | None = None
+    """bool, memory-mapped: whether each token is a target of the loss; None: all are."""
 
     @classmethod
     def open(cls, folder: Path, name: str) -> "TokenStore":
         """Memory-map the store `name` in `folder`."""
-        return cls(np.load(folder / f"{name}.tokens.npy", mmap_mode="r"), np.load(folder / f"{name}.offsets.npy"))
+        targets = folder / f"{name}.targets.npy"
+        return cls(
+            np.load(folder / f"{name}.tokens.npy", mmap_mode="r"),
+            np.load(folder / f"{name}.offsets.npy"),
+            np.load(targets, mmap_mode="r") if targets.exists() else None,
+        )
 
     @staticmethod
-    def write(folder: Path, name: str, documents: Sequence[Sequence[int]]) -> None:
+    def write(
+        folder: Path,
+        name: str,
+        documents: Sequence[Sequence[int]],
+        is_target: Sequence[Sequence[bool]] | None = None,
+    ) -> None:
         """Write the store `name` into `folder`."""
         lengths = [len(document) for document in documents]
-        tokens = np.fromiter((token for document in documents for token in document), np.int32, sum(lengths))
-        np.save(folder / f"{name}.tokens.npy", tokens)
+        np.save(folder / f"{name}.tokens.npy", _joined(documents, lengths, np.int32))
         np.save(folder / f"{name}.offsets.npy", np.cumsum([0, *lengths], dtype=np.int64))
+        if is_target is not None:
+            np.save(folder / f"{name}.targets.npy", _joined(is_target, lengths, np.bool_))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The number of tokens of each document."""
+        lengths: np.ndarray = np.diff(self.offsets)
+        return lengths
+
+    def last_targets(self, length: int) -> np.ndarray:
+        """Return the index of each document's last target among its first `length` tokens.
+
+        It is not after the document's first token if there is none that has another token before it.
+        """
+        last: np.ndarray = np.minimum(self.offsets[1:], self.offsets[:-1] + length) - 1
+        if self.is_target is not None:
+            targets = np.concatenate([[-1], np.flatnonzero(self.is_target)])
+            last = targets[np.searchsorted(targets, last, side="right") - 1]
+        return last
 
 
 class PackedSequences(Sequences):
-    """Concatenated documents, split every `length` tokens without padding."""
-
-    def __init__(self, store: TokenStore, length: int) -> None:
-        self._tokens, self._length = store.tokens, length
-
-    def __len__(self) -> int:
-        return len(self._tokens) // self._length
-
-    def batch(self, rows: Sequence[int]) -> Batch:
-        """Return `input_ids` and equal `labels`, both int64 [B, T]."""
-        ids_BT = np.stack([self._tokens[row * self._length : (row + 1) * self._length] for row in rows])
-        ids = torch.from_numpy(ids_BT).to(torch.int64)  # in memory of torch's allocator, which is measured
-        return {"input_ids": ids, "labels": ids}
-
-    def count(self, batch: Batch) -> tuple[int, int]:
-        """Return B x T tokens and B x (T - 1) targets, since the labels are shifted by one."""
-        rows, length = batch["labels"].shape
-        return rows * length, rows * (length - 1)
-
-
-class PaddedSequences(Sequences):
-    """One document in each sequence, truncated or padded to `length` tokens, with the padding masked in the labels."""
+    """Concatenated documents, split every `length` tokens without padding; those without a target are left out."""
 
     def __init__(self, store: TokenStore, length: int) -> None:
         self._store, self._length = store, length
-        self._documents = np.flatnonzero(np.diff(store.offsets) >= 2)  # a single token has no target
+        count = len(store.tokens) // length
+        self._rows = np.arange(count)
+        if store.is_target is not None:
+            targets_NT = store.is_target[: count * length].reshape(-1, length)
+            self._rows = np.flatnonzero(targets_NT[:, 1:].any(axis=1))
+        self.num_left_out = count - len(self._rows)
+        """Sequences without a target."""
 
     def __len__(self) -> int:
-        return len(self._documents)
+        return len(self._rows)
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        """Return `input_ids` and `labels`, both int64 [B, T]; they are equal where every token is a target."""
+        ids = torch.from_numpy(self._cut(self._store.tokens, rows)).to(torch.int64)  # in memory of torch's allocator,
+        if self._store.is_target is None:  # which is measured
+            return {"input_ids": ids, "labels": ids}
+        is_ignored = torch.from_numpy(~self._cut(self._store.is_target, rows))
+        return {"input_ids": ids, "labels": ids.masked_fill(is_ignored, IGNORED_LABEL)}
+
+    def count(self, batch: Batch) -> tuple[int, int]:
+        """Return B x T tokens, and the targets that have another token before them."""
+        labels = batch["labels"]
+        return labels.numel(), int((labels[:, 1:] != IGNORED_LABEL).sum())
+
+    def _cut(self, values: np.ndarray, rows: Sequence[int]) -> np.ndarray:
+        starts = self._rows[list(rows)] * self._length
+        return np.stack([values[start : start + self._length] for start in starts])
+
+
+class PaddedSequences(Sequences):
+    """One document in each sequence, truncated or padded to `length` tokens, with the padding masked in the labels.
+
+    It ends with its last target: no later token changes the loss. Documents that are left without one are left out.
+    """
+
+    def __init__(self, store: TokenStore, length: int) -> None:
+        self.store, self._length = store, length
+        last = store.last_targets(length)
+        kept = last > store.offsets[:-1]  # the first token of a sequence is no target: none is before it
+        self._starts, self._ends = store.offsets[:-1][kept], last[kept] + 1
+        self.num_left_out = len(kept) - len(self._starts)
+        """Documents without a target among their first `length` tokens."""
+
+    def __len__(self) -> int:
+        return len(self._starts)
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """Return `input_ids` and `labels`, both int64 [B, T]; with causal attention the padding needs no mask."""
         ids = torch.zeros(len(rows), self._length, dtype=torch.int64)
         labels = torch.full_like(ids, IGNORED_LABEL)
         for row, number in enumerate(rows):
-            start, end = self._store.offsets[self._documents[number] :][:2]
-            document = torch.from_numpy(self._store.tokens[start : min(end, start + self._length)].astype(np.int64))
-            ids[row, : len(document)] = document
-            labels[row, : len(document)] = document
+            part = slice(self._starts[number], self._ends[number])
+            document = torch.from_numpy(self.store.tokens[part].astype(np.int64))
+            ids[row, : len(document)] = labels[row, : len(document)] = document
+            if self.store.is_target is not None:
+                labels[row, : len(document)][torch.from_numpy(~self.store.is_target[part])] = IGNORED_LABEL
         return {"input_ids": ids, "labels": labels}
 
     def count(self, batch: Batch) -> tuple[int, int]:
-        """Return the number of tokens that are not padding, and of those with another token before them."""
-        real = batch["labels"] != IGNORED_LABEL
-        return int(real.sum()), int(real[:, 1:].sum())
+        """Return the number of tokens that are not padding, and of targets with another token before them."""
+        is_target_BT = batch["labels"] != IGNORED_LABEL
+        lengths_B = (is_target_BT * torch.arange(1, is_target_BT.shape[1] + 1)).amax(dim=1)
+        return int(lengths_B.sum()), int(is_target_BT[:, 1:].sum())
+
+
+def _joined(documents: Sequence[Sequence[int]], lengths: Sequence[int], kind: type[np.generic]) -> np.ndarray:
+    return np.fromiter((value for document in documents for value in document), kind, sum(lengths))

@@ -3,8 +3,10 @@
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -20,6 +22,16 @@ HELD_OUT_EVERY = 10
 """One document of this many is held out for evaluation."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tokenized:
+    """The documents of a corpus as token ids."""
+
+    documents: Sequence[Sequence[int]]
+    vocabulary_size: int
+    is_target: Sequence[Sequence[bool]] | None = None
+    """For each document, whether each token is a target of the loss; None: all are."""
+
+
 def prepare_text(read: Callable[[], Iterable[str]], digest: str, source: str, request: CorpusRequest) -> Prepared:
     """Return the sequences of the documents that `read` yields, from the cache if `digest` is that of an earlier call.
 
@@ -29,12 +41,26 @@ def prepare_text(read: Callable[[], Iterable[str]], digest: str, source: str, re
     """
     model = request.description
     own_tokenizer = model.tokenizer if model.needs_tokenizer else None
-    key = hashlib.sha256(
-        repr((digest, own_tokenizer, request.vocabulary_size, tokenizers.__version__, HELD_OUT_EVERY)).encode()
-    ).hexdigest()[:16]
+
+    def tokenize() -> Tokenized:
+        return _tokenize(list(read()), own_tokenizer, request.vocabulary_size, source)
+
+    return prepare_tokens(tokenize, (digest, own_tokenizer, request.vocabulary_size), source, request)
+
+
+def prepare_tokens(
+    tokenize: Callable[[], Tokenized], identity: tuple[object, ...], source: str, request: CorpusRequest
+) -> Prepared:
+    """Return the sequences of the documents that `tokenize` returns, which is called if no equal `identity` is cached.
+
+    Raises:
+        InvalidInputError: the cache folder cannot be written, or `tokenize` raises it.
+
+    """
+    key = hashlib.sha256(repr((*identity, tokenizers.__version__, HELD_OUT_EVERY)).encode()).hexdigest()[:16]
     folder = token_folder(key)
     if not folder.exists():
-        _tokenize(list(read()), own_tokenizer, request.vocabulary_size, source, folder)
+        _write(tokenize(), folder)
     sequences = PaddedSequences if request.padded else PackedSequences
     return Prepared(
         train=sequences(TokenStore.open(folder, "train"), request.sequence_length),
@@ -59,20 +85,33 @@ def digest_of(parts: Iterable[bytes | str]) -> str:
     return digest.hexdigest()
 
 
-def _tokenize(documents: list[str], own_tokenizer: str | None, vocabulary_size: int, source: str, folder: Path) -> None:
-    """Write tokens and vocabulary size into a temporary folder and rename it to `folder`, which is atomic."""
+def _tokenize(documents: list[str], own_tokenizer: str | None, vocabulary_size: int, source: str) -> Tokenized:
+    """Return the documents' tokens, each document followed by a separator if the tokenizer has one."""
     documents = [document for document in documents if document.strip()]
     if not documents:
         raise InvalidInputError(f"a corpus needs text, and {source} has none; name another corpus or file")
     if len(documents) < HELD_OUT_EVERY:
         documents = [part for document in documents for part in _split(document, HELD_OUT_EVERY)]
-    encode, separator, size = _load_tokenizer(own_tokenizer) if own_tokenizer else _train(documents, vocabulary_size)
-    tokens = [[*ids, *separator] for ids in encode(documents)]
+    if own_tokenizer:
+        own = load_tokenizer(own_tokenizer)
+        separator = [] if own.eos_token_id is None else [own.eos_token_id]
+        encoded, size = own(documents, add_special_tokens=False)["input_ids"], len(own)
+    else:
+        trained = train_tokenizer(documents, vocabulary_size)
+        separator = [0]  # the special token has the first id
+        encoded, size = [encoding.ids for encoding in trained.encode_batch(documents)], vocabulary_size
+    return Tokenized(documents=[[*ids, *separator] for ids in encoded], vocabulary_size=size)
+
+
+def _write(tokenized: Tokenized, folder: Path) -> None:
+    """Write tokens and vocabulary size into a temporary folder and rename it to `folder`, which is atomic."""
     work = Path(tempfile.mkdtemp(dir=folder.parent))
-    middle = HELD_OUT_EVERY // 2
-    TokenStore.write(work, "held_out", tokens[middle::HELD_OUT_EVERY])
-    TokenStore.write(work, "train", [ids for i, ids in enumerate(tokens) if i % HELD_OUT_EVERY != middle])
-    (work / "vocabulary_size").write_text(str(size))
+    numbers = range(len(tokenized.documents))
+    held_out = numbers[HELD_OUT_EVERY // 2 :: HELD_OUT_EVERY]
+    for name, chosen in {"held_out": held_out, "train": sorted({*numbers} - {*held_out})}.items():
+        is_target = None if tokenized.is_target is None else [tokenized.is_target[number] for number in chosen]
+        TokenStore.write(work, name, [tokenized.documents[number] for number in chosen], is_target)
+    (work / "vocabulary_size").write_text(str(tokenized.vocabulary_size))
     try:
         work.rename(folder)
     except OSError:  # another process has written the same content
@@ -84,36 +123,36 @@ def _split(document: str, num_parts: int) -> list[str]:
     return [document[start : start + length] for start in range(0, len(document), length)]
 
 
-Encode = Callable[[list[str]], list[list[int]]]
-
-
-def _train(documents: list[str], vocabulary_size: int) -> tuple[Encode, list[int], int]:
-    """Train a byte-level BPE tokenizer; return its encoding function, separator and vocabulary size."""
+def train_tokenizer(
+    documents: Iterable[str], vocabulary_size: int, special_tokens: Sequence[str] = (SEPARATOR,)
+) -> Tokenizer:
+    """Return a byte-level BPE tokenizer trained on the documents; the special tokens have the first ids."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary_size, special_tokens=[SEPARATOR], initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocabulary_size,
+        special_tokens=list(special_tokens),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(documents, trainer)
-    return (
-        lambda texts: [encoding.ids for encoding in tokenizer.encode_batch(texts)],
-        [0],  # the special token has the first id
-        vocabulary_size,
-    )
+    return tokenizer
 
 
-def _load_tokenizer(name: str) -> tuple[Encode, list[int], int]:
-    """Load a published tokenizer; return its encoding function, separator (if it has one) and vocabulary size."""
+def load_tokenizer(name: str) -> Any:
+    """Return transformers' tokenizer of a published model or a folder.
+
+    Raises:
+        InvalidInputError: it cannot be loaded.
+
+    """
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise InvalidInputError(
             f"the tokenizer of {name} could not be loaded ({str(error).splitlines()[0]}); check the network and the "
             "name, or give a local folder with the tokenizer's files"
         ) from error
-    separator = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    return lambda texts: tokenizer(texts, add_special_tokens=False)["input_ids"], separator, len(tokenizer)

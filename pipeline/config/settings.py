@@ -45,7 +45,7 @@ class RunSettings(Settings):
     model: str = "auto"
     """A preset such as gpt2, a folder, a hub name or path.to.module:function; auto: gpt2, gpt2-nano on a CPU."""
     corpus: str = "python_docs"
-    """Training data: python_docs, text_files, hub, quick_fox, random_vectors or path.to.module:function."""
+    """Training data: python_docs, text_files, chat, hub, quick_fox, random_vectors or path.to.module:function."""
     sequences: Literal["packed", "padded"] = "packed"
     """packed: concatenated documents without padding; padded: one document per sequence, padding masked."""
     sequence_length: PositiveInt = Field(default=256, ge=2)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.hub_datasets import load_dataset
 from pipeline.base.tokenizing import digest_of, prepare_text
 
 
@@ -24,19 +25,7 @@ class Hub(Corpus):
         """Return the dataset's sequences; for a model without a published tokenizer, one is trained on the text."""
         if self.name is None:
             raise InvalidInputError("the corpus hub needs a dataset; set hub.name")
-        try:
-            import datasets
-        except ImportError as error:
-            raise InvalidInputError(
-                "the corpus hub needs the package datasets, which is not installed; pip install 'headroom[hub]'"
-            ) from error
-        try:
-            dataset = datasets.load_dataset(self.name, self.config, split=self.split)
-        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-            raise InvalidInputError(
-                f"the dataset {self.name} could not be loaded ({str(error).splitlines()[0]}); check the network and "
-                "the name, or use corpus=text_files"
-            ) from error
+        dataset = load_dataset("hub", self.name, self.config, self.split)
         if self.field not in dataset.column_names:
             raise InvalidInputError(
                 f"{self.name} must have the text column {self.field!r}, and has {', '.join(dataset.column_names)}; "

@@ -60,6 +60,8 @@ class Facts:
     device: str
     sequence_length: int
     padded: bool
+    masked: bool
+    """Whether some tokens are no targets: train.targets.npy, beside `tokens`, says which are."""
     model: str
     configuration: Mapping[str, Any] | None
     """The model's configuration for transformers' AutoConfig; None for models of other kinds."""
@@ -167,7 +169,7 @@ def facts_of(experiment: Experiment) -> Facts:
     prepared = experiment.read_corpus()
     checkpointing = next(each for each in experiment.techniques if isinstance(each, Checkpointing))
     names = layer_names(experiment, prepared.vocabulary_size)
-    tokens = token_folder(prepared.digest) / "train.tokens.npy"
+    tokens, targets = (token_folder(prepared.digest) / f"train.{name}.npy" for name in ("tokens", "targets"))
     others = _others(experiment, IN_FACTS)
     return Facts(
         micro_batch_size=settings.micro_batch_size,
@@ -189,6 +191,7 @@ def facts_of(experiment: Experiment) -> Facts:
         device=settings.device,
         sequence_length=settings.sequence_length,
         padded=settings.sequences == "padded",
+        masked=targets.exists(),
         model=settings.model,
         configuration=_configuration(experiment, prepared.vocabulary_size),
         pretrained=getattr(experiment.model, "pretrained", False),

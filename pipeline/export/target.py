@@ -37,10 +37,11 @@ def render(template: str, facts: Facts, **more: Any) -> str:
 
 
 def uneven_note(facts: Facts, remedy: str) -> list[str]:
-    """Return a note for padded micro-batches, which differ in their number of targets."""
-    if not facts.padded or facts.accumulation_steps == 1:
+    """Return a note for micro-batches that differ in their number of targets."""
+    if not (facts.padded or facts.masked) or facts.accumulation_steps == 1:
         return []
-    return [f"It averages micro-batches, which with padding have different numbers of targets: {remedy}."]
+    cause = "padding" if facts.padded else "tokens that are no targets"
+    return [f"It averages micro-batches, which with {cause} have different numbers of targets: {remedy}."]
 
 
 @cache

@@ -8,8 +8,11 @@ from functools import partial
 from rich.console import Console
 from rich.status import Status
 
-from pipeline.base.results import Result, StepRecord
+from pipeline.base.results import Outcome, Result, StepRecord
+from pipeline.base.truncation import Truncation
+from pipeline.config.entry_points import SINGLE
 from pipeline.config.variants import Comparison, EntryPoint, Variant
+from pipeline.jobs.lengths import left_out, predicted_truncations
 from pipeline.jobs.policies import with_policies
 from pipeline.report.sections import check_sections
 from pipeline.runtime.environment import environment
@@ -30,6 +33,8 @@ def measure(plan: EntryPoint, console: Console) -> int:
     plan = with_policies(plan)
     first = next(plan.variants).experiment
     about = environment(first.device)
+    if note := left_out(first):
+        console.print(note, style="yellow", highlight=False)
     with open_job(plan.entry, first.settings.model, first.settings.output) as job:
         job.params(common_settings([variant.experiment.params() for variant in plan.variants]))
         job.tags({"device": str(first.device)})
@@ -105,6 +110,18 @@ def _report(plan: EntryPoint, rows: Sequence[Row], about: Mapping[str, str], job
     from pipeline.report.comparison import ComparisonFindings, comparison_frame
 
     findings = ComparisonFindings(
-        entry=plan.entry, question=plan.question, rows=tuple(rows), environment=about, sections=plan.sections
+        entry=plan.entry,
+        question=plan.question,
+        rows=tuple(rows),
+        environment=about,
+        sections=plan.sections,
+        truncations=_truncations(plan, rows[0]),
     )
     publish(findings, {"comparison.csv": comparison_frame(rows).to_csv(index=False)}, job, console)
+
+
+def _truncations(plan: EntryPoint, row: Row) -> tuple[Truncation, ...]:
+    """Return what truncation loses and needs in the run of one configuration, if it was not interrupted."""
+    if plan.entry not in SINGLE or row.result is None or row.result.outcome is Outcome.INTERRUPTED:
+        return ()
+    return predicted_truncations(next(plan.variants).experiment)

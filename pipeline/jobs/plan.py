@@ -27,6 +27,7 @@ from pipeline.config.space import (
     sentences,
 )
 from pipeline.config.variants import read_yaml
+from pipeline.jobs.lengths import left_out
 from pipeline.memory.breakdown import Breakdown
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.cards import find_card, note_on
@@ -89,6 +90,8 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
         raise InvalidInputError("\n".join(f"{card.card}: {nothing_left(card.skipped)}" for card in cards))
     if len(cards) == 1:
         _refuse_hopeless(cards[0], values["model"])
+    if note := left_out(Experiment(shared)):
+        console.print(note, style="yellow", highlight=False)
     return PlanFindings(
         entry="plan",
         model=values["model"],

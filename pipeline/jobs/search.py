@@ -14,6 +14,7 @@ from pipeline.base.files import write_atomically
 from pipeline.base.results import Result
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
+from pipeline.jobs.lengths import left_out
 from pipeline.runtime.environment import environment
 from pipeline.runtime.fork_server import loading, start_server
 from pipeline.runtime.signals import interrupt_on_signal
@@ -43,7 +44,7 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
     """
     start_server()
     problem = make_problem(given)
-    for note in problem.notes:
+    for note in filter(None, (*problem.notes, left_out(problem.base))):
         console.print(note, highlight=False)
     status = f"predicting the memory of {len(problem.space.choices)} configurations"
     with console.status(status), loading("pipeline.tracking.job"):  # MLflow is imported while workers predict

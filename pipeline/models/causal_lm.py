@@ -11,12 +11,7 @@ from torch import Tensor, nn
 from pipeline.base.contracts import Batch, Description, Model, Trainable
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.heads import head_of, token_loss, why_inseparable
-
-
-def _gpt2(layers: int, width: int, heads: int, **more: Any) -> dict[str, Any]:
-    shape = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
-    return {"model_type": "gpt2", "max_position_embeddings": 1024, "vocab_size": 50257, **shape, **more}
-
+from pipeline.base.published_shapes import HUB_NAMES, SHAPES
 
 NANO: dict[str, Any] = {
     "num_hidden_layers": 4,
@@ -31,22 +26,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-nano": {"model_type": "gpt2", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, **NANO},
     "llama-nano": {"model_type": "llama", "num_key_value_heads": 2, "intermediate_size": 344, **NANO},
     "qwen3-nano": {"model_type": "qwen3", "num_key_value_heads": 2, "intermediate_size": 384, "head_dim": 32, **NANO},
-    # Radford et al. 2019, table 2, as published on the hub.
-    "gpt2": _gpt2(12, 768, 12),
-    "gpt2-medium": _gpt2(24, 1024, 16),
-    "gpt2-large": _gpt2(36, 1280, 20),
-    "gpt2-xl": _gpt2(48, 1600, 25),
-    # Touvron et al. 2023, table 2 (LLaMA, 6.7 B parameters).
-    "llama-7b": {
-        "model_type": "llama",
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "intermediate_size": 11008,
-        "max_position_embeddings": 2048,
-        "vocab_size": 32000,
-    },
+    **SHAPES,
 }
 UNPUBLISHED = tuple(name for name, values in PRESETS.items() if values["vocab_size"] is None)
 """Presets without published weights, tokenizer and vocabulary size."""
@@ -143,6 +123,10 @@ class CausalLm(Model):
             return AutoConfig.for_model(**values | self._dropouts(values))
         if name in UNPUBLISHED:
             raise InvalidInputError(f"{name} has no published weights; set causal_lm.pretrained=false, or model=gpt2")
+        if name in HUB_NAMES:
+            raise InvalidInputError(
+                f"{name} is a shape without weights; set model={HUB_NAMES[name]}, or causal_lm.pretrained=false"
+            )
         try:
             config = AutoConfig.from_pretrained(name, use_cache=False)
         except (OSError, ValueError) as error:
@@ -193,7 +177,7 @@ def _description(family: CausalLm, name: str) -> Description:
         kind="tokens",
         max_sequence_length=getattr(config, "max_position_embeddings", None),
         vocabulary_size=family.vocabulary_size or (config.vocab_size if published else None),
-        tokenizer=name if has_tokenizer or family.pretrained else None,
+        tokenizer=HUB_NAMES.get(name, name) if has_tokenizer or family.pretrained else None,
         needs_tokenizer=family.pretrained or (has_tokenizer and name not in PRESETS),
         width=config.hidden_size,
         activation=_activation(config),

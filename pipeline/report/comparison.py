@@ -8,6 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from pipeline.base.results import Outcome
+from pipeline.base.truncation import Truncation
+from pipeline.base.units import MIB
 from pipeline.report.page import Report, Section
 from pipeline.report.plot import Plot, colour, label, line, over_steps, short
 from pipeline.report.sections import make_sections
@@ -38,6 +40,8 @@ class ComparisonFindings:
     environment: Mapping[str, str]
     sections: tuple[str, ...] = ()
     """Names of files in report/sections/ that add to the report."""
+    truncations: tuple[Truncation, ...] = ()
+    """What cutting the corpus's documents at several lengths loses, of one run with padded sequences."""
 
 
 def comparison_report(findings: ComparisonFindings) -> Report:
@@ -47,6 +51,8 @@ def comparison_report(findings: ComparisonFindings) -> Report:
         by_comparison.setdefault(row.comparison, []).append(row)
     sections = [_section(findings.entry, name, rows) for name, rows in by_comparison.items()]
     sections += make_sections(findings.sections, findings.rows)
+    if findings.truncations:
+        sections.append(_lengths(findings))
     answers = [(name, answer(rows)) for name, rows in by_comparison.items()]
     one = len(answers) == 1
     return Report(
@@ -75,6 +81,26 @@ def _section(entry: str, name: str, rows: Sequence[Row]) -> Section:
         notes=notes(rows),
         plots=(overview_plot(where, rows),) if drawn else (),
     )
+
+
+def _lengths(findings: ComparisonFindings) -> Section:
+    """Return the table `lengths`: how many documents each length keeps whole, what it loses, and what it needs."""
+    own = findings.rows[0].params["sequence_length"]
+    lines = [
+        {
+            "sequence_length": f"{one.length} *" if one.length == own else str(one.length),
+            "whole %": one.whole_percent,
+            "tokens lost %": one.lost_tokens_percent,
+            "targets lost %": one.lost_targets_percent,
+            "left out": one.num_left_out,
+            "predicted peak MiB": None if one.peak_bytes is None else one.peak_bytes / MIB,
+        }
+        for one in findings.truncations
+    ]
+    title = "lengths of documents, and what truncation at each loses and needs"
+    forms = dict.fromkeys(("whole %", "tokens lost %", "targets lost %"), "{:.1f}") | {"predicted peak MiB": "{:,.1f}"}
+    table = Table(name="lengths", title=title, frame=pd.DataFrame(lines), forms=forms, note="* this run")
+    return Section(title="lengths", tables=(table,))
 
 
 def comparison_frame(rows: Sequence[Row]) -> pd.DataFrame:

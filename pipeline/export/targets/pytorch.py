@@ -18,8 +18,10 @@ class PyTorch(Target):
     def differences(self, facts: Facts) -> list[str]:
         """Return what data it reads, and whether its losses are the measured ones."""
         losses = [] if facts.missing else ["It has the measured losses, step by step."]
-        return [
-            *losses,
-            "It reads the token ids that Headroom prepared, in the same order. The bytes of a text file are its "
-            "tokens; a .npy file holds the token ids of any tokenizer, one document after the other.",
-        ]
+        other = (
+            "It takes no text file: a file of token ids needs its targets and offsets beside it."
+            if facts.masked
+            else "The bytes of a text file are its tokens; a .npy file holds the token ids of any tokenizer, one "
+            "document after the other."
+        )
+        return [*losses, f"It reads the token ids that Headroom prepared, in the same order. {other}"]

@@ -1,0 +1,48 @@
+"""What a job says of the lengths of its corpus: what is left out, and what truncation at other lengths would cost."""
+
+from dataclasses import replace
+from typing import Any
+
+from pipeline.base.sequences import PackedSequences, PaddedSequences
+from pipeline.base.truncation import Truncation, truncations
+from pipeline.config.experiment import Experiment
+from pipeline.memory.device import hardware_of
+
+
+def left_out(experiment: Experiment) -> str | None:
+    """Return a sentence about what of the corpus is not trained on, since it has no target; None if all of it is."""
+    train = experiment.read_corpus().train
+    count = train.num_left_out if isinstance(train, PackedSequences | PaddedSequences) else 0
+    if not count:
+        return None
+    length, total = experiment.settings.sequence_length, len(train) + count
+    if isinstance(train, PackedSequences):
+        return f"{count} of {total} sequences of {length} tokens have no target, and are left out"
+    return (
+        f"{count} of {total} documents have no target among their first {length} tokens, and are left out; a longer "
+        "sequence_length keeps those that go on"
+    )
+
+
+def predicted_truncations(experiment: Experiment) -> tuple[Truncation, ...]:
+    """Return what truncation at several lengths loses, with the predicted peak of each; nothing of packed sequences."""
+    train = experiment.read_corpus().train
+    if not isinstance(train, PaddedSequences):
+        return ()
+    found = truncations(train.store, [experiment.settings.sequence_length])
+    return tuple(replace(one, peak_bytes=_peak_bytes(experiment, one.length)) for one in found)
+
+
+def _peak_bytes(experiment: Experiment, length: int) -> int | None:
+    """Return the predicted peak with sequences of `length` tokens; None if the model cannot take or trace them."""
+    from pipeline.prediction.predict import predict  # imported after the training has started
+
+    longest = experiment.description.max_sequence_length
+    if length < 2 or (longest is not None and length > longest):
+        return None
+    changes: dict[str, Any] = {"sequence_length": length}
+    other = Experiment(experiment.settings.model_copy(update=changes)).with_random_weights("cpu")
+    try:
+        return predict(other, hardware_of(experiment.device)).peak_bytes
+    except Exception:  # any error of the model's code on fake tensors, as in the run's own prediction
+        return None

@@ -1,0 +1,376 @@
+"""Conversations: what a chat template makes of them, the answers as targets, truncation, and rows that are refused."""
+
+import csv
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from conftest import tiny
+from project import SMALL, Project
+from test_prediction import CPU, measured
+from test_training_step import CUTS, run
+from tokenizers import processors
+
+from pipeline.base.chat_template import TEMPLATE, encode, trained_chat_tokenizer
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.sequences import IGNORED_LABEL, TokenStore
+from pipeline.base.truncation import truncations
+from pipeline.cli import main
+from pipeline.data.chat import SHIPPED
+from pipeline.jobs.lengths import left_out, predicted_truncations
+from pipeline.models.causal_lm import CausalLm
+from pipeline.prediction.predict import predict
+from pipeline.report.comparison import ComparisonFindings, comparison_report
+from pipeline.report.findings import FILE, read_findings, to_json
+from pipeline.training.metrics import Row
+
+ROWS = [json.loads(line) for line in SHIPPED.read_text().splitlines()]
+TALK = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "Is it large?"},
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": "And is it fast?"},
+    {"role": "assistant", "content": "No, slow."},
+]
+HEADERS = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content | trim }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+"""As Llama 3: a first token, contents trimmed, no line between turns."""
+THOUGHTS = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}"
+    "{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""As Qwen3: thoughts of the last answer alone, so that an answer is rendered in another way once others follow."""
+MARKED = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|end|>"
+    "{% endgeneration %}{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}"
+)
+"""The answers are marked by the template itself."""
+NO_MARK = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+"""No token ends a turn."""
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
+OTHER_PROMPT = TEMPLATE.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>{% endif %}")
+
+GOOD = {"prompt": "Is it?", "completion": "Yes."}
+
+
+def tokenizer_with(template: str | None) -> Any:
+    tokenizer = trained_chat_tokenizer([TALK], 400)
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    tokenizer.add_tokens(["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"], special_tokens=True)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def written(folder: Path, rows: Sequence[Any], name: str = "rows.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def folder_with(template: str | None, folder: Path) -> str:
+    """Return a folder with a tiny model and a tokenizer."""
+    tokenizer = tokenizer_with(template)
+    tokenizer.save_pretrained(folder)
+    CausalLm(num_layers=2, width=32, num_heads=2).configuration("gpt2-nano", len(tokenizer)).save_pretrained(folder)
+    return str(folder)
+
+
+def targets(tokenizer: Any, messages: Sequence[Any]) -> list[str]:
+    """Return each run of targets as text."""
+    ids, is_target = encode(tokenizer, messages)
+    found: list[list[int]] = []
+    for number, one in enumerate(ids):
+        if is_target[number]:
+            if not number or not is_target[number - 1]:
+                found.append([])
+            found[-1].append(one)
+    return [tokenizer.decode(part) for part in found]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (TEMPLATE, ["Yes.<|im_end|>", "No, slow.<|im_end|>"]),
+        (HEADERS, ["Yes.<|end|>", "No, slow.<|end|>"]),
+        (THOUGHTS, ["Yes.<|end|>", "<think></think>No, slow.<|end|>"]),
+        (MARKED, ["Yes.<|end|>", "No, slow.<|end|>"]),
+        (NO_MARK, ["Yes.", "No, slow."]),
+    ],
+    ids=["ChatML", "headers", "thoughts", "marked", "no mark"],
+)
+def test_the_targets_are_the_answers_with_their_ends(template: str, expected: list[str]) -> None:
+    tokenizer = tokenizer_with(template)
+    assert [text.strip() for text in targets(tokenizer, TALK)] == expected
+    whole = tokenizer.decode(encode(tokenizer, TALK)[0])
+    assert whole == tokenizer.apply_chat_template(TALK, tokenize=False)
+
+
+def test_blank_lines_of_an_answer_are_targets_where_offsets_are_trimmed() -> None:
+    tokenizer = tokenizer_with(TEMPLATE)
+    talk = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "Yes.\n\nAnd   no."}]
+    expected = encode(tokenizer, talk)
+    tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    assert encode(tokenizer, talk) == expected
+    assert targets(tokenizer, talk) == ["Yes.\n\nAnd   no.<|im_end|>"]
+
+
+def test_the_shipped_conversations_train_and_are_held_out() -> None:
+    settings = {"corpus": "chat", "vocabulary_size": 4096, "sequence_length": 64, "micro_batch_size": 4}
+    for sequences in ("packed", "padded"):
+        experiment = tiny(**settings, sequences=sequences, num_steps=8)
+        prepared = experiment.prepare()
+        assert len(prepared.held_out) >= 1
+        labels = prepared.train.batch(range(len(prepared.train)))["labels"]
+        share = float((labels != IGNORED_LABEL).float().mean())
+        assert 0.1 < share < 0.8
+        records = run(experiment)
+        assert records[0].loss == pytest.approx(math.log(4096), rel=0.05)
+        assert records[-1].loss < records[0].loss
+
+
+def test_prompt_and_completion_are_the_messages_of_two_turns(tmp_path: Path) -> None:
+    pairs = [row for row in ROWS if "prompt" in row]
+    as_text = written(tmp_path, pairs, "text.jsonl")
+    turns = [
+        [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
+        for row in pairs
+    ]
+    as_messages = written(tmp_path, [{"messages": turn} for turn in turns], "messages.jsonl")
+    as_turns = written(tmp_path, [{"prompt": turn[:1], "completion": turn[1:]} for turn in turns], "turns.jsonl")
+    as_parquet, as_dataset = tmp_path / "rows.parquet", tmp_path / "dataset"
+    pq.write_table(pa.table({"messages": turns}), as_parquet)
+    as_dataset.mkdir()
+    written(as_dataset, [{"messages": turn} for turn in turns], "data.jsonl")
+    sources = [{"chat__path": path} for path in (as_text, as_messages, as_turns, as_parquet)]
+    batches = []
+    for source in [*sources, {"chat__name": str(as_dataset)}]:
+        prepared = tiny(corpus="chat", sequences="padded", sequence_length=64, **source).prepare()
+        batches.append(prepared.train.batch(range(len(prepared.train))))
+    assert len({prepared_batch["input_ids"].shape for prepared_batch in batches}) == 1
+    for other in batches[1:]:
+        assert all(torch.equal(other[name], batches[0][name]) for name in other)
+
+
+@pytest.mark.parametrize("sequences", ["packed", "padded"])
+@pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
+def test_losses_of_answers_do_not_depend_on_the_micro_batch_size(sequences: str, model: str) -> None:
+    settings = {"corpus": "chat", "model": model, "sequences": sequences, "num_steps": 10}
+    whole, *others = [run(tiny(**settings, micro_batch_size=micro, accumulation_steps=n)) for micro, n in CUTS]
+    for other in others:
+        for one, same in zip(whole, other, strict=True):
+            assert same.loss == pytest.approx(one.loss, rel=1e-5)
+            assert same.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
+            assert same.tokens == one.tokens
+
+
+@pytest.mark.parametrize("sequences", ["packed", "padded"])
+def test_the_loss_is_the_mean_over_the_answers_alone(sequences: str) -> None:
+    experiment = tiny(corpus="chat", sequences=sequences, num_steps=4)
+    prepared = experiment.prepare()
+    module = experiment.model.build("gpt2-nano", prepared.vocabulary_size)
+    batch = prepared.train.batch([0, 3, 5])
+    num_targets = prepared.train.count(batch)[1]
+    logits_BTV = module.module(input_ids=batch["input_ids"]).logits.log_softmax(-1)
+    terms = [
+        -logits_BTV[row, position - 1, batch["input_ids"][row, position]]
+        for row in range(3)
+        for position in range(1, 32)
+        if batch["labels"][row, position] != IGNORED_LABEL
+    ]
+    assert len(terms) == num_targets
+    assert float(module.loss(module.module, batch, num_targets).detach()) == pytest.approx(
+        float(torch.stack(terms).mean().detach()), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("sequences", ["packed", "padded"])
+def test_the_peak_with_masked_labels_is_predicted(sequences: str) -> None:
+    experiment = tiny(corpus="chat", sequences=sequences, sequence_length=64, eval_steps=0)
+    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
+
+
+def test_padding_begins_after_the_last_target() -> None:
+    prepared = tiny(corpus="chat", sequences="padded", sequence_length=64).prepare()
+    for row in range(len(prepared.train)):
+        batch = prepared.train.batch([row])
+        [last] = (batch["labels"][0] != IGNORED_LABEL).nonzero()[-1].tolist()
+        assert not batch["input_ids"][0, last + 1 :].any()
+        assert prepared.train.count(batch)[0] == last + 1
+
+
+def test_a_conversation_whose_answers_are_cut_off_is_left_out(tmp_path: Path) -> None:
+    long = {"prompt": "Why is it so? " * 20, "completion": "I do not know."}
+    path = written(tmp_path, [GOOD, GOOD, GOOD, long] * 25)
+    prepared = tiny(corpus="chat", chat__path=path, sequences="padded").prepare()
+    assert len(prepared.train) + len(prepared.held_out) == 75
+    whole = tiny(corpus="chat", chat__path=path, sequences="padded", sequence_length=256).prepare()
+    assert len(whole.train) + len(whole.held_out) == 100
+
+
+def test_what_is_left_out_is_said_with_number_and_reason(tmp_path: Path) -> None:
+    long = {"prompt": "Why is it so? " * 20, "completion": "I do not know."}
+    experiment = tiny(corpus="chat", chat__path=written(tmp_path, [GOOD, GOOD, GOOD, long] * 25), sequences="padded")
+    count = 90 - len(experiment.prepare().train)
+    assert left_out(experiment) == (
+        f"{count} of 90 documents have no target among their first 32 tokens, and are left out; a longer "
+        "sequence_length keeps those that go on"
+    )
+    assert left_out(tiny(corpus="chat", sequences="padded", sequence_length=200)) is None
+    packed = left_out(tiny(corpus="chat", sequence_length=4))
+    assert packed is not None and re.fullmatch(r"\d+ of \d+ sequences of 4 tokens have no target, .*", packed)
+    project = Project(tmp_path)
+    chat = {**SMALL, "corpus": "chat", "chat.path": "rows.jsonl", "sequences": "padded", "effective_batch_size": "8"}
+    plan = {"gpu": "t4", "space": '{"micro_batch_size": [1]}'}
+    for entry, more in {"main": {"model": "gpt2-nano"}, "plan": {"model": "gpt2-nano", **plan}}.items():
+        done = project.here(entry, {**chat, **more})
+        assert done.returncode == 0, done.stderr
+        assert f"{count} of 90 documents have no target" in " ".join(done.stdout.split())
+    [table] = (tmp_path / "runs").glob("*/lengths.csv")
+    own = next(line for line in csv.DictReader(table.read_text().splitlines()) if "*" in line["sequence_length"])
+    assert own["left out"] == str(count)
+
+
+def test_truncation_loses_the_tokens_and_targets_beyond_a_length(tmp_path: Path) -> None:
+    documents = [[1] * length for length in (2, 4, 6, 8)]
+    is_target = [[False] * (length - 2) + [True] * 2 for length in (2, 4, 6, 8)]
+    TokenStore.write(tmp_path, "masked", documents, is_target)
+    TokenStore.write(tmp_path, "text", documents)
+    masked, text = (truncations(TokenStore.open(tmp_path, name), [5]) for name in ("masked", "text"))
+    assert [one.length for one in masked] == [5, 6, 8]
+    assert [one.whole_percent for one in masked] == [50, 75, 100]
+    assert [one.lost_tokens_percent for one in masked] == pytest.approx([20, 10, 0])
+    assert [one.lost_targets_percent for one in masked] == pytest.approx([100 * 3 / 8, 25, 0])
+    assert [one.num_left_out for one in masked] == [1, 1, 0]
+    assert [one.lost_targets_percent for one in text] == pytest.approx([20, 10, 0])
+    assert [one.num_left_out for one in text] == [0, 0, 0]
+
+
+def test_the_report_has_the_predicted_peak_of_each_length(tmp_path: Path) -> None:
+    experiment = tiny(corpus="chat", sequences="padded", sequence_length=64, vocabulary_size=400)
+    found = predicted_truncations(experiment)
+    peaks = {one.length: one.peak_bytes for one in found}
+    assert peaks[64] == predict(experiment, CPU).peak_bytes
+    assert list(peaks) == sorted(peaks)
+    within = [peak for length, peak in peaks.items() if length <= 256]
+    assert within == sorted(peak for peak in within if peak)
+    assert predicted_truncations(tiny(corpus="chat")) == ()
+    row = Row(
+        comparison="single",
+        name="fp32",
+        is_baseline=True,
+        params={"sequence_length": 64},
+        result=None,
+        skipped="",
+        metrics={},
+    )
+    findings = ComparisonFindings(entry="main", question="What?", rows=(row,), environment={}, truncations=found)
+    [section] = [one for one in comparison_report(findings).sections if one.title == "lengths"]
+    frame = section.tables[0].frame
+    assert [name for name in frame["sequence_length"] if "*" in name] == ["64 *"]
+    assert list(frame["left out"]) == [one.num_left_out for one in found]
+    (tmp_path / FILE).write_text(to_json(findings))
+    assert read_findings(tmp_path) == findings
+
+
+def test_if_no_answer_begins_within_a_sequence_the_corpus_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, [{"prompt": "Why is it so? " * 20, "completion": "I do not know."}] * 20)
+    with pytest.raises(InvalidInputError, match="begin within sequence_length tokens, .* set a longer"):
+        tiny(corpus="chat", chat__path=path, sequences="padded").prepare()
+
+
+def test_a_model_with_a_tokenizer_is_trained_on_its_template(tmp_path: Path) -> None:
+    path = written(tmp_path, [{"messages": TALK}] * 20)
+    values = {"model": folder_with(HEADERS, tmp_path / "model"), "corpus": "chat", "chat.path": path}
+    experiment = tiny(**values, sequences="padded", sequence_length=64, causal_lm__num_layers=None)
+    prepared = experiment.prepare()
+    tokenizer = tokenizer_with(HEADERS)
+    assert prepared.vocabulary_size == len(tokenizer)
+    batch = prepared.train.batch([0])
+    assert tokenizer.decode(batch["input_ids"][0, : prepared.train.count(batch)[0]]) == (
+        "<s><|system|>\nBe short.<|end|><|user|>\nIs it large?<|end|><|assistant|>\nYes.<|end|>"
+        "<|user|>\nAnd is it fast?<|end|><|assistant|>\nNo, slow.<|end|>"
+    )
+    (tmp_path / "model" / "chat_template.jinja").write_text(THOUGHTS)
+    assert experiment.prepare().digest != prepared.digest
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "needs a tokenizer with a chat template, and that of .* has none; take the model's instruction-tuned"),
+        (NO_SYSTEM, "20 of 20 are not: 20 are refused by the tokenizer's chat template .no system role., line 1 first"),
+        (OTHER_PROMPT, "20 have an answer that the tokenizer's chat template does not show .*; fix or remove them"),
+    ],
+    ids=["none", "no system role", "another prompt"],
+)
+def test_a_template_that_does_not_do_is_refused(template: str | None, message: str, tmp_path: Path) -> None:
+    path = written(tmp_path, [{"messages": TALK}] * 20)
+    with pytest.raises(InvalidInputError, match=message):
+        tiny(model=folder_with(template, tmp_path / "model"), corpus="chat", chat__path=path).prepare()
+
+
+UNREADABLE: list[tuple[Any, str]] = [
+    ("not json", "1 are not JSON, line 2 first"),
+    ("[3]", "1 are not objects with names"),
+    ({"text": "a"}, "1 have neither messages, .*their fields: text"),
+    ({"prompt": "a"}, "1 have neither messages, .*their fields: prompt"),
+    ({"prompt": "a", "completion": 3}, "1 have a message whose role or content is not text"),
+    ({"messages": "a"}, "1 have messages that are not a list of objects with role and content"),
+    ({"messages": [{"role": "user"}]}, "1 have a message whose role or content is not text"),
+    ({"messages": TALK[:2]}, "1 have no answer: a message of the role assistant"),
+    ({"prompt": "a", "completion": " "}, "1 have no answer"),
+    ({"messages": TALK[2:]}, "1 begin with an answer"),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), UNREADABLE, ids=[reason for _, reason in UNREADABLE])
+def test_unreadable_rows_are_counted_with_reason_and_place(row: Any, message: str, tmp_path: Path) -> None:
+    path = written(tmp_path, [GOOD, row, GOOD])
+    with pytest.raises(InvalidInputError, match=f"1 of 3 are not: {message}.*; fix or remove them"):
+        tiny(corpus="chat", chat__path=path).prepare()
+
+
+def test_reasons_are_counted_apart(tmp_path: Path) -> None:
+    path = written(tmp_path, [GOOD, "no", {"a": 1}, "no"])
+    with pytest.raises(
+        InvalidInputError, match="3 of 4 are not: 2 are not JSON, line 2 first; 1 have neither .*, line 3"
+    ):
+        tiny(corpus="chat", chat__path=path).prepare()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--chat.path", "absent.jsonl"], "absent.jsonl cannot (No such file or directory); name another file"),
+        (["--chat.path", "rows.csv"], "must be a file of .jsonl or .parquet, and rows.csv is none; convert it"),
+        (["--chat.path", "a.jsonl", "--chat.name", "b"], "are two; set one of them"),
+    ],
+)
+def test_a_source_that_is_none_ends_the_command(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["main", "--model", "gpt2-nano", "--device", "cpu", "--corpus", "chat", *words]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_files_without_conversations_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="has none; name another file or dataset"):
+        tiny(corpus="chat", chat__path=written(tmp_path, [])).prepare()
+    (tmp_path / "a.parquet").write_bytes(b"nothing")
+    with pytest.raises(InvalidInputError, match="must be a Parquet file"):
+        tiny(corpus="chat", chat__path=tmp_path / "a.parquet").prepare()
+    (tmp_path / "a.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidInputError, match="must be UTF-8 text, and byte 0 is not"):
+        tiny(corpus="chat", chat__path=tmp_path / "a.jsonl").prepare()
