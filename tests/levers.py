@@ -120,6 +120,13 @@ LEVERS = (
     Lever(technique="compile", settings={"compile": "layers"}, tolerance=1e-5, predicted=False, slow=True),
     Lever(technique="expandable_segments", settings={"expandable_segments": True}, devices=("cuda",)),
     Lever(technique="gelu", settings={"gelu": "fused"}, models=("gpt2-nano",), tolerance=1e-5),
+    Lever(technique="adapter", settings={"adapter": "lora"}, models=CAUSAL, same_training=False),
+    Lever(
+        technique="adapter",
+        settings={"adapter": "lora", "adapter_weights": "bfloat16"},
+        models=CAUSAL,
+        same_training=False,
+    ),
     Lever(technique="weights", settings={"weights": "bfloat16"}, same_training=False),
     Lever(technique="optimizer", settings={"optimizer": "adafactor"}, same_training=False, waits=True),
     Lever(technique="optimizer", settings={"optimizer": "sgd"}, same_training=False),

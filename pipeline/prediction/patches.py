@@ -39,6 +39,7 @@ def without_values(*, counts_host_memory: bool) -> Iterator[None]:
             (torch, "get_rng_state", lambda: torch.empty(state_bytes, dtype=torch.uint8)),
             (torch, "set_rng_state", lambda state: None),
             (torch, "manual_seed", lambda seed: None),
+            (torch.utils, "swap_tensors", _take_data),
             (torch.amp.GradScaler, "_maybe_opt_step", _step_without_asking),
             (adafactor, "_single_tensor_adafactor", _with_ones_for_values(adafactor)),
             (adafactor.Adafactor, "_init_group", _with_counts_on(host, adafactor)),
@@ -52,6 +53,11 @@ def without_values(*, counts_host_memory: bool) -> Iterator[None]:
 def _step_without_asking(_: Any, optimizer: Optimizer, __: Any, *args: Any, **kwargs: Any) -> Any:
     """Take the step of an optimizer that cannot itself skip one with infinite gradients."""
     return optimizer.step(*args, **kwargs)
+
+
+def _take_data(parameter: Tensor, converted: Tensor) -> None:
+    """Convert a module's parameter in place, as on real tensors: fake ones that are recorded cannot be swapped."""
+    parameter.data = converted.data
 
 
 def _with_ones_for_values(module: Any) -> Any:

@@ -131,6 +131,7 @@ def backpropagate(step: Step, window: Sequence[Batch], num_targets: int, mark: M
         mark("forward")
         step.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
+        del loss  # its graph holds inputs that require gradients of their own, such as those of a frozen embedding
         mark("backward")
     return losses
 

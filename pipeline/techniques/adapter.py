@@ -1,0 +1,227 @@
+"""Adapters: small trained matrices beside the frozen linear layers of a model, by peft."""
+
+import inspect
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import AfterValidator, Field, PositiveInt
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pipeline.base.contracts import Hardware, Model, Trainable
+from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+from pipeline.base.user_functions import digest, is_function_name
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SMALLEST_VOCABULARY = 300
+"""The minimum of the setting vocabulary_size, with which a model is built to find its linear layers."""
+IMPORTS = """from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+"""
+"""What the functions below need in an exported file."""
+
+
+def _checked_targets(value: str) -> str:
+    if re.fullmatch(r"[\w.]+(,[\w.]+)*", value) is None:
+        raise ValueError("must be all, attention, or names of linear layers separated by commas, as q_proj,v_proj")
+    return value
+
+
+class Adapter(Technique):
+    """Train the model itself, or low-rank matrices (LoRA) that are added to linear layers of the frozen model."""
+
+    stage: ClassVar[Stage] = Stage.ADAPTER
+
+    adapter: Literal["none", "lora"] = "none"
+    """none: all weights are trained; lora: the model's own weights are frozen, and its adapters are trained."""
+    adapter_rank: PositiveInt = 16
+    """Rank of the two matrices of an adapter."""
+    adapter_alpha: PositiveInt = 32
+    """What an adapter adds is multiplied by adapter_alpha / adapter_rank."""
+    adapter_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout probability of an adapter's inputs."""
+    adapter_targets: Annotated[str, AfterValidator(_checked_targets)] = "all"
+    """Linear layers with an adapter: all or attention (of the model's identical layers), or names as q_proj,v_proj."""
+    adapter_weights: Literal["float32", "bfloat16"] = "float32"
+    """Type of the adapters' parameters, and so of their gradients and optimizer state."""
+
+    @property
+    def mathematics(self) -> Mathematics:
+        """Other parameters are trained."""
+        return Mathematics.DIFFERENT if self.active else Mathematics.EXACT
+
+    @property
+    def active(self) -> bool:
+        """Whether the model has adapters."""
+        return self.adapter != "none"
+
+    @property
+    def number_format(self) -> str | None:
+        """Bfloat16, if the adapters are, also without autocast."""
+        return "bf16" if self.active and self.adapter_weights == "bfloat16" else None
+
+    def unsupported(self, hardware: Hardware) -> str | None:
+        """Return that peft is absent."""
+        if not self.active or find_spec("peft") is not None:
+            return None
+        return (
+            f"adapter={self.adapter} needs the package peft, which is not installed; install it (pip install "
+            "'headroom[finetune]'), or set adapter=none"
+        )
+
+    def conflict(self, settings: Any) -> str | None:
+        """Return what has no meaning without adapters, or beside adapters in bfloat16."""
+        if self.active and self.adapter_weights == "bfloat16" and settings.precision == "fp16":
+            return (
+                "adapter_weights=bfloat16 needs no loss scaling, and precision=fp16 scales the loss and rounds the "
+                "adapters a second time; set precision=bf16 or fp32, or adapter_weights=float32"
+            )
+        if self.active:
+            return None
+        for name, field in type(self).model_fields.items():
+            if getattr(self, name) != field.default:
+                return (
+                    f"{name} is a setting of adapter=lora, and adapter is none and {name} {getattr(self, name)}; set "
+                    f"adapter=lora or {name}={field.default}"
+                )
+        return None
+
+    def unsuited(self, model: Model, name: str) -> str | None:
+        """Return which of the targets the model's layers do not have, and the names that they have."""
+        if not self.active:
+            return None
+        names = _linear_names(model, name, digest(name) if is_function_name(name) else "")
+        missing = [
+            target for target in self.adapter_targets.split(",") if not any(is_target(each, target) for each in names)
+        ]
+        if not missing:
+            return None
+        rule = f"adapter_targets={self.adapter_targets} must name linear layers inside the layers of {name}"
+        if not names:
+            return (
+                f"{rule}, and they have none that an adapter can be added to (torch's own attention and transformer "
+                "layers read the weights of theirs and do not call them); set adapter=none"
+            )
+        return (
+            f"{rule}, and {', '.join(missing)} matches none of {', '.join(names)}; set adapter_targets to some of them"
+        )
+
+    def export(self, target: str) -> Exported:
+        """Return the functions that add the adapters and leave what is frozen to no optimizer, for any framework."""
+        del target
+        parts = (is_target, linear_layers, add_adapters, without_frozen)
+        arguments = [
+            "model",
+            "[model.get_submodule(name) for name in {layers}]",
+            repr(self.adapter_targets),
+            str(DTYPES[self.adapter_weights]),
+            *(f"{name}={value}" for name, value in self._arguments().items()),
+        ]
+        return Exported(
+            code="\n\n\n".join([IMPORTS.strip(), *(inspect.getsource(part).strip() for part in parts)]),
+            prepare=f"add_adapters({', '.join(arguments)})",
+            optimizer="without_frozen({optimizer})",
+            notes=("The adapters alone, to be saved: peft.get_peft_model_state_dict(model).",),
+        )
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return the settings by the names of peft's LoraConfig."""
+        return {"r": self.adapter_rank, "lora_alpha": self.adapter_alpha, "lora_dropout": self.adapter_dropout}
+
+    def on_host(self, trainable: Trainable) -> None:
+        """Freeze the model and add the adapters."""
+        if self.active:
+            with _disable_current_modes():  # the import makes tensors, which are no part of the model
+                import_module("peft")
+            dtype = DTYPES[self.adapter_weights]
+            add_adapters(trainable.module, trainable.layers, self.adapter_targets, dtype, **self._arguments())
+
+    def apply(self, step: Step) -> Step:
+        """Return the step as it is: the model has its adapters already, and optimizers take what is trained."""
+        return step
+
+
+@lru_cache
+def _linear_names(model: Model, name: str, code: str) -> tuple[str, ...]:
+    """Return the names inside a layer of a model's linear layers; no weights are made if its code allows that.
+
+    `code` is a digest of the user's code that builds it.
+
+    Raises:
+        InvalidInputError: the model cannot be built.
+
+    """
+    del code
+    if getattr(model, "pretrained", False):
+        model = model.model_copy(update={"pretrained": False})
+    try:
+        with torch.device("meta"):
+            built = model.build(name, SMALLEST_VOCABULARY)
+    except InvalidInputError:  # a model that cannot be built without real tensors
+        built = model.build(name, SMALLEST_VOCABULARY)
+    except Exception as error:  # any error of the model's code
+        raise InvalidInputError(f"{name} cannot be built: {first_line(error)}; change its settings") from error
+    return tuple(dict.fromkeys(each for layer in built.layers for each in linear_layers(layer)))
+
+
+def is_target(name: str, target: str) -> bool:
+    """Whether a linear layer of this name inside a model's layer is one of `target`: all, attention, or its name."""
+    if target == "attention":
+        return "attn" in name or "attention" in name
+    return target == "all" or f".{name}".endswith(f".{target}")
+
+
+def linear_layers(layer: nn.Module) -> dict[str, nn.Module]:
+    """Return the linear layers inside a model's layer by name, but for those whose weights torch reads itself."""
+    from transformers.pytorch_utils import Conv1D
+
+    reads_weights = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+    owners = {name: part for name, part in layer.named_modules() if not isinstance(part, reads_weights)}
+    children = {
+        f"{name}.{own_name}".removeprefix("."): child
+        for name, owner in owners.items()
+        for own_name, child in owner.named_children()
+    }
+    return {name: child for name, child in children.items() if isinstance(child, nn.Linear | Conv1D)}
+
+
+def add_adapters(
+    model: nn.Module, layers: Iterable[nn.Module], targets: str, dtype: torch.dtype, **settings: Any
+) -> None:
+    """Freeze a model, and add adapters to the linear layers inside its layers that `targets` names, with commas."""
+    from peft import LoraConfig, inject_adapter_in_model
+    from peft.tuners.lora import LoraLayer
+    from transformers.pytorch_utils import Conv1D
+
+    adapted = {
+        part
+        for layer in layers
+        for name, part in linear_layers(layer).items()
+        if any(is_target(name, target) for target in targets.split(","))
+    }
+    names = [name for name, part in model.named_modules() if part in adapted]
+    has_transposed_weights = any(isinstance(part, Conv1D) for part in adapted)
+    config = LoraConfig(target_modules=names, fan_in_fan_out=has_transposed_weights, **settings)
+    inject_adapter_in_model(config, model)
+    for part in model.modules():
+        if isinstance(part, LoraLayer):
+            for parameter in (*part.lora_A.parameters(), *part.lora_B.parameters()):
+                parameter.data = parameter.data.to(dtype)
+
+
+def without_frozen(optimizer: Optimizer) -> Optimizer:
+    """Take the parameters that are not trained from an optimizer."""
+    for group in optimizer.param_groups:
+        group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
+    return optimizer

@@ -1,0 +1,343 @@
+"""Adapters: the training of a plain loop with peft, what is frozen, predicted peaks, exports, and bad input."""
+
+import re
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TINY, tiny, with_corpus_of
+from peft import LoraConfig, get_peft_model
+from test_export import run_framework
+from test_extrapolate_depth import CARD, check_extrapolation, write_configuration
+from test_extrapolate_depth import CPU as OWN_CPU
+from test_levers import losses
+from test_prediction import CPU, measured
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import AdamW
+
+from pipeline.base.contracts import Trainable
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.results import StepRecord
+from pipeline.base.technique import Mathematics
+from pipeline.config.configurations import why_refused
+from pipeline.config.entry_points import yaml_file
+from pipeline.config.experiment import Experiment
+from pipeline.config.settings import TECHNIQUES
+from pipeline.config.variants import read_yaml
+from pipeline.export.write import export_files, write_files
+from pipeline.prediction.predict import predict
+from pipeline.searching.problem import make_problem
+from pipeline.techniques.adapter import linear_layers
+from pipeline.training.loop import Loop, learning_rate
+from pipeline.training.step import backpropagate, build_step
+
+LORA: dict[str, Any] = {"adapter": "lora", "adapter_rank": 4, "adapter_alpha": 8, "learning_rate": 1e-2}
+CUTS = [(8, 1), (4, 2), (2, 4), (1, 8)]
+"""Micro-batch sizes and accumulation steps of the same effective batch."""
+NUM_STEPS = 10
+GEMMA: dict[str, Any] = {"num_hidden_layers": 2, "head_dim": 8, "tie_word_embeddings": True}
+SMALL_BATCH: dict[str, Any] = {"sequence_length": 8, "micro_batch_size": 1, "effective_batch_size": 1, "eval_steps": 0}
+"""Parameters, gradients and optimizer state are most of the peak."""
+
+
+def trained(experiment: Experiment, num_steps: int = NUM_STEPS) -> tuple[Trainable, Loop, list[StepRecord]]:
+    """Return the model after some optimizer steps, the loop that has taken them, and its records."""
+    prepared, records = experiment.prepare(), list[StepRecord]()
+    torch.manual_seed(0)
+    step = build_step(experiment, prepared)
+    loop = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), records.append)
+    with step.run_context():
+        loop.advance(num_steps)
+    return step.trainable, loop, records
+
+
+def plainly_trained(experiment: Experiment, loop: Loop, config: LoraConfig) -> tuple[list[float], list[float]]:
+    """Return the losses and gradient norms of a loop of torch and peft alone, on the same micro-batches."""
+    torch.manual_seed(0)
+    plain = experiment.model.build(experiment.settings.model, experiment.prepare().vocabulary_size)
+    adapted = get_peft_model(plain.module, config)
+    optimizer = AdamW([one for one in adapted.parameters() if one.requires_grad], weight_decay=0.01, fused=True)
+    found: tuple[list[float], list[float]] = ([], [])
+    for number in range(NUM_STEPS):
+        window = loop.window(number)
+        total = torch.zeros(())
+        for batch in window.batches:
+            loss = plain.loss(adapted, batch, window.num_targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        norm = clip_grad_norm_(adapted.parameters(), 1.0)
+        optimizer.param_groups[0]["lr"] = learning_rate(number, experiment.settings, 8)
+        optimizer.step()
+        optimizer.zero_grad()
+        found[0].append(total.item())
+        found[1].append(norm.item())
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # which get_peft_model reads
+@pytest.mark.parametrize("sequences", ["packed", "padded"])
+@pytest.mark.parametrize("cut", [(8, 1), (2, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("model", "targets", "modules"),
+    [
+        ("gpt2-nano", "attention", ["c_attn", "attn.c_proj"]),
+        ("llama-nano", "all", "all-linear"),
+        ("qwen3-nano", "q_proj,mlp.down_proj", ["q_proj", "down_proj"]),
+        ("gemma", "all", "all-linear"),
+    ],
+)
+def test_losses_are_those_of_a_plain_loop_with_peft(
+    model: str, targets: str, modules: Any, cut: tuple[int, int], sequences: str, short_documents: Path, tmp_path: Path
+) -> None:
+    shared: dict[str, Any] = {"model": model}
+    if model == "gemma":
+        write_configuration(tmp_path / model, "gemma3_text", **GEMMA)
+        shared = {"model": str(tmp_path / model), "causal_lm": {}}
+    text = {"corpus": "text_files", "text_files__path": str(short_documents), "sequences": sequences}
+    more = {**shared, **text, "micro_batch_size": cut[0], "accumulation_steps": cut[1]}
+    experiment = tiny(**LORA, adapter_targets=targets, **more)
+    _, loop, records = trained(experiment)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=modules, fan_in_fan_out=model == "gpt2-nano")
+    expected, norms = plainly_trained(experiment, loop, config)
+    assert [record.loss for record in records] == pytest.approx(expected, rel=1e-5)
+    assert [record.grad_norm for record in records] == pytest.approx(norms, rel=1e-4)
+    assert losses(tiny(learning_rate=1e-2, **more)) != pytest.approx(expected, rel=1e-3), (
+        "that is no adapter's training"
+    )
+
+
+@pytest.mark.parametrize("sequences", ["packed", "padded"])
+@pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
+def test_losses_do_not_depend_on_the_micro_batch_size(model: str, sequences: str, short_documents: Path) -> None:
+    text = {"corpus": "text_files", "text_files__path": str(short_documents), "sequences": sequences, "model": model}
+    whole, *others = [losses(tiny(**LORA, **text, micro_batch_size=m, accumulation_steps=n)) for m, n in CUTS]
+    for other in others:
+        assert other == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("more", [{}, {"weights": "bfloat16"}, {"adapter_weights": "bfloat16"}], ids=str)
+@pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
+def test_only_adapters_are_trained_and_have_gradients_and_state(model: str, more: dict[str, Any]) -> None:
+    experiment = tiny(**LORA, model=model, **more)
+    prepared = experiment.prepare()
+    torch.manual_seed(0)
+    step = build_step(experiment, prepared)
+    module = step.trainable.module
+    before = {name: part.detach().clone() for name, part in module.named_parameters()}
+    optimizer = step.make_optimizer(module)
+    loop = Loop(experiment, prepared.train, step, optimizer, lambda _: None)
+    loop.advance(3)
+    window = loop.window(3)
+    backpropagate(step, window.batches, window.num_targets)
+    names = {part: name for name, part in module.named_parameters()}
+    adapters = {name for name in before if "lora_" in name}
+    dtype = getattr(torch, more.get("adapter_weights", "float32"))
+    assert adapters and {names[part] for group in optimizer.param_groups for part in group["params"]} == adapters
+    assert {names[part] for part in optimizer.state} == adapters
+    for name, part in module.named_parameters():
+        assert (part.grad is not None) == (name in adapters)
+        assert torch.equal(part, before[name]) == (name not in adapters)
+        assert name not in adapters or part.dtype is part.grad.dtype is optimizer.state[part]["exp_avg"].dtype is dtype
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "adapted"),
+    [
+        ("gpt2-nano", "attention", {"attn.c_attn", "attn.c_proj"}),
+        ("gpt2-nano", "all", {"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}),
+        ("gpt2-nano", "c_proj", {"attn.c_proj", "mlp.c_proj"}),
+        ("gpt2-nano", "mlp.c_proj", {"mlp.c_proj"}),
+        ("llama-nano", "attention", {f"self_attn.{name}_proj" for name in "qkvo"}),
+        ("llama-nano", "up_proj,self_attn.v_proj", {"mlp.up_proj", "self_attn.v_proj"}),
+    ],
+)
+def test_targets_are_linear_layers_of_every_layer(model: str, targets: str, adapted: set[str]) -> None:
+    experiment = tiny(**LORA, model=model, adapter_targets=targets)
+    step = build_step(experiment, experiment.prepare())
+    for layer in step.trainable.layers:
+        assert {name for name, part in layer.named_modules() if hasattr(part, "lora_A")} == adapted
+    head = step.trainable.head
+    assert head is not None and head.layer is step.trainable.module.get_submodule("lm_head")
+
+
+@pytest.mark.parametrize("checkpointing", ["every_layer", "every_2_layers", "attention_saved", "offloaded"])
+@pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
+def test_the_adapters_of_checkpointed_layers_have_the_same_gradients(model: str, checkpointing: str) -> None:
+    """Checkpoints that are not reentrant train the adapters of a layer whose inputs need no gradients, too."""
+    settings = {**LORA, "model": model, "adapter_dropout": 0.1, "causal_lm__dropout": 0.1}
+    assert losses(tiny(**settings, checkpointing=checkpointing)) == pytest.approx(losses(tiny(**settings)), rel=1e-5)
+
+
+OTHERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"adapter_weights": "bfloat16"},
+    {"weights": "bfloat16"},
+    {"adapter_targets": "attention"},
+    {"precision": "bf16"},
+    {"precision": "fp16"},
+    {"max_grad_norm": None, "optimizer_in_backward": True},
+    {"optimizer": "adafactor"},
+    {"optimizer": "sgd"},
+    {"optimizer": "muon"},
+)
+
+
+@pytest.mark.parametrize("others", OTHERS, ids=str)
+@pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
+def test_its_peak_is_predicted_where_the_weights_set_it(model: str, others: dict[str, Any]) -> None:
+    wide = {**SMALL_BATCH, "model": model, "vocabulary_size": 300, "causal_lm__width": 96}
+    experiment = tiny(adapter="lora", **wide, **others)
+    peak = measured(experiment)
+    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(peak, rel=1e-4)
+    without = {name: value for name, value in others.items() if "adapter" not in name}
+    assert others.get("optimizer") in ("adafactor", "sgd") or peak < 0.8 * measured(tiny(**wide, **without))
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"loss_kernel": "chunked"},
+        {"loss_kernel": "fused"},
+        {"checkpointing": "every_layer"},
+        {"checkpointing": "attention_saved"},
+        {"checkpointing": "offloaded"},
+        {"activation_offloading": True, "offloading_min_mib": 0.01},
+        {"attention": "eager"},
+        {"gelu": "fused"},
+        {"micro_batch_size": 2, "accumulation_steps": 4, "precision": "bf16"},
+    ],
+    ids=str,
+)
+def test_its_peak_is_predicted_with_other_levers(others: dict[str, Any]) -> None:
+    shared: dict[str, Any] = {"sequence_length": 64, "eval_steps": 0, "adapter_dropout": 0.1, "causal_lm__dropout": 0.1}
+    experiment = tiny(adapter="lora", **shared, **others)
+    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
+@pytest.mark.parametrize(
+    "others",
+    [*OTHERS[:-3], {"precision": "bf16", "weights": "bfloat16", "checkpointing": "every_layer"}, {"optimizer": "muon"}],
+    ids=str,
+)
+def test_its_peak_on_a_card_is_predicted(others: dict[str, Any], model: str, card: Any) -> None:
+    shape = {"model": model, "causal_lm.num_layers": 4, "causal_lm.width": 256, "causal_lm.num_heads": 4}
+    for batch in (SMALL_BATCH, {"micro_batch_size": 2, "accumulation_steps": 4, "adapter_dropout": 0.1}):
+        settings = {**shape, "vocabulary_size": 4096, **batch, "sequence_length": 64, "adapter": "lora", **others}
+        if others.get("optimizer_in_backward"):
+            settings |= {"accumulation_steps": 1}
+        predicted, real = (card.ask(kind=kind, settings=settings) for kind in ("predict", "measure"))
+        assert real["outcome"] == "ok"
+        assert predicted["predicted_allocated_bytes"] == pytest.approx(real["measured_allocated_bytes"], rel=5e-4)
+        assert predicted["predicted_reserved_bytes"] == pytest.approx(real["measured_reserved_bytes"], rel=0.03)
+
+
+@pytest.mark.parametrize("target", [OWN_CPU, CARD], ids=["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"accumulation_steps": 3, "precision": "bf16", "checkpointing": "every_layer"},
+        {"accumulation_steps": 1, "model": "llama-nano", "adapter_targets": "attention", "loss_kernel": "chunked"},
+        {"accumulation_steps": 1, "optimizer_in_backward": True, "max_grad_norm": "none"},
+    ],
+    ids=str,
+)
+def test_a_deep_model_is_extrapolated_exactly(
+    settings: dict[str, Any], target: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its first layer, whose inputs need no gradients, is none of those that are repeated."""
+    check_extrapolation({"adapter": "lora", **settings}, target, monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "framework",
+    [
+        "hugging_face",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("accelerate", "lightning", "deepspeed")),
+    ],
+)
+def test_a_framework_trains_the_same(framework: str, tmp_path: Path) -> None:
+    experiment = tiny(**LORA, micro_batch_size=2, effective_batch_size=8, checkpointing="every_layer")
+    write_files(export_files(experiment), tmp_path)
+    assert run_framework(framework, tmp_path) == pytest.approx(losses(experiment, 4), abs=1e-4)
+
+
+def test_exports_have_it_in_python_and_say_so_of_json() -> None:
+    files = export_files(tiny(**LORA))
+    for name in ("train.py", "accelerate_setup.py", "lightning_trainer.py", "training_arguments.py"):
+        assert "LoraConfig(" in files[name] and "r=4, lora_alpha=8, lora_dropout=0.0" in files[name]
+        assert "without_frozen(torch.optim.AdamW(" in files[name]
+    setting = "adapter=lora, adapter_rank=4, adapter_alpha=8"
+    assert f"The JSON alone is without {setting}; make_trainer has it." in files["README.md"]
+    assert f"deepspeed.json has no key for {setting}" in files["deepspeed.json"]
+    assert "peft.get_peft_model_state_dict(model)" in files["README.md"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"adapter_rank": 8}, "setting of adapter=lora, and adapter is none and adapter_rank 8; set adapter=lora or"),
+        (
+            {"adapter": "lora", "adapter_weights": "bfloat16", "precision": "fp16"},
+            "needs no loss scaling, and precision=fp16 .* set precision=bf16 or fp32, or adapter_weights=float32",
+        ),
+        (
+            {"adapter": "lora", "adapter_targets": "q_proj,c_attn"},
+            "inside the layers of gpt2-nano, and q_proj matches none of attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj;"
+            " set adapter_targets to some of them",
+        ),
+        ({"adapter": "lora", **with_corpus_of("encoder_stack")}, "they have none that .* set adapter=none"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(changes: dict[str, Any], message: str) -> None:
+    reason = tiny(**changes).unsupported(CPU)
+    assert reason is not None and re.search(message, reason)
+    assert tiny(adapter="lora").unsupported(CPU) is tiny().unsupported(CPU) is None
+
+
+def test_without_peft_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.techniques.adapter.find_spec", lambda _: None)
+    reason = tiny(adapter="lora").unsupported(CPU)
+    assert (
+        reason is not None and "needs the package peft, which is not installed" in reason and "adapter=none" in reason
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"adapter": "dora"}, {"adapter_rank": 0}, {"adapter_dropout": 1.0}, {"adapter_targets": "a,,b"}],
+    ids=str,
+)
+def test_values_out_of_range_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match=next(iter(changes))):
+        tiny(**changes)
+
+
+class OwnLayer(nn.Module):
+    """A layer of a user's own, with an attention of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.up, self.down = nn.MultiheadAttention(8, 2), nn.Linear(8, 16), nn.Linear(16, 8)
+
+
+def test_linear_layers_whose_weights_torch_reads_itself_are_left_alone() -> None:
+    assert list(linear_layers(OwnLayer())) == ["up", "down"]
+    assert list(linear_layers(nn.TransformerEncoderLayer(8, 2))) == []
+
+
+def test_a_search_has_it_only_if_another_training_is_asked_for() -> None:
+    assert "adapter" not in read_yaml(yaml_file("search"))["space"]
+    reason = why_refused(tiny(adapter="lora"), {"adapter": "lora"}, CPU, Mathematics.ROUNDING)
+    assert reason is not None and "set mathematics=different to allow it" in reason
+    assert TECHNIQUES["adapter"]().mathematics is Mathematics.EXACT
+    space = {"micro_batch_size": [2, 4], "adapter": ["none", "lora"], "checkpointing": ["none", "every_layer"]}
+    settings = {**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space, "mathematics": "different"}
+    problem = make_problem(settings)
+    assert len(problem.space.choices) == len(list(product(*space.values())))
+    answer = {"micro_batch_size": 2, "adapter": "lora", "checkpointing": "every_layer"}
+    assert problem.naive_beside(answer) == [{**answer, "micro_batch_size": n, "checkpointing": "none"} for n in (4, 2)]
