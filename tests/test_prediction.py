@@ -195,11 +195,10 @@ def test_predicting_during_a_training_does_not_change_its_losses(dropout: float)
 def test_predictions_agree_with_torchs_mem_tracker(checkpointing: str) -> None:
     experiment = tiny(micro_batch_size=8, checkpointing=checkpointing, **WIDE)
     prepared = experiment.read_corpus()
-    tracker = MemTracker()
+    tracker, rows = MemTracker(), RepeatedRow(prepared.train, experiment.device)
     with simulated(CPU):
         step = build_step(experiment, prepared)
         optimizer = make_optimizer(step.trainable.module, experiment.settings)
-        rows = RepeatedRow(prepared.train, experiment.device)
         tracker.track_external(step.trainable.module, optimizer)
         with tracker:
             loop = Loop(experiment, rows, step, optimizer, lambda record: None)
