@@ -55,17 +55,32 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profiled, Path]:
 def test_what_is_advised_trains_the_same(plain: tuple[Profiled, Path]) -> None:
     """Every setting that is advised is one that the command line takes, at the same effective batch."""
     one, _ = plain
-    known = {**one.row.params}
-    for advice in (advice for advice in advise(one) if not advice.setting.startswith("none")):
-        for setting in advice.setting.split(" (")[0].split(", "):
-            name, _, value = setting.partition("=")
-            known[name] = value
-    changed = make_experiment(nested(known), "main")
-    assert changed.effective_batch_size == one.row.params["effective_batch_size"]
+    assert one.time is not None
+    slow_data = {**one.time.phase_seconds, "data": 0.2 * one.time.seconds_per_step}
+    slow = replace(one, time=replace(one.time, phase_seconds=slow_data, device_idle_percent=70.0))
+    params = one.row.params
+    for size, chunks in ((8, True), (4, False), (1, False)):
+        cut = {**params, "micro_batch_size": size, "accumulation_steps": 8 // size}
+        advised = advise(replace(slow, row=replace(one.row, params=cut), can_chunk_loss=chunks))
+        assert any(advice.setting for advice in advised)
+        for advice in advised:
+            changes = dict(setting.split("=") for setting in (advice.setting or "seed=1").split(", "))
+            assert make_experiment(nested({**cut, **changes}), "main").effective_batch_size == 8
+
+
+def test_a_cut_that_has_no_next_one_is_no_setting(plain: tuple[Profiled, Path]) -> None:
+    """The micro-batch that is the whole effective batch has no larger one beside it."""
+    one, _ = plain
+    assert one.time is not None and one.micro_batch_size == 8
+    idle = replace(one, time=replace(one.time, device_idle_percent=70.0))
+    [launches] = [advice for advice in advise(idle) if "idle" in advice.text]
+    assert launches.setting is None and "No larger micro-batch size divides the effective batch" in launches.text
+    only = replace(findings(idle), advice=(launches,))
+    assert report_of(only).answer.endswith(launches.text)
 
 
 def settings_advised(one: Profiled) -> str:
-    return "; ".join(advice.setting for advice in advise(one))
+    return "; ".join(advice.setting or advice.text for advice in advise(one))
 
 
 def test_memory_and_time_are_told(plain: tuple[Profiled, Path]) -> None:
@@ -102,10 +117,16 @@ def test_memory_that_is_no_tensor_is_said(plain: tuple[Profiled, Path]) -> None:
     assert "has 64.0 MiB more, which operators hold as workspaces" in report_of(with_workspaces).answer
 
 
-def test_dominant_logits_ask_for_a_smaller_micro_batch(plain: tuple[Profiled, Path]) -> None:
-    [logits] = [advice for advice in advise(plain[0]) if advice.text.startswith("Logits")]
-    assert logits.setting == "micro_batch_size=4, accumulation_steps=2, effective_batch_size=8"
-    assert logits.evidence.startswith("logits at the peak: ")
+def test_dominant_logits_ask_for_a_chunked_loss_or_a_smaller_micro_batch(plain: tuple[Profiled, Path]) -> None:
+    one, _ = plain
+    for can_chunk, setting in (
+        (True, "loss_kernel=chunked"),
+        (False, "micro_batch_size=4, accumulation_steps=2, effective_batch_size=8"),
+    ):
+        [logits] = [advice for advice in advise(replace(one, can_chunk_loss=can_chunk)) if "Logits" in advice.text]
+        assert logits.setting == setting
+        assert logits.evidence.startswith("logits at the peak: ")
+    assert one.can_chunk_loss
 
 
 def test_dominant_activations_ask_for_checkpointing(tmp_path: Path) -> None:
@@ -115,9 +136,8 @@ def test_dominant_activations_ask_for_checkpointing(tmp_path: Path) -> None:
 
 def test_dominant_state_says_what_does_not_help(tmp_path: Path) -> None:
     wide = {**LONGER, "sequence_length": 8, "micro_batch_size": 1, "accumulation_steps": 2, "causal_lm__width": 256}
-    assert "micro_batch_size=2, accumulation_steps=1, effective_batch_size=2; or a smaller model" in settings_advised(
-        profiled(tmp_path, **wide)
-    )
+    cut = "micro_batch_size=2, accumulation_steps=1, effective_batch_size=2"
+    assert cut in settings_advised(profiled(tmp_path, **wide))
 
 
 def test_float32_matrix_products_ask_for_autocast_until_it_is_there(tmp_path: Path) -> None:

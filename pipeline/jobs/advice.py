@@ -26,6 +26,8 @@ class Profiled:
     row: Row
     vocabulary_size: int
     """Size of the vocabulary; 0 without tokens."""
+    can_chunk_loss: bool
+    """Whether loss_kernel=chunked is another setting that the model takes."""
     memory: MemoryProfile | None
     time: TimeProfile | None
 
@@ -60,12 +62,12 @@ def _logits(profiled: Profiled) -> Advice | None:
     percent = _share_of_peak(profiled, size)
     if percent < DOMINANT_PERCENT:
         return None
-    return Advice(
-        text="Logits and their loss dominate the peak. Checkpointing does not reduce them; fewer tokens per forward "
-        "pass or a chunked loss do.",
-        evidence=f"logits at the peak: {size / MIB:,.1f} MiB, {percent:.0f} %",
-        setting=_other_cut(profiled, larger=False),
-    )
+    text = "Logits and their loss dominate the peak. Checkpointing does not reduce them; "
+    evidence = f"logits at the peak: {size / MIB:,.1f} MiB, {percent:.0f} %"
+    if profiled.can_chunk_loss:
+        text += "a loss in chunks of tokens does, and fewer tokens per forward pass do."
+        return Advice(text=text, evidence=evidence, setting="loss_kernel=chunked")
+    return _other_cut(f"{text}fewer tokens per forward pass do.", evidence, profiled, larger=False)
 
 
 def _activations(profiled: Profiled) -> Advice | None:
@@ -75,12 +77,11 @@ def _activations(profiled: Profiled) -> Advice | None:
     percent = _share_of_peak(profiled, size)
     if percent < DOMINANT_PERCENT:
         return None
-    plain = profiled.row.params["checkpointing"] == "none"
-    return Advice(
-        text="Activations kept for the backward pass dominate the peak.",
-        evidence=f"activations at the peak, without logits: {size / MIB:,.1f} MiB, {percent:.0f} %",
-        setting="checkpointing=every_layer" if plain else _other_cut(profiled, larger=False),
-    )
+    text = "Activations kept for the backward pass dominate the peak."
+    evidence = f"activations at the peak, without logits: {size / MIB:,.1f} MiB, {percent:.0f} %"
+    if profiled.row.params["checkpointing"] == "none":
+        return Advice(text=text, evidence=evidence, setting="checkpointing=every_layer")
+    return _other_cut(text, evidence, profiled, larger=False)
 
 
 def _state(profiled: Profiled) -> Advice | None:
@@ -91,12 +92,11 @@ def _state(profiled: Profiled) -> Advice | None:
     if percent < DOMINANT_PERCENT:
         return None
     parts = ", ".join(f"{name} {size / MIB:,.1f} MiB" for name, size in sizes.items())
-    return Advice(
-        text="Optimizer state, parameters and gradients dominate the peak. Checkpointing and a smaller micro-batch "
-        "do not reduce them, a smaller model does; a larger micro-batch costs little memory.",
-        evidence=f"at the peak: {parts}, {percent:.0f} %",
-        setting=f"{_other_cut(profiled, larger=True)}; or a smaller model",
+    text = (
+        "Optimizer state, parameters and gradients dominate the peak. Checkpointing and a smaller micro-batch "
+        "do not reduce them, a smaller model does; a larger micro-batch costs little memory."
     )
+    return _other_cut(text, f"at the peak: {parts}, {percent:.0f} %", profiled, larger=True)
 
 
 def _autocast(profiled: Profiled) -> Advice | None:
@@ -112,10 +112,10 @@ def _autocast(profiled: Profiled) -> Advice | None:
         return None  # its results are float32, its arithmetic is not
     evidence = f"{percent:.0f} % of the matrix products' results are float32; they take {100 * share:.0f} % of the time"
     if asked == "fp32":
-        text = "Autocast is not active: matrix products compute in float32."
-        return Advice(text=text, evidence=evidence, setting="precision=bf16 (fp16 on a GPU older than Ampere)")
-    text = f"Autocast to {asked} does not reach most matrix products: the model casts to float32 itself."
-    return Advice(text=text, evidence=evidence, setting="the model's own code")
+        text = "Autocast is not active: matrix products compute in float32. A GPU older than Ampere needs fp16."
+        return Advice(text=text, evidence=evidence, setting="precision=bf16")
+    text = f"Autocast to {asked} does not reach most matrix products: the model casts to float32 in its own code."
+    return Advice(text=text, evidence=evidence, setting=None)
 
 
 def _data(profiled: Profiled) -> Advice | None:
@@ -125,11 +125,8 @@ def _data(profiled: Profiled) -> Advice | None:
     percent = 100 * seconds / profiled.time.seconds_per_step
     if percent < SLOW_DATA_PERCENT:
         return None
-    return Advice(
-        text="Preparing the data takes a large part of the step.",
-        evidence=f"data: {1000 * seconds:,.2f} ms per step, {percent:.0f} %",
-        setting=_other_cut(profiled, larger=True),
-    )
+    text = "Preparing the data takes a large part of the step."
+    return _other_cut(text, f"data: {1000 * seconds:,.2f} ms per step, {percent:.0f} %", profiled, larger=True)
 
 
 def _launches(profiled: Profiled) -> Advice | None:
@@ -143,7 +140,7 @@ def _launches(profiled: Profiled) -> Advice | None:
         evidence = f"operators shorter than {SHORT_SECONDS * 1e6:.0f} µs take {short:.0f} % of the operators' time"
     else:
         return None
-    return Advice(text=text, evidence=evidence, setting=_other_cut(profiled, larger=True))
+    return _other_cut(text, evidence, profiled, larger=True)
 
 
 RULES: tuple[Callable[[Profiled], Advice | None], ...] = (_logits, _activations, _state, _autocast, _data, _launches)
@@ -153,12 +150,16 @@ def _share_of_peak(profiled: Profiled, num_bytes: int) -> float:
     return 100 * num_bytes / profiled.memory.peak.peak_bytes if profiled.memory else 0.0
 
 
-def _other_cut(profiled: Profiled, larger: bool) -> str:
-    """Return the settings of the next micro-batch size at the same effective batch, or a message that there is none."""
+def _other_cut(text: str, evidence: str, profiled: Profiled, *, larger: bool) -> Advice:
+    """Return advice to set the next micro-batch size at the same effective batch, or that says there is none."""
     effective, size = int(profiled.row.params["effective_batch_size"]), profiled.micro_batch_size
     sizes = [n for n in range(1, effective + 1) if effective % n == 0 and (n > size if larger else n < size)]
     if not sizes:
-        other = "a larger effective_batch_size" if larger else "a shorter sequence_length"
-        return f"no other micro-batch size divides the effective batch; {other} changes the training"
+        which, other = (
+            ("larger", "a larger effective_batch_size") if larger else ("smaller", "a shorter sequence_length")
+        )
+        none = f"No {which} micro-batch size divides the effective batch, and {other} changes the training."
+        return Advice(text=f"{text} {none}", evidence=evidence, setting=None)
     cut = sizes[0] if larger else sizes[-1]
-    return f"micro_batch_size={cut}, accumulation_steps={effective // cut}, effective_batch_size={effective}"
+    setting = f"micro_batch_size={cut}, accumulation_steps={effective // cut}, effective_batch_size={effective}"
+    return Advice(text=text, evidence=evidence, setting=setting)

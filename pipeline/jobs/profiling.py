@@ -85,9 +85,11 @@ def profiled_of(experiment: Experiment, row: Row, profile: Profile) -> "Profiled
     """Return what the advice is derived from."""
     from pipeline.jobs.advice import Profiled
 
+    chunked = Experiment(experiment.settings.model_copy(update={"loss_kernel": "chunked"}))
     return Profiled(
         row=row,
         vocabulary_size=experiment.description.vocabulary_size or experiment.prepare().vocabulary_size,
+        can_chunk_loss=experiment.params()["loss_kernel"] == "full" and chunked.unsupported() is None,
         memory=profile.memory_profile,
         time=profile.time_profile,
     )

@@ -29,13 +29,13 @@ PHASE_COLOURS = {"data": "#BBBBBB", "forward": colour(4), "backward": colour(1),
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """A suggestion to change one setting."""
+    """What a measurement says of memory or time, and the settings to change."""
 
     text: str
     evidence: str
     """The measurement that supports it."""
-    setting: str
-    """The setting to change, with its value."""
+    setting: str | None
+    """The settings to change, with their values, as in `name=value, name=value`; None if none helps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def _answer(findings: ProfilingFindings) -> str:
         greatest = max(phases, key=phases.__getitem__)
         percent = 100 * phases[greatest] / findings.time.seconds_per_step
         sentences.append(f"Most of the time goes into {greatest} ({percent:.0f} %).")
-    sentences += [f"{one.text} Try {one.setting}." for one in findings.advice[:1]]
+    sentences += [f"{one.text} Try {one.setting}." if one.setting else one.text for one in findings.advice[:1]]
     return " ".join(sentences)
 
 
@@ -110,7 +110,7 @@ def _beside_tensors(row: Row, tensors_mib: float) -> list[str]:
 
 
 def _advice_section(advice: Sequence[Advice]) -> Section:
-    lines = [{"finding": one.text, "evidence": one.evidence, "setting": one.setting} for one in advice]
+    lines = [{"finding": one.text, "evidence": one.evidence, "setting": one.setting or "-"} for one in advice]
     return Section(title="advice", tables=(Table(name="advice", title="advice", frame=pd.DataFrame(lines)),))
 
 
