@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
+from pipeline.base.published_shapes import decoder
+
 DECODER = {
     "use_cache": False,
     "bos_token_id": None,
@@ -14,38 +16,18 @@ DECODER = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
 }
-
-
-def _decoder(
-    kind: str, layers: int, width: int, heads: tuple[int, int, int], inner: int, **more: Any
-) -> dict[str, Any]:
-    """Return transformers' configuration of a decoder; `heads` are query heads, key heads and channels of a head."""
-    return {
-        "model_type": kind,
-        "num_hidden_layers": layers,
-        "hidden_size": width,
-        "num_attention_heads": heads[0],
-        "num_key_value_heads": heads[1],
-        "head_dim": heads[2],
-        "intermediate_size": inner,
-        **DECODER,
-        **more,
-    }
-
-
+UNTIED = {**DECODER, "tie_word_embeddings": False}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "llama-3.2-1b": _decoder("llama", 2, 2048, (32, 8, 64), 8192, vocab_size=128_256),
-    "llama-3.2-3b": _decoder("llama", 1, 3072, (24, 8, 128), 8192, vocab_size=128_256),
-    "llama, untied, heads of 80": _decoder(
-        "llama", 3, 1280, (16, 16, 80), 3584, vocab_size=32_000, tie_word_embeddings=False
-    ),
-    "llama, heads of 96": _decoder("llama", 3, 1536, (16, 4, 96), 4096, vocab_size=32_064),
-    "llama, heads of 192": _decoder("llama", 3, 1536, (8, 2, 192), 4096, vocab_size=32_064),
-    "qwen3-0.6b": _decoder("qwen3", 4, 1024, (16, 8, 128), 3072, vocab_size=151_936),
-    "qwen3-1.7b": _decoder("qwen3", 2, 2048, (16, 8, 128), 6144, vocab_size=151_936),
-    "gemma-3-270m": _decoder("gemma3_text", 6, 640, (4, 1, 256), 2048, vocab_size=262_144, sliding_window=512),
-    "gemma-3-1b": _decoder("gemma3_text", 2, 1152, (4, 1, 256), 6912, vocab_size=262_144, sliding_window=512),
-    "gemma-2b": _decoder("gemma", 1, 2048, (8, 1, 256), 16_384, vocab_size=256_000),
+    "llama-3.2-1b": decoder("llama", 2, 2048, (32, 8, 64), 8192, 128_256, **DECODER),
+    "llama-3.2-3b": decoder("llama", 1, 3072, (24, 8, 128), 8192, 128_256, **DECODER),
+    "llama, untied, heads of 80": decoder("llama", 3, 1280, (16, 16, 80), 3584, 32_000, **UNTIED),
+    "llama, heads of 96": decoder("llama", 3, 1536, (16, 4, 96), 4096, 32_064, **DECODER),
+    "llama, heads of 192": decoder("llama", 3, 1536, (8, 2, 192), 4096, 32_064, **DECODER),
+    "qwen3-0.6b": decoder("qwen3", 4, 1024, (16, 8, 128), 3072, 151_936, **DECODER),
+    "qwen3-1.7b": decoder("qwen3", 2, 2048, (16, 8, 128), 6144, 151_936, **DECODER),
+    "gemma-3-270m": decoder("gemma3_text", 6, 640, (4, 1, 256), 2048, 262_144, sliding_window=512, **DECODER),
+    "gemma-3-1b": decoder("gemma3_text", 2, 1152, (4, 1, 256), 6912, 262_144, sliding_window=512, **DECODER),
+    "gemma-2b": decoder("gemma", 1, 2048, (8, 1, 256), 16_384, 256_000, **DECODER),
     "bert": {
         "model_type": "bert",
         "num_hidden_layers": 6,

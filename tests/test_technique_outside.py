@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, tiny
 from project import SMALL, Project
+
+from pipeline.config.settings import TECHNIQUES
 
 FILE = ROOT / "tests" / "outside" / "recomputed_mlp.py"
 SEARCH = {
@@ -157,6 +159,15 @@ def test_a_module_that_cannot_be_used_is_refused(
     monkeypatch.setenv("HEADROOM_TECHNIQUES", "own_technique")
     with pytest.raises(settings_module.UserTechniqueError, match=message):
         settings_module.user_techniques()
+
+
+def test_a_number_format_that_no_tolerance_is_known_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = tiny()
+    assert experiment.unsupported() is None
+    monkeypatch.setattr(TECHNIQUES["precision"], "number_format", "fp4")
+    assert experiment.unsupported() == (
+        "number_format of Precision must be one of fp32, tf32, fp16, bf16 or None, and is 'fp4'"
+    )
 
 
 def test_the_command_line_reports_it_in_one_line(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ def _gpt2(layers: int, width: int, heads: int) -> dict[str, Any]:
     return {"model_type": "gpt2", "max_position_embeddings": 1024, "vocab_size": 50257, **shape}
 
 
-def _decoder(
+def decoder(
     kind: str, layers: int, width: int, heads: tuple[int, int, int], inner: int, vocabulary: int, **more: Any
 ) -> dict[str, Any]:
-    """Return the configuration of a decoder; `heads` are query heads, key heads and channels of a head."""
+    """Return transformers' configuration of a decoder; `heads` are query heads, key heads and channels of a head."""
     return {
         "model_type": kind,
         "num_hidden_layers": layers,
@@ -51,20 +51,20 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 32000,
     },
     # config.json on the hub; what changes neither a shape nor memory (rotary base, epsilon) is transformers' default.
-    "llama-3.2-1b": _decoder("llama", 16, 2048, (32, 8, 64), 8192, 128_256, **_LLAMA_3, **_TIED),
-    "llama-3.2-3b": _decoder("llama", 28, 3072, (24, 8, 128), 8192, 128_256, **_LLAMA_3, **_TIED),
-    "llama-3.1-8b": _decoder("llama", 32, 4096, (32, 8, 128), 14_336, 128_256, **_LLAMA_3),
-    "qwen3-0.6b": _decoder("qwen3", 28, 1024, (16, 8, 128), 3072, 151_936, **_QWEN_3, **_TIED),
-    "qwen3-1.7b": _decoder("qwen3", 28, 2048, (16, 8, 128), 6144, 151_936, **_QWEN_3, **_TIED),
-    "qwen3-4b": _decoder("qwen3", 36, 2560, (32, 8, 128), 9728, 151_936, **_QWEN_3, **_TIED),
-    "qwen3-8b": _decoder("qwen3", 36, 4096, (32, 8, 128), 12_288, 151_936, **_QWEN_3),
-    "gemma-3-270m": _decoder("gemma3_text", 18, 640, (4, 1, 256), 2048, 262_144, **_GEMMA_3),
-    "gemma-3-1b": _decoder("gemma3_text", 26, 1152, (4, 1, 256), 6912, 262_144, **_GEMMA_3),
-    "gemma-3-4b": _decoder("gemma3_text", 34, 2560, (8, 4, 256), 10_240, 262_208, **_GEMMA_3_4B),  # without its images
-    "smollm2-135m": _decoder("llama", 30, 576, (9, 3, 64), 1536, 49_152, **_SMOLLM_2),
-    "smollm2-360m": _decoder("llama", 32, 960, (15, 5, 64), 2560, 49_152, **_SMOLLM_2),
-    "smollm2-1.7b": _decoder("llama", 24, 2048, (32, 32, 64), 8192, 49_152, **_SMOLLM_2),
-    "mistral-7b": _decoder("mistral", 32, 4096, (32, 8, 128), 14_336, 32_768, **_MISTRAL_3),  # version 0.3
+    "llama-3.2-1b": decoder("llama", 16, 2048, (32, 8, 64), 8192, 128_256, **_LLAMA_3, **_TIED),
+    "llama-3.2-3b": decoder("llama", 28, 3072, (24, 8, 128), 8192, 128_256, **_LLAMA_3, **_TIED),
+    "llama-3.1-8b": decoder("llama", 32, 4096, (32, 8, 128), 14_336, 128_256, **_LLAMA_3),
+    "qwen3-0.6b": decoder("qwen3", 28, 1024, (16, 8, 128), 3072, 151_936, **_QWEN_3, **_TIED),
+    "qwen3-1.7b": decoder("qwen3", 28, 2048, (16, 8, 128), 6144, 151_936, **_QWEN_3, **_TIED),
+    "qwen3-4b": decoder("qwen3", 36, 2560, (32, 8, 128), 9728, 151_936, **_QWEN_3, **_TIED),
+    "qwen3-8b": decoder("qwen3", 36, 4096, (32, 8, 128), 12_288, 151_936, **_QWEN_3),
+    "gemma-3-270m": decoder("gemma3_text", 18, 640, (4, 1, 256), 2048, 262_144, **_GEMMA_3),
+    "gemma-3-1b": decoder("gemma3_text", 26, 1152, (4, 1, 256), 6912, 262_144, **_GEMMA_3),
+    "gemma-3-4b": decoder("gemma3_text", 34, 2560, (8, 4, 256), 10_240, 262_208, **_GEMMA_3_4B),  # without its images
+    "smollm2-135m": decoder("llama", 30, 576, (9, 3, 64), 1536, 49_152, **_SMOLLM_2),
+    "smollm2-360m": decoder("llama", 32, 960, (15, 5, 64), 2560, 49_152, **_SMOLLM_2),
+    "smollm2-1.7b": decoder("llama", 24, 2048, (32, 32, 64), 8192, 49_152, **_SMOLLM_2),
+    "mistral-7b": decoder("mistral", 32, 4096, (32, 8, 128), 14_336, 32_768, **_MISTRAL_3),  # version 0.3
 }
 """By the names of presets."""
 HUB_NAMES = {

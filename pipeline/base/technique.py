@@ -20,6 +20,8 @@ Context = Callable[[], AbstractContextManager[object]]
 """Makes a context manager."""
 MakeOptimizer = Callable[[nn.Module], Optimizer]
 """Makes the optimizer of a model's parameters."""
+ROUNDOFF = {"fp32": 2.0**-17, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
+"""Relative tolerance of a loss by number format: half the spacing of its numbers; for fp32 that of a sum of 64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +161,7 @@ class Technique(Settings, ABC):
 
     @property
     def number_format(self) -> str | None:
-        """The number format in which it rounds, of those of the setting `precision`; None if it leaves that open."""
+        """The number format in which it rounds, one of ROUNDOFF's; None if it leaves that open."""
         return None
 
     @property

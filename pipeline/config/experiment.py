@@ -11,7 +11,7 @@ import yaml
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Description, Hardware, Model, Prepared
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.technique import Technique
+from pipeline.base.technique import ROUNDOFF, Technique
 from pipeline.base.units import parse_budget
 from pipeline.base.user_functions import digest, is_function_name, module_digest
 from pipeline.config.settings import (
@@ -100,7 +100,10 @@ class Experiment:
         """
         hardware = hardware or hardware_of(self.device)
         reasons = (
-            each.conflict(self.settings) or each.unsupported(hardware) or each.unsuited(self.model, self.settings.model)
+            each.conflict(self.settings)
+            or each.unsupported(hardware)
+            or each.unsuited(self.model, self.settings.model)
+            or _unknown_number_format(each)
             for each in self.techniques
         )
         return next((reason for reason in reasons if reason), None)
@@ -198,6 +201,13 @@ def completed(settings: RunSettings) -> Experiment:
     for made in _made(settings):
         derived |= made.resolved
     return Experiment(settings.model_copy(update=derived))
+
+
+def _unknown_number_format(technique: Technique) -> str | None:
+    known, its = [*ROUNDOFF], technique.number_format
+    if its is None or its in known:
+        return None
+    return f"number_format of {type(technique).__name__} must be one of {', '.join(known)} or None, and is {its!r}"
 
 
 def _layer_period(technique: Technique) -> int | None:

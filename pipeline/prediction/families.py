@@ -7,7 +7,7 @@ from pipeline.prediction.trace_cache import IRRELEVANT
 RECORDED_SIZES = (2, 4, 8)
 """Micro-batch sizes from which others (but 1) are extrapolated: from the first two, if they predict the third."""
 NUM_LARGER_SIZES = 3
-"""Number of larger sizes from which others are extrapolated where storages reach a threshold in between."""
+"""Where a technique treats large storages in another way: the larger sizes that others are extrapolated from."""
 SPLIT = ("micro_batch_size", "accumulation_steps", "effective_batch_size")
 """Settings of how a batch is split."""
 

@@ -192,18 +192,18 @@ def _growth(case: Case, sizes: tuple[int, int, int]) -> Growth | None:
     Of a deep model the third is one with few layers.
     """
     cases = [case.of_size(size) for size in sizes]
-    first = cases[0].file
-    if first not in _growths:
+    key = cases[0].file, sizes
+    if key not in _growths:
         recorded = _all_known([each.of_layers(case.layers.num_layers) for each in cases] if case.layers else cases)
         known = recorded and _all_known(cases[:2])
         if not recorded or not known:
             return None
-        _growths[first] = _between(sizes, known) if _predicts_third(sizes, recorded, case.target) else None
-    return _growths[first]
+        _growths[key] = _between(sizes, known) if _predicts_third(sizes, recorded, case.target) else None
+    return _growths[key]
 
 
-_growths: Recent[Path, Growth | None] = Recent(NUM_KEPT)
-"""Growths by the file of the smallest size; None where the sizes do not grow linearly."""
+_growths: Recent[tuple[Path, tuple[int, int, int]], Growth | None] = Recent(NUM_KEPT)
+"""Growths by the file of the smallest size, and the sizes; None where these do not grow linearly."""
 _depths: Recent[tuple[Path, int], Depth] = Recent(NUM_KEPT)
 """What a recording has proved of a model's depth."""
 _differences: Recent[Path, Difference | None] = Recent(NUM_KEPT)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.base.results import Outcome, Result
+from pipeline.base.technique import ROUNDOFF
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import merged, nested
 from pipeline.config.space import Choice
@@ -14,8 +15,6 @@ from pipeline.searching.problem import SearchProblem
 from pipeline.searching.results import Measurement, Trial, Verification, label, one_per_configuration, speed_of, speeds
 from pipeline.training.metrics import against_baseline
 
-ROUNDOFF = {"fp32": 2.0**-17, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
-"""Relative tolerance of a loss: half the spacing of the format's numbers; for fp32 that of a sum of 64."""
 Measured = tuple[Result, dict[str, float]]
 """A result and its summary metrics."""
 Measure = Callable[[Choice, str], Measured]
