@@ -7,6 +7,7 @@ The published runs are those of benchmarks/published.py without repeats; the spa
 (search_table_*cpu_*.csv). Each time is estimated three times: from rates alone (NVIDIA's data sheet; on a CPU what
 measured_rates() says of this machine, which need not be the one of the table), as `headroom plan` does, and with costs
 fitted to the runs of all other groups. A group is a model of the published runs, a checkpointing policy of a space.
+The last table has the costs fitted to all runs that were measured together, as rates.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.rates import cost_prior, rate_costs
-from pipeline.prediction.step_time import KINDS, Array, CostPrior, amounts, step_seconds
+from pipeline.prediction.step_time import CALLS, KINDS, Array, CostPrior, amounts, step_seconds
 
 FOLDER = Path(__file__).parent
 T4 = "Tesla T4, LoRA and QLoRA"
@@ -162,14 +163,31 @@ def errors(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[float, float, 
     return statistics.median(map(abs, percent)), max(percent, key=abs), float(spearmanr(estimated, measured).statistic)
 
 
+def hardware_for(subject: str) -> Hardware:
+    """Return the T4, or this machine's CPU for a space that was measured on any CPU."""
+    return find_card("t4") if subject == T4 else hardware_of(find_device("cpu"))
+
+
 def table(cases: Sequence[Case]) -> Iterator[dict[str, object]]:
     """Yield the rows of the CSV file."""
     for subject in dict.fromkeys(one.subject for one in cases):
         own = [one for one in cases if one.subject == subject]
-        hardware = find_card("t4") if subject == T4 else hardware_of(find_device("cpu"))
-        columns = estimates(own, hardware)
+        columns = estimates(own, hardware_for(subject))
         for number, one in enumerate(own):
             yield {**one.row, **{f"{name}_seconds": f"{column[number]:.6g}" for name, column in columns.items()}}
+
+
+def costs(cases: Sequence[Case], hardware: Hardware) -> Iterator[tuple[str, str, str]]:
+    """Yield each kind of work that the configurations have, its cost as `plan` expects it, and the fitted one."""
+    prior = cost_prior(hardware)
+    has_K = np.any([one.pass_K + one.update_K > 0 for one in cases], axis=0)
+    for kind, has, *logs in zip(KINDS, has_K, prior.log_costs_K, fitted(cases, prior), strict=True):
+        unit = "GB/s" if kind.endswith("_bytes") else "GFLOP/s"
+        words = [
+            f"{1e6 * np.exp(one):.1f} µs" if kind in CALLS else f"{1e-9 / np.exp(one):,.0f} {unit}" for one in logs
+        ]
+        if has:
+            yield kind, *words
 
 
 def page(rows: Sequence[Mapping[str, Any]], date: str) -> str:
@@ -194,6 +212,10 @@ def page(rows: Sequence[Mapping[str, Any]], date: str) -> str:
         own = [row for row in rows if (row["subject"], row["group"]) == (subject, group)]
         median, worst, _ = errors(own, "fitted")
         lines.append(f"| {subject} | {group} | {len(own)} | {median:.1f} % | {worst:+.0f} % |")
+    lines += ["", "| measured | kind of work | as `plan` | fitted |", "|---|---|---:|---:|"]
+    for subject in subjects:
+        own_cases = [case_of(row) for row in rows if row["subject"] == subject]
+        lines += [f"| {subject} | {' | '.join(words)} |" for words in costs(own_cases, hardware_for(subject))]
     return "\n".join([*lines, ""])
 
 

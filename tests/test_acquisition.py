@@ -174,15 +174,19 @@ def test_what_is_left_out_of_a_bound_is_below_a_configuration_in_no_sample() -> 
     assert (samples[:, ~may] > samples[:, [0]]).all()
 
 
-def test_the_time_model_is_fitted_from_a_few_measurements() -> None:
-    seconds = modelled()
+@pytest.mark.parametrize(("kind", "launch"), [("cpu", 0.0), ("cuda", 0.0), ("cuda", 3.0), ("cuda", 6.0)])
+def test_the_time_model_is_fitted_from_a_few_measurements(kind: str, launch: float) -> None:
+    """On a GPU a kernel costs more FLOPs than on a CPU, and launches may set the time of small micro-batches."""
+    seconds, share = modelled(launch=launch), {"cpu": 1, "cuda": 0.01}[kind]
+    works = [replace(one.pass_work, num_kernels=share * one.pass_work.num_kernels) for one in CANDIDATES]
+    candidates = [replace(one, pass_work=work) for one, work in zip(CANDIDATES, works, strict=True)]
     probes = [0, 1, 7, 12, 14, 19, 24, 30, 31]
-    fit = time_model.fit(CANDIDATES, measured(seconds, probes, 10**12).log_seconds, "cpu")
+    fit = time_model.fit(candidates, measured(seconds, probes, 10**12).log_seconds, kind)
     predicted = np.exp(fit.posterior.mean_N) * BATCH * TOKENS
     truth = np.array([seconds(candidate) for candidate in CANDIDATES])
     assert np.median(np.abs(predicted / truth - 1)) < 0.04
     assert (np.abs(np.log(predicted / truth))[probes] < 0.03).all()
-    assert fit.residual_rms < 0.02
+    assert fit.residual_rms < {"cpu": 0.02, "cuda": 0.05}[kind]
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
@@ -251,15 +255,14 @@ def test_measured_peaks_correct_the_predictions_of_the_rest() -> None:
 @given(
     fixed=st.floats(0, 4),
     speedup=st.floats(0.3, 1.5),
-    launch=st.floats(0, 6),
     update=st.floats(0, 3),
     budget=st.integers(30, 600),
 )
 def test_the_answer_is_within_the_gap_on_any_machine_of_the_time_model(
-    fixed: float, speedup: float, launch: float, update: float, budget: int
+    fixed: float, speedup: float, update: float, budget: int
 ) -> None:
     """The bound has a confidence of 95 %: one of 592 random machines contradicts it, so these are always the same."""
-    seconds, rules = modelled(fixed, speedup, launch, update), Rules(budget_bytes=budget * MIB)
+    seconds, rules = modelled(fixed, speedup, update=update), Rules(budget_bytes=budget * MIB)
     numbers, acquisition = search(seconds, rules)
     fitting = [n for n, candidate in enumerate(CANDIDATES) if (candidate.predicted_bytes or 0) <= rules.budget_bytes]
     best = min(seconds(CANDIDATES[number]) for number in fitting)

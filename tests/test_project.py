@@ -21,7 +21,7 @@ from pipeline.config.settings import TECHNIQUES, dotted
 from pipeline.config.variants import read_yaml
 
 MLPROJECT = yaml.safe_load((ROOT / "MLproject").read_text())
-OTHER_TRAININGS = {lever.technique for lever in LEVERS if not lever.same_training}
+OTHER_TRAININGS = {lever.technique for lever in LEVERS} - {lever.technique for lever in LEVERS if lever.same_training}
 
 
 def test_conda_and_pip_install_the_same() -> None:

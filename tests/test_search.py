@@ -489,6 +489,33 @@ def test_the_answer_compares_with_the_largest_naive_micro_batch_that_fits() -> N
     assert "trains 980 tokens/s, 1.96 x the naive" in answer(findings_of(plan, [*rows, again]))
 
 
+def test_an_answer_that_is_another_training_is_compared_with_that_training() -> None:
+    shared = {**TINY, "mathematics": "different", "budget": "1GiB", "effective_batch_size": 8}
+    plan = make_problem({**shared, "space": {**THREE_LEVERS, "optimizer": ["adamw", "sgd"]}})
+    plain = {"micro_batch_size": 8, "checkpointing": "none", "precision": "fp32"}
+    rows = [
+        Trial(
+            number=number,
+            choice=choice,
+            outcome="ok",
+            detail=None,
+            fits=True,
+            peak_bytes=100 * MIB,
+            metrics={"tokens_per_second": speed},
+        )
+        for number, (choice, speed) in enumerate(
+            [
+                ({**plain, "optimizer": "adamw"}, 200.0),
+                ({**plain, "optimizer": "sgd"}, 500.0),
+                ({**plain, "optimizer": "sgd", "precision": "bf16"}, 1000.0),
+            ]
+        )
+    ]
+    findings = findings_of(plan, rows)
+    assert {choice["optimizer"] for choice in findings.naive} == {"sgd"}
+    assert "2.00 x the naive configuration" in answer(findings)
+
+
 def test_every_corpus_of_the_space_is_checked_before_anything_runs(tmp_path: Any) -> None:
     text = tmp_path / "text.txt"
     text.write_text("a short text that fills some short sequences " * 40)

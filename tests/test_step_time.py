@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT, tiny
 from step_time import ESTIMATES, T4, case_of, errors, estimates, published_cases, table
 
@@ -105,8 +106,10 @@ def test_attention_in_one_kernel_counts_apart() -> None:
 
 
 def test_a_cpu_is_measured_once() -> None:
-    rates = rates_of(CPU)
+    rates, generator = rates_of(CPU), torch.get_rng_state()
     assert rates is measured_rates()
+    measured_rates.__wrapped__()
+    assert torch.equal(torch.get_rng_state(), generator)
     assert (
         min(rates.float32, rates.half, rates.attention, rates.half_attention, rates.moved_bytes) > 1e6
         and 0 < rates.launch_seconds < 1

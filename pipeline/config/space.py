@@ -71,6 +71,11 @@ class Space:
         return Space(dimensions, tuple(excluded)), found
 
 
+def size_of(choice: Choice) -> int:
+    """Return the micro-batch size of a configuration; 0 if it is no dimension."""
+    return int(str(choice.get("micro_batch_size", 0)))
+
+
 def nothing_left(reasons: Iterable[str]) -> str:
     """Return the message for a space whose configurations are all refused."""
     return f"{'; '.join(itertools.islice(reasons, NUM_REASONS))}; no configuration is left; give the space other values"

@@ -59,8 +59,8 @@ class Work:
     host_bytes: float = 0
     """Bytes copied between the device and the host."""
     num_python_calls: float = 0
-    """How often Python is called beside an operator: by hooks of saved tensors, as in a checkpointed layer, and by the
-    mode that keeps attention's results."""
+    """Operators that launch a kernel while tensors are saved through hooks, as in a checkpointed layer, and those that
+    run under the mode that keeps attention's results: each of the two makes torch call Python."""
 
     @property
     def flops(self) -> float:

@@ -29,7 +29,7 @@ It depends on the host and not on the card: 5 to 25 microseconds for a product o
 (jiahuanglin.xyz, "From PyTorch op to kernel launch"), 45 on that of a T4 in a notebook (fitted in step_time).
 """
 PYTHON_CALL_LAUNCHES = 2.0
-"""Cost of a call of Python beside an operator, in launches: 1.8 to 2.9 on CPUs (fitted in benchmarks/step_time)."""
+"""Cost of an operator's call into Python, in launches: 1.8 to 2.9 on CPUs (fitted in benchmarks/step_time)."""
 MEASURED_SECONDS = 0.1
 """Time for which each kind of work is repeated on a CPU."""
 PRODUCT_SIZE, COPY_BYTES = 384, 2**25
@@ -193,9 +193,10 @@ def measured_rates() -> Rates:
     """Return what this machine's CPU does in a second, each from the fastest of some repetitions."""
     left, source = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE), torch.ones(COPY_BYTES // 4)
     copy, narrow = torch.empty_like(source), left.bfloat16()
-    layers = nn.Sequential(
-        *(module for _ in range(NUM_LAYERS) for module in (nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU()))
-    )
+    with torch.random.fork_rng(devices=[]):  # the initial weights draw from the caller's generator
+        layers = nn.Sequential(
+            *(module for _ in range(NUM_LAYERS) for module in (nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU()))
+        )
     inputs = torch.ones(4, 4)
 
     def train() -> None:

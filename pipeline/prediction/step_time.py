@@ -4,7 +4,7 @@
     seconds of a step = passes x seconds of a pass + seconds of the update
 
 A cost is the time of one FLOP in a number format, those of attention in one kernel apart, or of one byte; on the host
-that of launching one operator, or of one call of Python beside it. On a GPU operators are launched while earlier ones
+that of launching one operator, or of its call into Python. On a GPU operators are launched while earlier ones
 are computed, so the slower of both sets the time; on a CPU each begins when the one before has ended. N counts
 configurations, K kinds of work.
 """
@@ -24,7 +24,7 @@ OTHER_FORMATS = {"float64": "float32"}
 """Formats by the one as which they count."""
 ATTENTIONS = tuple(name + ATTENTION for name in FORMATS)
 CALLS = ("launch", "python_call")
-"""Kinds of work of the host: the launch of an operator, and a call of Python beside it."""
+"""Kinds of work of the host: the launch of an operator, and its call into Python."""
 KINDS = (*FORMATS, *ATTENTIONS, "moved_bytes", "host_bytes", *CALLS)
 """Kinds of work, in the order of their costs; those of the host are the last."""
 

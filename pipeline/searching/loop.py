@@ -28,6 +28,7 @@ from pipeline.searching.results import (
     SearchFindings,
     Trial,
     Verification,
+    answer_of,
     best_trial,
     label,
     one_per_configuration,
@@ -251,13 +252,14 @@ def findings_of(
     verification: Verification | None = None,
 ) -> SearchFindings:
     """Return the findings of the search, from which its report is made."""
-    findings = SearchFindings(
+    best = answer_of(trials, verification)
+    return SearchFindings(
         entry="search",
         model=problem.base.settings.model,
         effective_batch_size=problem.base.effective_batch_size,
         budget_bytes=problem.budget_bytes,
         num_configurations=len(problem.space.choices),
-        naive=tuple(problem.naive),
+        naive=tuple(problem.naive_beside(dict(best.choice)) if best else problem.naive),
         shows_front=problem.settings.objectives == "pareto",
         rows=tuple(trials),
         certificate=certificate,
@@ -266,5 +268,3 @@ def findings_of(
         settings={name: value for name, value in problem.base.params().items() if name not in problem.space.dimensions},
         environment=environment(problem.base.device),
     )
-    best = findings.best
-    return findings if best is None else replace(findings, naive=tuple(problem.naive_beside(dict(best.choice))))

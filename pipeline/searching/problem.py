@@ -17,7 +17,7 @@ from pipeline.config.configurations import TECHNIQUE_SETTINGS, Configurations, w
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import Experiment, why_untimed
 from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, merged, nested, validate
-from pipeline.config.space import Choice, Space, default_space, read_space, sentences
+from pipeline.config.space import Choice, Space, default_space, read_space, sentences, size_of
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import device_name, find_device, free_bytes, hardware_of
 from pipeline.prediction.checkpointing_policy import resolved, with_policies
@@ -94,7 +94,7 @@ class SearchProblem:
             return []
         others = {name: value for name, value in nearest.items() if name in naive}
         found = [one for one in alike if others.items() <= one.items()]
-        return sorted(found, key=lambda one: -int(str(one.get("micro_batch_size", 0))))
+        return sorted(found, key=size_of, reverse=True)
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -218,7 +218,7 @@ class SearchFindings:
     num_configurations: int
     """In the whole space."""
     naive: tuple[Mapping[str, Any], ...]
-    """Default precision without checkpointing, the largest micro-batch first."""
+    """The answer's training by default values, the largest micro-batch first: what its speed is compared with."""
     shows_front: bool
     """Whether the answer names the Pareto front."""
     rows: tuple[Trial, ...]
@@ -233,8 +233,13 @@ class SearchFindings:
 
     @property
     def best(self) -> Trial | None:
-        """Return the fastest trial that fits and was not refuted by the verification; None if there is none."""
-        if self.verification is None:
-            return best_trial(self.rows)
-        verified = self.verification.choice if self.verification.outcome == "ok" else None
-        return next((row for row in one_per_configuration(self.rows) if row.choice == verified), None)
+        """Return the answer; None if there is none."""
+        return answer_of(self.rows, self.verification)
+
+
+def answer_of(trials: Sequence[Trial], verification: Verification | None) -> Trial | None:
+    """Return the fastest trial that fits and was not refuted by the verification; None if there is none."""
+    if verification is None:
+        return best_trial(trials)
+    verified = verification.choice if verification.outcome == "ok" else None
+    return next((row for row in one_per_configuration(trials) if row.choice == verified), None)

@@ -5,8 +5,8 @@
 
 as in prediction/step_time.py. The amounts are the work of a pass and of the update, counted in the trace of a
 configuration: the FLOPs of matrix products by type, those of attention in one kernel apart, the bytes that other
-operators move, the bytes copied to or from the host, and on the host the launches of kernels and calls of Python beside
-them. The costs of their units and `update` are fitted by least squares to the logarithms of the measured times, with
+operators move, the bytes copied to or from the host, and on the host the launches of kernels and their calls into
+Python. The costs of their units and `update` are fitted by least squares to the logarithms of the measured times, with
 priors wide enough for any device of a kind. So whatever a lever changes in the trace, its time follows. On a GPU a
 kernel has a cost in the sum beside its launch, since it takes time to begin and to end.
 
@@ -38,7 +38,7 @@ from pipeline.searching.random_effects import effects_of
 NOISES = (0.003, 0.01, 0.03, 0.06, 0.12)
 """Prior standard deviations of a measured time from process to process, as fractions; equally probable at first.
 
-A quiet GPU has the smallest; on a shared machine the runs of one configuration differ by more than 10 %.
+A quiet GPU has the smallest; on a shared machine two runs of one configuration differ by 10 to 20 % in the median.
 """
 RESIDUALS = (0.02, 0.05, 0.1, 0.2)
 """Prior standard deviations of the time model's residual, as fractions; equally probable at first."""

@@ -8,7 +8,7 @@ from pipeline.base.results import Outcome, Result
 from pipeline.base.technique import ROUNDOFF
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import merged, nested
-from pipeline.config.space import Choice
+from pipeline.config.space import Choice, size_of
 from pipeline.searching.judge import peak_bytes
 from pipeline.searching.measurements import is_slowed, mean_speed
 from pipeline.searching.problem import SearchProblem
@@ -85,7 +85,7 @@ class _Again:
 
 def _plain(problem: SearchProblem, choice: Choice, naive: Choice | None) -> Choice | None:
     """Return the naive configuration or, if that is the answer, the one with the next smaller micro-batch."""
-    smaller = (other for other in problem.naive_beside(choice) if _size(other) < _size(choice))
+    smaller = (other for other in problem.naive_beside(choice) if size_of(other) < size_of(choice))
     return naive if naive != choice else next(smaller, None)
 
 
@@ -145,7 +145,3 @@ def _measurement(choice: Choice, measured: Measured) -> Measurement:
         tokens_per_second=metrics.get("tokens_per_second") if result.outcome.completed else None,
         peak_bytes=peak_bytes(metrics),
     )
-
-
-def _size(choice: Choice) -> int:
-    return int(str(choice.get("micro_batch_size", 0)))
