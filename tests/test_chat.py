@@ -18,7 +18,7 @@ from test_prediction import CPU, measured
 from test_training_step import CUTS, run
 from tokenizers import processors
 
-from pipeline.base.chat_template import TEMPLATE, encode, trained_chat_tokenizer
+from pipeline.base.chat_template import TEMPLATE, ChatTemplate, UnreadableRowError, trained_chat_template
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.sequences import IGNORED_LABEL, TokenStore
 from pipeline.base.truncation import truncations
@@ -60,13 +60,14 @@ NO_MARK = (
 )
 """No token ends a turn."""
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
+FAILING = "{{ 'a' + 1 }}"
 OTHER_PROMPT = TEMPLATE.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>{% endif %}")
 
 GOOD = {"prompt": "Is it?", "completion": "Yes."}
 
 
-def tokenizer_with(template: str | None) -> Any:
-    tokenizer = trained_chat_tokenizer([TALK], 400)
+def tokenizer_with(template: str | dict[str, str] | None) -> Any:
+    tokenizer = trained_chat_template([TALK], 400).tokenizer
     tokenizer.add_special_tokens({"bos_token": "<s>"})
     tokenizer.add_tokens(["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"], special_tokens=True)
     tokenizer.chat_template = template
@@ -79,7 +80,7 @@ def written(folder: Path, rows: Sequence[Any], name: str = "rows.jsonl") -> Path
     return path
 
 
-def folder_with(template: str | None, folder: Path) -> str:
+def folder_with(template: str | dict[str, str] | None, folder: Path) -> str:
     """Return a folder with a tiny model and a tokenizer."""
     tokenizer = tokenizer_with(template)
     tokenizer.save_pretrained(folder)
@@ -89,7 +90,7 @@ def folder_with(template: str | None, folder: Path) -> str:
 
 def targets(tokenizer: Any, messages: Sequence[Any]) -> list[str]:
     """Return each run of targets as text."""
-    ids, is_target = encode(tokenizer, messages)
+    ids, is_target = ChatTemplate(tokenizer).encode(messages)
     found: list[list[int]] = []
     for number, one in enumerate(ids):
         if is_target[number]:
@@ -113,16 +114,59 @@ def targets(tokenizer: Any, messages: Sequence[Any]) -> list[str]:
 def test_the_targets_are_the_answers_with_their_ends(template: str, expected: list[str]) -> None:
     tokenizer = tokenizer_with(template)
     assert [text.strip() for text in targets(tokenizer, TALK)] == expected
-    whole = tokenizer.decode(encode(tokenizer, TALK)[0])
+    whole = tokenizer.decode(ChatTemplate(tokenizer).encode(TALK)[0])
     assert whole == tokenizer.apply_chat_template(TALK, tokenize=False)
+
+
+TRIMMED = HEADERS.replace("<|end|>", " <|end|>")
+"""Contents trimmed, and a space before the end."""
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "expected"),
+    [
+        (THOUGHTS, "i", "<think></think>i<|end|>"),
+        (THOUGHTS, "think", "<think></think>think<|end|>"),
+        (THOUGHTS, "</think>", "<think></think></think><|end|>"),
+        (THOUGHTS, "<|end|>", "<think></think><|end|><|end|>"),
+        (TEMPLATE, "Yes.\n", "Yes.\n<|im_end|>"),
+        (TEMPLATE, " Yes.\t ", " Yes.\t <|im_end|>"),
+        (HEADERS, "Yes. \n", "Yes.<|end|>"),
+        (TRIMMED, "\nYes.\n", "Yes. <|end|>"),
+        (MARKED, " Yes. ", " Yes. <|end|>"),
+    ],
+)
+@pytest.mark.parametrize("trim_offsets", [False, True])
+def test_answers_that_repeat_the_template_or_have_spaces(
+    template: str, answer: str, expected: str, *, trim_offsets: bool
+) -> None:
+    tokenizer = tokenizer_with(template)
+    tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
+    for question in ("Is it?", answer):
+        talk = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        assert targets(tokenizer, talk) == [expected]
+        first = expected.removeprefix("<think></think>")
+        assert targets(tokenizer, [*talk, {"role": "user", "content": "So?"}, TALK[-1]])[0] == first
+
+
+def test_a_conversation_whose_answers_a_template_does_not_mark_is_refused() -> None:
+    template = MARKED.replace("m.role == 'assistant'", "m.role == 'nobody'")
+    with pytest.raises(UnreadableRowError, match="no answer that .* marks with {% generation %}"):
+        ChatTemplate(tokenizer_with(template)).encode(TALK)
+
+
+@pytest.mark.parametrize("written", ['strftime_now("%d %b %Y")', "strftime_now( '%d %b %Y' )"])
+def test_the_date_of_a_template_is_the_same_on_every_day(written: str) -> None:
+    tokenizer = tokenizer_with("{% set today = " + written + " %}Today: {{ today }}\n" + TEMPLATE)
+    assert tokenizer.decode(ChatTemplate(tokenizer).encode(TALK)[0]).startswith("Today: 26 Jul 2024\n")
 
 
 def test_blank_lines_of_an_answer_are_targets_where_offsets_are_trimmed() -> None:
     tokenizer = tokenizer_with(TEMPLATE)
     talk = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "Yes.\n\nAnd   no."}]
-    expected = encode(tokenizer, talk)
+    expected = ChatTemplate(tokenizer).encode(talk)
     tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
-    assert encode(tokenizer, talk) == expected
+    assert ChatTemplate(tokenizer).encode(talk) == expected
     assert targets(tokenizer, talk) == ["Yes.\n\nAnd   no.<|im_end|>"]
 
 
@@ -310,10 +354,11 @@ def test_a_model_with_a_tokenizer_is_trained_on_its_template(tmp_path: Path) -> 
     ("template", "message"),
     [
         (None, "needs a tokenizer with a chat template, and that of .* has none; take the model's instruction-tuned"),
-        (NO_SYSTEM, "20 of 20 are not: 20 are refused by the tokenizer's chat template .no system role., line 1 first"),
+        (NO_SYSTEM, "20 of 20 are not: 20 are refused by the tokenizer's chat template, line 1 first .no system role."),
+        (FAILING, "20 are refused by the tokenizer's chat template, line 1 first .can only concatenate str"),
         (OTHER_PROMPT, "20 have an answer that the tokenizer's chat template does not show .*; fix or remove them"),
     ],
-    ids=["none", "no system role", "another prompt"],
+    ids=["none", "no system role", "an error", "another prompt"],
 )
 def test_a_template_that_does_not_do_is_refused(template: str | None, message: str, tmp_path: Path) -> None:
     path = written(tmp_path, [{"messages": TALK}] * 20)
@@ -321,11 +366,21 @@ def test_a_template_that_does_not_do_is_refused(template: str | None, message: s
         tiny(model=folder_with(template, tmp_path / "model"), corpus="chat", chat__path=path).prepare()
 
 
+def test_one_of_several_templates_must_have_the_name_default(tmp_path: Path) -> None:
+    path = written(tmp_path, [{"messages": TALK}] * 20)
+    chat: dict[str, Any] = {"corpus": "chat", "chat__path": path, "causal_lm__num_layers": None}
+    named = {"default": HEADERS, "other": TEMPLATE}
+    tiny(**chat, model=folder_with(named, tmp_path / "with")).prepare()
+    del named["default"]
+    with pytest.raises(InvalidInputError, match="takes the chat template with the name default, and .* has other; "):
+        tiny(**chat, model=folder_with(named, tmp_path / "without")).prepare()
+
+
 UNREADABLE: list[tuple[Any, str]] = [
     ("not json", "1 are not JSON, line 2 first"),
     ("[3]", "1 are not objects with names"),
-    ({"text": "a"}, "1 have neither messages, .*their fields: text"),
-    ({"prompt": "a"}, "1 have neither messages, .*their fields: prompt"),
+    ({"text": "a"}, "1 have neither messages nor .*its fields: text"),
+    ({"prompt": "a"}, "1 have neither messages nor .*its fields: prompt"),
     ({"prompt": "a", "completion": 3}, "1 have a message whose role or content is not text"),
     ({"messages": "a"}, "1 have messages that are not a list of objects with role and content"),
     ({"messages": [{"role": "user"}]}, "1 have a message whose role or content is not text"),
@@ -342,10 +397,41 @@ def test_unreadable_rows_are_counted_with_reason_and_place(row: Any, message: st
         tiny(corpus="chat", chat__path=path).prepare()
 
 
+def test_a_refusal_is_short_whatever_the_rows_have(tmp_path: Path) -> None:
+    rows = [{f"field {row} {number}": 1 for number in range(100)} for row in range(300)]
+    with pytest.raises(InvalidInputError, match="300 have neither .*its fields: field 0 0, field 0 1") as raised:
+        tiny(corpus="chat", chat__path=written(tmp_path, rows)).prepare()
+    assert len(str(raised.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["special_tokens_map.json", "added_tokens.json", "merges.txt", "spiece.model", "additional_chat_templates/a.jinja"],
+)
+@pytest.mark.parametrize("corpus", ["chat", "text_files"])
+def test_other_files_of_a_tokenizer_are_another_digest(
+    corpus: str, name: str, short_documents: Path, tmp_path: Path
+) -> None:
+    model = folder_with(HEADERS, tmp_path / "model")
+    source = {"chat": {}, "text_files": {"text_files__path": short_documents}}[corpus]
+    experiment = tiny(model=model, corpus=corpus, **source, causal_lm__num_layers=None)
+    before = experiment.read_corpus().digest
+    file = tmp_path / "model" / name
+    file.parent.mkdir(exist_ok=True)
+    for content in ("{}", "{} "):
+        file.write_text(content)
+        after = experiment.read_corpus().digest
+        assert after != before
+        before = after
+    (tmp_path / "model" / "other.safetensors").write_bytes(b"weights")
+    assert experiment.read_corpus().digest == before
+
+
 def test_reasons_are_counted_apart(tmp_path: Path) -> None:
     path = written(tmp_path, [GOOD, "no", {"a": 1}, "no"])
     with pytest.raises(
-        InvalidInputError, match="3 of 4 are not: 2 are not JSON, line 2 first; 1 have neither .*, line 3"
+        InvalidInputError,
+        match="3 of 4 are not: 2 are not JSON, line 2 first .Expecting value.; 1 have neither .*, line 3",
     ):
         tiny(corpus="chat", chat__path=path).prepare()
 

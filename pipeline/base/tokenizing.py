@@ -20,6 +20,8 @@ SEPARATOR = "<|endoftext|>"
 """The token after each document."""
 HELD_OUT_EVERY = 10
 """One document of this many is held out for evaluation."""
+TOKENIZER_SUFFIXES = (".jinja", ".json", ".model", ".tiktoken", ".txt")
+"""Of a folder's files that may decide how its tokenizer works; weights have others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,8 @@ def prepare_text(read: Callable[[], Iterable[str]], digest: str, source: str, re
     def tokenize() -> Tokenized:
         return _tokenize(list(read()), own_tokenizer, request.vocabulary_size, source)
 
-    return prepare_tokens(tokenize, (digest, own_tokenizer, request.vocabulary_size), source, request)
+    identity = (digest, own_tokenizer and tokenizer_identity(own_tokenizer), request.vocabulary_size)
+    return prepare_tokens(tokenize, identity, source, request)
 
 
 def prepare_tokens(
@@ -108,7 +111,10 @@ def _write(tokenized: Tokenized, folder: Path) -> None:
     work = Path(tempfile.mkdtemp(dir=folder.parent))
     numbers = range(len(tokenized.documents))
     held_out = numbers[HELD_OUT_EVERY // 2 :: HELD_OUT_EVERY]
-    for name, chosen in {"held_out": held_out, "train": sorted({*numbers} - {*held_out})}.items():
+    for name, chosen in {
+        "held_out": held_out,
+        "train": [number for number in numbers if number not in held_out],
+    }.items():
         is_target = None if tokenized.is_target is None else [tokenized.is_target[number] for number in chosen]
         TokenStore.write(work, name, [tokenized.documents[number] for number in chosen], is_target)
     (work / "vocabulary_size").write_text(str(tokenized.vocabulary_size))
@@ -138,6 +144,14 @@ def train_tokenizer(
     )
     tokenizer.train_from_iterator(documents, trainer)
     return tokenizer
+
+
+def tokenizer_identity(name: str) -> str:
+    """Return what tells the tokenizer of a published model or a folder from others: its name, and a folder's files."""
+    folder = Path(name)
+    found = sorted((*folder.glob("*"), *folder.glob("additional_chat_templates/*")))
+    files = [file for file in found if file.suffix in TOKENIZER_SUFFIXES and file.is_file()]
+    return f"{name} {digest_of(part for file in files for part in (file.name, file.read_bytes()))}" if files else name
 
 
 def load_tokenizer(name: str) -> Any:

@@ -3,21 +3,29 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, TypeVar
 
-from pipeline.base.chat_template import ANSWERS, TEMPLATE, Message, UnreadableRowError, encode, trained_chat_tokenizer
+from pipeline.base.chat_template import (
+    ANSWERS,
+    ENCODING,
+    TEMPLATE,
+    Message,
+    UnreadableRowError,
+    load_chat_template,
+    trained_chat_template,
+)
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.hub_datasets import load_dataset
-from pipeline.base.tokenizing import Tokenized, digest_of, load_tokenizer, prepare_tokens
+from pipeline.base.tokenizing import Tokenized, digest_of, prepare_tokens, tokenizer_identity
 
 SHIPPED = Path(__file__).with_name("questions.jsonl")
 """Short questions and answers about training, computing and the world."""
 SUFFIXES = (".jsonl", ".parquet")
 FORMS = "messages, a list of role and content, or prompt and completion"
-TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json", "tokenizer.json")
-"""Files of a folder that decide how a conversation is rendered and tokenized."""
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -40,13 +48,14 @@ class Chat(Corpus):
         rows, digest, source = self._rows()
         model = request.description
         own = model.tokenizer if model.needs_tokenizer else None
-        template = digest_of(file.read_bytes() for file in _template_files(own)) if own else TEMPLATE
+        template = tokenizer_identity(own) if own else TEMPLATE
+        identity = (digest, template, request.vocabulary_size, ENCODING, version("transformers"))
 
         def tokenize() -> Tokenized:
             conversations = _read(rows(), _messages, source)
             return _tokenized(conversations, own, request.vocabulary_size, source)
 
-        prepared = prepare_tokens(tokenize, (digest, own, template, request.vocabulary_size), source, request)
+        prepared = prepare_tokens(tokenize, identity, source, request)
         if request.padded and not len(prepared.train):
             raise InvalidInputError(
                 f"an answer must begin within sequence_length tokens, and in {source} none does in the first "
@@ -77,10 +86,6 @@ class Chat(Corpus):
         read = _lines if path.suffix == ".jsonl" else _parquet_rows
         source = f"Headroom's {path.name}" if path == SHIPPED else str(path)
         return partial(read, path, content), digest_of([path.suffix, content]), source
-
-
-def _template_files(tokenizer: str) -> list[Path]:
-    return [file for name in TEMPLATE_FILES if (file := Path(tokenizer) / name).is_file()]
 
 
 def _lines(path: Path, content: bytes) -> Iterator[tuple[str, str]]:
@@ -116,7 +121,7 @@ def _messages(row: Any) -> list[Message]:
         try:
             row = json.loads(row)
         except json.JSONDecodeError as error:
-            raise UnreadableRowError("are not JSON") from error
+            raise UnreadableRowError("are not JSON", error.msg) from error
     if not isinstance(row, Mapping):
         raise UnreadableRowError("are not objects with names")
     if row.get("messages") is not None:
@@ -124,7 +129,9 @@ def _messages(row: Any) -> list[Message]:
     elif row.get("prompt") is not None and row.get("completion") is not None:
         turns = [*_turns(row["prompt"], "user"), *_turns(row["completion"], ANSWERS)]
     else:
-        raise UnreadableRowError(f"have neither {FORMS} (their fields: {', '.join(map(str, row)) or 'none'})")
+        raise UnreadableRowError(
+            "have neither messages nor prompt and completion", f"its fields: {', '.join(map(str, row)) or 'none'}"
+        )
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
         raise UnreadableRowError("have messages that are not a list of objects with role and content")
     if not all(isinstance(turn.get(name), str) for turn in turns for name in ("role", "content")):
@@ -146,25 +153,11 @@ def _tokenized(
     conversations: Mapping[str, Sequence[Message]], own: str | None, vocabulary_size: int, source: str
 ) -> Tokenized:
     """Return the conversations as tokens of the tokenizer `own`, or of one that is trained on them."""
-    if own is None:
-        tokenizer = trained_chat_tokenizer(list(conversations.values()), vocabulary_size)
-    else:
-        tokenizer = load_tokenizer(own)
-        vocabulary_size = len(tokenizer)
-        if not tokenizer.chat_template:
-            raise InvalidInputError(
-                f"corpus=chat needs a tokenizer with a chat template, and that of {own} has none; take the model's "
-                "instruction-tuned version, or a local folder with a chat_template.jinja"
-            )
-        if not tokenizer.is_fast:
-            raise InvalidInputError(
-                f"corpus=chat needs a fast tokenizer, which knows the place of each token in the text, and that of "
-                f"{own} is not; take a folder with a tokenizer.json"
-            )
-    encoded = _read(conversations.items(), lambda messages: encode(tokenizer, messages), source).values()
+    template = load_chat_template(own) if own else trained_chat_template([*conversations.values()], vocabulary_size)
+    encoded = _read(conversations.items(), template.encode, source).values()
     return Tokenized(
         documents=[ids for ids, _ in encoded],
-        vocabulary_size=vocabulary_size,
+        vocabulary_size=len(template.tokenizer) if own else vocabulary_size,
         is_target=[is_target for _, is_target in encoded],
     )
 
@@ -182,10 +175,11 @@ def _read(rows: Iterable[tuple[str, Given]], make: Callable[[Given], Made], sour
         try:
             made[place] = make(row)
         except UnreadableRowError as error:
-            refused.setdefault(str(error), []).append(place)
+            first = f"{place} first" + (f" ({shorten(error.detail, 100)})" if error.detail else "")
+            refused.setdefault(error.reason, []).append(first)
     if refused:
         count = sum(map(len, refused.values()))
-        reasons = "; ".join(f"{len(places)} {reason}, {places[0]} first" for reason, places in refused.items())
+        reasons = "; ".join(f"{len(places)} {reason}, {places[0]}" for reason, places in refused.items())
         raise InvalidInputError(
             f"every row of {source} must be a conversation with an answer ({FORMS}), and {count} of "
             f"{count + len(made)} are not: {reasons}; fix or remove them"
