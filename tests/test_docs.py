@@ -414,7 +414,7 @@ def test_the_table_of_bounds_is_that_of_the_replays() -> None:
     ]
     first = "{:.1f}, {:.1f} and {:.1f} % of searches".format(*true)
     assert first in text_of("docs/evidence.md")
-    assert f"true in {min(true):.0f} to {max(true):.0f} % of replayed searches" in " ".join(
+    assert f"true in {min(true):.1f} to {max(true):.1f} % of replayed searches" in " ".join(
         text_of("README.md").split()
     )
 

@@ -26,10 +26,10 @@ LAUNCH_SECONDS = 10e-6
 """Seconds in which a host launches one operator, with its share of Python and autograd.
 
 It depends on the host and not on the card: 5 to 25 microseconds for a product on the host of an H100
-(jiahuanglin.xyz, "From PyTorch op to kernel launch"), 45 on that of a T4 in a notebook (fitted in step_time).
+(jiahuanglin.xyz, "From PyTorch op to kernel launch"), 13 on that of a T4 in a notebook (fitted, benchmarks/step_time).
 """
 PYTHON_CALL_LAUNCHES = 2.0
-"""Cost of an operator's call into Python, in launches: 1.8 to 2.9 on CPUs (fitted in benchmarks/step_time)."""
+"""Cost of an operator's call into Python, in launches: 1.6 to 3.0 on CPUs, 4.3 beside a T4 (benchmarks/step_time)."""
 MEASURED_SECONDS = 0.1
 """Time for which each kind of work is repeated on a CPU."""
 PRODUCT_SIZE, COPY_BYTES = 384, 2**25
@@ -96,7 +96,7 @@ RATES = {
 EFFICIENCIES = {"cuda": 0.5, "cpu": 1.0}
 """Expected share of a rate that training reaches, by kind of device: a CPU's rates are measured.
 
-On a T4 it is 0.56 of the FLOP/s in float32, 0.36 in float16, and 0.56 of the memory bandwidth (benchmarks/step_time).
+On a T4 it is 0.62 of the FLOP/s in float32, 0.39 in float16, and 0.53 of the memory bandwidth (benchmarks/step_time).
 """
 DEVIATIONS = {"cuda": 0.35, "cpu": 0.5}
 """Standard deviations of the logarithms of these shares: that of the T4 is within one of them."""
