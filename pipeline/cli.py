@@ -117,7 +117,7 @@ def _own_settings(entry: str) -> "type[Settings] | None":
         from pipeline.searching.settings import SearchSettings
 
         return SearchSettings
-    if entry == "plan" or entry in TOOLS:
+    if entry in ("plan", "finetune") or entry in TOOLS:
         own: type[Settings] = getattr(import_module(f"pipeline.jobs.{entry}"), f"{entry.capitalize()}Settings")
         return own
     return SingleSettings if entry in SINGLE else None
@@ -142,6 +142,10 @@ def _run(entry: str, given: dict[str, Any]) -> int:
         from pipeline.jobs.search import search
 
         return search(given, _console())
+    if entry == "finetune":
+        from pipeline.jobs.finetune import finetune
+
+        return finetune(given, _console())
     from pipeline.config.variants import SingleSettings, load_entry_point, load_single
     from pipeline.jobs.comparison import measure
 

@@ -6,8 +6,6 @@ from pathlib import Path
 import yaml
 from project import SMALL, Project
 
-from pipeline.config.entry_points import entry_points
-
 SEARCH = {**SMALL, "num_steps": "4", "effective_batch_size": "8", "num_trials": "4", "budget": "64MiB"}
 SETTINGS = {
     "main": {**SMALL, "config": "experiments/single/optimized.yaml"},
@@ -20,7 +18,7 @@ SETTINGS = {
     "search": SEARCH,
     "plan": {**SMALL, "gpu": "cpu", "effective_batch_size": "8"},
 }
-"""How each entry point is run."""
+"""How each entry point is run; `finetune`, which starts a search of its own, has tests of its own."""
 Done = dict[str, "subprocess.CompletedProcess[str]"]
 
 
@@ -37,8 +35,17 @@ def shorten_levers(project: Project) -> None:
     file.write_text(yaml.safe_dump(values, sort_keys=False))
 
 
+def shorten_finetune(project: Project) -> None:
+    """Leave two kinds, and two configurations of each, in the project's own file of the entry point `finetune`."""
+    file = project.folder / "experiments" / "finetune.yaml"
+    values = yaml.safe_load(file.read_text())
+    values["kinds"] = {name: values["kinds"][name] for name in ("full", "lora")}
+    values["compared"]["space"] = {"micro_batch_size": [4, 2]}
+    file.write_text(yaml.safe_dump(values, sort_keys=False))
+
+
 def finish(folder: Path) -> tuple[Project, Done]:
     """Run every entry point once in a copy of the project."""
     project = Project.copy(folder, with_store=False)
     shorten_levers(project)
-    return project, {entry: project.mlflow_run(entry, SETTINGS[entry]) for entry in entry_points()}
+    return project, {entry: project.mlflow_run(entry, SETTINGS[entry]) for entry in SETTINGS}

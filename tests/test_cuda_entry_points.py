@@ -13,7 +13,7 @@ import psutil
 import pytest
 from cards import CARDS, environment_of
 from conftest import IS_SIMULATED
-from finished import Done, shorten_levers
+from finished import Done, shorten_finetune, shorten_levers
 from mlflow.entities import Run
 from processes import started, wait_for, wait_for_the_end
 from project import SMALL, Project, as_words
@@ -31,11 +31,12 @@ SETTINGS = {
     "checkpointing": {name: value for name, value in NANO.items() if name != "causal_lm.num_layers"},
     "search": {**NANO, "effective_batch_size": "8", "num_trials": "3", "budget": "90MiB"},
     "plan": {**NANO, "effective_batch_size": "8"},
+    "finetune": {**NANO, "effective_batch_size": "8", "num_trials": "2", "budget": "90MiB", "verify_steps": "0"},
 }
 """How an entry point is run, where other than with NANO."""
 RUNS = {
     "h200": ("main", "search", "plan"),
-    "a100": ("main", "precision", "profiling"),
+    "a100": ("main", "precision", "profiling", "finetune"),
     "rtx4090": ("main", "checkpointing", "levers"),
     "t4": ("main", "accumulation", "combined"),
 }
@@ -51,6 +52,7 @@ def project_on(card: str, folder: Path, num_devices: int = 1) -> Project:
     """Return a copy of the project whose commands run on a card."""
     project = Project.copy(folder)
     shorten_levers(project)
+    shorten_finetune(project)
     project.environment.update(environment_of(card, num_devices))
     return project
 

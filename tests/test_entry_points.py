@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from finished import Done
+from finished import SETTINGS, Done
 from mlflow.entities import Run
 from project import Project
 
-from pipeline.config.entry_points import SINGLE, entry_points
+from pipeline.config.entry_points import SINGLE
 
 SUMMARY = {
     "peak_allocated_mib",
@@ -103,7 +103,7 @@ def download(project: Project, run_id: str, path: str) -> Path:
     return Path(mlflow.MlflowClient(project.store).download_artifacts(run_id, path))
 
 
-@pytest.mark.parametrize("entry", entry_points())
+@pytest.mark.parametrize("entry", SETTINGS)
 def test_it_ends_well_with_a_table(entry: str, project: Project, done: Done) -> None:
     assert done[entry].returncode == 0, done[entry].stderr
     assert "MiB" in done[entry].stdout
@@ -114,7 +114,7 @@ def test_it_ends_well_with_a_table(entry: str, project: Project, done: Done) -> 
     assert parent.data.tags["mlflow.project.entryPoint"] == entry
 
 
-@pytest.mark.parametrize("entry", [entry for entry in entry_points() if entry not in ("plan", "search")])
+@pytest.mark.parametrize("entry", [entry for entry in SETTINGS if entry not in ("plan", "search")])
 def test_each_variant_is_a_child_with_all_that_was_measured(entry: str, project: Project, done: Done) -> None:
     children = project.children_of(project.parent_of(entry))
     assert sorted(children) == sorted(expected_children(entry, project))
@@ -154,7 +154,7 @@ def test_variants_are_measured_against_their_baseline(entry: str, project: Proje
             assert not AGAINST_BASELINE & set(child_of(children, comparison, baseline["variant"]).data.metrics)
 
 
-@pytest.mark.parametrize("entry", entry_points())
+@pytest.mark.parametrize("entry", SETTINGS)
 def test_the_parent_has_tables_figures_a_page_and_the_environment(entry: str, project: Project, done: Done) -> None:
     run_id = project.parent_of(entry).info.run_id
     expected = {"environment.json", "plots", "findings.json", "report.html", *(f"{n}.csv" for n in TABLES[entry])}

@@ -94,8 +94,9 @@ def test_an_installed_package_runs_from_any_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("entry", entry_points())
 def test_yaml_says_only_what_differs(entry: str) -> None:
+    structure = ("question", "comparisons", "sections", "space", "kinds", "compared")
     for file in [FOLDER / f"{entry}.yaml"] if entry not in SINGLE else (FOLDER / "single").glob("*.yaml"):
-        values = {k: v for k, v in read_yaml(file).items() if k not in ("question", "comparisons", "sections", "space")}
+        values = {k: v for k, v in read_yaml(file).items() if k not in structure}
         defaults = dict(dotted({k: plain(f.default) for k, f in settings_of(entry).model_fields.items()}))
         same = {k for k, v in values.items() if defaults[k] == v} - ({"precision"} if file.stem == "fp32" else set())
         assert not same, f"{file} repeats the defaults of {same}"

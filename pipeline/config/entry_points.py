@@ -19,6 +19,7 @@ SINGLE: Mapping[str, str] = {
 SPACES: Mapping[str, str] = {
     "plan": "How much memory and time would each configuration need, on this device or on any GPU?",
     "search": "What is the fastest configuration that fits a memory budget?",
+    "finetune": "Which kinds of fine-tuning fit a memory budget, and what is the fastest configuration of one?",
 }
 """Entry points whose YAML has a space of configurations, with their questions."""
 TOOLS: Mapping[str, str] = {

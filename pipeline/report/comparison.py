@@ -25,6 +25,7 @@ COLUMNS = {
     "time_overhead_percent": ("time %", "{:+.1f}"),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
     "final_loss": ("final loss", "{:.4f}"),
+    "eval_loss": ("held-out loss", "{:.4f}"),
     "max_loss_difference": ("loss diff.", "{:.2g}"),
 }
 """Metrics of the table: heading and format."""

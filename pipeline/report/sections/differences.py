@@ -27,7 +27,10 @@ def incomparable(row: Row, other: Row) -> set[str]:
 
 
 def section(rows: Sequence[Row]) -> Section:
-    """Return the tables `differences` (of settings, by value) and `not_comparable`, if there are any."""
+    """Return the tables `differences` (of settings, by value) and `not_comparable` of the runs, if there are any."""
+    rows = [row for row in rows if row.skipped is None]
+    if not rows:
+        return Section(title="differences")
     names = dict.fromkeys(name for row in rows for name in row.params)
     values = {name: _by_value(rows, name) for name in names}
     lines = [
@@ -36,7 +39,7 @@ def section(rows: Sequence[Row]) -> Section:
         if len(groups) > 1
         for value, runs in groups.items()
     ]
-    baseline = next(row for row in rows if row.is_baseline)
+    baseline = next((row for row in rows if row.is_baseline), rows[0])
     flags = {row.name: incomparable(row, baseline) for row in rows}
     flagged = [{"run": name, "other": ", ".join(sorted(flag))} for name, flag in flags.items() if flag]
     note = (

@@ -1,0 +1,176 @@
+"""The entry point `finetune`: the kinds of fine-tuning that fit a budget, compared, and a search within one of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, PositiveInt
+from rich.console import Console
+
+from pipeline.base.contracts import Settings
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.units import MIB
+from pipeline.config.entry_points import SPACES, yaml_file
+from pipeline.config.experiment import make_experiment
+from pipeline.config.settings import AllSettings, dotted, merged, nested, validate
+from pipeline.config.variants import Comparison, EntryPoint, Variant, read_yaml
+from pipeline.jobs.comparison import measure
+from pipeline.jobs.plan import make_plan
+from pipeline.jobs.search import search
+from pipeline.memory.device import find_device
+from pipeline.prediction.plan import CardPlan, PlannedRow
+from pipeline.searching.problem import automatic_budget
+from pipeline.searching.settings import SearchSettings
+
+ENTRY = "finetune"
+AUTO_KIND = "auto"
+"""The first kind that fits the budget."""
+SMALLEST = {"micro_batch_size": 1}
+"""The configuration that stands for a kind that does not run."""
+
+
+class FinetuneSettings(SearchSettings):
+    """The settings that `finetune` adds to those of a run."""
+
+    kind: str = AUTO_KIND
+    """The kind of fine-tuning to search: one of those in finetune.yaml; auto: the first that fits the budget."""
+
+
+class ComparedSettings(Settings):
+    """How the kinds are compared."""
+
+    space: dict[str, Any] = Field(min_length=1)
+    """The space of which each kind runs the configuration that fits and is expected to be the fastest."""
+    num_steps: PositiveInt
+    """Optimizer steps of each run."""
+    eval_steps: PositiveInt
+    """Held-out batches of each run."""
+    sections: tuple[str, ...] = ()
+    """Sections that are added to the report: names of files in report/sections/."""
+
+
+class KindsSettings(Settings):
+    """The keys of finetune.yaml besides the settings that all kinds share."""
+
+    kinds: dict[str, dict[str, Any]] = Field(min_length=1)
+    """The settings of each kind by its name, the least changed training first."""
+    compared: ComparedSettings
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fine-tuning, planned on this device."""
+
+    name: str
+    settings: Mapping[str, Any]
+    plan: CardPlan | str
+    """Why there is none, where the device, the packages or the model support no configuration."""
+
+    @property
+    def fastest(self) -> PlannedRow | None:
+        """Its configuration that fits and is expected to be the fastest; None if none fits."""
+        return None if isinstance(self.plan, str) else self.plan.recommended
+
+    @property
+    def skipped(self) -> str | None:
+        """Why it cannot run within the budget; None if it can."""
+        if isinstance(self.plan, str):
+            return self.plan
+        if self.fastest is not None:
+            return None
+        least = min(row.peak_bytes for row in self.plan.rows)
+        return f"it needs at least {least / MIB:,.1f} MiB, and the budget is {self.plan.budget_bytes / MIB:,.1f} MiB"
+
+
+def finetune(given: Mapping[str, Any], console: Console) -> int:
+    """Compare the kinds that fit, then search one; return the exit code: 1 if none fits or the search finds nothing.
+
+    Raises:
+        InvalidInputError: a setting is wrong, no kind can run here, or a storage cannot be reached.
+
+    """
+    values = read_yaml(yaml_file(ENTRY))
+    fields = KindsSettings.model_fields
+    own = validate(KindsSettings, {name: values.pop(name) for name in fields if name in values}, ENTRY)
+    asked = str(given.get("kind", AUTO_KIND))
+    _check(own, asked, given)
+    shared = _shared(values, given, console)
+    with console.status(f"predicting the memory of {len(own.kinds)} kinds of fine-tuning"):
+        kinds = list(_planned(own, shared))
+    is_any_done = measure(_comparison(own, shared, kinds), console) == 0
+    chosen = next((one for one in kinds if one.name == asked or (asked == AUTO_KIND and one.skipped is None)), None)
+    if chosen is None:
+        return 0 if is_any_done else 1
+    console.print(f"searching the fastest configuration of the kind {chosen.name}", highlight=False)
+    return search(merged(_search_settings(shared, given), nested(chosen.settings)), console)
+
+
+def _check(own: KindsSettings, asked: str, given: Mapping[str, Any]) -> None:
+    """Refuse a kind that there is not, and settings that the kinds themselves set."""
+    names = ", ".join(own.kinds)
+    if asked not in (AUTO_KIND, *own.kinds):
+        raise InvalidInputError(f"kind must be {AUTO_KIND} or one of {names}, and is {asked!r}; set one of them")
+    of_kinds = {name for settings in own.kinds.values() for name in settings}
+    for name, value in dotted(given):
+        if name in of_kinds:
+            raise InvalidInputError(
+                f"{name} is what the kinds differ in, and {name}={value} would make them another; set kind to one of "
+                f"{names}, or {name} in headroom search"
+            )
+
+
+def _shared(values: Mapping[str, Any], given: Mapping[str, Any], console: Console) -> dict[str, Any]:
+    """Return the settings that all kinds share; a model that has weights is trained from them."""
+    of_run = {name: value for name, value in given.items() if name not in FinetuneSettings.model_fields}
+    shared = merged(nested(values), of_run)
+    budget = str(given.get("budget", shared.get("budget", SearchSettings.model_fields["budget"].default)))
+    if budget == "auto":
+        budget, notes = automatic_budget(find_device(str(shared.get("device", "auto"))))
+        console.print(*notes, sep="\n", highlight=False)
+    model = str(shared.get("model", "auto"))
+    has_weights = "/" in model or Path(model).is_dir()
+    return merged({"causal_lm": {"pretrained": True}} if has_weights else {}, {**shared, "budget": budget})
+
+
+def _search_settings(shared: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **shared,
+        **{name: given[name] for name in SearchSettings.model_fields if name in given and name != "budget"},
+    }
+
+
+def _planned(own: KindsSettings, shared: Mapping[str, Any]) -> Iterator[Kind]:
+    """Yield each kind with the prediction of every configuration of the compared space.
+
+    Raises:
+        InvalidInputError: a setting is wrong, or no kind can run here.
+
+    """
+    refused = []
+    for name, settings in own.kinds.items():
+        values = merged(shared, nested(settings))
+        device = validate(AllSettings, values, ENTRY).device  # what is wrong with the settings ends the command
+        kind = find_device(device).type
+        planned = {**values, "gpu": "cpu" if kind == "cpu" else "auto", "space": own.compared.space}
+        try:
+            [card] = make_plan(planned, Console(quiet=True)).cards
+        except InvalidInputError as error:
+            refused.append(str(error))
+            yield Kind(name, settings, str(error))
+        else:
+            yield Kind(name, settings, card)
+    if len(refused) == len(own.kinds):
+        raise InvalidInputError("\n".join(dict.fromkeys(refused)))
+
+
+def _comparison(own: KindsSettings, shared: Mapping[str, Any], kinds: Sequence[Kind]) -> EntryPoint:
+    """Return the comparison of the kinds, each with its fastest expected configuration."""
+    length = {"num_steps": own.compared.num_steps, "eval_steps": own.compared.eval_steps}
+    variants = []
+    for kind in kinds:
+        choice = SMALLEST if kind.fastest is None else kind.fastest.choice
+        values = merged(merged({**length, **shared}, nested(kind.settings)), nested(choice))
+        variants.append(Variant(kind.name, make_experiment(values, ENTRY), kind.skipped))
+    baseline = next((kind.name for kind in kinds if kind.skipped is None), kinds[0].name)
+    return EntryPoint(ENTRY, SPACES[ENTRY], (Comparison("kinds", baseline, tuple(variants)),), own.compared.sections)

@@ -1,0 +1,141 @@
+"""The entry point `finetune`: which kinds fit, what each gives, and the search within one of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+from finished import shorten_finetune
+from project import Project
+from test_chat import folder_with
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from pipeline.base.chat_template import TEMPLATE
+from pipeline.base.results import Outcome
+from pipeline.config.entry_points import FOLDER
+from pipeline.config.variants import read_yaml
+from pipeline.report.comparison import ComparisonFindings
+from pipeline.report.findings import read_findings
+from pipeline.searching.results import SearchFindings
+
+SHORT = {
+    "device": "cpu",
+    "num_steps": "4",
+    "num_trials": "2",
+    "verify_steps": "0",
+    "effective_batch_size": "4",
+    "space": '{"micro_batch_size": "divisors"}',
+}
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder with weights of a tiny model that differ from random ones, and a tokenizer with a chat template."""
+    folder = Path(folder_with(TEMPLATE, tmp_path_factory.mktemp("pretrained")))
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(5)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = Project.copy(tmp_path_factory.mktemp("finetune"))
+    shorten_finetune(project)
+    return project
+
+
+def findings_of(project: Project, entry: str) -> Any:
+    """Return the findings of the newest job of an entry point."""
+    return read_findings(max(project.folder.glob(f"runs/*-{entry}-*"), key=lambda folder: folder.stat().st_mtime))
+
+
+def peak_mib(project: Project, pretrained: Path, **settings: str) -> float:
+    """Return the measured peak of a configuration, in MiB."""
+    own = {**SHORT, "model": str(pretrained), "causal_lm.pretrained": "true", "corpus": "chat", "sequences": "padded"}
+    unused = ("num_trials", "verify_steps", "space")
+    words = {name: value for name, value in {**own, **settings}.items() if name not in unused}
+    done = project.here("main", {**words, "sequence_length": "64"})
+    assert done.returncode == 0, done.stderr
+    [row] = findings_of(project, "main").rows
+    return float(row.metrics["peak_allocated_mib"])
+
+
+def test_without_a_limit_all_kinds_are_compared_and_the_first_is_searched(project: Project, pretrained: Path) -> None:
+    done = project.here("finetune", {**SHORT, "model": str(pretrained), "budget": "1GiB"})
+    assert done.returncode == 0, done.stderr
+    compared: ComparisonFindings = findings_of(project, "finetune")
+    assert [row.name for row in compared.rows] == ["full", "lora"]
+    full, lora = compared.rows
+    assert full.result is not None and lora.result is not None
+    assert full.result.outcome is lora.result.outcome is Outcome.OK
+    assert full.params["causal_lm.pretrained"] is True
+    assert full.result.steps[0].loss == pytest.approx(lora.result.steps[0].loss)  # an adapter adds nothing at first
+    assert {"eval_loss", "peak_allocated_mib", "tokens_per_second"} <= set(full.metrics) & set(lora.metrics)
+    searched: SearchFindings = findings_of(project, "search")
+    assert searched.best is not None
+    assert yaml.safe_load((project.folder / "best.yaml").read_text())["adapter"] == "none"
+
+
+def test_weights_are_those_of_the_folder(project: Project, pretrained: Path) -> None:
+    settings = {**SHORT, "model": str(pretrained), "budget": "1GiB", "kind": "lora"}
+    losses = {}
+    for is_pretrained in ("true", "false"):
+        assert project.here("finetune", {**settings, "causal_lm.pretrained": is_pretrained}).returncode == 0
+        losses[is_pretrained] = findings_of(project, "finetune").rows[0].result.steps[0].loss
+        assert yaml.safe_load((project.folder / "best.yaml").read_text())["adapter"] == "lora"
+    assert abs(losses["true"] - losses["false"]) > 0.01
+
+
+def test_a_kind_that_does_not_fit_is_skipped_and_the_next_is_searched(project: Project, pretrained: Path) -> None:
+    least = {kind: peak_mib(project, pretrained, micro_batch_size="2", adapter=kind) for kind in ("none", "lora")}
+    assert least["lora"] < least["none"]
+    budget = f"{(least['none'] + least['lora']) / 2:.3f}MiB"
+    done = project.here("finetune", {**SHORT, "model": str(pretrained), "budget": budget})
+    assert done.returncode == 0, done.stderr
+    lora, full = findings_of(project, "finetune").rows
+    assert (lora.name, lora.is_baseline, full.is_baseline) == ("lora", True, False)
+    limit = float(budget.removesuffix("MiB"))
+    assert full.skipped == f"it needs at least {least['none']:,.1f} MiB, and the budget is {limit:,.1f} MiB"
+    assert lora.metrics["peak_allocated_mib"] <= limit
+    assert yaml.safe_load((project.folder / "best.yaml").read_text())["adapter"] == "lora"
+
+
+def test_nothing_fits(project: Project, pretrained: Path) -> None:
+    before = len(list(project.folder.glob("runs/*-search-*")))
+    done = project.here("finetune", {**SHORT, "model": str(pretrained), "budget": "1MiB"})
+    assert done.returncode == 1
+    assert done.stdout.count("skipped, it needs at least") == 2
+    assert len(list(project.folder.glob("runs/*-search-*"))) == before
+    frame = pd.read_csv(max(project.folder.glob("runs/*-finetune-*")) / "comparison.csv")
+    assert list(frame.outcome) == ["skipped", "skipped"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "half"}, "kind must be auto or one of full, lora, and is 'half'; set one of them"),
+        ({"adapter": "lora"}, "adapter is what the kinds differ in, and adapter=lora would make them another"),
+        ({"num_step": "4"}, "num_step"),
+        ({"micro_batch_size": "3"}, "micro_batch_size"),
+        ({"budget": "much"}, "much"),
+        ({"chat.path": "absent.jsonl"}, "absent.jsonl"),
+    ],
+)
+def test_invalid_input_ends_with_one_error(settings: dict[str, str], message: str, project: Project) -> None:
+    done = project.here("finetune", {**SHORT, **settings})
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_kinds_go_from_the_least_changed_to_the_smallest() -> None:
+    kinds = read_yaml(FOLDER / "finetune.yaml")["kinds"]
+    assert next(iter(kinds)) == "full"
+    assert kinds["full"] == {}
+    assert all(kinds[name] for name in [*kinds][1:])
