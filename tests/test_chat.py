@@ -442,6 +442,10 @@ def test_reasons_are_counted_apart(tmp_path: Path) -> None:
         (["--chat.path", "absent.jsonl"], "absent.jsonl cannot (No such file or directory); name another file"),
         (["--chat.path", "rows.csv"], "must be a file of .jsonl or .parquet, and rows.csv is none; convert it"),
         (["--chat.path", "a.jsonl", "--chat.name", "b"], "are two; set one of them"),
+        (
+            ["--chat.path", "a.jsonl", "--chat.split", "test"],
+            "and chat.name is none (chat.config is none, chat.split test)",
+        ),
     ],
 )
 def test_a_source_that_is_none_ends_the_command(
@@ -449,6 +453,18 @@ def test_a_source_that_is_none_ends_the_command(
 ) -> None:
     assert main(["main", "--model", "gpt2-nano", "--device", "cpu", "--corpus", "chat", *words]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_of_few_conversations_one_is_held_out(tmp_path: Path) -> None:
+    rows = [{"prompt": f"Is it {number}?", "completion": "Yes."} for number in range(3)]
+    prepared = tiny(
+        corpus="chat",
+        chat__path=written(tmp_path, rows),
+        sequences="padded",
+        effective_batch_size=2,
+        micro_batch_size=1,
+    ).prepare()
+    assert (len(prepared.train), len(prepared.held_out)) == (2, 1)
 
 
 def test_files_without_conversations_are_refused(tmp_path: Path) -> None:

@@ -142,8 +142,11 @@ def test_dominant_state_says_what_does_not_help(tmp_path: Path) -> None:
 
 def test_float32_matrix_products_ask_for_autocast_until_it_is_there(tmp_path: Path) -> None:
     large = {**LONGER, "sequence_length": 128, "causal_lm__width": 256}
-    assert "precision=bf16" in settings_advised(profiled(tmp_path, **large))
+    found = profiled(tmp_path, **large)
+    assert "precision=bf16" in settings_advised(found)
     (tmp_path / "bf16").mkdir()
+    without_bf16 = [one.setting for one in advise(replace(found, autocast="fp16"))]
+    assert "precision=fp16" in without_bf16 and "precision=bf16" not in without_bf16
     assert "precision=bf16" not in settings_advised(profiled(tmp_path / "bf16", **large, precision="bf16"))
 
 

@@ -28,8 +28,8 @@ DAY = date(2024, 7, 26)
 """The date that takes its place, so that data are the same on every day; Llama 3's templates have it by default."""
 PLACEHOLDER = "\ufdd0"
 """A noncharacter of Unicode: no text has it."""
-ENCODING = 2
-"""The version of what encode() returns: another number where tokens or targets of a conversation change."""
+ENCODING = 3
+"""The version of the cached tokens: another number where those of a conversation, or what is held out, change."""
 
 
 class UnreadableRowError(Exception):

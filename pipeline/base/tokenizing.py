@@ -19,7 +19,7 @@ from pipeline.base.sequences import PackedSequences, PaddedSequences, TokenStore
 SEPARATOR = "<|endoftext|>"
 """The token after each document."""
 HELD_OUT_EVERY = 10
-"""One document of this many is held out for evaluation."""
+"""One document of this many is held out for evaluation; of fewer documents than half as many, the second."""
 TOKENIZER_SUFFIXES = (".jinja", ".json", ".model", ".tiktoken", ".txt")
 """Of a folder's files that may decide how its tokenizer works; weights have others."""
 
@@ -110,7 +110,7 @@ def _write(tokenized: Tokenized, folder: Path) -> None:
     """Write tokens and vocabulary size into a temporary folder and rename it to `folder`, which is atomic."""
     work = Path(tempfile.mkdtemp(dir=folder.parent))
     numbers = range(len(tokenized.documents))
-    held_out = numbers[HELD_OUT_EVERY // 2 :: HELD_OUT_EVERY]
+    held_out = numbers[HELD_OUT_EVERY // 2 :: HELD_OUT_EVERY] or numbers[1:2]
     for name, chosen in {
         "held_out": held_out,
         "train": [number for number in numbers if number not in held_out],

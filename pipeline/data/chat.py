@@ -69,6 +69,11 @@ class Chat(Corpus):
             raise InvalidInputError(
                 f"chat reads one source, and chat.path={self.path} and chat.name={self.name} are two; set one of them"
             )
+        if self.name is None and (self.config is not None or self.split != "train"):
+            raise InvalidInputError(
+                f"chat.config and chat.split are of a dataset, and chat.name is none (chat.config is {self.config or 'none'}, "
+                f"chat.split {self.split}); set chat.name, or leave them out"
+            )
         if self.name is not None:
             dataset = load_dataset("chat", self.name, self.config, self.split)
             return partial(_numbered, dataset), digest_of([dataset._fingerprint]), f"{self.name} ({self.split})"

@@ -28,6 +28,8 @@ class Profiled:
     """Size of the vocabulary; 0 without tokens."""
     can_chunk_loss: bool
     """Whether loss_kernel=chunked is another setting that the model takes."""
+    autocast: str
+    """The 16-bit value of precision that suits the device."""
     memory: MemoryProfile | None
     time: TimeProfile | None
 
@@ -112,8 +114,8 @@ def _autocast(profiled: Profiled) -> Advice | None:
         return None  # its results are float32, its arithmetic is not
     evidence = f"{percent:.0f} % of the matrix products' results are float32; they take {100 * share:.0f} % of the time"
     if asked == "fp32":
-        text = "Autocast is not active: matrix products compute in float32. A GPU older than Ampere needs fp16."
-        return Advice(text=text, evidence=evidence, setting="precision=bf16")
+        text = "Autocast is not active: matrix products compute in float32."
+        return Advice(text=text, evidence=evidence, setting=f"precision={profiled.autocast}")
     text = f"Autocast to {asked} does not reach most matrix products: the model casts to float32 in its own code."
     return Advice(text=text, evidence=evidence, setting=None)
 
