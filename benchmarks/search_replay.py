@@ -23,14 +23,9 @@ from pathlib import Path
 from exit_code import Deadline, exit_code_of
 from replay.page import page, summary
 from replay.search import OPTUNAS, REPLAYS, Replayed, replay
-from replay.table import budgets, count_work, read
+from replay.table import FURTHER_SHARES, SHARES_THAT_FIT, budgets, count_work, read
 
 from pipeline.base.errors import InvalidInputError
-
-SHARES_THAT_FIT = (0.33, 0.6)
-"""Of the space, at the two budgets at which all samplers are replayed."""
-FURTHER_SHARES = (0.2, 0.45, 0.75, 0.9, 1.0)
-"""Of the space, at the budgets at which only the predictive sampler is replayed, to see how often its bound is true."""
 
 
 def replayed(file: Path) -> dict[tuple[str, int, int], Replayed]:

@@ -61,8 +61,8 @@ def page(lines: Sequence[Mapping[str, Any]], file: Path, entries: Sequence[Entry
             f"# Samplers replayed on {file.name}",
             "",
             f"Written by `{command}`. The table holds {len(entries)} configurations, each measured "
-            f"{min(len(entry.runs) for entry in entries)} times in random order; two runs of one differ by "
-            f"{100 * statistics.median(apart):.1f} % in the median; predicted peaks are off by at most "
+            f"{min(len(entry.runs) for entry in entries)} times in random order{_contenders(entries)}; "
+            f"two runs of one differ by {100 * statistics.median(apart):.1f} % in the median; predicted peaks are off by at most "
             f"{100 * off:.3f} %. Times are divided by how slow the machine was just then: the median of the seven runs "
             f"around, each over the fastest of its configuration (at most {max(slow):.2f}, above 1.05 in "
             f"{sum(s > 1.05 for s in slow)} of {len(slow)} runs).",
@@ -86,4 +86,13 @@ def page(lines: Sequence[Mapping[str, Any]], file: Path, entries: Sequence[Entry
             *(f"| {' | '.join(str(value) for value in line.values())} |" for line in lines),
             "",
         ]
+    )
+
+
+def _contenders(entries: Sequence[Entry]) -> str:
+    """Return how many configurations were measured more often, and how often, as part of a sentence."""
+    numbers = [len(entry.runs) for entry in entries]
+    most = max(numbers)
+    return (
+        "" if most == min(numbers) else f", and {numbers.count(most)} that may be the fastest at a budget {most} times"
     )

@@ -23,6 +23,11 @@ from pipeline.searching.candidates import Candidate, Works
 
 WARMUP_STEPS = int(read_yaml(FOLDER / "search.yaml")["timing_warmup_steps"])
 """First optimizer steps, which are not timed, as in the search."""
+SHARES_THAT_FIT = (0.33, 0.6)
+"""Of the space, at the two budgets at which all samplers are replayed."""
+FURTHER_SHARES = (0.2, 0.45, 0.75, 0.9, 1.0)
+"""Of the space, at the budgets at which only the predictive sampler is replayed, to see how often its bound is true."""
+ALL_SHARES = (*SHARES_THAT_FIT, *FURTHER_SHARES)
 NEARBY = 3
 """Runs before and after one from which the slowness of the machine is estimated."""
 
@@ -55,21 +60,65 @@ class Entry:
         """Its true seconds per step: the median of the runs' medians."""
         return statistics.median(run.seconds for run in self.runs)
 
+    @property
+    def fastest(self) -> float:
+        """The seconds per step of the fastest of its runs."""
+        return min(run.seconds for run in self.runs)
+
 
 @cache
-def read(file: Path) -> tuple[Entry, ...]:
-    """Return the configurations of a table in the order of its space, with corrected times."""
+def read(file: Path, *, has_further_runs: bool = True) -> tuple[Entry, ...]:
+    """Return the configurations of a table in the order of its space, with corrected times.
+
+    Those of search_contenders.py are part of it, unless `has_further_runs` is false.
+    """
     about, works, rows = conditions(file), _works(file), rows_of(file)
     names = about["dimensions"]
-    groups: dict[tuple[str, ...], list[tuple[Mapping[str, str], Run]]] = {}
+    runs = _runs(rows, names)
+    if has_further_runs and contenders_of(file).exists():
+        runs = _joined(runs, _runs(rows_of(contenders_of(file)), names))
+    first_rows = {_key(row, names): row for row in reversed(rows)}
+    peaks: dict[tuple[str, ...], float] = {}
+    for row in rows:
+        key = _key(row, names)
+        peaks[key] = max(float(row["peak_bytes"]), peaks.get(key, 0.0))
+    ordered = sorted(runs, key=lambda key: (int(key[0]), key[1:]))
+    return tuple(_entry(first_rows[key], peaks[key], about, works[key], runs[key]) for key in ordered)
+
+
+def _joined(
+    runs: Mapping[tuple[str, ...], tuple[Run, ...]], further: Mapping[tuple[str, ...], tuple[Run, ...]]
+) -> dict[tuple[str, ...], tuple[Run, ...]]:
+    """Return all runs of each configuration.
+
+    Slowness is relative to the fastest run of a configuration, which is faster among many runs than among few. So the
+    further runs are scaled by one number, with which the median contender takes as long as in the table.
+    """
+
+    def seconds(some: Sequence[Run]) -> float:
+        return statistics.median(run.seconds for run in some)
+
+    scale = statistics.median(seconds(runs[key]) / seconds(some) for key, some in further.items())
+    scaled = {
+        key: tuple(Run(tuple(scale * one for one in run.seconds_of_steps), run.seconds_of_start) for run in some)
+        for key, some in further.items()
+    }
+    return {key: (*some, *scaled.get(key, ())) for key, some in runs.items()}
+
+
+def _runs(rows: Sequence[Mapping[str, str]], names: Sequence[str]) -> dict[tuple[str, ...], tuple[Run, ...]]:
+    """Return the runs of each configuration, corrected for the slowness of the machine around each."""
+    runs: dict[tuple[str, ...], tuple[Run, ...]] = {}
     for row, slowness in zip(rows, slownesses(rows, names), strict=True):
         steps = tuple(seconds / slowness for seconds in _steps(row))
         run = Run(steps, float(row["seconds_total"]) / slowness - sum(steps))
-        groups.setdefault(_key(row, names), []).append((row, run))
-    ordered = sorted(groups.items(), key=lambda pair: (int(pair[0][0]), pair[0][1:]))
-    return tuple(
-        _entry([row for row, _ in pairs], [run for _, run in pairs], about, works[key]) for key, pairs in ordered
-    )
+        runs[_key(row, names)] = (*runs.get(_key(row, names), ()), run)
+    return runs
+
+
+def contenders_of(file: Path) -> Path:
+    """Return the file of the further runs of a table's contenders."""
+    return file.with_name(file.name.replace("search_table", "search_contenders"))
 
 
 def slownesses(rows: Sequence[Mapping[str, str]], names: Sequence[str]) -> list[float]:
@@ -139,8 +188,14 @@ def _steps(row: Mapping[str, str]) -> list[float]:
     return [float(seconds) for seconds in row["seconds_of_steps"].split()]
 
 
-def _entry(rows: Sequence[Mapping[str, str]], runs: Sequence[Run], about: Mapping[str, Any], works: Works) -> Entry:
-    row, batch = rows[0], int(about["effective_batch_size"])
+def _entry(
+    row: Mapping[str, str],
+    peak_bytes: float,
+    about: Mapping[str, Any],
+    works: Works,
+    runs: tuple[Run, ...],
+) -> Entry:
+    batch = int(about["effective_batch_size"])
     predicted, size = int(row["predicted_peak_bytes"]), int(row["micro_batch_size"])
     candidate = Candidate(
         choice={**{name: row[name] for name in about["dimensions"]}, "micro_batch_size": size},
@@ -154,7 +209,7 @@ def _entry(rows: Sequence[Mapping[str, str]], runs: Sequence[Run], about: Mappin
     )
     defaults = dict(dotted(AllSettings().model_dump()))
     is_plain = all(row[name] == str(defaults[name]) for name in about["dimensions"] if name not in DIMENSIONS)
-    return Entry(candidate, max(float(row["peak_bytes"]) for row in rows), tuple(runs), is_plain)
+    return Entry(candidate, peak_bytes, runs, is_plain)
 
 
 def budgets(entries: Sequence[Entry], shares: Sequence[float]) -> list[int]:

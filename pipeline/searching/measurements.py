@@ -6,8 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-SLOWED = 0.1
-"""Log seconds above the fastest run of its configuration from which on other load has slowed a run, and not noise."""
+from pipeline.searching.time_model import NOISES
+
+SLOWED = 2 * math.sqrt(2) * max(NOISES)
+"""Log seconds above the fastest run of its configuration from which on other load has slowed a run, and not noise.
+
+Two standard deviations of the difference of two runs with the most noise that the time model expects: 0.34, or 40 %.
+"""
 
 
 def counting(log_seconds: Sequence[float]) -> list[float]:
