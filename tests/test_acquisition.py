@@ -334,7 +334,7 @@ def test_a_slowed_run_is_an_outlier_and_nothing_else_is(number: int, precision: 
 def test_runs_count_with_their_mean_but_for_slowed_ones() -> None:
     one = measured(modelled(), [0], 10**12)
     log_seconds = one.log_seconds[0]
-    near, slowed = run_again(one, 0, 1.06), run_again(one, 0, 1.4)
+    near, slowed = run_again(one, 0, 1.06), run_again(one, 0, 1.5)
     assert near.log_seconds[0] == pytest.approx(log_seconds + math.log(1.06) / 2) and near.num_runs == {0: 2}
     assert slowed.log_seconds[0] == log_seconds and slowed.num_runs == {0: 1}
 
@@ -465,7 +465,7 @@ def test_a_slowed_run_does_not_count_once_there_is_another() -> None:
     fastest = sampler.evaluate(study).again
     assert fastest is not None
     emit(fastest)
-    emit(slowed, slower=1.4)
+    emit(slowed, slower=1.5)
     assert sampler.evaluate(study).again == slowed
     emit(slowed)
     acquisition = sampler.evaluate(study)

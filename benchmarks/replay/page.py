@@ -63,7 +63,8 @@ def page(lines: Sequence[Mapping[str, Any]], file: Path, entries: Sequence[Entry
             f"Written by `{command}`. The table holds {len(entries)} configurations, each measured "
             f"{min(len(entry.runs) for entry in entries)} times in random order{_contenders(entries)}; "
             f"two runs of one differ by {100 * statistics.median(apart):.1f} % in the median; "
-            f"predicted peaks are off by at most {100 * off:.3f} %. Times are divided by how slow the machine was just then: the median of the seven runs "
+            f"predicted peaks are off by at most {100 * off:.3f} %. "
+            f"Times are divided by how slow the machine was just then: the median of the seven runs "
             f"around, each over the fastest of its configuration (at most {max(slow):.2f}, above 1.05 in "
             f"{sum(s > 1.05 for s in slow)} of {len(slow)} runs).",
             "",

@@ -195,7 +195,7 @@ class Verification:
         speed, peak = self.metrics.get("tokens_per_second"), limited_peak_mib(self.metrics)
         text = f"Trained again for {self.num_steps} optimizer steps in a fresh process: {self.outcome}"
         text += f", {speed:,.0f} tokens/s" if speed else ""
-        text += " (more than 10 % slower than its fastest run: not counted)" if self.was_slowed else ""
+        text += " (more than 40 % slower than its fastest run: not counted)" if self.was_slowed else ""
         text += f", {peak:,.1f} MiB" if peak else ""
         if self.plain is not None and self.max_loss_difference is not None:
             verdict = "the same training" if self.same_training else "NOT the same training"
