@@ -4,12 +4,15 @@ import csv
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import search_contenders
 import search_replay
 import search_table
 from conftest import ROOT
+from replay.table import read
 
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -58,6 +61,26 @@ def test_every_sampler_is_replayed_and_told(table: Path) -> None:
         assert f"| {sampler} | 2 |" in page
     found = rows_of(table.with_name("search_replay_tiny_cpu_gpt2-nano_2026-01-02.csv"))
     assert {row["over_budget"] for row in found if row["sampler"] == "predictive"} == {"0"}
+
+
+def test_those_that_may_be_the_fastest_are_measured_more_often(table: Path, tmp_path: Path) -> None:
+    for file in (table, table.with_suffix(".json")):
+        (tmp_path / file.name).write_text(file.read_text())
+    copy = tmp_path / table.name
+    assert search_contenders.main([str(copy), "--repeats", "1"]) == 0
+    further = tmp_path / table.name.replace("search_table", "search_contenders")
+    before = further.read_text()
+    assert search_contenders.main([str(copy), "--repeats", "2"]) == 0
+    assert further.read_text().startswith(before)
+    counts = Counter(row["micro_batch_size"] + row["checkpointing"] for row in rows_of(further))
+    assert set(counts.values()) == {2} and 1 <= len(counts) <= 4
+    entries = read(copy)
+    names = [f"{one.candidate.choice['micro_batch_size']}{one.candidate.choice['checkpointing']}" for one in entries]
+    assert [len(one.runs) for one in entries] == [4 if name in counts else 2 for name in names]
+    once = read(copy, has_further_runs=False)
+    assert {len(one.runs) for one in once} == {2}
+    fastest = min(once, key=lambda one: one.fastest).candidate.choice
+    assert f"{fastest['micro_batch_size']}{fastest['checkpointing']}" in counts
 
 
 def test_a_table_of_another_machine_is_not_continued(table: Path, tmp_path: Path) -> None:
