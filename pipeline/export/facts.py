@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.published_shapes import HUB_NAMES
 from pipeline.base.technique import Exported, Mathematics, Stage, Technique, source_of
 from pipeline.base.tokenizing import token_folder
 from pipeline.config.experiment import Experiment
 from pipeline.config.layers import layer_names
+from pipeline.export.lora import Lora, lora_of
+from pipeline.export.source import Source, data_source
 from pipeline.memory import attention_saved, offloading
-from pipeline.models.causal_lm import CausalLm
+from pipeline.models.causal_lm import UNPUBLISHED, CausalLm
 from pipeline.techniques.accumulation import Accumulation
 from pipeline.techniques.checkpointing import Checkpointing
 from pipeline.techniques.precision import Precision
@@ -68,6 +71,20 @@ class Facts:
     pretrained: bool
     tokens: Path | None
     """The file of token ids on which Headroom trained; None for a corpus of vectors."""
+    source: Source | None
+    """Where the rows of the corpus come from; None for a corpus that no other framework can read."""
+    tokenizer: str | None
+    """Name or folder of the model's own tokenizer; None if Headroom trained one on the corpus."""
+    published: str | None
+    """Name on the hub or folder of the model's weights; None for a shape that has none."""
+    changes: Mapping[str, Any]
+    """What the settings change in the configuration of that model."""
+    lora: Lora | None
+    """The adapters, if the model itself is frozen."""
+    weights: str
+    """Type of the model's own parameters: float32 or bfloat16."""
+    loss_kernel: str
+    """The value of the setting."""
     environment: Mapping[str, str]
     """Environment variables of the process."""
     others: tuple[str, ...]
@@ -143,12 +160,11 @@ class Facts:
         """A Python expression for the summed loss, if a technique replaces it."""
         return next((each.loss for each in self.exported if each.loss), None)
 
-    def optimizer(self, fused: bool) -> str:
+    def optimizer(self, fused: bool, parameters: str = "model.parameters()") -> str:
         """Return a Python expression for the optimizer of `model`."""
         known = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay, "layers": self.layers}
         expression = (
-            f"torch.optim.AdamW(model.parameters(), lr={self.learning_rate}, weight_decay={self.weight_decay}, "
-            f"fused={fused})"
+            f"torch.optim.AdamW({parameters}, lr={self.learning_rate}, weight_decay={self.weight_decay}, fused={fused})"
         )
         for each in self.exported:
             names = {"optimizer": expression, **known}
@@ -196,15 +212,29 @@ def facts_of(experiment: Experiment) -> Facts:
         configuration=_configuration(experiment, prepared.vocabulary_size),
         pretrained=getattr(experiment.model, "pretrained", False),
         tokens=tokens if tokens.exists() else None,
+        source=data_source(experiment),
+        tokenizer=experiment.description.tokenizer if experiment.description.needs_tokenizer else None,
+        published=_published(experiment),
+        changes=_changes(experiment, prepared.vocabulary_size),
+        lora=lora_of(experiment, prepared.vocabulary_size),
+        weights=settings.weights,
+        loss_kernel=settings.loss_kernel,
         environment=experiment.environment,
         others=tuple(_settings_text(technique) for technique in others),
         replaces_optimizer=any(technique.stage >= Stage.OPTIMIZER for technique in others),
     )
 
 
-def facts_for(facts: Facts, experiment: Experiment, target: str, known: tuple[type[Technique], ...]) -> Facts:
-    """Return the facts with what techniques add for one target, whose own files express the techniques `known`."""
+def facts_for(
+    facts: Facts, experiment: Experiment, target: str, known: tuple[type[Technique], ...], *, takes_code: bool
+) -> Facts:
+    """Return the facts with what techniques add for one target, whose own files express the techniques `known`.
+
+    `takes_code` is whether its files can hold Python; without, they cannot express what needs it.
+    """
     exports = {technique: technique.export(target) for technique in _others(experiment, known)}
+    if not takes_code:
+        exports = {each: None if exported and exported.needs_python else exported for each, exported in exports.items()}
     missing = [
         f"This is not the training that was measured: it is without {_settings_text(technique)}, which these files "
         f"cannot express; {CONSEQUENCES[technique.mathematics]}."
@@ -240,6 +270,16 @@ def literal(value: object) -> str:
     return repr(value)
 
 
+def yaml_literal(value: object) -> str:
+    """Return a value as YAML in one line; YAML 1.1 reads a number with an exponent only if it has a point."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {yaml_literal(part)}' for name, part in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(yaml_literal(part) for part in value)}]"
+    text = json.dumps(value)
+    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text
+
+
 def _configuration(experiment: Experiment, vocabulary_size: int) -> dict[str, Any] | None:
     """Return the values of transformers' configuration that differ from the defaults of the model type."""
     if not isinstance(experiment.model, CausalLm):
@@ -253,6 +293,21 @@ def _configuration(experiment: Experiment, vocabulary_size: int) -> dict[str, An
         built = AutoConfig.for_model(**values).to_dict()
         values |= {name: value for name, value in wanted.items() if name not in built or built[name] != value}
     return values
+
+
+def _published(experiment: Experiment) -> str | None:
+    name = experiment.settings.model
+    return None if name in UNPUBLISHED or not isinstance(experiment.model, CausalLm) else HUB_NAMES.get(name, name)
+
+
+def _changes(experiment: Experiment, vocabulary_size: int) -> dict[str, Any]:
+    """Return the values of transformers' configuration that settings change, of a model that is published."""
+    name, model = experiment.settings.model, experiment.model
+    if _published(experiment) is None or not isinstance(model, CausalLm):
+        return {}
+    own = CausalLm(pretrained=model.pretrained).configuration(name, vocabulary_size).to_dict()
+    changed: dict[str, Any] = model.configuration(name, vocabulary_size).to_dict()
+    return {key: value for key, value in changed.items() if own.get(key) != value}
 
 
 def _by_policy(names: Sequence[str], policies: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -24,7 +24,7 @@ def export_files(experiment: Experiment) -> dict[str, str]:
     texts: dict[str, str] = {}
     sections: list[tuple[list[str], str, list[str]]] = []
     for name, kind in TARGETS.items():
-        target, facts = kind(), facts_for(shared, experiment, name, kind.techniques)
+        target, facts = kind(), facts_for(shared, experiment, name, kind.techniques, takes_code=kind.takes_code)
         files = {file: _with_warnings(file, text, facts) for file, text in target.files(facts).items()}
         if files:
             texts |= files
