@@ -323,7 +323,8 @@ def test_the_script_builds_the_same_shape(name: str) -> None:
 def test_a_model_that_is_not_of_transformers_has_all_files_but_the_script() -> None:
     files = export_files(tiny(**with_corpus_of("encoder_stack"), checkpointing="every_layer"))
     assert "train.py" not in files
-    assert "There is no script for plain PyTorch: transformers does not build encoder_stack" in files["README.md"]
+    absent = "There are no files for plain PyTorch, TRL and axolotl: transformers does not build encoder_stack"
+    assert absent in files["README.md"]
     module = tiny(**with_corpus_of("encoder_stack")).model.build("encoder_stack", 0).module
     executed(files["accelerate_setup.py"])["prepare_model"](module)
     assert all("partial" in str(layer.forward) for layer in module)

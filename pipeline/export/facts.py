@@ -1,20 +1,19 @@
 """The values that the files for every framework are written from."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.published_shapes import HUB_NAMES
 from pipeline.base.technique import Exported, Mathematics, Stage, Technique, source_of
 from pipeline.base.tokenizing import token_folder
 from pipeline.config.experiment import Experiment
 from pipeline.config.layers import layer_names
+from pipeline.export.configuration import configuration_changes, configuration_of, published_name
+from pipeline.export.literals import literal
 from pipeline.export.lora import Lora, lora_of
 from pipeline.export.source import Source, data_source
 from pipeline.memory import attention_saved, offloading
-from pipeline.models.causal_lm import UNPUBLISHED, CausalLm
 from pipeline.techniques.accumulation import Accumulation
 from pipeline.techniques.checkpointing import Checkpointing
 from pipeline.techniques.precision import Precision
@@ -22,7 +21,6 @@ from pipeline.training.loop import highest_learning_rate
 
 DEFAULT_LOSS_SCALE = 65536.0
 """The first scale of torch.amp.GradScaler, which some frameworks do not let one change."""
-LINE_LENGTH = 110
 IN_FACTS: tuple[type[Technique], ...] = (Accumulation, Checkpointing, Precision)
 """Techniques that have fields of their own in Facts; others add what their export() returns."""
 CONSEQUENCES = {
@@ -209,13 +207,13 @@ def facts_of(experiment: Experiment) -> Facts:
         padded=settings.sequences == "padded",
         masked=targets.exists(),
         model=settings.model,
-        configuration=_configuration(experiment, prepared.vocabulary_size),
+        configuration=configuration_of(experiment, prepared.vocabulary_size),
         pretrained=getattr(experiment.model, "pretrained", False),
         tokens=tokens if tokens.exists() else None,
         source=data_source(experiment),
         tokenizer=experiment.description.tokenizer if experiment.description.needs_tokenizer else None,
-        published=_published(experiment),
-        changes=_changes(experiment, prepared.vocabulary_size),
+        published=published_name(experiment),
+        changes=configuration_changes(experiment, prepared.vocabulary_size),
         lora=lora_of(experiment, prepared.vocabulary_size),
         weights=settings.weights,
         loss_kernel=settings.loss_kernel,
@@ -255,59 +253,6 @@ def _settings_text(technique: Technique) -> str:
     default = type(technique)().model_dump()
     changed = [f"{name}={value}" for name, value in technique.model_dump().items() if value != default[name]]
     return ", ".join(changed) or type(technique).__name__
-
-
-def literal(value: object) -> str:
-    """Return a value as Python code; a long dictionary spans several lines."""
-    if isinstance(value, str):
-        return json.dumps(value)
-    if isinstance(value, Mapping):
-        items = [f"{literal(name)}: {literal(part)}" for name, part in value.items()]
-        line = ", ".join(items)
-        return f"{{{line}}}" if len(line) <= LINE_LENGTH else "".join(["{\n", *(f"    {i},\n" for i in items), "}"])
-    if isinstance(value, list):
-        return f"[{', '.join(literal(part) for part in value)}]"
-    return repr(value)
-
-
-def yaml_literal(value: object) -> str:
-    """Return a value as YAML in one line; YAML 1.1 reads a number with an exponent only if it has a point."""
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name}: {yaml_literal(part)}' for name, part in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(yaml_literal(part) for part in value)}]"
-    text = json.dumps(value)
-    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text
-
-
-def _configuration(experiment: Experiment, vocabulary_size: int) -> dict[str, Any] | None:
-    """Return the values of transformers' configuration that differ from the defaults of the model type."""
-    if not isinstance(experiment.model, CausalLm):
-        return None
-    from transformers import AutoConfig
-
-    config = experiment.model.configuration(experiment.settings.model, vocabulary_size)
-    wanted: dict[str, Any] = config.to_dict()
-    values = {"model_type": config.model_type}
-    for _ in range(2):  # some defaults depend on other values
-        built = AutoConfig.for_model(**values).to_dict()
-        values |= {name: value for name, value in wanted.items() if name not in built or built[name] != value}
-    return values
-
-
-def _published(experiment: Experiment) -> str | None:
-    name = experiment.settings.model
-    return None if name in UNPUBLISHED or not isinstance(experiment.model, CausalLm) else HUB_NAMES.get(name, name)
-
-
-def _changes(experiment: Experiment, vocabulary_size: int) -> dict[str, Any]:
-    """Return the values of transformers' configuration that settings change, of a model that is published."""
-    name, model = experiment.settings.model, experiment.model
-    if _published(experiment) is None or not isinstance(model, CausalLm):
-        return {}
-    own = CausalLm(pretrained=model.pretrained).configuration(name, vocabulary_size).to_dict()
-    changed: dict[str, Any] = model.configuration(name, vocabulary_size).to_dict()
-    return {key: value for key, value in changed.items() if own.get(key) != value}
 
 
 def _by_policy(names: Sequence[str], policies: Sequence[str]) -> tuple[tuple[str, str], ...]:

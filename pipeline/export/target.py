@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pipeline.base.technique import Technique
-from pipeline.export.facts import IN_FACTS, Facts, literal, yaml_literal
+from pipeline.export.facts import IN_FACTS, Facts
+from pipeline.export.literals import literal, yaml_literal
 
 
 class Target(ABC):

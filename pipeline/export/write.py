@@ -7,7 +7,8 @@ from pathlib import Path
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import discover
-from pipeline.export.facts import LINE_LENGTH, Facts, facts_for, facts_of
+from pipeline.export.facts import Facts, facts_for, facts_of
+from pipeline.export.literals import LINE_LENGTH
 from pipeline.export.target import Target, render
 
 TARGETS = discover("export.targets", Target)  # type: ignore[type-abstract]

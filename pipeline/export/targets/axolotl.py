@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 
 from pipeline.base.chat_template import ANSWERS
 from pipeline.base.tokenizing import HELD_OUT_EVERY
-from pipeline.export.facts import LINE_LENGTH, Facts
+from pipeline.export.facts import Facts
+from pipeline.export.literals import LINE_LENGTH
 from pipeline.export.target import Target, render
 from pipeline.export.trainer_arguments import trainer_schedule
 

@@ -94,10 +94,10 @@ def _data_notes(facts: Facts) -> list[str]:
     found = (
         "The model's chat template marks the answers, and assistant_only_loss=True has the loss on them alone."
         if facts.source.marks_answers
-        else "The model's chat template does not mark its answers with {% generation %}, where assistant_only_loss "
-        "would look for them, or has the date of the day: ChatTemplate finds them, and SFTTrainer takes its labels. "
-        "Another template of TRL's for training (get_training_chat_template), or completion_only_loss, would also "
-        "train what follows the end of an answer, such as a line break."
+        else "The model's chat template does not mark its answers with {% generation %}, or has the date of the day: "
+        "ChatTemplate finds them, and SFTTrainer takes its labels. assistant_only_loss refuses a template without "
+        "marks, or puts one of TRL's own in its place; completion_only_loss also trains what follows the end of an "
+        "answer, such as a line break."
     )
     pairs = (
         "Rows of prompt and completion become messages: completion_only_loss would not train the answers of a prompt."
