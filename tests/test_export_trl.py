@@ -160,6 +160,18 @@ def test_documents_of_any_length_are_padded_as_measured(short_documents: Path, t
     assert found == pytest.approx(losses_here(**changes), abs=1e-4)
 
 
+@pytest.mark.parametrize("count", [1000, 1001])
+def test_more_conversations_than_trl_packs_together_are_said_to_be_others(count: int, tmp_path: Path) -> None:
+    model = folder_with(TEMPLATE, tmp_path / "model")
+    rows = [ROWS[number % len(ROWS)] for number in range(count * 10 // 9)]  # one of ten is held out
+    changes = {"model": model, "corpus": "chat", "chat__path": str(written(tmp_path, rows)), **CUT}
+    experiment = tiny(**changes)
+    text = " ".join(export_files(experiment)["trl_sft.py"].split())
+    assert ("of 1001 all were packed" in text) == ("It has the measured losses" not in text) == (count == 1001)
+    found = losses_of_trl(experiment, tmp_path / "files")
+    assert (found == pytest.approx(losses_here(**changes), abs=1e-4)) == (count == 1000)
+
+
 def test_it_reads_other_conversations(tmp_path: Path) -> None:
     model = folder_with(TEMPLATE, tmp_path / "model")
     write_files(export_files(tiny(model=model, corpus="chat", sequences="padded", **CUT)), tmp_path)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline.base.technique import Exported, Mathematics, Stage, Technique, source_of
 from pipeline.base.tokenizing import token_folder
 from pipeline.config.experiment import Experiment
@@ -69,6 +71,8 @@ class Facts:
     pretrained: bool
     tokens: Path | None
     """The file of token ids on which Headroom trained; None for a corpus of vectors."""
+    num_documents: int | None
+    """Documents to train on; None for a corpus of vectors."""
     source: Source | None
     """Where the rows of the corpus come from; None for a corpus that no other framework can read."""
     tokenizer: str | None
@@ -210,6 +214,7 @@ def facts_of(experiment: Experiment) -> Facts:
         configuration=configuration_of(experiment, prepared.vocabulary_size),
         pretrained=getattr(experiment.model, "pretrained", False),
         tokens=tokens if tokens.exists() else None,
+        num_documents=_num_documents(tokens),
         source=data_source(experiment),
         tokenizer=experiment.description.tokenizer if experiment.description.needs_tokenizer else None,
         published=published_name(experiment),
@@ -253,6 +258,12 @@ def _settings_text(technique: Technique) -> str:
     default = type(technique)().model_dump()
     changed = [f"{name}={value}" for name, value in technique.model_dump().items() if value != default[name]]
     return ", ".join(changed) or type(technique).__name__
+
+
+def _num_documents(tokens: Path) -> int | None:
+    """Return the number of documents of a file of token ids, whose starts and end lie beside it."""
+    offsets = tokens.with_name("train.offsets.npy")
+    return len(np.load(offsets, mmap_mode="r")) - 1 if offsets.exists() else None
 
 
 def _by_policy(names: Sequence[str], policies: Sequence[str]) -> tuple[tuple[str, str], ...]:

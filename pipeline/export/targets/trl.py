@@ -8,6 +8,9 @@ from pipeline.export.facts import Facts
 from pipeline.export.target import Target, render
 from pipeline.export.trainer_arguments import prepares_layers, trainer_arguments, trainer_notes
 
+PACKED_TOGETHER = 1000
+"""Documents of which TRL makes packed sequences without a shorter one: a batch of datasets' map()."""
+
 
 class Trl(Target):
     """trl.SFTTrainer."""
@@ -34,8 +37,13 @@ class Trl(Target):
 
     def differences(self, facts: Facts) -> list[str]:
         """Return what it reads, and what SFTTrainer does differently."""
-        losses = [] if facts.missing else ["It has the measured losses, step by step, but for the masks of dropout."]
-        notes = [*losses, *_data_notes(facts)]
+        losses = "It has the measured losses, step by step, but for the masks of dropout."
+        packed = (
+            f"This is not the training that was measured: SFTTrainer packs {PACKED_TOGETHER} conversations at a time, "
+            f"and of {facts.num_documents} all were packed; the sequences are others, its memory and time are the same."
+        )
+        notes = [packed] if _packs_parts(facts) else [] if facts.missing else [losses]
+        notes += _data_notes(facts)
         notes.append(
             "SFTTrainer computes the loss in chunks of tokens, without all logits in memory (seen in TRL 1.16), and "
             f"loss_kernel={facts.loss_kernel} was measured: the loss is the same, its memory and time are not."
@@ -60,6 +68,11 @@ class Trl(Target):
 def _reads_rows(facts: Facts) -> bool:
     """Whether it reads conversations; of any other corpus it reads the token ids, as of a model without tokenizer."""
     return facts.source is not None and facts.source.is_chat and facts.tokenizer is not None
+
+
+def _packs_parts(facts: Facts) -> bool:
+    """Whether SFTTrainer's packed sequences are others than the measured ones."""
+    return _reads_rows(facts) and not facts.padded and (facts.num_documents or 0) > PACKED_TOGETHER
 
 
 def _marks_answers(facts: Facts) -> bool:
@@ -102,8 +115,4 @@ def _data_notes(facts: Facts) -> list[str]:
     pairs = (
         "Rows of prompt and completion become messages: completion_only_loss would not train the answers of a prompt."
     )
-    packed = (
-        "SFTTrainer packs 1000 conversations at a time, and drops the rest of the last sequence of each 1000: with "
-        "more conversations the sequences are others than measured."
-    )
-    return [found, pairs, *([] if facts.padded else [packed])]
+    return [found, pairs]
