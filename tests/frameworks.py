@@ -46,12 +46,6 @@ def accelerate(script: Any) -> None:
 def hugging_face(script: Any) -> None:
     """Train with make_trainer, on the sequences in the order of train.py."""
     import training_arguments as setup
-    from transformers import TrainerCallback
-
-    class LossPrinter(TrainerCallback):  # type: ignore[misc]
-        def on_log(self, arguments: Any, state: Any, control: Any, logs: dict[str, float], **more: Any) -> None:
-            if "loss" in logs:
-                emit(logs["loss"])
 
     setup.arguments.logging_steps, setup.arguments.save_strategy = 1, "no"
     setup.arguments.disable_tqdm = True
@@ -61,9 +55,29 @@ def hugging_face(script: Any) -> None:
         for batch in w
         for row in range(len(batch["labels"]))
     ]
-    trainer = setup.make_trainer(build(script), whole, callbacks=[LossPrinter()])
+    trainer = setup.make_trainer(build(script), whole, callbacks=[loss_printer()])
     trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(whole)
     trainer.train()
+
+
+def trl(script: Any) -> None:
+    """Train with make_trainer, which reads the token ids of train.py itself."""
+    import trl_sft as setup
+
+    setup.arguments.save_strategy, setup.arguments.disable_tqdm = "no", True
+    setup.make_trainer(script.TOKENS, callbacks=[loss_printer()]).train()
+
+
+def loss_printer() -> Any:
+    """Return a callback of transformers' trainers."""
+    from transformers import TrainerCallback
+
+    class LossPrinter(TrainerCallback):  # type: ignore[misc]
+        def on_log(self, arguments: Any, state: Any, control: Any, logs: dict[str, float], **more: Any) -> None:
+            if "loss" in logs:
+                emit(logs["loss"])
+
+    return LossPrinter()
 
 
 def lightning(script: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import yaml
 from conftest import ROOT, TINY, tiny, with_corpus_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,8 +24,8 @@ from processes import free_port
 from pipeline.base.results import StepRecord
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
 from pipeline.cli import main
+from pipeline.export import trainer_arguments
 from pipeline.export.facts import facts_of
-from pipeline.export.targets import training_arguments
 from pipeline.export.write import TARGETS, export_files, write_files
 from pipeline.models.causal_lm import PRESETS
 from pipeline.runtime.worker_pool import run_all, worker_pool
@@ -123,7 +124,7 @@ def test_a_framework_trains_the_same(framework: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["accelerate", "hugging_face", "lightning", "deepspeed"])
+@pytest.mark.parametrize("framework", ["accelerate", "hugging_face", "lightning", "deepspeed", "trl"])
 def test_any_framework_trains_the_same(framework: str, exported: tuple[Path, list[float]]) -> None:
     """DeepSpeed compiles an operator of its own the first time."""
     folder, expected = exported
@@ -175,10 +176,16 @@ def test_every_file_has_the_same_numbers(changes: dict[str, Any]) -> None:
     assert [arguments[name] for name in ("bf16", "fp16", "tf32")] == [
         changes["precision"] == name for name in ("bf16", "fp16", "tf32")
     ]
+    axolotl = yaml.safe_load(files["axolotl.yaml"])
+    for name, value in {"per_device_train_batch_size": micro, "gradient_accumulation_steps": steps}.items():
+        assert f"    {name}={value},\n" in files["trl_sft.py"]
+        assert axolotl[name.replace("per_device_train", "micro")] == value
+    for name in ("learning_rate", "weight_decay", "max_grad_norm", "fp16", "bf16", "tf32", "max_steps", "seed"):
+        assert axolotl[name] == arguments[name]
     for name in (name for name in files if name.endswith(".py")):
         compile(files[name], name, "exec")
         high = changes["precision"] == "tf32"
-        if name != "training_arguments.py":
+        if name not in ("training_arguments.py", "trl_sft.py"):  # they have an argument for it
             assert f'set_float32_matmul_precision("{"high" if high else "highest"}")' in files[name]
     check_the_schedule(experiment, executed(files["deepspeed_setup.py"])["learning_rate_factor"])
 
@@ -249,7 +256,7 @@ def test_the_json_alone_has_the_exact_constant_schedule(warmup_steps: int) -> No
 
 
 def test_an_older_transformers_gets_the_older_name_and_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_arguments, "_checkpointing_name", lambda: "gradient_checkpointing")
+    monkeypatch.setattr(trainer_arguments, "checkpointing_name", lambda: "gradient_checkpointing")
     files = export_files(tiny(checkpointing="every_2_layers"))
     arguments = json.loads(files["training_arguments.json"])
     assert arguments["gradient_checkpointing"] and arguments["gradient_checkpointing_kwargs"] == {
@@ -316,7 +323,8 @@ def test_the_script_builds_the_same_shape(name: str) -> None:
 def test_a_model_that_is_not_of_transformers_has_all_files_but_the_script() -> None:
     files = export_files(tiny(**with_corpus_of("encoder_stack"), checkpointing="every_layer"))
     assert "train.py" not in files
-    assert "There is no script for plain PyTorch: transformers does not build encoder_stack" in files["README.md"]
+    absent = "There are no files for plain PyTorch, TRL and axolotl: transformers does not build encoder_stack"
+    assert absent in files["README.md"]
     module = tiny(**with_corpus_of("encoder_stack")).model.build("encoder_stack", 0).module
     executed(files["accelerate_setup.py"])["prepare_model"](module)
     assert all("partial" in str(layer.forward) for layer in module)
@@ -343,6 +351,8 @@ class Added(Technique):
 
     def export(self, target: str) -> Exported | None:
         arguments = {"training_arguments": {"optim": "sgd"}, "lightning": {"profiler": None}}
+        if target == "axolotl":
+            return Exported(arguments={"added": 1e-5}, notes=("added to axolotl",))
         return Exported(
             code="import math",
             prepare="model.added = math.pi",
@@ -369,14 +379,17 @@ def test_every_target_writes_what_a_technique_exports() -> None:
     assert "    prepare_model(model)\n    optimizer = [torch.optim.AdamW(" in files["train.py"]
     assert json.loads(files["training_arguments.json"])["optim"] == "sgd"
     assert "        profiler=None,\n" in files["lightning_trainer.py"]
-    assert "    model.added = math.pi\n" in files["training_arguments.py"]
+    for name in ("training_arguments.py", "trl_sft.py"):
+        assert "    model.added = math.pi\n" in files[name]
+    assert yaml.safe_load(files["axolotl.yaml"])["added"] == 1e-5 and "# added to axolotl\n" in files["axolotl.yaml"]
     assert all(f"added to {target}" in files["README.md"] for target in TARGETS)
     assert "AdamW as changed by the techniques" in files["README.md"] and "`ADDED=1`" in files["README.md"]
-    assert "added=True" in files["README.md"] and "not the training that was measured" not in "".join(files.values())
+    assert "added=True" in files["README.md"] and "it is without" not in "".join(files.values())
 
 
 def test_the_readme_has_the_purpose_of_every_target() -> None:
-    assert {"accelerate", "deepspeed", "lightning", "pytorch", "training_arguments"} == set(TARGETS)
+    names = {"accelerate", "axolotl", "deepspeed", "lightning", "pytorch", "training_arguments", "trl"}
+    assert names == set(TARGETS)
     readme = export_files(tiny())["README.md"]
     assert all(kind.purpose in readme for kind in TARGETS.values())
 

@@ -104,12 +104,13 @@ def test_the_script_has_it_and_the_other_files_say_that_they_do_not(
     losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if "loss" in line]
     assert losses == pytest.approx(values["on"]["losses"], abs=1e-5)
     missing = "This is not the training that was measured: it is without recomputed_mlp=True"
-    for name in ("accelerate.yaml", "accelerate_setup.py", "deepspeed_setup.py", "lightning_trainer.py"):
+    others = ("accelerate_setup.py", "deepspeed_setup.py", "lightning_trainer.py", "trl_sft.py")
+    for name in ("accelerate.yaml", "axolotl.yaml", *others):
         assert (folder / name).read_text().startswith(f"# {missing}")
     assert any(missing in note for note in json.loads((folder / "deepspeed.json").read_text())["notes"])
     assert missing not in (folder / "train.py").read_text()
     readme = (folder / "README.md").read_text()
-    assert readme.count(missing) == 4
+    assert readme.count(missing) == 6
 
 
 def test_a_search_has_it_as_a_dimension(tmp_path: Path) -> None:

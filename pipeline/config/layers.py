@@ -1,7 +1,8 @@
-"""The names of a model's layers, of which no weights are made where its code allows that."""
+"""A model and the names of its layers, of which no weights are made where its code allows that."""
 
 import torch
 
+from pipeline.base.contracts import Trainable
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment
 
@@ -18,11 +19,16 @@ def layer_names(experiment: Experiment, vocabulary_size: int) -> list[str]:
 _names: dict[tuple[str, str, int], list[str]] = {}
 
 
-def _built_names(plain: Experiment, vocabulary_size: int) -> list[str]:
+def built_without_weights(plain: Experiment, vocabulary_size: int) -> Trainable:
+    """Return the model of a run with random weights, on the meta device where its code allows that."""
     try:
         with torch.device("meta"):
-            trainable = plain.model.build(plain.settings.model, vocabulary_size)
+            return plain.model.build(plain.settings.model, vocabulary_size)
     except InvalidInputError:  # a model that cannot be built without real tensors
-        trainable = plain.model.build(plain.settings.model, vocabulary_size)
+        return plain.model.build(plain.settings.model, vocabulary_size)
+
+
+def _built_names(plain: Experiment, vocabulary_size: int) -> list[str]:
+    trainable = built_without_weights(plain, vocabulary_size)
     names = {module: name for name, module in trainable.module.named_modules()}
     return [names[layer] for layer in trainable.layers]

@@ -1,17 +1,21 @@
 """The values that the files for every framework are written from."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline.base.technique import Exported, Mathematics, Stage, Technique, source_of
 from pipeline.base.tokenizing import token_folder
 from pipeline.config.experiment import Experiment
 from pipeline.config.layers import layer_names
+from pipeline.export.configuration import configuration_changes, configuration_of, published_name
+from pipeline.export.literals import literal
+from pipeline.export.lora import Lora, lora_of
+from pipeline.export.source import Source, data_source
 from pipeline.memory import attention_saved, offloading
-from pipeline.models.causal_lm import CausalLm
 from pipeline.techniques.accumulation import Accumulation
 from pipeline.techniques.checkpointing import Checkpointing
 from pipeline.techniques.precision import Precision
@@ -19,7 +23,6 @@ from pipeline.training.loop import highest_learning_rate
 
 DEFAULT_LOSS_SCALE = 65536.0
 """The first scale of torch.amp.GradScaler, which some frameworks do not let one change."""
-LINE_LENGTH = 110
 IN_FACTS: tuple[type[Technique], ...] = (Accumulation, Checkpointing, Precision)
 """Techniques that have fields of their own in Facts; others add what their export() returns."""
 CONSEQUENCES = {
@@ -68,6 +71,22 @@ class Facts:
     pretrained: bool
     tokens: Path | None
     """The file of token ids on which Headroom trained; None for a corpus of vectors."""
+    num_documents: int | None
+    """Documents to train on; None for a corpus of vectors."""
+    source: Source | None
+    """Where the rows of the corpus come from; None for a corpus that no other framework can read."""
+    tokenizer: str | None
+    """Name or folder of the model's own tokenizer; None if Headroom trained one on the corpus."""
+    published: str | None
+    """Name on the hub or folder of the model's weights; None for a shape that has none."""
+    changes: Mapping[str, Any]
+    """What the settings change in the configuration of that model."""
+    lora: Lora | None
+    """The adapters, if the model itself is frozen."""
+    weights: str
+    """Type of the model's own parameters: float32 or bfloat16."""
+    loss_kernel: str
+    """The value of the setting."""
     environment: Mapping[str, str]
     """Environment variables of the process."""
     others: tuple[str, ...]
@@ -143,12 +162,11 @@ class Facts:
         """A Python expression for the summed loss, if a technique replaces it."""
         return next((each.loss for each in self.exported if each.loss), None)
 
-    def optimizer(self, fused: bool) -> str:
+    def optimizer(self, fused: bool, parameters: str = "model.parameters()") -> str:
         """Return a Python expression for the optimizer of `model`."""
         known = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay, "layers": self.layers}
         expression = (
-            f"torch.optim.AdamW(model.parameters(), lr={self.learning_rate}, weight_decay={self.weight_decay}, "
-            f"fused={fused})"
+            f"torch.optim.AdamW({parameters}, lr={self.learning_rate}, weight_decay={self.weight_decay}, fused={fused})"
         )
         for each in self.exported:
             names = {"optimizer": expression, **known}
@@ -193,18 +211,33 @@ def facts_of(experiment: Experiment) -> Facts:
         padded=settings.sequences == "padded",
         masked=targets.exists(),
         model=settings.model,
-        configuration=_configuration(experiment, prepared.vocabulary_size),
+        configuration=configuration_of(experiment, prepared.vocabulary_size),
         pretrained=getattr(experiment.model, "pretrained", False),
         tokens=tokens if tokens.exists() else None,
+        num_documents=_num_documents(tokens),
+        source=data_source(experiment),
+        tokenizer=experiment.description.tokenizer if experiment.description.needs_tokenizer else None,
+        published=published_name(experiment),
+        changes=configuration_changes(experiment, prepared.vocabulary_size),
+        lora=lora_of(experiment, prepared.vocabulary_size),
+        weights=settings.weights,
+        loss_kernel=settings.loss_kernel,
         environment=experiment.environment,
         others=tuple(_settings_text(technique) for technique in others),
         replaces_optimizer=any(technique.stage >= Stage.OPTIMIZER for technique in others),
     )
 
 
-def facts_for(facts: Facts, experiment: Experiment, target: str, known: tuple[type[Technique], ...]) -> Facts:
-    """Return the facts with what techniques add for one target, whose own files express the techniques `known`."""
+def facts_for(
+    facts: Facts, experiment: Experiment, target: str, known: tuple[type[Technique], ...], *, takes_code: bool
+) -> Facts:
+    """Return the facts with what techniques add for one target, whose own files express the techniques `known`.
+
+    `takes_code` is whether its files can hold Python; without, they cannot express what needs it.
+    """
     exports = {technique: technique.export(target) for technique in _others(experiment, known)}
+    if not takes_code:
+        exports = {each: None if exported and exported.needs_python else exported for each, exported in exports.items()}
     missing = [
         f"This is not the training that was measured: it is without {_settings_text(technique)}, which these files "
         f"cannot express; {CONSEQUENCES[technique.mathematics]}."
@@ -227,32 +260,10 @@ def _settings_text(technique: Technique) -> str:
     return ", ".join(changed) or type(technique).__name__
 
 
-def literal(value: object) -> str:
-    """Return a value as Python code; a long dictionary spans several lines."""
-    if isinstance(value, str):
-        return json.dumps(value)
-    if isinstance(value, Mapping):
-        items = [f"{literal(name)}: {literal(part)}" for name, part in value.items()]
-        line = ", ".join(items)
-        return f"{{{line}}}" if len(line) <= LINE_LENGTH else "".join(["{\n", *(f"    {i},\n" for i in items), "}"])
-    if isinstance(value, list):
-        return f"[{', '.join(literal(part) for part in value)}]"
-    return repr(value)
-
-
-def _configuration(experiment: Experiment, vocabulary_size: int) -> dict[str, Any] | None:
-    """Return the values of transformers' configuration that differ from the defaults of the model type."""
-    if not isinstance(experiment.model, CausalLm):
-        return None
-    from transformers import AutoConfig
-
-    config = experiment.model.configuration(experiment.settings.model, vocabulary_size)
-    wanted: dict[str, Any] = config.to_dict()
-    values = {"model_type": config.model_type}
-    for _ in range(2):  # some defaults depend on other values
-        built = AutoConfig.for_model(**values).to_dict()
-        values |= {name: value for name, value in wanted.items() if name not in built or built[name] != value}
-    return values
+def _num_documents(tokens: Path) -> int | None:
+    """Return the number of documents of a file of token ids, whose starts and end lie beside it."""
+    offsets = tokens.with_name("train.offsets.npy")
+    return len(np.load(offsets, mmap_mode="r")) - 1 if offsets.exists() else None
 
 
 def _by_policy(names: Sequence[str], policies: Sequence[str]) -> tuple[tuple[str, str], ...]:

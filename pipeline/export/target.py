@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pipeline.base.technique import Technique
-from pipeline.export.facts import IN_FACTS, Facts, literal
+from pipeline.export.facts import IN_FACTS, Facts
+from pipeline.export.literals import literal, yaml_literal
 
 
 class Target(ABC):
@@ -17,6 +18,9 @@ class Target(ABC):
     """How its files are used, in a sentence."""
     techniques: ClassVar[tuple[type[Technique], ...]] = IN_FACTS
     """Techniques that its files express; any other needs an export() for this target."""
+
+    takes_code: ClassVar[bool] = True
+    """Whether its files can hold Python code."""
 
     @abstractmethod
     def files(self, facts: Facts) -> dict[str, str]:
@@ -55,4 +59,5 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["literal"] = literal
+    environment.filters["yaml"] = yaml_literal
     return environment

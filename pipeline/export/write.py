@@ -7,7 +7,8 @@ from pathlib import Path
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import discover
-from pipeline.export.facts import LINE_LENGTH, Facts, facts_for, facts_of
+from pipeline.export.facts import Facts, facts_for, facts_of
+from pipeline.export.literals import LINE_LENGTH
 from pipeline.export.target import Target, render
 
 TARGETS = discover("export.targets", Target)  # type: ignore[type-abstract]
@@ -24,7 +25,7 @@ def export_files(experiment: Experiment) -> dict[str, str]:
     texts: dict[str, str] = {}
     sections: list[tuple[list[str], str, list[str]]] = []
     for name, kind in TARGETS.items():
-        target, facts = kind(), facts_for(shared, experiment, name, kind.techniques)
+        target, facts = kind(), facts_for(shared, experiment, name, kind.techniques, takes_code=kind.takes_code)
         files = {file: _with_warnings(file, text, facts) for file, text in target.files(facts).items()}
         if files:
             texts |= files

@@ -118,8 +118,12 @@ class Adapter(Technique):
         )
 
     def export(self, target: str) -> Exported:
-        """Return the functions that add the adapters and leave what is frozen to no optimizer, for any framework."""
-        del target
+        """Return the functions that add the adapters and leave what is frozen to no optimizer, for any framework.
+
+        TRL and axolotl add them themselves, by peft's names of these settings.
+        """
+        if target in ("trl", "axolotl"):
+            return Exported()
         parts = (is_target, linear_layers, add_adapters, without_frozen)
         arguments = [
             "model",

@@ -68,7 +68,9 @@ class Attention(Technique):
         )
 
     def export(self, target: str) -> Exported:
-        """Return the call that chooses it, for any framework."""
+        """Return the call that chooses it, for any framework; axolotl has a key."""
+        if target == "axolotl":
+            return Exported(arguments={"attn_implementation": NAMES[self.attention]})
         return Exported(prepare=f'model.set_attn_implementation("{NAMES[self.attention]}")')
 
     def apply(self, step: Step) -> Step:

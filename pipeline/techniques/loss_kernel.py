@@ -39,6 +39,16 @@ LIGER_ALONE = {
     "fused_linear_cross_entropy": True,
 }
 """Which of Liger's kernels TrainingArguments takes; a model takes those that it has."""
+LIGER_IN_AXOLOTL = {
+    "plugins": ["axolotl.integrations.liger.LigerPlugin"],
+    "liger_rope": False,
+    "liger_rms_norm": False,
+    "liger_layer_norm": False,
+    "liger_glu_activation": False,
+    "liger_cross_entropy": False,
+    "liger_fused_linear_cross_entropy": True,
+}
+"""The same in axolotl's file."""
 
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(hidden states [N, C], targets [N], what the loss is multiplied by) -> summed cross-entropy."""
@@ -121,7 +131,14 @@ class LossKernel(Technique):
         return None
 
     def export(self, target: str) -> Exported | None:
-        """Return the loss as code; the plain script calls it, and elsewhere the model itself returns it."""
+        """Return the loss as code; the plain script calls it, and elsewhere the model itself returns it.
+
+        TRL has chunks of its own, which no setting turns off; axolotl's chunks are of logits that are all in memory.
+        """
+        if target == "trl":
+            return None if self.loss_kernel == "liger" else Exported()
+        if target == "axolotl":
+            return Exported(arguments=LIGER_IN_AXOLOTL) if self.loss_kernel == "liger" else None
         if (self.loss_kernel, target) == ("liger", "training_arguments"):
             return Exported(arguments={"use_liger_kernel": True, "liger_kernel_config": LIGER_ALONE})
         chunk = self.loss_chunk_tokens or f"min(head.in_features, {LONGEST_CHUNK_TOKENS})"

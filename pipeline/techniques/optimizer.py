@@ -66,9 +66,11 @@ class Optimizer(Technique):
                 )
         return None
 
-    def export(self, target: str) -> Exported:
-        """Return the function that makes the other optimizer from AdamW, for any framework."""
-        del target
+    def export(self, target: str) -> Exported | None:
+        """Return the function that makes the other optimizer from AdamW; axolotl's Adafactor and Muon are others."""
+        if target == "axolotl":
+            of_sgd = {"optimizer": "sgd", "optim_args": {"momentum": self.sgd_momentum}}
+            return Exported(arguments=of_sgd) if self.optimizer == "sgd" else None
         layers = ["[model.get_submodule(name) for name in {layers}]"] if self.optimizer == "muon" else []
         arguments = ["{optimizer}", *layers, *(f"{name}={value!r}" for name, value in self._arguments().items())]
         parts: list[Callable[..., Any]] = [IN_PLACE_OF_ADAMW[self.optimizer]]

@@ -62,9 +62,11 @@ class Weights(Technique):
         return None
 
     def export(self, target: str) -> Exported | None:
-        """Return the function that converts the model; DeepSpeed takes bfloat16 only with copies in float32."""
+        """Return the function that converts the model; axolotl has a key, DeepSpeed takes it only beside float32."""
         if target == "deepspeed":
             return None
+        if target == "axolotl":
+            return Exported()
         code = f"{IMPORTS}\n\n{inspect.getsource(convert_to_bfloat16)}"
         return Exported(code=code, prepare="convert_to_bfloat16(model)")
 

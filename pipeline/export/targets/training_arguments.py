@@ -1,13 +1,11 @@
 """Hugging Face's Trainer: its arguments as JSON, for HfArgumentParser, and as Python."""
 
 import json
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from pipeline.export.facts import DEFAULT_LOSS_SCALE, Facts
+from pipeline.export.facts import Facts
 from pipeline.export.target import Target, render
-
-CHECKPOINTING_NAMES = ("activation_checkpointing", "gradient_checkpointing")
-"""The argument that enables checkpointing, the newest name first; only the newest supports every n-th layer."""
+from pipeline.export.trainer_arguments import prepares_layers, trainer_arguments, trainer_notes
 
 
 class HuggingFace(Target):
@@ -20,14 +18,14 @@ class HuggingFace(Target):
 
     def files(self, facts: Facts) -> dict[str, str]:
         """Return the arguments in both forms."""
-        arguments = _arguments(facts)
+        arguments = trainer_arguments(facts)
         return {
             "training_arguments.json": json.dumps(arguments, indent=2) + "\n",
             "training_arguments.py": render(
                 "training_arguments.py.jinja",
                 facts,
                 arguments=arguments,
-                prepares_layers=bool(facts.checkpointed) and not _has_argument(facts),
+                prepares_layers=prepares_layers(facts),
             ),
         }
 
@@ -50,94 +48,9 @@ class HuggingFace(Target):
             notes.append(
                 "With the JSON alone the warm-up is one step later than measured; make_trainer has the measured one."
             )
-        if (facts.every_n_layers or 1) > 1 and _checkpointing_name() != CHECKPOINTING_NAMES[0]:
-            notes.append(
-                f"This version of transformers checkpoints every layer or none: every layer here, instead of one of "
-                f"{facts.every_n_layers}; the training is the same, in less memory and more time."
-            )
-        if facts.checkpointed and not _has_argument(facts):
+        if prepares_layers(facts):
             notes.append(
                 f"No argument expresses checkpointing={facts.checkpointing}: make_trainer applies it. With the JSON "
                 "alone nothing is checkpointed; the training is the same, in more memory and less time."
             )
-        if facts.checkpointing == "offloaded" and _has_argument(facts):
-            notes.append(
-                "Trainer copies layer inputs to the host within the computation, not beside it: its losses are the "
-                "measured ones, its memory and time are not."
-            )
-        if facts.precision == "tf32":
-            notes.append("tf32=true needs a GPU of compute capability 8.0 (Ampere) or newer.")
-        if facts.scales_loss:
-            notes.append("fp16 needs a GPU: Accelerate, which Trainer uses, refuses it on a CPU.")
-            notes += _scale_note(facts)
-        return notes
-
-
-def _scale_note(facts: Facts) -> list[str]:
-    if facts.initial_loss_scale == DEFAULT_LOSS_SCALE:
-        return []
-    return [f"Trainer's first loss scale is {DEFAULT_LOSS_SCALE:g}, and {facts.initial_loss_scale:g} was measured."]
-
-
-def _arguments(facts: Facts) -> dict[str, Any]:
-    return {
-        "output_dir": "trainer_output",
-        "per_device_train_batch_size": facts.micro_batch_size,
-        "gradient_accumulation_steps": facts.accumulation_steps,
-        "max_steps": facts.num_steps,
-        "bf16": facts.precision == "bf16",
-        "fp16": facts.precision == "fp16",
-        "tf32": facts.precision == "tf32",
-        **_checkpointing(facts),
-        "optim": "adamw_torch_fused",
-        "learning_rate": facts.learning_rate,
-        **_schedule(facts),
-        "weight_decay": facts.weight_decay,
-        "max_grad_norm": facts.max_grad_norm or 0.0,
-        "seed": facts.seed,
-        "dataloader_drop_last": True,
-        "use_cpu": facts.device_type == "cpu",
-        **facts.arguments,
-    }
-
-
-def _checkpointing_name() -> str:
-    from transformers import TrainingArguments
-
-    return next(name for name in CHECKPOINTING_NAMES if name in TrainingArguments.__dataclass_fields__)
-
-
-def _checkpointing(facts: Facts) -> dict[str, Any]:
-    name = _checkpointing_name()
-    if not facts.checkpointed or not _has_argument(facts):
-        return {name: False}
-    more: dict[str, Any] = {}
-    if facts.checkpointing == "offloaded":
-        more = {"offload": True}
-    elif name == CHECKPOINTING_NAMES[0]:
-        more = {"every_n_layers": facts.every_n_layers}
-    return {name: True, f"{name}_kwargs": {"use_reentrant": False, **more}}
-
-
-def _has_argument(facts: Facts) -> bool:
-    """Whether an argument expresses the checkpointing: of layers 0, n, 2n, ..., or on a GPU with inputs on the host."""
-    if facts.checkpointing != "offloaded":
-        return facts.every_n_layers is not None
-    return facts.device_type == "cuda" and _checkpointing_name() == CHECKPOINTING_NAMES[0]
-
-
-def _schedule(facts: Facts) -> dict[str, Any]:
-    """Return the schedule; warmup_stable_decay without decay is exactly a constant rate after warm-up.
-
-    transformers' warm-up begins at its lowest rate and has one step more than Headroom's, which begins at 1 / n.
-    """
-    if facts.schedule == "linear":
-        return {"lr_scheduler_type": "linear", "warmup_steps": facts.warmup_steps}
-    if not facts.has_warmup:
-        return {"lr_scheduler_type": "constant", "warmup_steps": 0}
-    shape = {"num_decay_steps": 0, "min_lr_ratio": 1 / facts.warmup_steps}
-    return {
-        "lr_scheduler_type": "warmup_stable_decay",
-        "warmup_steps": facts.warmup_steps - 1,
-        "lr_scheduler_kwargs": shape,
-    }
+        return notes + trainer_notes(facts)

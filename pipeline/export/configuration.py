@@ -1,0 +1,41 @@
+"""The configuration of a run's model, for frameworks that build it by transformers."""
+
+from typing import Any
+
+from pipeline.base.published_shapes import HUB_NAMES
+from pipeline.config.experiment import Experiment
+from pipeline.models.causal_lm import UNPUBLISHED, CausalLm
+
+
+def configuration_of(experiment: Experiment, vocabulary_size: int) -> dict[str, Any] | None:
+    """Return the values of transformers' configuration that differ from the defaults of the model type.
+
+    It is None for models of other kinds.
+    """
+    if not isinstance(experiment.model, CausalLm):
+        return None
+    from transformers import AutoConfig
+
+    config = experiment.model.configuration(experiment.settings.model, vocabulary_size)
+    wanted: dict[str, Any] = config.to_dict()
+    values = {"model_type": config.model_type}
+    for _ in range(2):  # some defaults depend on other values
+        built = AutoConfig.for_model(**values).to_dict()
+        values |= {name: value for name, value in wanted.items() if name not in built or built[name] != value}
+    return values
+
+
+def published_name(experiment: Experiment) -> str | None:
+    """Return the name on the hub or the folder of the model's weights; None for a shape that has none."""
+    name = experiment.settings.model
+    return None if name in UNPUBLISHED or not isinstance(experiment.model, CausalLm) else HUB_NAMES.get(name, name)
+
+
+def configuration_changes(experiment: Experiment, vocabulary_size: int) -> dict[str, Any]:
+    """Return the values of transformers' configuration that settings change, of a model that is published."""
+    name, model = experiment.settings.model, experiment.model
+    if published_name(experiment) is None or not isinstance(model, CausalLm):
+        return {}
+    own = CausalLm(pretrained=model.pretrained).configuration(name, vocabulary_size).to_dict()
+    changed: dict[str, Any] = model.configuration(name, vocabulary_size).to_dict()
+    return {key: value for key, value in changed.items() if own.get(key) != value}

@@ -1,0 +1,64 @@
+"""The adapters of a run in the terms of peft's LoraConfig."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from pipeline.config.experiment import Experiment
+from pipeline.config.layers import built_without_weights
+from pipeline.techniques.adapter import Adapter, is_target, linear_layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """What peft adds to a frozen model."""
+
+    rank: int
+    alpha: int
+    dropout: float
+    weights: str
+    """Type of the adapters: float32 or bfloat16."""
+    targets: tuple[str, ...]
+    """The linear layers that have one: the ends of their names, where no other module's name ends so."""
+    is_transposed: bool
+    """Whether their weights are transposed, as those of GPT-2."""
+
+
+def lora_of(experiment: Experiment, vocabulary_size: int) -> Lora | None:
+    """Return the adapters of a run, or None if the model itself is trained.
+
+    Raises:
+        InvalidInputError: the model cannot be built.
+
+    """
+    adapter = next(each for each in experiment.techniques if isinstance(each, Adapter))
+    if not adapter.active:
+        return None
+    from transformers.pytorch_utils import Conv1D
+
+    trainable = built_without_weights(experiment.with_random_weights("cpu"), vocabulary_size)
+    adapted = {
+        part: name
+        for layer in trainable.layers
+        for name, part in linear_layers(layer).items()
+        if any(is_target(name, target) for target in adapter.adapter_targets.split(","))
+    }
+    return Lora(
+        rank=adapter.adapter_rank,
+        alpha=adapter.adapter_alpha,
+        dropout=adapter.adapter_dropout,
+        weights=adapter.adapter_weights,
+        targets=_targets(dict(trainable.module.named_modules()), adapted),
+        is_transposed=any(isinstance(part, Conv1D) for part in adapted),
+    )
+
+
+def _targets(modules: Mapping[str, nn.Module], adapted: Mapping[nn.Module, str]) -> tuple[str, ...]:
+    """Return the shortest ends of names that the adapted layers alone have: of one part, as in their layer, or all."""
+    full = tuple(name for name, part in modules.items() if part in adapted)
+    in_layer = tuple(dict.fromkeys(adapted.values()))
+    for ends in (tuple(dict.fromkeys(name.rpartition(".")[2] for name in in_layer)), in_layer):
+        if full == tuple(name for name in modules if any(f".{name}".endswith(f".{end}") for end in ends)):
+            return ends
+    return full

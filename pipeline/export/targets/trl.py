@@ -1,0 +1,118 @@
+"""TRL: a script with SFTConfig and SFTTrainer, and peft's LoraConfig where the run has adapters."""
+
+from typing import Any, ClassVar
+
+from pipeline.base.tokenizing import HELD_OUT_EVERY
+from pipeline.export.conversations import finding_of_answers
+from pipeline.export.facts import Facts
+from pipeline.export.target import Target, render
+from pipeline.export.trainer_arguments import prepares_layers, trainer_arguments, trainer_notes
+
+PACKED_TOGETHER = 1000
+"""Documents of which TRL makes packed sequences without a shorter one: a batch of datasets' map()."""
+
+
+class Trl(Target):
+    """trl.SFTTrainer."""
+
+    purpose: ClassVar[str] = "For TRL: `python trl_sft.py`, or `python trl_sft.py` with data of your own."
+
+    def files(self, facts: Facts) -> dict[str, str]:
+        """Return the script, for a model that transformers builds from a configuration."""
+        if facts.configuration is None:
+            return {}
+        text = render(
+            "trl_sft.py.jinja",
+            facts,
+            arguments=_arguments(facts),
+            notes=self.differences(facts),
+            prepares_layers=prepares_layers(facts),
+            reads_rows=_reads_rows(facts),
+            is_json=facts.source is not None and facts.source.file_format == "json",
+            finding=finding_of_answers() if _reads_rows(facts) and not _marks_answers(facts) else "",
+            held_out_every=HELD_OUT_EVERY,
+            is_gpt2=facts.configuration["model_type"] == "gpt2",
+        )
+        return {"trl_sft.py": text}
+
+    def differences(self, facts: Facts) -> list[str]:
+        """Return what it reads, and what SFTTrainer does differently."""
+        losses = "It has the measured losses, step by step, but for the masks of dropout."
+        packed = (
+            f"This is not the training that was measured: SFTTrainer packs {PACKED_TOGETHER} conversations at a time, "
+            f"and of {facts.num_documents} all were packed; the sequences are others, its memory and time are the same."
+        )
+        notes = [packed] if _packs_parts(facts) else [] if facts.missing else [losses]
+        notes += _data_notes(facts)
+        notes.append(
+            "SFTTrainer computes the loss in chunks of tokens, without all logits in memory (seen in TRL 1.16), and "
+            f"loss_kernel={facts.loss_kernel} was measured: the loss is the same, its memory and time are not."
+        )
+        if facts.padded:
+            notes.append(
+                "SFTTrainer hands attention a mask of the padding, which was measured without: the losses are the "
+                "same, memory and time may differ."
+            )
+        if facts.lora and facts.checkpointed and not prepares_layers(facts):
+            notes.append(
+                "Beside adapters SFTTrainer lets the embeddings' output require gradients, which checkpointing without "
+                "reentry does not need: the training is the same, in slightly more memory and time."
+            )
+        if prepares_layers(facts):
+            notes.append(f"No argument expresses checkpointing={facts.checkpointing}: make_model applies it.")
+        if facts.in_python:
+            notes.append(f"No argument expresses {', '.join(facts.in_python)}: make_model applies it.")
+        return notes + trainer_notes(facts)
+
+
+def _reads_rows(facts: Facts) -> bool:
+    """Whether it reads conversations; of any other corpus it reads the token ids, as of a model without tokenizer."""
+    return facts.source is not None and facts.source.is_chat and facts.tokenizer is not None
+
+
+def _packs_parts(facts: Facts) -> bool:
+    """Whether SFTTrainer's packed sequences are others than the measured ones."""
+    return _reads_rows(facts) and not facts.padded and (facts.num_documents or 0) > PACKED_TOGETHER
+
+
+def _marks_answers(facts: Facts) -> bool:
+    return facts.source is not None and facts.source.marks_answers
+
+
+def _arguments(facts: Facts) -> dict[str, Any]:
+    """Return the arguments of SFTConfig: those of Trainer, and how it makes sequences of the data."""
+    arguments = {
+        **trainer_arguments(facts),
+        "logging_steps": 1,
+        "train_sampling_strategy": "sequential",
+        "max_length": facts.sequence_length,
+    }
+    if facts.padded:
+        arguments["pad_to_multiple_of"] = facts.sequence_length
+    elif _reads_rows(facts):
+        arguments |= {"packing": True, "packing_strategy": "wrapped"}
+    if _reads_rows(facts) and _marks_answers(facts):
+        arguments["assistant_only_loss"] = True
+    return arguments
+
+
+def _data_notes(facts: Facts) -> list[str]:
+    if not _reads_rows(facts):
+        cause = f"{facts.model} has no tokenizer" if facts.tokenizer is None else "the corpus holds no conversations"
+        return [
+            f"It reads the token ids that Headroom prepared, as {cause}: without tokens of its own SFTTrainer would "
+            "tokenize in another way. The file train.offsets.npy, and train.targets.npy if there is one, lie beside it."
+        ]
+    assert facts.source is not None
+    found = (
+        "The model's chat template marks the answers, and assistant_only_loss=True has the loss on them alone."
+        if facts.source.marks_answers
+        else "The model's chat template does not mark its answers with {% generation %}, or has the date of the day: "
+        "ChatTemplate finds them, and SFTTrainer takes its labels. assistant_only_loss refuses a template without "
+        "marks, or puts one of TRL's own in its place; completion_only_loss also trains what follows the end of an "
+        "answer, such as a line break."
+    )
+    pairs = (
+        "Rows of prompt and completion become messages: completion_only_loss would not train the answers of a prompt."
+    )
+    return [found, pairs]
