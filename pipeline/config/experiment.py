@@ -127,7 +127,7 @@ class Experiment:
                 name=settings.corpus,
                 description=self.description,
                 sequence_length=settings.sequence_length,
-                padded=settings.sequences == "padded",
+                sequences=settings.sequences,
                 vocabulary_size=settings.vocabulary_size,
                 seed=settings.seed,
             )

@@ -56,7 +56,7 @@ class Chat(Corpus):
             return _tokenized(conversations, own, request.vocabulary_size, source)
 
         prepared = prepare_tokens(tokenize, identity, source, request)
-        if request.padded and not len(prepared.train):
+        if request.sequences != "packed" and not len(prepared.train):
             raise InvalidInputError(
                 f"an answer must begin within sequence_length tokens, and in {source} none does in the first "
                 f"{request.sequence_length}; set a longer sequence_length"

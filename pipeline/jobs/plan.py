@@ -222,7 +222,7 @@ def _row(
         fits=prediction.fits(budget_bytes),
         seconds=time.seconds,
         deviation=time.deviation,
-        tokens=experiment.effective_batch_size * settings.sequence_length,
+        tokens=round(prediction.num_tokens),
     )
 
 
