@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.contracts import SequencesKind
 from pipeline.base.technique import Exported, Mathematics, Stage, Technique, source_of
 from pipeline.base.tokenizing import token_folder
 from pipeline.config.experiment import Experiment
@@ -59,7 +60,7 @@ class Facts:
     seed: int
     device: str
     sequence_length: int
-    padded: bool
+    sequences: SequencesKind
     masked: bool
     """Whether some tokens are no targets: train.targets.npy, beside `tokens`, says which are."""
     model: str
@@ -80,6 +81,11 @@ class Facts:
     """Those of them that only Python code can express, as `setting=value`."""
     missing: tuple[str, ...] = ()
     """A sentence for each technique that the files of one framework cannot express."""
+
+    @property
+    def lengths_vary(self) -> bool:
+        """Whether each micro-batch is as long as its longest sequence."""
+        return self.sequences in ("padded", "grouped")
 
     @property
     def device_type(self) -> str:
@@ -190,7 +196,7 @@ def facts_of(experiment: Experiment) -> Facts:
         seed=settings.seed,
         device=settings.device,
         sequence_length=settings.sequence_length,
-        padded=settings.sequences == "padded",
+        sequences=settings.sequences,
         masked=targets.exists(),
         model=settings.model,
         configuration=_configuration(experiment, prepared.vocabulary_size),
