@@ -83,9 +83,19 @@ class Experiment:
         return {name: value for technique in self.techniques for name, value in technique.environment().items()}
 
     @property
-    def not_predicted(self) -> tuple[str, ...]:
-        """What a prediction of its memory does not see, a sentence for each technique."""
-        return tuple(sentence for each in self.techniques if (sentence := each.not_predicted) is not None)
+    def lengths_vary(self) -> bool:
+        """Whether each micro-batch is as long as its longest document."""
+        return self.settings.sequences in ("padded", "grouped")
+
+    def not_predicted(self, kind: str) -> tuple[str, ...]:
+        """Return what a prediction of its memory on a device of this kind does not see, a sentence each."""
+        unseen = [sentence for each in self.techniques if (sentence := each.not_predicted) is not None]
+        if kind == "cuda" and self.lengths_vary:
+            unseen.append(
+                f"sequences={self.settings.sequences}: predicted for the longest micro-batch; as lengths vary, CUDA's "
+                "allocator can reserve more, or release memory and ask again"
+            )
+        return tuple(unseen)
 
     @property
     def budget_bytes(self) -> int | None:

@@ -25,6 +25,7 @@ from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.optuna_samplers import naive_choices, naive_values
 from pipeline.searching.settings import SearchSettings
+from pipeline.training.typical_step import lengths_note
 
 CPU_BUDGET = "256MiB"
 SHARE_OF_FREE, BUDGET_STEP_MIB = 0.8, 512
@@ -147,8 +148,11 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
     space, refusals = space.without(partial(_refusal, configurations, hardware, own.mathematics))
     base = resolved(configurations.experiment(space.choices[0]))
     varied = [{**space.choices[0], name: value} for name, tried in space.dimensions.items() for value in tried]
-    unseen = dict.fromkeys(note for choice in varied for note in configurations.experiment(choice).not_predicted)
-    problem = SearchProblem(own, values, space, base, (*notes, *sentences(refusals), *unseen))
+    unseen = dict.fromkeys(
+        note for choice in varied for note in configurations.experiment(choice).not_predicted(device.type)
+    )
+    about_lengths = filter(None, [lengths_note(base)])
+    problem = SearchProblem(own, values, space, base, (*notes, *sentences(refusals), *unseen, *about_lengths))
     _check(problem)
     return problem
 

@@ -42,3 +42,15 @@ def typical_step(experiment: Experiment, prepared: Prepared) -> TypicalStep:
         share=float(shares.mean()),
         square_share=float((shares**2).mean()),
     )
+
+
+def lengths_note(experiment: Experiment) -> str | None:
+    """Return a sentence about what peaks and times are of, if micro-batches differ in length; None if they do not."""
+    train = experiment.read_corpus().train if experiment.lengths_vary else None
+    if not isinstance(train, DynamicallyPaddedSequences):
+        return None
+    return (
+        f"sequences={experiment.settings.sequences}: peaks are those of the longest micro-batch, of "
+        f"{train.lengths.max():,} tokens a sequence, which the first {WATCHED_STEPS} optimizer steps have; times are "
+        "those of the steps after them"
+    )
