@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import tiny
+from conftest import TINY, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from test_prediction import CPU
@@ -21,10 +21,15 @@ from pipeline.base.sequences import (
     TokenStore,
     make_sequences,
 )
+from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
+from pipeline.config.settings import merged, nested
+from pipeline.memory.device import hardware_of
 from pipeline.memory.meter import WATCHED_STEPS, CpuMeter
 from pipeline.prediction.predict import predict
-from pipeline.training.loop import Loop, Message, train
+from pipeline.runtime.run import execute
+from pipeline.searching.problem import make_problem
+from pipeline.training.loop import Loop, Message, rows_of_step, train
 from pipeline.training.metrics import step_metrics, summarize
 from pipeline.training.step import build_step
 from pipeline.training.typical_step import typical_step
@@ -223,3 +228,38 @@ def test_a_loss_in_chunks_counts_the_tokens_of_the_longest_micro_batch(documents
     for size in (2, 4, 8):
         predict(tiny(**documents, sequences="padded", loss_kernel="chunked", micro_batch_size=size), CPU)
     assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(peak, rel=1e-4)
+
+
+@pytest.mark.gpu
+def test_a_longest_micro_batch_that_does_not_fit_ends_the_run_at_once(
+    documents: dict[str, Any], tmp_path: Path
+) -> None:
+    """The sequences of the first two steps are shorter: without the padding they would fit."""
+    large = {**documents, "device": "cuda:0", "causal_lm__vocabulary_size": 32768, "eval_steps": 0}
+    large |= {"sequences": "padded", "micro_batch_size": 4}
+    sequences = tiny(**large).prepare().train
+    assert isinstance(sequences, DynamicallyPaddedSequences)
+    first = [rows_of_step(len(sequences), number, 4, seed=0) for number in range(WATCHED_STEPS)]
+    cut = {**large, "sequence_length": int(sequences.lengths[first].max())}
+    card = hardware_of(tiny(**large).device)
+    of_short, of_long = (predict(tiny(**each), card) for each in (cut, large))
+    assert of_short.peak_bytes < of_long.peak_allocated_bytes
+    budget = f"{(of_short.peak_bytes + of_long.peak_allocated_bytes) // (2 * MIB)}MiB"
+    short, long = (tiny(**each, budget=budget) for each in (cut, large))
+    assert execute(short, tmp_path / "short.txt").outcome is Outcome.OK
+    result = execute(long, tmp_path / "long.txt")
+    assert result.outcome is Outcome.OUT_OF_MEMORY and len(result.steps) < WATCHED_STEPS
+
+
+def test_a_plan_and_a_search_say_what_peaks_and_times_are_of(documents: dict[str, Any]) -> None:
+    settings = merged(TINY, nested({name.replace("__", "."): value for name, value in documents.items()}))
+    space = {"micro_batch_size": [2], "sequences": ["fixed_length", "padded", "grouped"]}
+    problem = make_problem({**settings, "effective_batch_size": 4, "budget": "64MiB", "space": space})
+    assert [note for note in problem.notes if "longest micro-batch, of 184 tokens" in note] == [
+        note for note in problem.notes if note.startswith(("sequences=padded", "sequences=grouped"))
+    ]
+    assert len([note for note in problem.notes if note.startswith("sequences=")]) == 2
+    assert tiny(sequences="grouped").not_predicted("cpu") == ()
+    [unseen] = tiny(sequences="grouped").not_predicted("cuda")
+    assert "as lengths vary, CUDA's allocator reserves more" in unseen
+    assert tiny(sequences="fixed_length").not_predicted("cuda") == ()

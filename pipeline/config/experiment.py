@@ -93,7 +93,7 @@ class Experiment:
         if kind == "cuda" and self.lengths_vary:
             unseen.append(
                 f"sequences={self.settings.sequences}: predicted for the longest micro-batch; as lengths vary, CUDA's "
-                "allocator can reserve more, or release memory and ask again"
+                "allocator reserves more, and within a tight budget can run out of memory later"
             )
         return tuple(unseen)
 

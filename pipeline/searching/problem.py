@@ -148,11 +148,10 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
     space, refusals = space.without(partial(_refusal, configurations, hardware, own.mathematics))
     base = resolved(configurations.experiment(space.choices[0]))
     varied = [{**space.choices[0], name: value} for name, tried in space.dimensions.items() for value in tried]
-    unseen = dict.fromkeys(
-        note for choice in varied for note in configurations.experiment(choice).not_predicted(device.type)
-    )
-    about_lengths = filter(None, [lengths_note(base)])
-    problem = SearchProblem(own, values, space, base, (*notes, *sentences(refusals), *unseen, *about_lengths))
+    experiments = [configurations.experiment(choice) for choice in varied]
+    unseen = dict.fromkeys(note for one in experiments for note in one.not_predicted(device.type))
+    lengths = dict.fromkeys(note for one in experiments if (note := lengths_note(one)))
+    problem = SearchProblem(own, values, space, base, (*notes, *sentences(refusals), *unseen, *lengths))
     _check(problem)
     return problem
 
