@@ -35,7 +35,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "accumulation_steps": 4,
         "checkpointing": "every_layer",
     },
-    "padded": {"sequences": "padded", "micro_batch_size": 2, "accumulation_steps": 4},
+    "padded": {"sequences": "fixed_length", "micro_batch_size": 2, "accumulation_steps": 4},
 }
 CUDA_MICRO_BATCH_SIZE = 8
 """Sequences in a forward pass on a GPU, in all configurations."""

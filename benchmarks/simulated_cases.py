@@ -82,7 +82,7 @@ class Case:
 def cases() -> Iterator[Case]:
     """Yield every shape several times on every card; the other settings alternate in cycles of different lengths."""
     policies, accumulation = cycle(POLICIES), cycle(ACCUMULATION)
-    sequences, dropouts = cycle(("packed", "packed", "padded")), cycle((0.0, 0.1, 0.1, 0.0, 0.0, 0.1, 0.0))
+    sequences, dropouts = cycle(("packed", "packed", "fixed_length")), cycle((0.0, 0.1, 0.1, 0.0, 0.0, 0.1, 0.0))
     expandable = cycle((False, False, True, False, True, False, False, True, False, False, False))
     for card, sizes in SIZES.items():
         precisions = cycle(PRECISIONS.get(card, ("bf16", "fp32", "bf16", "fp16", "tf32", "bf16", "fp16")))

@@ -55,6 +55,8 @@ def hugging_face(script: Any) -> None:
         for batch in w
         for row in range(len(batch["labels"]))
     ]
+    if hasattr(setup, "pad_to_longest"):
+        whole = [{name: part[: last_target(row["labels"]) + 1] for name, part in row.items()} for row in whole]
     trainer = setup.make_trainer(build(script), whole, callbacks=[loss_printer()])
     trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(whole)
     trainer.train()
@@ -78,6 +80,11 @@ def loss_printer() -> Any:
                 emit(logs["loss"])
 
     return LossPrinter()
+
+
+def last_target(labels_T: torch.Tensor) -> int:
+    """Return the index of the last label that is no padding."""
+    return int((labels_T != -100).nonzero().max())
 
 
 def lightning(script: Any) -> None:

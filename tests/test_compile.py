@@ -67,8 +67,8 @@ def test_a_prediction_does_not_compile_and_says_what_it_does_not_see(fast_backen
     plain, compiled = tiny(), tiny(compile="layers")
     assert predict(compiled, CPU).peak_allocated_bytes == predict(plain, CPU).peak_allocated_bytes
     assert not fast_backend["frames"]
-    assert plain.not_predicted == ()
-    assert compiled.not_predicted == (
+    assert plain.not_predicted("cpu") == ()
+    assert compiled.not_predicted("cpu") == (
         "compile=layers: predicted as if it were not compiled: what compiled layers allocate cannot be traced",
     )
 
@@ -76,7 +76,7 @@ def test_a_prediction_does_not_compile_and_says_what_it_does_not_see(fast_backen
 def test_a_search_says_what_its_predictions_do_not_see() -> None:
     space = {"micro_batch_size": [2], "compile": ["none", "layers"]}
     problem = make_problem({**TINY, "effective_batch_size": 2, "num_steps": 10, "budget": "64MiB", "space": space})
-    assert problem.notes == tiny(compile="layers").not_predicted
+    assert problem.notes == tiny(compile="layers").not_predicted("cpu")
 
 
 def test_without_a_compiler_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

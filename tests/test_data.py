@@ -45,7 +45,7 @@ def prepare(name: str, settings: dict[str, Any], **more: Any) -> Prepared:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("sequences", ["packed", "padded"])
+@pytest.mark.parametrize("sequences", ["packed", "fixed_length"])
 @pytest.mark.parametrize("name", CORPORA)
 def test_every_corpus_has_deterministic_sequences_and_counts(
     name: str, sequences: str, corpus_settings: dict[str, dict[str, Any]]

@@ -397,6 +397,22 @@ def test_the_table_of_simulated_cards_is_that_of_its_file() -> None:
     assert len(too_large) == 1 and "One of them is too large for a T4, as predicted." in evidence
 
 
+def test_what_the_allocator_takes_as_lengths_vary_is_that_of_its_file() -> None:
+    with (ROOT / "benchmarks" / "varying_lengths_2026-11-23.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    reserved = [float(row["reserved_beyond_percent"]) for row in rows]
+    expandable = [float(row["reserved_beyond_percent"]) for row in rows if row["expandable_segments"] == "True"]
+    allocated = [float(row["allocated_beyond_percent"]) for row in rows]
+    prediction = " ".join(text_of("docs/prediction.md").split())
+    assert f"in {len(rows)} runs of 60 steps" in prediction
+    assert f"reserved {min(reserved):.2f} to {max(reserved):.2f} % more than predicted" in prediction
+    assert (
+        f"(median {statistics.median(reserved):.2f} %, with expandable segments at most {max(expandable):.2f} %)"
+        in (prediction)
+    )
+    assert f"allocated at most {max(allocated):.2f} % more" in prediction
+
+
 def test_the_table_of_bounds_is_that_of_the_replays() -> None:
     stated, true, lowest = [], [], []
     for name in REPLAYS:

@@ -51,7 +51,7 @@ EVERYTHING = st.fixed_dictionaries(
         "learning_rate_scaling": st.sampled_from(["none", "linear", "sqrt"]),
         "max_grad_norm": st.sampled_from([None, 0.5]),
         "weight_decay": st.sampled_from([0.0, 0.1]),
-        "sequences": st.sampled_from(["packed", "padded"]),
+        "sequences": st.sampled_from(["packed", "fixed_length", "padded", "grouped"]),
     }
 )
 each_configuration = settings(
@@ -138,15 +138,29 @@ def run_framework(framework: str, folder: Path) -> list[float]:
     return run(*words, str(folder))
 
 
-def test_the_script_weights_padded_tokens_as_headroom_does(short_documents: Path, tmp_path: Path) -> None:
-    text = {"corpus": "text_files", "text_files__path": str(short_documents), "sequences": "padded"}
+@pytest.mark.parametrize("sequences", ["fixed_length", "padded", "grouped"])
+def test_the_script_weights_padded_tokens_as_headroom_does(
+    sequences: str, short_documents: Path, tmp_path: Path
+) -> None:
+    text = {"corpus": "text_files", "text_files__path": str(short_documents), "sequences": sequences}
     cut = {"effective_batch_size": 4, "micro_batch_size": 2, "causal_lm__num_layers": 3}
     values = {**cut, **text, "precision": "fp16", "checkpointing": "every_2_layers"}
     write_files(export_files(tiny(**values)), tmp_path)
     assert losses_of_script(str(tmp_path / "train.py")) == pytest.approx(losses_here(**values), abs=1e-4)
 
 
-@pytest.mark.parametrize("sequences", ["packed", "padded"])
+def test_trainer_pads_each_micro_batch_to_its_longest_sequence(short_documents: Path, tmp_path: Path) -> None:
+    text = {"corpus": "text_files", "text_files__path": str(short_documents), "sequences": "padded"}
+    values = {**text, "effective_batch_size": 4, "micro_batch_size": 2}
+    write_files(export_files(tiny(**values)), tmp_path)
+    assert run_framework("hugging_face", tmp_path) == pytest.approx(losses_here(**values), abs=1e-4)
+    pad = executed((tmp_path / "training_arguments.py").read_text())["pad_to_longest"]
+    batch = pad([{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, {"input_ids": [8], "labels": [8]}])
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
+    assert batch["labels"].tolist() == [[-100, 6, 7], [8, -100, -100]]
+
+
+@pytest.mark.parametrize("sequences", ["packed", "fixed_length", "grouped"])
 def test_the_script_has_the_targets_of_answers_alone(sequences: str, tmp_path: Path) -> None:
     values = {"corpus": "chat", "sequences": sequences, "effective_batch_size": 4, "micro_batch_size": 2}
     write_files(export_files(tiny(**values)), tmp_path)
@@ -205,6 +219,10 @@ def test_what_a_file_cannot_express_is_in_the_notes(changes: dict[str, Any]) -> 
     files = export_files(tiny(**changes))
     notes = json.loads(files["deepspeed.json"])["notes"]
     assert all(note in files["README.md"] for note in notes)
+    lengths_vary = changes["sequences"] in ("padded", "grouped")
+    assert ("pads each micro-batch to its longest" in files["README.md"]) == lengths_vary
+    assert any("pad each to its longest sequence" in note for note in notes) == lengths_vary
+    assert ("only across optimizer steps" in files["README.md"]) == (changes["sequences"] == "grouped")
     assert any("tf32" in note for note in notes) == (changes["precision"] == "tf32")
     assert any("checkpoint" in note for note in notes) == (changes["checkpointing"] != "none")
     assert ("tf32" in files["accelerate.yaml"].partition("compute_environment")[0]) == (changes["precision"] == "tf32")

@@ -19,6 +19,7 @@ def record(step: int, **changes: Any) -> StepRecord:
         "grad_norm": 1.0 + step,
         "seconds": 10.0 if step < 2 else 0.5,
         "tokens": 100,
+        "positions": 100,
         "learning_rate": 1e-3,
         "loss_scale": None,
         "skipped": False,

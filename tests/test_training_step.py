@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
+from pipeline.base.contracts import split
 from pipeline.base.results import Finished, MemoryUse, StepRecord
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import MODELS
@@ -45,7 +46,7 @@ def losses(experiment: Experiment) -> list[float]:
     return [record.loss for record in run(experiment)]
 
 
-@pytest.mark.parametrize("sequences", ["packed", "padded"])
+@pytest.mark.parametrize("sequences", ["packed", "fixed_length", "padded", "grouped"])
 @pytest.mark.parametrize(("model"), ["gpt2-nano", "llama-nano", "encoder_stack"])
 def test_losses_and_norms_do_not_depend_on_the_micro_batch_size(
     sequences: str, model: str, short_documents: Path
@@ -95,10 +96,8 @@ def step_and_window(experiment: Experiment) -> tuple[Any, Window]:
     torch.manual_seed(0)
     step = build_step(experiment, prepared)
     batch = prepared.train.batch(rows_of_step(len(prepared.train), 0, experiment.effective_batch_size, 0))
-    size = step.micro_batch_size
-    cuts = range(0, experiment.effective_batch_size, size)
-    batches = tuple({k: v[cut : cut + size] for k, v in batch.items()} for cut in cuts)
-    return step, Window(batches, *prepared.train.count(batch))
+    counts = (*prepared.train.count(batch), prepared.train.num_positions(batch))
+    return step, Window(split(batch, step.micro_batch_size), *counts)
 
 
 def test_contexts_of_several_techniques_are_all_entered() -> None:

@@ -6,7 +6,7 @@ Axes: B sequences in a micro-batch, T tokens in a sequence, C channels, V vocabu
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, get_args
+from typing import ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ BF16_CAPABILITY = (8, 0)
 
 Batch = dict[str, Tensor]
 """The tensors of some sequences, by the names of the model's arguments; the first axis is the sequence."""
+SequencesKind = Literal["packed", "fixed_length", "padded", "grouped"]
+"""The values of the setting `sequences`."""
 
 
 class Settings(BaseModel):
@@ -139,7 +141,7 @@ class Model(Settings, ABC):
 
 
 class Sequences(ABC):
-    """Training examples of one length, addressed by index and in memory before the first step."""
+    """Training examples, addressed by index and in memory before the first step."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -147,11 +149,25 @@ class Sequences(ABC):
 
     @abstractmethod
     def batch(self, rows: Sequence[int]) -> Batch:
-        """Return the examples at these indices, in this order, on the CPU."""
+        """Return the examples at these indices, in this order, on the CPU, all as long as the longest example."""
 
     @abstractmethod
     def count(self, batch: Batch) -> tuple[int, int]:
         """Return the numbers of tokens (without padding) and of targets of the loss in a batch on the CPU."""
+
+    def num_positions(self, batch: Batch) -> int:
+        """Return the number of tokens in a batch with padding: here there is none."""
+        return self.count(batch)[0]
+
+    def micro_batches(self, rows: Sequence[int], size: int) -> tuple[Batch, ...]:
+        """Return the examples at these indices in micro-batches of `size`: here in this order and of one length."""
+        return split(self.batch(rows), size)
+
+
+def split(batch: Batch, size: int) -> tuple[Batch, ...]:
+    """Return the sequences of a batch in micro-batches of `size`, which share its memory."""
+    cuts = range(0, len(next(iter(batch.values()))), size)
+    return tuple({name: tensor[cut : cut + size] for name, tensor in batch.items()} for cut in cuts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +178,8 @@ class CorpusRequest:
     """The value of the setting `corpus`."""
     description: Description
     sequence_length: int
-    padded: bool
-    """Whether each sequence is one padded document with masked labels, instead of packed documents without padding."""
+    sequences: SequencesKind
+    """How documents become sequences, and these micro-batches: the value of the setting `sequences`."""
     vocabulary_size: int
     """Vocabulary size of the tokenizer that is trained on the corpus if the model does not need its own."""
     seed: int

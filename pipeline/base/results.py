@@ -41,6 +41,8 @@ class StepRecord:
     seconds: float
     tokens: int
     """Real tokens, padding left out."""
+    positions: int
+    """The same with padding."""
     learning_rate: float
     loss_scale: float | None
     """The gradient scaler's scale of this step; None without one."""

@@ -1,4 +1,4 @@
-"""Token sequences of one length, packed or padded."""
+"""Token sequences, packed or padded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipeline.base.contracts import Batch, Sequences
+from pipeline.base.contracts import Batch, Sequences, SequencesKind
 
 IGNORED_LABEL = -100
 """The label of padding and of tokens that are no targets, which the loss ignores."""
@@ -111,6 +111,8 @@ class PaddedSequences(Sequences):
         last = store.last_targets(length)
         kept = last > store.offsets[:-1]  # the first token of a sequence is no target: none is before it
         self._starts, self._ends = store.offsets[:-1][kept], last[kept] + 1
+        self.lengths = self._ends - self._starts
+        """Tokens of each sequence, without padding."""
         self.num_left_out = len(kept) - len(self._starts)
         """Documents without a target among their first `length` tokens."""
 
@@ -119,7 +121,20 @@ class PaddedSequences(Sequences):
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """Return `input_ids` and `labels`, both int64 [B, T]; with causal attention the padding needs no mask."""
-        ids = torch.zeros(len(rows), self._length, dtype=torch.int64)
+        return self._padded(rows, self._length)
+
+    def count(self, batch: Batch) -> tuple[int, int]:
+        """Return the number of tokens that are not padding, and of targets with another token before them."""
+        is_target_BT = batch["labels"] != IGNORED_LABEL
+        lengths_B = (is_target_BT * torch.arange(1, is_target_BT.shape[1] + 1)).amax(dim=1)
+        return int(lengths_B.sum()), int(is_target_BT[:, 1:].sum())
+
+    def num_positions(self, batch: Batch) -> int:
+        """Return B x T."""
+        return batch["labels"].numel()
+
+    def _padded(self, rows: Sequence[int], length: int) -> Batch:
+        ids = torch.zeros(len(rows), length, dtype=torch.int64)
         labels = torch.full_like(ids, IGNORED_LABEL)
         for row, number in enumerate(rows):
             part = slice(self._starts[number], self._ends[number])
@@ -129,11 +144,36 @@ class PaddedSequences(Sequences):
                 labels[row, : len(document)][torch.from_numpy(~self.store.is_target[part])] = IGNORED_LABEL
         return {"input_ids": ids, "labels": labels}
 
-    def count(self, batch: Batch) -> tuple[int, int]:
-        """Return the number of tokens that are not padding, and of targets with another token before them."""
-        is_target_BT = batch["labels"] != IGNORED_LABEL
-        lengths_B = (is_target_BT * torch.arange(1, is_target_BT.shape[1] + 1)).amax(dim=1)
-        return int(lengths_B.sum()), int(is_target_BT[:, 1:].sum())
+
+class DynamicallyPaddedSequences(PaddedSequences):
+    """One document in each sequence, truncated at `length` tokens, and padded to the longest of its micro-batch.
+
+    With `is_grouped` the sequences of an optimizer step are sorted by length first, the longest ones first.
+    """
+
+    def __init__(self, store: TokenStore, length: int, *, is_grouped: bool) -> None:
+        super().__init__(store, length)
+        self._length, self._is_grouped = int(self.lengths.max(initial=0)), is_grouped
+
+    def micro_batches(self, rows: Sequence[int], size: int) -> tuple[Batch, ...]:
+        """Return the examples at these indices in micro-batches of `size`, each as long as its longest example."""
+        return tuple(self._padded(part, int(self.lengths[part].max())) for part in self.parts(rows, size))
+
+    def parts(self, rows: Sequence[int], size: int) -> list[list[int]]:
+        """Return the indices that are in each of the micro-batches of `size`."""
+        ordered = list(rows)
+        if self._is_grouped:
+            ordered.sort(key=self.lengths.__getitem__, reverse=True)
+        return [ordered[cut : cut + size] for cut in range(0, len(ordered), size)]
+
+
+def make_sequences(kind: SequencesKind, store: TokenStore, length: int) -> Sequences:
+    """Return the documents of a store as sequences of at most `length` tokens."""
+    if kind == "packed":
+        return PackedSequences(store, length)
+    if kind == "fixed_length":
+        return PaddedSequences(store, length)
+    return DynamicallyPaddedSequences(store, length, is_grouped=kind == "grouped")
 
 
 def _joined(documents: Sequence[Sequence[int]], lengths: Sequence[int], kind: type[np.generic]) -> np.ndarray:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from pipeline.base.contracts import CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import cache_folder
-from pipeline.base.sequences import PackedSequences, PaddedSequences, TokenStore
+from pipeline.base.sequences import TokenStore, make_sequences
 
 SEPARATOR = "<|endoftext|>"
 """The token after each document."""
@@ -64,10 +64,13 @@ def prepare_tokens(
     folder = token_folder(key)
     if not folder.exists():
         _write(tokenize(), folder)
-    sequences = PaddedSequences if request.padded else PackedSequences
+    train, held_out = (
+        make_sequences(request.sequences, TokenStore.open(folder, name), request.sequence_length)
+        for name in ("train", "held_out")
+    )
     return Prepared(
-        train=sequences(TokenStore.open(folder, "train"), request.sequence_length),
-        held_out=sequences(TokenStore.open(folder, "held_out"), request.sequence_length),
+        train=train,
+        held_out=held_out,
         vocabulary_size=int((folder / "vocabulary_size").read_text()),
         source=source,
         digest=key,

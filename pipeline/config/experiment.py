@@ -83,9 +83,19 @@ class Experiment:
         return {name: value for technique in self.techniques for name, value in technique.environment().items()}
 
     @property
-    def not_predicted(self) -> tuple[str, ...]:
-        """What a prediction of its memory does not see, a sentence for each technique."""
-        return tuple(sentence for each in self.techniques if (sentence := each.not_predicted) is not None)
+    def lengths_vary(self) -> bool:
+        """Whether each micro-batch is as long as its longest document."""
+        return self.settings.sequences in ("padded", "grouped")
+
+    def not_predicted(self, kind: str) -> tuple[str, ...]:
+        """Return what a prediction of its memory on a device of this kind does not see, a sentence each."""
+        unseen = [sentence for each in self.techniques if (sentence := each.not_predicted) is not None]
+        if kind == "cuda" and self.lengths_vary:
+            unseen.append(
+                f"sequences={self.settings.sequences}: predicted for the longest micro-batch; as lengths vary, CUDA's "
+                "allocator reserves more, and within a tight budget can run out of memory later"
+            )
+        return tuple(unseen)
 
     @property
     def budget_bytes(self) -> int | None:
@@ -127,7 +137,7 @@ class Experiment:
                 name=settings.corpus,
                 description=self.description,
                 sequence_length=settings.sequence_length,
-                padded=settings.sequences == "padded",
+                sequences=settings.sequences,
                 vocabulary_size=settings.vocabulary_size,
                 seed=settings.seed,
             )

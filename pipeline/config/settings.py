@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, create_model
 
-from pipeline.base.contracts import Corpus, Model, Settings
+from pipeline.base.contracts import Corpus, Model, SequencesKind, Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Technique
 from pipeline.config.user_techniques import UserTechniqueError, user_techniques
@@ -46,10 +46,11 @@ class RunSettings(Settings):
     """A preset such as gpt2, a folder, a hub name or path.to.module:function; auto: gpt2, gpt2-nano on a CPU."""
     corpus: str = "python_docs"
     """Training data: python_docs, text_files, chat, hub, quick_fox, random_vectors or path.to.module:function."""
-    sequences: Literal["packed", "padded"] = "packed"
-    """packed: concatenated documents without padding; padded: one document per sequence, padding masked."""
+    sequences: SequencesKind = "packed"
+    """packed: concatenated documents; else one document each, padded to sequence_length (fixed_length), to the longest
+    of its micro-batch (padded), or likewise with similar lengths in one micro-batch (grouped)."""
     sequence_length: PositiveInt = Field(default=256, ge=2)
-    """Tokens per sequence."""
+    """Tokens per sequence; documents are truncated there with sequences=padded and grouped."""
     vocabulary_size: PositiveInt = Field(default=4096, ge=300, le=1_000_000)
     """Vocabulary size of the tokenizer that is trained if the model has none."""
     device: str = "auto"

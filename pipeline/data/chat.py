@@ -56,7 +56,7 @@ class Chat(Corpus):
             return _tokenized(conversations, own, request.vocabulary_size, source)
 
         prepared = prepare_tokens(tokenize, identity, source, request)
-        if request.padded and not len(prepared.train):
+        if request.sequences != "packed" and not len(prepared.train):
             raise InvalidInputError(
                 f"an answer must begin within sequence_length tokens, and in {source} none does in the first "
                 f"{request.sequence_length}; set a longer sequence_length"
@@ -71,8 +71,8 @@ class Chat(Corpus):
             )
         if self.name is None and (self.config is not None or self.split != "train"):
             raise InvalidInputError(
-                f"chat.config and chat.split are of a dataset, and chat.name is none (chat.config is {self.config or 'none'}, "
-                f"chat.split {self.split}); set chat.name, or leave them out"
+                f"chat.config and chat.split are of a dataset, and chat.name is none (chat.config is "
+                f"{self.config or 'none'}, chat.split {self.split}); set chat.name, or leave them out"
             )
         if self.name is not None:
             dataset = load_dataset("chat", self.name, self.config, self.split)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.base.contracts import SequencesKind
 from pipeline.base.technique import Exported, Mathematics, Stage, Technique, source_of
 from pipeline.base.tokenizing import token_folder
 from pipeline.config.experiment import Experiment
@@ -62,7 +63,7 @@ class Facts:
     seed: int
     device: str
     sequence_length: int
-    padded: bool
+    sequences: SequencesKind
     masked: bool
     """Whether some tokens are no targets: train.targets.npy, beside `tokens`, says which are."""
     model: str
@@ -99,6 +100,16 @@ class Facts:
     """Those of them that only Python code can express, as `setting=value`."""
     missing: tuple[str, ...] = ()
     """A sentence for each technique that the files of one framework cannot express."""
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether each sequence is one document."""
+        return self.sequences != "packed"
+
+    @property
+    def lengths_vary(self) -> bool:
+        """Whether each micro-batch is as long as its longest sequence."""
+        return self.sequences in ("padded", "grouped")
 
     @property
     def device_type(self) -> str:
@@ -208,7 +219,7 @@ def facts_of(experiment: Experiment) -> Facts:
         seed=settings.seed,
         device=settings.device,
         sequence_length=settings.sequence_length,
-        padded=settings.sequences == "padded",
+        sequences=settings.sequences,
         masked=targets.exists(),
         model=settings.model,
         configuration=configuration_of(experiment, prepared.vocabulary_size),

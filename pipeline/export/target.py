@@ -42,10 +42,21 @@ def render(template: str, facts: Facts, **more: Any) -> str:
 
 def uneven_note(facts: Facts, remedy: str) -> list[str]:
     """Return a note for micro-batches that differ in their number of targets."""
-    if not (facts.padded or facts.masked) or facts.accumulation_steps == 1:
+    if not (facts.is_padded or facts.masked) or facts.accumulation_steps == 1:
         return []
-    cause = "padding" if facts.padded else "tokens that are no targets"
+    cause = "padding" if facts.is_padded else "tokens that are no targets"
     return [f"It averages micro-batches, which with {cause} have different numbers of targets: {remedy}."]
+
+
+def lengths_note(facts: Facts) -> list[str]:
+    """Return a note for micro-batches of different lengths, which the user's own data loader makes."""
+    if not facts.lengths_vary:
+        return []
+    order = "sort the sequences of each optimizer step by length, and " if facts.sequences == "grouped" else ""
+    return [
+        f"Micro-batches come from your own data loader: {order}pad each to its longest sequence, as measured; with "
+        "other padding the losses are the same, memory and time are not."
+    ]
 
 
 @cache

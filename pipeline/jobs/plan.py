@@ -42,6 +42,7 @@ from pipeline.prediction.rates import cost_prior, note_on_rates
 from pipeline.prediction.step_time import CostPrior, estimated
 from pipeline.prediction.trace_cache import cache_size
 from pipeline.runtime.environment import environment
+from pipeline.training.typical_step import lengths_note
 
 
 class PlanSettings(SpaceSettings):
@@ -182,7 +183,8 @@ def _card_plan(
     notes = [
         note_on(target),
         note_on_rates(target),
-        *dict.fromkeys(sentence for one in experiments for sentence in one.not_predicted),
+        *dict.fromkeys(sentence for one in experiments for sentence in one.not_predicted(target.kind)),
+        *map(_lengths_note, {one.settings.sequences: one for one in experiments}.values()),
     ]
     if True in space.dimensions.get("optimizer_in_backward", ()) or not any(row.fits for row in ordered):
         peaks = [(experiments[number], row.peak_bytes) for number, row in rows.items()]
@@ -222,8 +224,14 @@ def _row(
         fits=prediction.fits(budget_bytes),
         seconds=time.seconds,
         deviation=time.deviation,
-        tokens=experiment.effective_batch_size * settings.sequence_length,
+        tokens=round(prediction.num_tokens),
     )
+
+
+def _lengths_note(experiment: Experiment) -> str | None:
+    """Return what peaks and estimated times are of, if micro-batches differ in length."""
+    note = lengths_note(experiment)
+    return note and f"{note}, estimated from the work of the longest one and the lengths that the run draws"
 
 
 def _refuse_hopeless(card: CardPlan, model: str) -> None:

@@ -6,7 +6,7 @@ those are bound by the memory of a device.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -78,6 +78,19 @@ class Work:
     def __truediv__(self, count: float) -> "Work":
         """Return one of so many equal parts."""
         return combined(lambda amount: amount / count, self)
+
+    def shortened(self, share: float, square_share: float) -> "Work":
+        """Return about the work of shorter sequences, whose lengths and their squares are these shares of the lengths.
+
+        Calls stay as many. What does not depend on the length, such as sums of gradients, is scaled with the rest.
+        """
+        shares = {name: square_share if name.endswith(ATTENTION) else share for name in self.matrix_flops}
+        return replace(
+            self,
+            matrix_flops={name: flops * shares[name] for name, flops in self.matrix_flops.items()},
+            moved_bytes=self.moved_bytes * share,
+            host_bytes=self.host_bytes * share,
+        )
 
 
 def combined(function: Callable[..., float], *works: Work) -> Work:

@@ -25,7 +25,7 @@ class PlannedRow:
     deviation: float
     """Standard deviation of the logarithm of these seconds: 0.2 is about 20 %."""
     tokens: int
-    """Tokens of one optimizer step."""
+    """Tokens of a typical optimizer step, without padding."""
 
     @property
     def tokens_per_second(self) -> float:

@@ -18,6 +18,7 @@ from pipeline.memory.work import Work
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.trace import trace
 from pipeline.runtime.environment import uses_expandable_segments
+from pipeline.training.typical_step import typical_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +39,13 @@ class Prediction:
     pass_work: Work
     """Work of one forward and backward pass at this micro-batch size, recomputation included.
 
-    It is the mean over an optimizer step's passes, of which the first does not add to gradients.
+    It is the mean over an optimizer step's passes, of which the first does not add to gradients. Where micro-batches
+    differ in length, it is about that of a typical step.
     """
     update_work: Work
     """Work of an optimizer step after its passes: clipping and the optimizer."""
+    num_tokens: float
+    """Tokens of a typical optimizer step, without padding."""
     requests: Requests = field(repr=False)
     expandable_segments: bool = False
     _replayed: dict[int, bool] = field(default_factory=dict, repr=False, compare=False)
@@ -91,7 +95,8 @@ def predict(
 ) -> Prediction:
     """Return the predicted memory of two optimizer steps of `experiment` on `target`.
 
-    One example of the corpus suffices, however large the batch; the corpus is read unless `prepared` is given.
+    One example of the corpus suffices, however large the batch; the corpus is read unless `prepared` is given. Where
+    micro-batches differ in length, the peak is that of the first two steps, which are padded to the longest one.
     `expandable_segments` overrides the environment variables of the run's process. `context_bytes` is the size of the
     CUDA context, by default that of context_bytes_of().
 
@@ -106,7 +111,9 @@ def predict(
         context_bytes = context_bytes_of(target)
     if expandable_segments is None:
         expandable_segments = uses_expandable_segments(experiment)
-    timeline = trace(experiment, target, prepared or experiment.read_corpus())
+    prepared = prepared or experiment.read_corpus()
+    timeline, typical = trace(experiment, target, prepared), typical_step(experiment, prepared)
+    pass_work = timeline.pass_work(experiment.effective_batch_size // experiment.micro_batch_size)
     requests = Requests.of(timeline, experiment.settings.num_steps)
     peaks = (
         on_card(requests, target.memory_bytes - context_bytes, expandable_segments) if target.kind == "cuda" else None
@@ -119,8 +126,9 @@ def predict(
         breakdown=at_peak(timeline),
         phase_bytes=_by_phase(timeline),
         micro_batch_size=experiment.micro_batch_size,
-        pass_work=timeline.pass_work(experiment.effective_batch_size // experiment.micro_batch_size),
+        pass_work=pass_work.shortened(typical.share, typical.square_share),
         update_work=timeline.update_work,
+        num_tokens=typical.num_tokens,
         requests=requests,
         expandable_segments=expandable_segments,
     )

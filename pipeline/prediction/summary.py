@@ -22,7 +22,8 @@ def summary(experiment: Experiment, result: Result) -> Summary:
         return Summary(measured)
     try:
         prediction = _prediction_of(experiment)
-        tags = {"prediction": "; ".join(experiment.not_predicted)} if experiment.not_predicted else {}
+        unseen = experiment.not_predicted(experiment.device.type)
+        tags = {"prediction": "; ".join(unseen)} if unseen else {}
         return Summary(measured | _prediction_metrics(prediction, measured, result.outcome), tags)
     except Exception as error:  # any error of the model's code on fake tensors: the measurement is kept
         return Summary(measured, {"prediction": f"not possible: {type(error).__name__}: {first_line(error)}"})

@@ -241,5 +241,6 @@ def _all_known(cases: list[Case]) -> list[Timeline] | None:
 
 def _chunks(case: Case, size: int) -> tuple[int | None, ...]:
     """Return the number of chunks in which each technique processes a micro-batch of this size."""
-    num_tokens, width = size * case.experiment.settings.sequence_length, case.description.width
+    train, width = case.prepared.train, case.description.width
+    num_tokens = size * train.num_positions(train.batch([0]))
     return tuple(technique.num_chunks(num_tokens, width) for technique in case.experiment.techniques)

@@ -24,6 +24,7 @@ COLUMNS = {
     "seconds_per_step": ("s/step", "{:.4f}"),
     "time_overhead_percent": ("time %", "{:+.1f}"),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
+    "padding_percent": ("padding %", "{:.1f}"),
     "final_loss": ("final loss", "{:.4f}"),
     "eval_loss": ("held-out loss", "{:.4f}"),
     "max_loss_difference": ("loss diff.", "{:.2g}"),

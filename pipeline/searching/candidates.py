@@ -13,6 +13,7 @@ from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
 from pipeline.prediction.predict import Prediction
 from pipeline.prediction.predict_all import predict_each
+from pipeline.training.typical_step import typical_step
 
 Works = tuple[Work, Work]
 """The work of a pass and of the update."""
@@ -31,8 +32,8 @@ class Candidate:
     micro_batch_size: int
     num_passes: int
     """Forward and backward passes of an optimizer step."""
-    num_tokens: int
-    """Tokens of an optimizer step."""
+    num_tokens: float
+    """Tokens of an optimizer step, without padding."""
     pass_work: Work
     """Work of a pass, recomputation included."""
     update_work: Work
@@ -103,7 +104,7 @@ def _candidate(choice: Choice, experiment: Experiment, prediction: Prediction | 
         choice=choice,
         micro_batch_size=experiment.micro_batch_size,
         num_passes=settings.accumulation_steps,
-        num_tokens=experiment.effective_batch_size * settings.sequence_length,
+        num_tokens=(prediction or typical_step(experiment, experiment.read_corpus())).num_tokens,
         pass_work=works[0],
         update_work=works[1],
         untraced=frozenset(name for each in untraced for name in type(each).model_fields if name in choice),

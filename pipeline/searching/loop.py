@@ -40,6 +40,7 @@ from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
 from pipeline.searching.verification import Measured, verified_experiment, verify
 from pipeline.training.loop import Stop, never_stop
 from pipeline.training.metrics import Summary
+from pipeline.training.typical_step import typical_step
 
 SECONDS_BETWEEN_POLLS = 1.0
 """How often to check whether another process has finished its trial."""
@@ -224,8 +225,8 @@ def _trial_length(problem: SearchProblem, experiment: Experiment, to_beat: float
     A repeated one has nothing to beat, since it would be compared with an earlier run of its own.
     """
     settings = problem.settings
-    tokens = experiment.effective_batch_size * experiment.settings.sequence_length
     speed = to_beat if settings.objectives == "throughput" else None
+    tokens = typical_step(experiment, experiment.read_corpus()).num_tokens if speed else 0.0
     return TrialLength(
         warmup_steps=experiment.settings.timing_warmup_steps,
         precision_percent=settings.precision_percent,

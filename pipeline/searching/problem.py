@@ -25,6 +25,7 @@ from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.optuna_samplers import naive_choices, naive_values
 from pipeline.searching.settings import SearchSettings
+from pipeline.training.typical_step import lengths_note
 
 CPU_BUDGET = "256MiB"
 SHARE_OF_FREE, BUDGET_STEP_MIB = 0.8, 512
@@ -147,8 +148,10 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
     space, refusals = space.without(partial(_refusal, configurations, hardware, own.mathematics))
     base = resolved(configurations.experiment(space.choices[0]))
     varied = [{**space.choices[0], name: value} for name, tried in space.dimensions.items() for value in tried]
-    unseen = dict.fromkeys(note for choice in varied for note in configurations.experiment(choice).not_predicted)
-    problem = SearchProblem(own, values, space, base, (*notes, *sentences(refusals), *unseen))
+    experiments = [configurations.experiment(choice) for choice in varied]
+    unseen = dict.fromkeys(note for one in experiments for note in one.not_predicted(device.type))
+    lengths = dict.fromkeys(note for one in experiments if (note := lengths_note(one)))
+    problem = SearchProblem(own, values, space, base, (*notes, *sentences(refusals), *unseen, *lengths))
     _check(problem)
     return problem
 

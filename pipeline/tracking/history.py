@@ -117,18 +117,21 @@ class History:
         """Return the optimizer steps of which the loss and the time are known."""
         series = {
             name: {point.step: point.value for point in self._client.get_metric_history(run.info.run_id, name)}
-            for name in (*PER_STEP, "tokens_per_second")
+            for name in (*PER_STEP, "tokens_per_second", "padding_percent")
             if name in run.data.metrics
         }
         steps = sorted(series.get("loss", {}).keys() & series.get("seconds", {}).keys())
         rates, norms, scales = (series.get(name, {}) for name in ("learning_rate", "grad_norm", "loss_scale"))
+        speeds, paddings = (series.get(name, {}) for name in ("tokens_per_second", "padding_percent"))
+        tokens = {step: speeds.get(step, 0.0) * series["seconds"][step] for step in steps}
         return [
             StepRecord(
                 step=step,
                 loss=series["loss"][step],
                 grad_norm=norms.get(step, float("nan")),
                 seconds=series["seconds"][step],
-                tokens=round(series.get("tokens_per_second", {}).get(step, 0.0) * series["seconds"][step]),
+                tokens=round(tokens[step]),
+                positions=round(tokens[step] / (1 - paddings.get(step, 0.0) / 100)),
                 learning_rate=rates.get(step, float("nan")),
                 loss_scale=scales.get(step),
                 skipped=step in scales and step not in norms,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from pipeline.base.contracts import Prepared, Sequences
+from pipeline.base.contracts import Prepared, Sequences, split
 from pipeline.base.results import Finished, MemoryUse, StepRecord
 from pipeline.base.technique import Step
 from pipeline.config.experiment import Experiment
@@ -131,13 +131,20 @@ class Loop:
         self._seconds: list[float] = []
 
     def window(self, number: int) -> Window:
-        """Return the micro-batches of optimizer step `number`, counted from 0, on the CPU."""
+        """Return the micro-batches of optimizer step `number`, counted from 0, on the CPU.
+
+        Those of the watched steps are as long as the longest sequence of the corpus, so that a run that cannot hold the
+        largest micro-batch fails at once. They are not timed, and padding changes no loss.
+        """
         rows = rows_of_step(len(self._sequences), number, self._effective_batch_size, self._settings.seed)
-        whole = self._sequences.batch(rows)
         size = self.step.micro_batch_size
-        cuts = range(0, self._effective_batch_size, size)
-        batches = tuple({name: tensor[cut : cut + size] for name, tensor in whole.items()} for cut in cuts)
-        return Window(batches, *self._sequences.count(whole))
+        if number < WATCHED_STEPS:
+            batches = split(self._sequences.batch(rows), size)
+        else:
+            batches = self._sequences.micro_batches(rows, size)
+        nums_tokens, nums_targets = zip(*map(self._sequences.count, batches), strict=True)
+        num_positions = sum(map(self._sequences.num_positions, batches))
+        return Window(batches, sum(nums_tokens), sum(nums_targets), num_positions)
 
     def advance(self, num_steps: int, mark: Callable[[int, str], None] = unmarked, stop: Stop = never_stop) -> None:
         """Take the next `num_steps` optimizer steps, fewer if `stop` returns True, and emit all of them.
@@ -195,6 +202,7 @@ class Loop:
             grad_norm=grad_norm,
             seconds=seconds,
             tokens=window.num_tokens,
+            positions=window.num_positions,
             learning_rate=rate,
             loss_scale=output.loss_scale.item() if scaled else None,
             skipped=scaled and not math.isfinite(grad_norm),

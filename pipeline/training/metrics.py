@@ -43,19 +43,23 @@ def summarize(result: Result, effective_batch_size: int, timing_warmup_steps: in
     """Return the summary metrics of a run.
 
     seconds_per_step is the median over the optimizer steps after the first `timing_warmup_steps`, and
-    seconds_per_step_iqr their interquartile range; the throughputs are computed from the median.
+    seconds_per_step_iqr their interquartile range; the throughputs are computed from the median. The share of padding
+    is that of the same steps: in the first two it is larger than in any other.
     """
     metrics = {"seconds_total": result.seconds_total, "effective_batch_size": float(effective_batch_size)}
     if result.memory is not None:
         metrics |= _memory(result.memory)
     if result.steps:
         metrics |= _training(result.steps)
-    timed = [record.seconds for record in result.steps[timing_warmup_steps:]]
+    typical = result.steps[timing_warmup_steps:]
+    if padding := padding_percent(typical):
+        metrics["padding_percent"] = padding
+    timed = [record.seconds for record in typical]
     if timed:
         median = statistics.median(timed)
         metrics["seconds_per_step"] = median
         metrics["samples_per_second"] = effective_batch_size / median
-        metrics["tokens_per_second"] = metrics["tokens_seen"] / len(result.steps) / median
+        metrics["tokens_per_second"] = statistics.fmean(record.tokens for record in typical) / median
     if len(timed) >= 2:
         low, _, high = statistics.quantiles(timed, n=4, method="inclusive")
         metrics["seconds_per_step_iqr"] = high - low
@@ -118,9 +122,17 @@ def step_metrics(record: StepRecord) -> dict[str, float]:
         "tokens_per_second": record.tokens / record.seconds,
         "learning_rate": record.learning_rate,
     }
+    if padding := padding_percent([record]):
+        metrics["padding_percent"] = padding
     if record.loss_scale is not None:
         metrics["loss_scale"] = record.loss_scale
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def padding_percent(steps: Sequence[StepRecord]) -> float:
+    """Return the percentage of the tokens of some optimizer steps that are padding; 0 without steps."""
+    num_positions = sum(record.positions for record in steps)
+    return 100 * (1 - sum(record.tokens for record in steps) / num_positions) if num_positions else 0.0
 
 
 def finite(value: Any) -> Any:
@@ -174,6 +186,8 @@ def _training(steps: Sequence[StepRecord]) -> dict[str, float]:
     }
     if metrics["mean_loss"]:
         metrics["loss_cv"] = metrics["loss_std"] / metrics["mean_loss"]
+    if padding_percent(steps):
+        metrics["tokens_processed"] = float(sum(record.positions for record in steps))
     if norms:
         metrics["mean_grad_norm"] = statistics.fmean(norms)
         metrics["std_grad_norm"] = statistics.pstdev(norms)

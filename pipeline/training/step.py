@@ -50,7 +50,10 @@ class Window:
 
     batches: tuple[Batch, ...]
     num_tokens: int
+    """Without padding."""
     num_targets: int
+    num_positions: int
+    """Tokens with padding."""
 
 
 Build = Callable[[Experiment, Prepared], Trainable]
@@ -148,16 +151,18 @@ def _clip_gradients(step: Step, max_grad_norm: float | None) -> Tensor:
 def evaluate(step: Step, held_out: Sequences, eval_steps: int) -> float:
     """Return the mean loss per target over the first held-out sequences, at most `eval_steps` effective batches."""
     module = step.trainable.module
-    count = min(len(held_out), eval_steps * step.micro_batch_size * step.accumulation_steps)
+    effective_batch_size = step.micro_batch_size * step.accumulation_steps
+    count = min(len(held_out), eval_steps * effective_batch_size)
     total = torch.zeros((), device=step.device)
     num_targets = 0
     module.eval()
     with torch.no_grad():
-        for start in range(0, count, step.micro_batch_size):
-            batch = held_out.batch(range(start, min(start + step.micro_batch_size, count)))
-            num_targets += held_out.count(batch)[1]
-            with step.forward_context():
-                total += step.trainable.loss(module, {k: v.to(step.device) for k, v in batch.items()}, 1)
+        for start in range(0, count, effective_batch_size):
+            rows = range(start, min(start + effective_batch_size, count))
+            for batch in held_out.micro_batches(rows, step.micro_batch_size):
+                num_targets += held_out.count(batch)[1]
+                with step.forward_context():
+                    total += step.trainable.loss(module, {k: v.to(step.device) for k, v in batch.items()}, 1)
     module.train()
     return total.item() / num_targets
 

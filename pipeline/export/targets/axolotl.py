@@ -56,8 +56,8 @@ def _settings(facts: Facts) -> dict[str, Any]:
         **_lora(facts),
         "sequence_len": facts.sequence_length,
         "excess_length_strategy": "truncate",
-        "sample_packing": not facts.padded,
-        "pad_to_sequence_len": True,
+        "sample_packing": not facts.is_padded,
+        "pad_to_sequence_len": not facts.lengths_vary,
         "val_set_size": 1 / HELD_OUT_EVERY,
         "micro_batch_size": facts.micro_batch_size,
         "gradient_accumulation_steps": facts.accumulation_steps,
@@ -203,7 +203,7 @@ def _data_notes(facts: Facts) -> list[str]:
         )
     else:
         notes.append("It adds the tokenizer's own tokens to each document, and cuts it every sequence_len tokens.")
-    if not facts.padded:
+    if not facts.is_padded:
         notes.append(
             f"{NOT_MEASURED}sample_packing fills a sequence with whole documents that do not attend to one another, "
             "and one after another, cut every sequence_len tokens and attending to what is before, was measured."

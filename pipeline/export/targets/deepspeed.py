@@ -4,7 +4,7 @@ import json
 from typing import Any, ClassVar
 
 from pipeline.export.facts import DEFAULT_LOSS_SCALE, Facts
-from pipeline.export.target import Target, render, uneven_note
+from pipeline.export.target import Target, lengths_note, render, uneven_note
 
 
 class DeepSpeed(Target):
@@ -24,7 +24,7 @@ class DeepSpeed(Target):
 
     def differences(self, facts: Facts) -> list[str]:
         """Return what the configuration has no key for, and what DeepSpeed does differently."""
-        notes = []
+        notes = lengths_note(facts)
         if facts.has_warmup or facts.schedule == "linear":
             notes.append(
                 "DeepSpeed's own schedulers are one step later than the measured schedule: deepspeed_setup.py sets the "

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from pipeline.export.facts import Facts
-from pipeline.export.target import Target, render, uneven_note
+from pipeline.export.target import Target, lengths_note, render, uneven_note
 
 
 class Lightning(Target):
@@ -18,7 +18,7 @@ class Lightning(Target):
 
     def differences(self, facts: Facts) -> list[str]:
         """Return what the Trainer has no argument for, and what Lightning does differently."""
-        notes = []
+        notes = lengths_note(facts)
         if facts.has_prepare:
             settings = ", ".join([*(["checkpointing"] if facts.checkpointed else []), *facts.in_python])
             notes.append(f"The Trainer has no argument for {settings}: call prepare_model(model) before fit().")

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from pipeline.export.facts import Facts
 from pipeline.export.target import Target, render
+from pipeline.memory.meter import WATCHED_STEPS
 
 
 class PyTorch(Target):
@@ -13,7 +14,11 @@ class PyTorch(Target):
 
     def files(self, facts: Facts) -> dict[str, str]:
         """Return the script, for a model that transformers builds from a configuration."""
-        return {} if facts.configuration is None else {"train.py": render("train.py.jinja", facts)}
+        return (
+            {}
+            if facts.configuration is None
+            else {"train.py": render("train.py.jinja", facts, watched_steps=WATCHED_STEPS)}
+        )
 
     def differences(self, facts: Facts) -> list[str]:
         """Return what data it reads, and whether its losses are the measured ones."""

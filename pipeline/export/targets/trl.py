@@ -48,10 +48,15 @@ class Trl(Target):
             "SFTTrainer computes the loss in chunks of tokens, without all logits in memory (seen in TRL 1.16), and "
             f"loss_kernel={facts.loss_kernel} was measured: the loss is the same, its memory and time are not."
         )
-        if facts.padded:
+        if facts.is_padded:
             notes.append(
                 "SFTTrainer hands attention a mask of the padding, which was measured without: the losses are the "
                 "same, memory and time may differ."
+            )
+        if facts.sequences == "grouped":
+            notes.append(
+                "SFTTrainer can group sequences by length only across optimizer steps, which is another training: here "
+                "they are not grouped, and there is more padding than measured."
             )
         if facts.lora and facts.checkpointed and not prepares_layers(facts):
             notes.append(
@@ -72,7 +77,7 @@ def _reads_rows(facts: Facts) -> bool:
 
 def _packs_parts(facts: Facts) -> bool:
     """Whether SFTTrainer's packed sequences are others than the measured ones."""
-    return _reads_rows(facts) and not facts.padded and (facts.num_documents or 0) > PACKED_TOGETHER
+    return _reads_rows(facts) and not facts.is_padded and (facts.num_documents or 0) > PACKED_TOGETHER
 
 
 def _marks_answers(facts: Facts) -> bool:
@@ -87,9 +92,9 @@ def _arguments(facts: Facts) -> dict[str, Any]:
         "train_sampling_strategy": "sequential",
         "max_length": facts.sequence_length,
     }
-    if facts.padded:
+    if facts.sequences == "fixed_length":
         arguments["pad_to_multiple_of"] = facts.sequence_length
-    elif _reads_rows(facts):
+    elif _reads_rows(facts) and not facts.is_padded:
         arguments |= {"packing": True, "packing_strategy": "wrapped"}
     if _reads_rows(facts) and _marks_answers(facts):
         arguments["assistant_only_loss"] = True

@@ -1,0 +1,56 @@
+"""The typical optimizer step of a run: its tokens, and how much shorter its micro-batches are than the longest one."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.base.contracts import Prepared
+from pipeline.base.sequences import DynamicallyPaddedSequences, PaddedSequences
+from pipeline.config.experiment import Experiment
+from pipeline.memory.meter import WATCHED_STEPS
+from pipeline.training.loop import rows_of_step
+
+LARGEST_NUM_STEPS = 32
+"""Number of optimizer steps over which means are taken, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TypicalStep:
+    """The mean of a run's optimizer steps after those that are padded to the longest sequence of the corpus."""
+
+    num_tokens: float
+    """Tokens without padding."""
+    share: float
+    """Its tokens with padding, as a share of those of a step of the longest sequences."""
+    square_share: float
+    """The same of the squares of the lengths, as which the work of attention grows."""
+
+
+def typical_step(experiment: Experiment, prepared: Prepared) -> TypicalStep:
+    """Return the typical optimizer step; all steps are alike if all sequences are padded to one length."""
+    train, batch_size = prepared.train, experiment.effective_batch_size
+    if not isinstance(train, DynamicallyPaddedSequences):
+        mean = train.lengths.mean() if isinstance(train, PaddedSequences) else train.count(train.batch([0]))[0]
+        return TypicalStep(num_tokens=batch_size * float(mean), share=1.0, square_share=1.0)
+    settings, lengths = experiment.settings, train.lengths
+    numbers = range(WATCHED_STEPS, max(min(settings.num_steps, LARGEST_NUM_STEPS), WATCHED_STEPS + 1))
+    steps = [rows_of_step(len(train), number, batch_size, settings.seed) for number in numbers]
+    parts = [part for rows in steps for part in train.parts(rows, experiment.micro_batch_size)]
+    shares = np.array([lengths[part].max() for part in parts]) / lengths.max()
+    return TypicalStep(
+        num_tokens=float(np.mean([lengths[rows].sum() for rows in steps])),
+        share=float(shares.mean()),
+        square_share=float((shares**2).mean()),
+    )
+
+
+def lengths_note(experiment: Experiment) -> str | None:
+    """Return a sentence about what peaks and times are of, if micro-batches differ in length; None if they do not."""
+    train = experiment.read_corpus().train if experiment.lengths_vary else None
+    if not isinstance(train, DynamicallyPaddedSequences):
+        return None
+    return (
+        f"sequences={experiment.settings.sequences}: peaks are those of the longest micro-batch, of "
+        f"{train.lengths.max():,} tokens a sequence, which the first {WATCHED_STEPS} optimizer steps have; times are "
+        "those of the steps after them"
+    )
