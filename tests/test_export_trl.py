@@ -150,11 +150,15 @@ def test_a_parquet_file_and_a_dataset_of_conversations_are_read(tmp_path: Path) 
         assert losses_of_trl(tiny(**changes), folder) == pytest.approx(losses_here(**changes), abs=1e-4)
 
 
-def test_documents_of_any_length_are_padded_as_measured(short_documents: Path, tmp_path: Path) -> None:
-    text = {"corpus": "text_files", "text_files__path": str(short_documents), "sequences": "padded"}
+@pytest.mark.parametrize("sequences", ["fixed_length", "padded", "grouped"])
+def test_documents_of_any_length_are_padded_as_measured(sequences: str, short_documents: Path, tmp_path: Path) -> None:
+    text = {"corpus": "text_files", "text_files__path": str(short_documents), "sequences": sequences}
     changes = {**text, **CUT, "checkpointing": "every_2_layers"}
     trainer = trainer_of(tiny(**changes), tmp_path)
-    assert {batch["input_ids"].shape for batch in trainer.get_train_dataloader()} == {(2, 32)}
+    lengths = {batch["input_ids"].shape[1] for batch in trainer.get_train_dataloader()}
+    assert lengths == {32} if sequences == "fixed_length" else len(lengths) > 1 and max(lengths) <= 32
+    is_told = "there is more padding than measured" in " ".join((tmp_path / "trl_sft.py").read_text().split())
+    assert is_told == (sequences == "grouped")
     trainer.train()
     found = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert found == pytest.approx(losses_here(**changes), abs=1e-4)
