@@ -40,6 +40,7 @@ PATHS = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
 """Where a simulated card's process finds pipeline/ and tests/recordings.py."""
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 RUN_CODE = (
+    "base/contracts.py",
     "base/sequences.py",
     "base/technique.py",
     "data",

@@ -406,10 +406,8 @@ def test_what_the_allocator_takes_as_lengths_vary_is_that_of_its_file() -> None:
     prediction = " ".join(text_of("docs/prediction.md").split())
     assert f"in {len(rows)} runs of 60 steps" in prediction
     assert f"reserved {min(reserved):.2f} to {max(reserved):.2f} % more than predicted" in prediction
-    assert (
-        f"(median {statistics.median(reserved):.2f} %, with expandable segments at most {max(expandable):.2f} %)"
-        in (prediction)
-    )
+    assert f"(median {statistics.median(reserved):.2f} %, with expandable segments" in prediction
+    assert f"expandable segments at most {max(expandable):.2f} %)" in prediction
     assert f"allocated at most {max(allocated):.2f} % more" in prediction
 
 

@@ -27,10 +27,11 @@ from pipeline.config.settings import merged, nested
 from pipeline.memory.device import hardware_of
 from pipeline.memory.meter import WATCHED_STEPS, CpuMeter
 from pipeline.prediction.predict import predict
+from pipeline.report.sections.differences import incomparable
 from pipeline.runtime.run import execute
 from pipeline.searching.problem import make_problem
 from pipeline.training.loop import Loop, Message, rows_of_step, train
-from pipeline.training.metrics import step_metrics, summarize
+from pipeline.training.metrics import Row, step_metrics, summarize
 from pipeline.training.step import build_step
 from pipeline.training.typical_step import typical_step
 
@@ -263,3 +264,12 @@ def test_a_plan_and_a_search_say_what_peaks_and_times_are_of(documents: dict[str
     [unseen] = tiny(sequences="grouped").not_predicted("cuda")
     assert "as lengths vary, CUDA's allocator reserves more" in unseen
     assert tiny(sequences="fixed_length").not_predicted("cuda") == ()
+
+
+def test_runs_that_differ_in_padding_compare() -> None:
+    def row(sequences: str) -> Row:
+        params = {"sequences": sequences, "sequence_length": 32}
+        return Row(comparison="", name="", is_baseline=False, params=params, result=None, skipped=None, metrics={})
+
+    assert not incomparable(row("grouped"), row("fixed_length")) | incomparable(row("padded"), row("grouped"))
+    assert incomparable(row("packed"), row("padded")) == {"corpus"}

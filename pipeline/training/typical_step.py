@@ -51,6 +51,6 @@ def lengths_note(experiment: Experiment) -> str | None:
         return None
     return (
         f"sequences={experiment.settings.sequences}: peaks are those of the longest micro-batch, of "
-        f"{train.lengths.max():,} tokens a sequence, which the first {WATCHED_STEPS} optimizer steps have; times are "
-        "those of the steps after them"
+        f"{train.lengths.max(initial=0):,} tokens a sequence, which the first {WATCHED_STEPS} optimizer steps have; "
+        "times are those of the steps after them"
     )

@@ -15,6 +15,8 @@ CONDITIONS: Mapping[str, tuple[str, ...]] = {
     "model": ("model",),
 }
 """Conditions under which metrics compare, and the settings that record them."""
+PADDED = ("fixed_length", "padded", "grouped")
+"""Values of `sequences` that are one training."""
 
 
 def incomparable(row: Row, other: Row) -> set[str]:
@@ -22,7 +24,7 @@ def incomparable(row: Row, other: Row) -> set[str]:
     return {
         condition
         for condition, names in CONDITIONS.items()
-        if any(_written(row.params.get(name)) != _written(other.params.get(name)) for name in names)
+        if any(_trained(row, name) != _trained(other, name) for name in names)
     }
 
 
@@ -60,6 +62,12 @@ def _by_value(rows: Sequence[Row], name: str) -> dict[str, list[str]]:
     for row in rows:
         groups.setdefault(_written(row.params.get(name)), []).append(row.name)
     return groups
+
+
+def _trained(row: Row, name: str) -> str:
+    """Return a run's setting as far as it changes the training, which padding does not."""
+    written = _written(row.params.get(name))
+    return "padded" if name == "sequences" and written in PADDED else written
 
 
 def _written(value: object) -> str:
