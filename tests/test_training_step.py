@@ -97,7 +97,7 @@ def step_and_window(experiment: Experiment) -> tuple[Any, Window]:
     step = build_step(experiment, prepared)
     batch = prepared.train.batch(rows_of_step(len(prepared.train), 0, experiment.effective_batch_size, 0))
     counts = (*prepared.train.count(batch), prepared.train.num_positions(batch))
-    return step, Window(split(batch, step.micro_batch_size), *counts)
+    return step, Window(split(batch, experiment.effective_batch_size, step.micro_batch_size), *counts)
 
 
 def test_contexts_of_several_techniques_are_all_entered() -> None:

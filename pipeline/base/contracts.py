@@ -161,12 +161,12 @@ class Sequences(ABC):
 
     def micro_batches(self, rows: Sequence[int], size: int) -> tuple[Batch, ...]:
         """Return the examples at these indices in micro-batches of `size`: here in this order and of one length."""
-        return split(self.batch(rows), size)
+        return split(self.batch(rows), len(rows), size)
 
 
-def split(batch: Batch, size: int) -> tuple[Batch, ...]:
-    """Return the sequences of a batch in micro-batches of `size`, which share its memory."""
-    cuts = range(0, len(next(iter(batch.values()))), size)
+def split(batch: Batch, num_rows: int, size: int) -> tuple[Batch, ...]:
+    """Return the first `num_rows` sequences of a batch in micro-batches of `size`, which share its memory."""
+    cuts = range(0, num_rows, size)
     return tuple({name: tensor[cut : cut + size] for name, tensor in batch.items()} for cut in cuts)
 
 

@@ -139,7 +139,7 @@ class Loop:
         rows = rows_of_step(len(self._sequences), number, self._effective_batch_size, self._settings.seed)
         size = self.step.micro_batch_size
         if number < WATCHED_STEPS:
-            batches = split(self._sequences.batch(rows), size)
+            batches = split(self._sequences.batch(rows), len(rows), size)
         else:
             batches = self._sequences.micro_batches(rows, size)
         nums_tokens, nums_targets = zip(*map(self._sequences.count, batches), strict=True)
