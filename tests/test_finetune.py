@@ -124,6 +124,12 @@ def test_nothing_fits(project: Project, pretrained: Path) -> None:
         ({"num_step": "4"}, "num_step"),
         ({"micro_batch_size": "3"}, "micro_batch_size"),
         ({"budget": "much"}, "much"),
+        ({"budget": "none"}, "finetune needs a budget, and budget is none; set budget=auto, or one such as 16GiB"),
+        (
+            {"budget": "2MiB", "model": "gpt2-nano"},
+            "full: the parameters must fit the budget: those of gpt2-nano alone",
+        ),
+        ({"space": '{"adapter": ["none", "lora"]}'}, "adapter is what the kinds differ in"),
         ({"chat.path": "absent.jsonl"}, "absent.jsonl"),
     ],
 )

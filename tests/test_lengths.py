@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from pipeline.memory.device import hardware_of
 from pipeline.memory.meter import WATCHED_STEPS, CpuMeter
 from pipeline.prediction.predict import predict
 from pipeline.report.sections.differences import incomparable
-from pipeline.runtime.run import execute
+from pipeline.runtime.run import execute, measured_summary
 from pipeline.searching.problem import make_problem
 from pipeline.training.loop import Loop, Message, rows_of_step, train
 from pipeline.training.metrics import Row, step_metrics, summarize
@@ -173,13 +174,28 @@ def test_no_step_of_an_epoch_needs_more_than_the_first_two(
 def test_the_share_of_padding_is_that_of_the_typical_steps(documents: dict[str, Any]) -> None:
     experiment = tiny(**documents, sequences="padded", micro_batch_size=2, accumulation_steps=2)
     steps, _ = run(experiment)
-    metrics, typical = summarize(finished(steps), 4, timing_warmup_steps=3), steps[3:]
+    metrics, typical = summarize(finished(steps), 4, timing_warmup_steps=3, tokens_per_position=0.8), steps[3:]
     num_tokens, num_positions = sum(one.tokens for one in typical), sum(one.positions for one in typical)
     assert metrics["padding_percent"] == pytest.approx(100 * (1 - num_tokens / num_positions))
-    seconds = float(np.median([one.seconds for one in typical]))
-    assert metrics["tokens_per_second"] == pytest.approx(num_tokens / len(typical) / seconds)
+    seconds_per_position = float(np.median([one.seconds / one.positions for one in typical]))
+    assert metrics["tokens_per_second"] == pytest.approx(0.8 / seconds_per_position)
     assert metrics["tokens_processed"] == sum(one.positions for one in steps) > metrics["tokens_seen"]
     assert step_metrics(steps[0])["padding_percent"] > metrics["padding_percent"] > 0
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("sequences", ["padded", "grouped"])
+def test_the_speed_of_a_trial_does_not_depend_on_the_lengths_of_its_steps(
+    sequences: str, size: int, documents: dict[str, Any]
+) -> None:
+    cut = {"sequences": sequences, "micro_batch_size": size, "accumulation_steps": 4 // size, "num_steps": 8}
+    experiment = tiny(**{**documents, **cut})
+    steps, _ = run(experiment)
+    timed = [replace(one, seconds=one.positions / 1000) for one in steps]
+    assert len({one.seconds for one in timed}) > 2
+    speeds = [measured_summary(experiment, finished(timed[:num])).metrics["tokens_per_second"] for num in (5, 6, 8)]
+    typical = typical_step(experiment, experiment.prepare())
+    assert speeds == [pytest.approx(1000 * typical.tokens_per_position)] * 3
 
 
 def test_packed_sequences_have_no_metrics_of_padding() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from search_table import DIMENSIONS, SETTINGS
 
+from pipeline.base.errors import InvalidInputError
 from pipeline.config.entry_points import FOLDER
 from pipeline.config.experiment import make_experiment
 from pipeline.config.settings import AllSettings, dotted, merged, nested
@@ -117,7 +118,14 @@ def _runs(rows: Sequence[Mapping[str, str]], names: Sequence[str]) -> dict[tuple
 
 
 def contenders_of(file: Path) -> Path:
-    """Return the file of the further runs of a table's contenders."""
+    """Return the file of the further runs of a table's contenders.
+
+    Raises:
+        InvalidInputError: the table has another name than search_table.py gives it.
+
+    """
+    if "search_table" not in file.name:
+        raise InvalidInputError(f"a table's name has search_table in it, and {file.name} does not; rename it")
     return file.with_name(file.name.replace("search_table", "search_contenders"))
 
 

@@ -13,7 +13,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.config.entry_points import SPACES, yaml_file
 from pipeline.config.experiment import make_experiment
-from pipeline.config.settings import AllSettings, dotted, merged, nested, validate
+from pipeline.config.settings import MODELS, AllSettings, dotted, merged, nested, validate
 from pipeline.config.variants import Comparison, EntryPoint, Variant, read_yaml
 from pipeline.jobs.comparison import measure
 from pipeline.jobs.plan import make_plan
@@ -87,7 +87,8 @@ def finetune(given: Mapping[str, Any], console: Console) -> int:
     """Compare the kinds that fit, then search one; return the exit code: 1 if none fits or the search finds nothing.
 
     Raises:
-        InvalidInputError: a setting is wrong, no kind can run here, or a storage cannot be reached.
+        InvalidInputError: a setting is wrong, no kind can run here, the weights of each exceed the budget, or a storage
+            cannot be reached.
 
     """
     values = read_yaml(yaml_file(ENTRY))
@@ -111,8 +112,9 @@ def _check(own: KindsSettings, asked: str, given: Mapping[str, Any]) -> None:
     names = ", ".join(own.kinds)
     if asked not in (AUTO_KIND, *own.kinds):
         raise InvalidInputError(f"kind must be {AUTO_KIND} or one of {names}, and is {asked!r}; set one of them")
-    of_kinds = {name for settings in own.kinds.values() for name in settings}
-    for name, value in dotted(given):
+    of_kinds = {name for settings in own.kinds.values() for name, _ in dotted(settings)}
+    space = given.get("space")
+    for name, value in (*dotted(given), *(space.items() if isinstance(space, Mapping) else ())):
         if name in of_kinds:
             raise InvalidInputError(
                 f"{name} is what the kinds differ in, and {name}={value} would make them another; set kind to one of "
@@ -124,12 +126,15 @@ def _shared(values: Mapping[str, Any], given: Mapping[str, Any], console: Consol
     """Return the settings that all kinds share; a model that has weights is trained from them."""
     of_run = {name: value for name, value in given.items() if name not in FinetuneSettings.model_fields}
     shared = merged(nested(values), of_run)
-    budget = str(given.get("budget", shared.get("budget", SearchSettings.model_fields["budget"].default)))
+    budget = str(given.get("budget") or shared.get("budget") or SearchSettings.model_fields["budget"].default)
+    if budget == "none":
+        raise InvalidInputError("finetune needs a budget, and budget is none; set budget=auto, or one such as 16GiB")
     if budget == "auto":
         budget, notes = automatic_budget(find_device(str(shared.get("device", "auto"))))
         console.print(*notes, sep="\n", highlight=False)
     model = str(shared.get("model", "auto"))
-    has_weights = "/" in model or Path(model).is_dir()
+    is_preset = any(model in family.names for family in MODELS.values()) or model == "auto"
+    has_weights = not is_preset and ("/" in model or Path(model).is_dir())
     return merged({"causal_lm": {"pretrained": True}} if has_weights else {}, {**shared, "budget": budget})
 
 
@@ -151,17 +156,16 @@ def _planned(own: KindsSettings, shared: Mapping[str, Any]) -> Iterator[Kind]:
     for name, settings in own.kinds.items():
         values = merged(shared, nested(settings))
         device = validate(AllSettings, values, ENTRY).device  # what is wrong with the settings ends the command
-        kind = find_device(device).type
-        planned = {**values, "gpu": "cpu" if kind == "cpu" else "auto", "space": own.compared.space}
+        planned = {**values, "gpu": str(find_device(device)), "space": own.compared.space}
         try:
             [card] = make_plan(planned, Console(quiet=True)).cards
         except InvalidInputError as error:
-            refused.append(str(error))
+            refused.append(f"{name}: {error}")
             yield Kind(name, settings, str(error))
         else:
             yield Kind(name, settings, card)
     if len(refused) == len(own.kinds):
-        raise InvalidInputError("\n".join(dict.fromkeys(refused)))
+        raise InvalidInputError("\n".join(refused))
 
 
 def _comparison(own: KindsSettings, shared: Mapping[str, Any], kinds: Sequence[Kind]) -> EntryPoint:

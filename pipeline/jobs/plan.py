@@ -140,7 +140,10 @@ def _read(given: Mapping[str, Any]) -> tuple[PlanSettings, dict[str, Any]]:
 def _targets(text: str) -> list[Hardware]:
     """Return the devices to plan for; they need not be in this machine."""
     names = [name.strip() for name in text.split(",")]
-    return [hardware_of(find_device(name)) if name in ("auto", "cpu") else find_card(name) for name in names]
+    return [
+        hardware_of(find_device(name)) if name in ("auto", "cpu") or name.startswith("cuda") else find_card(name)
+        for name in names
+    ]
 
 
 def _budget_bytes(text: str | None, target: Hardware) -> int:
@@ -240,7 +243,7 @@ def _refuse_hopeless(card: CardPlan, model: str) -> None:
     if parameters > card.budget_bytes:
         missing = (parameters - card.budget_bytes) / MIB
         raise InvalidInputError(
-            f"the parameters must fit the budget: those of {model} alone take {parameters / MIB:,.0f} MiB, "
-            f"{missing:,.0f} MiB more than the {card.budget_bytes / MIB:,.0f} MiB; choose a smaller model or a larger "
+            f"the parameters must fit the budget: those of {model} alone take {parameters / MIB:,.1f} MiB, "
+            f"{missing:,.1f} MiB more than the {card.budget_bytes / MIB:,.1f} MiB; choose a smaller model or a larger "
             "card"
         )

@@ -9,7 +9,8 @@ from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
 from pipeline.prediction.predict import Prediction
 from pipeline.prediction.predict_all import predict_all
-from pipeline.training.metrics import Summary, summarize
+from pipeline.runtime.run import measured_summary
+from pipeline.training.metrics import Summary
 
 
 def summary(experiment: Experiment, result: Result) -> Summary:
@@ -17,7 +18,7 @@ def summary(experiment: Experiment, result: Result) -> Summary:
 
     Nothing is predicted for a run that was interrupted.
     """
-    measured = summarize(result, experiment.effective_batch_size, experiment.settings.timing_warmup_steps)
+    measured = dict(measured_summary(experiment, result).metrics)
     if result.outcome is Outcome.INTERRUPTED:
         return Summary(measured)
     try:

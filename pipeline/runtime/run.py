@@ -21,6 +21,7 @@ from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run_folder import LOG, RunFolder
 from pipeline.training.loop import Stop, never_stop, train
 from pipeline.training.metrics import Summary, summarize
+from pipeline.training.typical_step import typical_step
 
 Summarize = Callable[[Result], Summary]
 LAST_LINES = 5
@@ -85,8 +86,9 @@ def run(
 
 def measured_summary(experiment: Experiment, result: Result) -> Summary:
     """Return the metrics that a run measured."""
+    tokens_per_position = typical_step(experiment, experiment.read_corpus()).tokens_per_position
     warmup_steps = experiment.settings.timing_warmup_steps
-    return Summary(summarize(result, experiment.effective_batch_size, warmup_steps))
+    return Summary(summarize(result, experiment.effective_batch_size, warmup_steps, tokens_per_position))
 
 
 def execute(

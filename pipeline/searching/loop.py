@@ -226,11 +226,11 @@ def _trial_length(problem: SearchProblem, experiment: Experiment, to_beat: float
     """
     settings = problem.settings
     speed = to_beat if settings.objectives == "throughput" else None
-    tokens = typical_step(experiment, experiment.read_corpus()).num_tokens if speed else 0.0
+    typical = typical_step(experiment, experiment.read_corpus())
     return TrialLength(
         warmup_steps=experiment.settings.timing_warmup_steps,
         precision_percent=settings.precision_percent,
-        seconds_to_beat=tokens / speed if speed else None,
+        seconds_to_beat=typical.tokens_per_position / speed if speed else None,
     )
 
 

@@ -107,6 +107,7 @@ class SearchProblem:
             **{f"space.{name}": list(values) for name, values in self.space.dimensions.items()},
             "space.mathematics": self.settings.mathematics,
             **self._user_techniques(),
+            **({"lengths": "of each micro-batch"} if self.base.lengths_vary else {}),
             "objectives": self.settings.objectives,
             "device_name": about["device_name"],
             "torch": about["torch"],
@@ -140,6 +141,8 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
     """
     values = merged(nested(default_space(read_yaml(yaml_file("search")), given)), given)
     own = validate(SearchSettings, {k: values.pop(k) for k in SearchSettings.model_fields if k in values}, "search")
+    if own.budget == "none":
+        raise InvalidInputError("a search needs a budget, and budget is none; set budget=auto, or one such as 8GiB")
     device = find_device(str(values.get("device", RunSettings.model_fields["device"].default)))
     values["budget"], notes = automatic_budget(device) if own.budget == "auto" else (own.budget, ())
     _, space = read_space(own, values, given, "search", hardware_of(device))
@@ -150,7 +153,8 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
     varied = [{**space.choices[0], name: value} for name, tried in space.dimensions.items() for value in tried]
     experiments = [configurations.experiment(choice) for choice in varied]
     unseen = dict.fromkeys(note for one in experiments for note in one.not_predicted(device.type))
-    lengths = dict.fromkeys(note for one in experiments if (note := lengths_note(one)))
+    of_each = {(one.settings.sequences, one.settings.sequence_length): one for one in experiments}
+    lengths = [note for one in of_each.values() if (note := lengths_note(one))]
     problem = SearchProblem(own, values, space, base, (*notes, *sentences(refusals), *unseen, *lengths))
     _check(problem)
     return problem

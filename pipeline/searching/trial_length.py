@@ -12,14 +12,14 @@ HOPELESS_STEPS = 3
 
 @dataclass(frozen=True)
 class TrialLength:
-    """A predicate that stops a trial, evaluated on the seconds of its optimizer steps so far."""
+    """A predicate that stops a trial, evaluated on the seconds per token, padding counted, of its steps so far."""
 
     warmup_steps: int
     """First optimizer steps, which are not timed."""
     precision_percent: float
     """Half the width of the 95 % interval of the median, at which it is known well enough."""
     seconds_to_beat: float | None
-    """Seconds per optimizer step of the incumbent; None if there is none."""
+    """The same of the incumbent; None if there is none."""
 
     def __call__(self, seconds: Sequence[float]) -> bool:
         """Return whether to stop."""

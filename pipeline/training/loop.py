@@ -128,7 +128,7 @@ class Loop:
         self._lag = 1 if step.device.type == "cuda" else 0
         self.num_launched = 0
         """Optimizer steps launched so far."""
-        self._seconds: list[float] = []
+        self._seconds_per_position: list[float] = []
 
     def window(self, number: int) -> Window:
         """Return the micro-batches of optimizer step `number`, counted from 0, on the CPU.
@@ -166,7 +166,7 @@ class Loop:
             start = end
             if len(pending) > self._lag:
                 pending.popleft()()
-            if stop(self._seconds):
+            if stop(self._seconds_per_position):
                 break
         while pending:
             pending.popleft()()
@@ -193,7 +193,7 @@ class Loop:
     def _read(self, number: int, window: Window, rate: float, output: StepOutput, start: Any, end: Any) -> None:
         """Wait for the end of an optimizer step and emit its record."""
         seconds = self._clock.between(start, end)
-        self._seconds.append(seconds)
+        self._seconds_per_position.append(seconds / window.num_positions)
         loss, grad_norm = output.loss.item(), output.grad_norm.item()
         scaled = self.step.scaler.is_enabled()
         record = StepRecord(

@@ -39,12 +39,16 @@ class Summary:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
-def summarize(result: Result, effective_batch_size: int, timing_warmup_steps: int) -> dict[str, float]:
-    """Return the summary metrics of a run.
+def summarize(
+    result: Result, effective_batch_size: int, timing_warmup_steps: int, tokens_per_position: float = 1.0
+) -> dict[str, float]:
+    """Return the summary metrics of a run; `tokens_per_position` is the typical share of tokens that is no padding.
 
     seconds_per_step is the median over the optimizer steps after the first `timing_warmup_steps`, and
-    seconds_per_step_iqr their interquartile range; the throughputs are computed from the median. The share of padding
-    is that of the same steps: in the first two it is larger than in any other.
+    seconds_per_step_iqr their interquartile range; samples_per_second is computed from the median. tokens_per_second is
+    computed from the median of the seconds per token with padding, so that it does not depend on which documents the
+    timed steps of a short trial have. The share of padding is that of the same steps: in the first two it is larger
+    than in any other.
     """
     metrics = {"seconds_total": result.seconds_total, "effective_batch_size": float(effective_batch_size)}
     if result.memory is not None:
@@ -59,7 +63,8 @@ def summarize(result: Result, effective_batch_size: int, timing_warmup_steps: in
         median = statistics.median(timed)
         metrics["seconds_per_step"] = median
         metrics["samples_per_second"] = effective_batch_size / median
-        metrics["tokens_per_second"] = statistics.fmean(record.tokens for record in typical) / median
+        seconds_per_position = statistics.median(record.seconds / record.positions for record in typical)
+        metrics["tokens_per_second"] = tokens_per_position / seconds_per_position
     if len(timed) >= 2:
         low, _, high = statistics.quantiles(timed, n=4, method="inclusive")
         metrics["seconds_per_step_iqr"] = high - low

@@ -20,18 +20,31 @@ class TypicalStep:
 
     num_tokens: float
     """Tokens without padding."""
+    num_positions: float
+    """The same with padding."""
     share: float
     """Its tokens with padding, as a share of those of a step of the longest sequences."""
     square_share: float
     """The same of the squares of the lengths, as which the work of attention grows."""
+
+    @property
+    def tokens_per_position(self) -> float:
+        """The share of its tokens that is no padding."""
+        return self.num_tokens / self.num_positions
 
 
 def typical_step(experiment: Experiment, prepared: Prepared) -> TypicalStep:
     """Return the typical optimizer step; all steps are alike if all sequences are padded to one length."""
     train, batch_size = prepared.train, experiment.effective_batch_size
     if not isinstance(train, DynamicallyPaddedSequences):
-        mean = train.lengths.mean() if isinstance(train, PaddedSequences) else train.count(train.batch([0]))[0]
-        return TypicalStep(num_tokens=batch_size * float(mean), share=1.0, square_share=1.0)
+        batch = train.batch([0])
+        mean = train.lengths.mean() if isinstance(train, PaddedSequences) else train.count(batch)[0]
+        return TypicalStep(
+            num_tokens=batch_size * float(mean),
+            num_positions=float(batch_size * train.num_positions(batch)),
+            share=1.0,
+            square_share=1.0,
+        )
     settings, lengths = experiment.settings, train.lengths
     numbers = range(WATCHED_STEPS, max(min(settings.num_steps, LARGEST_NUM_STEPS), WATCHED_STEPS + 1))
     steps = [rows_of_step(len(train), number, batch_size, settings.seed) for number in numbers]
@@ -39,6 +52,7 @@ def typical_step(experiment: Experiment, prepared: Prepared) -> TypicalStep:
     shares = np.array([lengths[part].max() for part in parts]) / lengths.max()
     return TypicalStep(
         num_tokens=float(np.mean([lengths[rows].sum() for rows in steps])),
+        num_positions=float(batch_size * lengths.max() * shares.mean()),
         share=float(shares.mean()),
         square_share=float((shares**2).mean()),
     )

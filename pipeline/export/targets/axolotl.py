@@ -208,6 +208,11 @@ def _data_notes(facts: Facts) -> list[str]:
             f"{NOT_MEASURED}sample_packing fills a sequence with whole documents that do not attend to one another, "
             "and one after another, cut every sequence_len tokens and attending to what is before, was measured."
         )
+    if facts.sequences == "grouped":
+        notes.append(
+            "It pads to the longest sequence of a micro-batch, and does not sort the sequences of an optimizer step by "
+            "length: there is more padding than measured."
+        )
     notes.append(
         f"Its order of the sequences is another, and val_set_size holds out other rows, as many: one of "
         f"{HELD_OUT_EVERY}."
