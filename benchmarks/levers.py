@@ -130,8 +130,9 @@ def _predicted(runs: Mapping[str, Experiment]) -> dict[str, dict[str, Any]]:
     """Return the predicted peak of each run, by its column; none where it cannot be predicted."""
     found: dict[str, dict[str, Any]] = {}
     names, experiments = list(runs), list(runs.values())
-    for number, prediction in predict_each(experiments, hardware_of(experiments[0].device)):
-        unknown = isinstance(prediction, InvalidInputError) or experiments[number].not_predicted
+    hardware = hardware_of(experiments[0].device)
+    for number, prediction in predict_each(experiments, hardware):
+        unknown = isinstance(prediction, InvalidInputError) or experiments[number].not_predicted(hardware.kind)
         found[names[number]] = {"predicted_allocated_bytes": None if unknown else prediction.peak_allocated_bytes}
     return found
 

@@ -132,5 +132,4 @@ def test_a_trial_has_the_mean_speed_to_beat_and_a_repeat_has_nothing(problem: Se
     made = search(problem, tmp_path, Repeating([2, 2, 4], naive_size=1), {1: 50.0, 2: 100.0, 4: 50.0})
     one = Slower(made.problem, made.study, made.proposer, made.folder, made.tracker, made.observer, made.speeds)
     run_trials(one, math.inf)
-    tokens = 4 * problem.base.settings.sequence_length
-    assert to_beat == [None, None, pytest.approx(tokens / math.sqrt(100.0 * 96.0))]
+    assert to_beat == [None, None, pytest.approx(1 / math.sqrt(100.0 * 96.0))]  # of one token
