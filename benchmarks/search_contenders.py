@@ -21,7 +21,6 @@ from journal import Journal
 from replay.table import ALL_SHARES, Entry, budgets, conditions, contenders_of, count_work, read
 from search_table import COLUMNS, SETTINGS, measure
 
-from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import make_experiment
 from pipeline.config.settings import merged, nested
 from pipeline.memory.device import find_device
@@ -53,10 +52,6 @@ def contenders(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 def _run(given: argparse.Namespace) -> int:
     deadline = Deadline(given.minutes)
-    if not given.table.exists():
-        raise InvalidInputError(
-            f"the table must exist, and {given.table} does not; measure it: python benchmarks/search_table.py"
-        )
     count_work(given.table)
     about = conditions(given.table)
     common = {name: about[name] for name in SETTINGS if name in about}

@@ -25,8 +25,6 @@ from replay.page import page, summary
 from replay.search import OPTUNAS, REPLAYS, Replayed, replay
 from replay.table import FURTHER_SHARES, SHARES_THAT_FIT, budgets, count_work, read
 
-from pipeline.base.errors import InvalidInputError
-
 
 def replayed(file: Path) -> dict[tuple[str, int, int], Replayed]:
     """Return the results in the file of an interrupted call, by task."""
@@ -67,10 +65,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace) -> int:
     deadline = Deadline(given.minutes)
-    if not given.table.exists():
-        raise InvalidInputError(
-            f"the table must exist, and {given.table} does not; measure it: python benchmarks/search_table.py"
-        )
     count_work(given.table)
     entries = read(given.table)
     searches = [

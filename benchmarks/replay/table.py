@@ -160,7 +160,16 @@ def rows_of(file: Path) -> list[dict[str, str]]:
 
 
 def count_work(file: Path) -> None:
-    """Write the work of each configuration of a table, as its trace counts it, next to the table if it is not there."""
+    """Write the work of each configuration of a table, as its trace counts it, next to the table if it is not there.
+
+    Raises:
+        InvalidInputError: there is no such table.
+
+    """
+    if not file.exists():
+        raise InvalidInputError(
+            f"the table must exist, and {file} does not; measure it: python benchmarks/search_table.py"
+        )
     if _work_file(file).exists():
         return
     about = conditions(file)
