@@ -126,7 +126,7 @@ class StoredStudy:
         if verdict.state is TrialState.COMPLETE:
             values = [value for value in (verdict.tokens_per_second, verdict.peak_bytes) if value is not None]
             if len(self.directions) == 1:  # Optuna takes intermediate values of one objective only
-                for record in result.steps[:: -(-len(result.steps) // MOST_INTERMEDIATE_VALUES)]:
+                for record in result.steps[:: len(result.steps) // MOST_INTERMEDIATE_VALUES + 1]:
                     trial.report(record.tokens / record.seconds, record.step)
             self._study.tell(trial, values[: len(self.directions)])
         else:
