@@ -3,7 +3,7 @@
 # make test-all  the same with the full matrices
 # make test-cuda the tests marked gpu, on simulated cards (1.2 GB in .venv-cuda; needs gcc, no GPU)
 # make evidence  all that needs a GPU, in at most 9 minutes; the next call goes on where this one stopped
-# make ui        the MLflow UI on what the runs wrote
+# make ui        the MLflow UI, opened on the runs of the experiment
 # Pass settings on with ARGS: make search ARGS="-P budget=8GiB -P effective_batch_size=64"
 # Tests run on torch 2.13, which an index may offer in a small build for CPUs: another is TORCH=2.15.0 (with an empty
 # .venv), and for `make test-cuda` TORCH_CUDA=2.15.0.  `pip install .` takes the newest that pyproject.toml admits.
@@ -46,7 +46,7 @@ evidence: .venv/installed-for-tests
 	$(BIN)/python benchmarks/evidence.py $(ARGS)
 
 ui: .venv/installed
-	$(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT)
+	$(BIN)/python -m pipeline.tracking.ui $(PORT)
 
 .venv/installed: pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("headroom needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'

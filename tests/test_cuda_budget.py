@@ -140,7 +140,7 @@ def ended(project: Project) -> list[Any]:
 def assert_what_was_refused_did_not_fit(project: Project) -> None:
     """Check that no trial reserved more than the budget, and that all those that were refused are out of memory."""
     for trial in ended(project):
-        assert trial.user_attrs["figures"]["peak_reserved_mib"] <= BUDGET_MIB
+        assert trial.user_attrs["metrics"]["peak_reserved_mib"] <= BUDGET_MIB
         is_refused = trial.state is TrialState.PRUNED
         assert trial.user_attrs["outcome"] == ("out_of_memory" if is_refused else "ok")
     others = [trial for trial in trials(project) if trial not in ended(project)]

@@ -4,9 +4,12 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from wsgiref.util import setup_testing_defaults
 
 import mlflow
 import numpy as np
+import optuna
+import optuna_dashboard
 import pandas as pd
 import pytest
 import yaml
@@ -289,6 +292,50 @@ def test_checkpointing_stands_beside_theory(project: Project, done: Done) -> Non
     assert (depth["largest loss difference"] < 1e-5).all()
 
 
+@pytest.mark.parametrize("entry", [entry for entry in SETTINGS if entry not in ("plan", "search")])
+def test_a_parent_has_the_metrics_of_its_fastest_run(entry: str, project: Project, done: Done) -> None:
+    parent = project.parent_of(entry)
+    runs = [run.data.metrics for run in project.children_of(parent).values()]
+    fastest = max(runs, key=lambda metrics: metrics["tokens_per_second"])
+    for name in ("tokens_per_second", "seconds_per_step", "peak_allocated_mib", "final_loss"):
+        assert parent.data.metrics[f"best_{name}"] == fastest[name]
+    for name in ("memory_saving_percent", "speedup"):
+        values = [metrics[name] for metrics in runs if name in metrics]
+        assert parent.data.metrics.get(f"largest_{name}") == max(values, default=None)
+
+
+def test_the_parent_of_a_plan_has_the_metrics_of_what_it_recommends(project: Project, done: Done) -> None:
+    metrics = project.parent_of("plan").data.metrics
+    [file] = project.folder.glob("runs/*-plan-*/findings.json")
+    [card] = json.loads(file.read_text())["cards"]
+    fitting = [row for row in card["rows"] if row["fits"]]
+    speeds = [row["tokens"] / row["seconds"] for row in fitting]
+    assert metrics["num_configurations_that_fit"] == len(fitting) > 0
+    assert metrics["best_predicted_tokens_per_second"] == pytest.approx(max(speeds))
+
+
+def test_the_study_opens_in_optunas_dashboard(project: Project, done: Done) -> None:
+    asked: dict[str, Any] = {}
+    setup_testing_defaults(asked)
+    storage = optuna.storages.get_storage(f"sqlite:///{project.folder}/optuna.db")
+    application = optuna_dashboard.wsgi(storage)
+
+    def get(path: str) -> Any:
+        answer = application({**asked, "PATH_INFO": path, "QUERY_STRING": "after=0"}, lambda *_: None)
+        return json.loads(b"".join(answer))
+
+    [summary] = get("/api/studies")["study_summaries"]
+    study = get(f"/api/studies/{summary['study_id']}")
+    assert study["objective_names"] == ["tokens per second"]
+    complete = [trial for trial in study["trials"] if trial["state"] == "Complete"]
+    assert len(complete) == len(study["trials"]) in (4, 5)
+    for trial in complete:
+        assert [value["step"] for value in trial["intermediate_values"]] == [0, 1, 2, 3]
+        attributes = {one["key"]: one["value"] for one in trial["user_attrs"]}
+        assert float(attributes["peak_allocated_mib"]) > 0 and float(attributes["seconds_per_step"]) > 0
+        assert float(attributes["bytes_over_budget"]) <= 0
+
+
 def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) -> None:
     assert "The fastest that fits 64.0 MiB at an effective batch of 8" in " ".join(done["search"].stdout.split())
     parent = project.parent_of("search")
@@ -299,6 +346,7 @@ def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) ->
     of_answer = [trials[name] == value for name, value in checked["choice"].items()]
     best = trials[np.logical_and.reduce(of_answer)].iloc[0]
     assert parent.data.metrics["best_tokens_per_second"] == pytest.approx(best["tokens_per_second"])
+    assert parent.data.metrics["bound_percent"] >= 0 and parent.data.metrics["best_speedup"] > 0
     children = project.children_of(parent)
     assert {name.partition(":")[0] for name in children} == {*(f"trial {n}" for n in range(1, 5)), "verification"}
     assert "verification: answer" in children and checked["outcome"] == checked["plain_outcome"] == "ok"

@@ -7,14 +7,15 @@ import os
 import re
 import shutil
 import subprocess
-import urllib.request
+import threading
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from finished import Done
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
-from processes import free_port, started, wait_for
+from processes import free_port, started
 from project import Project
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -41,19 +42,13 @@ def project(finished: tuple[Project, Done]) -> Project:
 @pytest.fixture(scope="module")
 def address(project: Project) -> Iterator[str]:
     """Serve the MLflow UI on the finished project's store."""
-    port = free_port()
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with started(project, "mlflow", "ui", "--host", "127.0.0.1", "--port", str(port), "--workers", "1", **quiet):
-
-        def answers() -> bool:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
-                    return bool(answer.status == 200)
-            except OSError:
-                return False
-
-        wait_for(answers, "the MLflow UI")
-        yield f"http://127.0.0.1:{port}/#/experiments/0/runs"
+    without_screen = Project(project.folder, {"DISPLAY": "", "WAYLAND_DISPLAY": ""})
+    words = ("python", "-m", "pipeline.tracking.ui", str(free_port()))
+    with started(without_screen, *words, stderr=subprocess.DEVNULL) as ui:
+        lines = iter(ui.stdout or [])
+        shown = next(line for line in lines if line.startswith("the runs: "))
+        threading.Thread(target=lambda: deque(lines, maxlen=0), daemon=True).start()
+        yield shown.removeprefix("the runs: ").strip()
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,6 @@ def _report(
         job.file("best.yaml", config)
         with contextlib.suppress(OSError):  # a convenience: the job's own folder has it too
             write_atomically(Path("best.yaml"), config.encode())
-        job.metrics({f"best_{name}": value for name, value in best.metrics.items()})
     publish(findings, {"trials.csv": trials_frame(trials).to_csv(index=False)}, job, console)
     if best is not None:
         _export(problem.experiment(dict(best.choice)), job, console)

@@ -35,7 +35,7 @@ from pipeline.searching.results import (
     speed_of,
     speeds,
 )
-from pipeline.searching.study import DETAIL, FIGURES, StoredStudy
+from pipeline.searching.study import DETAIL, METRICS, StoredStudy
 from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
 from pipeline.searching.verification import Measured, verified_experiment, verify
 from pipeline.training.loop import Stop, never_stop
@@ -104,8 +104,8 @@ def trials_of(problem: SearchProblem, study: StoredStudy) -> list[Trial]:
             outcome=trial.user_attrs[OUTCOME],
             detail=trial.user_attrs[DETAIL],
             fits=trial.values is not None and trial.constraints.get(CONSTRAINT, 1.0) <= 0,
-            peak_bytes=peak_bytes(trial.user_attrs[FIGURES]),
-            metrics=trial.user_attrs[FIGURES],
+            peak_bytes=peak_bytes(trial.user_attrs[METRICS]),
+            metrics=trial.user_attrs[METRICS],
         )
         for trial in study.trials
     ]

@@ -236,6 +236,21 @@ class SearchFindings:
         """Return the answer; None if there is none."""
         return answer_of(self.rows, self.verification)
 
+    @property
+    def naive_trial(self) -> Trial | None:
+        """Return the trial of the first naive configuration that fits; None if none of them was measured to fit."""
+        fitting = [row for row in one_per_configuration(self.rows) if row.fits]
+        found = (row for choice in self.naive for row in fitting if row.choice == choice)
+        return next(found, None)
+
+    @property
+    def speedup(self) -> float | None:
+        """The answer's speed as a multiple of the naive configuration's; None if one of them is unknown."""
+        best, naive = self.best, self.naive_trial
+        if best is None or naive is None:
+            return None
+        return speed_of(best.choice, self.rows) / speed_of(naive.choice, self.rows)
+
 
 def answer_of(trials: Sequence[Trial], verification: Verification | None) -> Trial | None:
     """Return the fastest trial that fits and was not refuted by the verification; None if there is none."""

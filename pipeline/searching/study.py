@@ -4,6 +4,7 @@ import hashlib
 import json
 import time
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
@@ -25,9 +26,15 @@ from pipeline.searching.results import Measurement
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import AUTO_STUDY
 
-IDENTITY, OWNER, DETAIL, FIGURES = "identity", "owner", "detail", "figures"
+IDENTITY, OWNER, DETAIL, METRICS = "identity", "owner", "detail", "metrics"
+OBJECTIVES = ("tokens per second", "peak bytes")
+"""Names of the objectives, which Optuna's dashboard and plots show."""
+COMPARED_METRICS = ("peak_allocated_mib", "peak_reserved_mib", "seconds_per_step", "common_steps_loss")
+"""Metrics that are attributes of their own, since Optuna's dashboard plots only attributes that are numbers."""
 PLAIN_NAME = "headroom"
 """First part of an automatic name."""
+MOST_INTERMEDIATE_VALUES = 8
+"""Optimizer steps of a trial whose speed is stored, at most: each takes about 16 ms in SQLite."""
 KEY = "key"
 """Attribute that identifies a trial that is being started among those of other processes."""
 SECONDS_FOR_A_LOCK = 20.0
@@ -48,6 +55,7 @@ class StoredStudy:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with _reachable(storage, Exception):  # any error of the database and its driver
             self._study = _open(storage, name, directions, identity)
+            _name_objectives(self._study, OBJECTIVES[: len(directions)])
             self._refuse_other(identity)
             self.free_abandoned()
         self.directions = directions
@@ -85,6 +93,8 @@ class StoredStudy:
         its number, configuration and owner: of two processes that choose the same at the same moment, the one with the
         lower number has it.
         """
+        if self.taken.count(dict(choice)) > repeat:
+            return None
         key = uuid.uuid4().hex
         trial = create_trial(
             state=TrialState.RUNNING,
@@ -104,14 +114,20 @@ class StoredStudy:
 
     def finish(self, trial: optuna.Trial, verdict: Verdict, result: Result, metrics: Mapping[str, float]) -> None:
         """Store the result of a trial; a process that is killed before the last line leaves it abandoned."""
-        trial.set_user_attr(FIGURES, dict(metrics))
+        trial.set_user_attr(METRICS, dict(metrics))
+        for name in set(COMPARED_METRICS) & set(metrics):
+            trial.set_user_attr(name, metrics[name])
         trial.set_user_attr(DETAIL, result.detail)
         trial.set_user_attr(LOWER_BOUND, verdict.is_lower_bound)
         trial.set_user_attr(OUTCOME, result.outcome.value)
         if verdict.violation_bytes is not None:
             trial.set_constraint(CONSTRAINT, verdict.violation_bytes)
+            trial.set_user_attr(CONSTRAINT, verdict.violation_bytes)  # for optuna-dashboard, which shows no constraints
         if verdict.state is TrialState.COMPLETE:
             values = [value for value in (verdict.tokens_per_second, verdict.peak_bytes) if value is not None]
+            if len(self.directions) == 1:  # Optuna takes intermediate values of one objective only
+                for record in result.steps[:: len(result.steps) // MOST_INTERMEDIATE_VALUES + 1]:
+                    trial.report(record.tokens / record.seconds, record.step)
             self._study.tell(trial, values[: len(self.directions)])
         else:
             self._study.tell(trial, state=verdict.state)
@@ -166,6 +182,14 @@ def _open(storage: str, name: str, directions: Sequence[str], identity: Mapping[
             time.sleep(SECONDS_BETWEEN_ATTEMPTS)
 
 
+def _name_objectives(study: optuna.Study, names: Sequence[str]) -> None:
+    """Store the names of the objectives with a new study."""
+    if study.metric_names is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names(list(names))
+
+
 def _name_of(identity: Mapping[str, Any], storage: BaseStorage) -> str:
     """Return the name of the study with this identity: PLAIN_NAME if that study has it, else one with its digest."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
@@ -196,9 +220,10 @@ def _reachable(storage: str, kind: type[Exception]) -> Iterator[None]:
 
 
 def _is_known(trial: FrozenTrial) -> bool:
-    """Whether a trial ended without being interrupted."""
+    """Whether a trial ended without being interrupted; a study of an earlier version has no METRICS."""
     interrupted = Outcome.INTERRUPTED
-    return bool(trial.state.is_finished() and trial.user_attrs.get(OUTCOME, interrupted) != interrupted)
+    is_whole = METRICS in trial.user_attrs and trial.user_attrs.get(OUTCOME, interrupted) != interrupted
+    return bool(trial.state.is_finished() and is_whole)
 
 
 def _runs_here(trial: FrozenTrial) -> bool:

@@ -1,0 +1,75 @@
+"""The metrics of a job's answer, which its run in MLflow has, so that jobs compare in the table of runs."""
+
+from collections.abc import Iterable, Mapping
+
+from pipeline.base.units import MIB
+from pipeline.prediction.plan import PlanFindings
+from pipeline.report.comparison import ComparisonFindings
+from pipeline.report.findings import Findings
+from pipeline.searching.results import SearchFindings
+from pipeline.training.metrics import Row
+
+OF_THE_BEST = (
+    "peak_allocated_mib",
+    "peak_reserved_mib",
+    "peak_device_mib",
+    "seconds_per_step",
+    "tokens_per_second",
+    "mean_loss",
+    "final_loss",
+    "eval_loss",
+)
+"""Metrics of the fastest run that are part of the answer."""
+LARGEST = ("memory_saving_percent", "speedup")
+"""Metrics against a baseline of which the largest is part of the answer."""
+
+
+def answer_metrics(findings: Findings) -> dict[str, float]:
+    """Return the metrics of the answer: those of the fastest run that completed, as `best_` and the metric's name.
+
+    Of a search they are those of the fastest configuration that fits, with the bound of its certificate and its speed
+    as a multiple of the naive one's; of a plan, the predictions for the one recommended on the first card.
+    """
+    if isinstance(findings, SearchFindings):
+        return _of_search(findings)
+    if isinstance(findings, PlanFindings):
+        return _of_plan(findings)
+    return _of_rows(findings.rows if isinstance(findings, ComparisonFindings) else [findings.row])
+
+
+def _of_search(findings: SearchFindings) -> dict[str, float]:
+    best, certificate, speedup = findings.best, findings.certificate, findings.speedup
+    if best is None:
+        return {}
+    bound = None if certificate is None else certificate.bound
+    return {
+        **_of_best(best.metrics),
+        **({} if bound is None else {"bound_percent": 100 * bound}),
+        **({} if speedup is None else {"best_speedup": speedup}),
+    }
+
+
+def _of_plan(findings: PlanFindings) -> dict[str, float]:
+    row = findings.recommended
+    num_fitting = {"num_configurations_that_fit": float(sum(one.fits for one in findings.cards[0].rows))}
+    if row is None:
+        return num_fitting
+    return num_fitting | {
+        "best_predicted_peak_mib": row.peak_bytes / MIB,
+        "best_predicted_tokens_per_second": row.tokens_per_second,
+    }
+
+
+def _of_rows(rows: Iterable[Row]) -> dict[str, float]:
+    completed = [row for row in rows if row.result is not None and row.result.outcome.completed]
+    fastest = max(completed, key=lambda row: row.metrics.get("tokens_per_second", 0.0), default=None)
+    metrics = {} if fastest is None else _of_best(fastest.metrics)
+    for name in LARGEST:
+        values = [row.metrics[name] for row in completed if name in row.metrics]
+        if values:
+            metrics[f"largest_{name}"] = max(values)
+    return metrics
+
+
+def _of_best(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {f"best_{name}": metrics[name] for name in OF_THE_BEST if name in metrics}
