@@ -15,13 +15,13 @@ from torch.optim import SGD, Adafactor, AdamW, Muon
 
 from pipeline.base.contracts import Trainable
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.optimizers import adafactor_in_place_of, muon_in_place_of, sgd_in_place_of
 from pipeline.base.technique import Mathematics
 from pipeline.config.configurations import why_refused
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import Experiment
 from pipeline.config.variants import read_yaml
 from pipeline.prediction.predict import predict
-from pipeline.techniques.optimizer import adafactor_in_place_of, muon_in_place_of, sgd_in_place_of
 from pipeline.training.loop import Loop, learning_rate
 from pipeline.training.step import build_step
 
