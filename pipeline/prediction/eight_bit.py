@@ -1,8 +1,8 @@
 """bitsandbytes' 8-bit AdamW on fake tensors: its own step, but for what reads values or is not torch's memory.
 
-Its maps of quantized numbers are read as they are made. On a CPU its operators are functions of torch's operators, which
-are run in their place, so that what they allocate is seen; on CUDA their kernels allocate nothing. Its paged states are
-in CUDA's managed memory, which torch's allocator does not count.
+The maps of its codes are read while they are made. On a CPU its operators are functions of torch's operators, which are
+run in their place, so that what they allocate is seen; on CUDA their kernels allocate nothing. Its paged states are in
+CUDA's managed memory, which torch's allocator does not count.
 """
 
 from collections.abc import Iterator

@@ -59,8 +59,8 @@ class Optimizer(Technique):
 
     @property
     def number_format(self) -> str | None:
-        """Muon makes matrices orthogonal in bfloat16."""
-        return "bf16" if self.optimizer == "muon" else None
+        """Muon makes matrices orthogonal in bfloat16; a state of 8 bits rounds what differs in bits to other codes."""
+        return "bf16" if self.optimizer == "muon" or self.is_8bit else None
 
     @property
     def is_8bit(self) -> bool:
