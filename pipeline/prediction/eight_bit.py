@@ -36,7 +36,7 @@ def quantized_states(experiment: Experiment, target: Hardware) -> Iterator[None]
         return
     functional = import_module("bitsandbytes.functional")
     optimizer = import_module("bitsandbytes.optim.optimizer").Optimizer8bit
-    replaced = [(functional, "create_dynamic_map", _unread_map)]
+    replaced: list[tuple[Any, str, Any]] = [(functional, "create_dynamic_map", _unread_map)]
     if target.kind == "cuda":
         replaced += [(optimizer, "get_state_buffer", _state_on_card), (optimizer, "prefetch_state", _stay)]
     else:
