@@ -44,7 +44,7 @@ class Lever:
     same_training: bool = True
     """Whether it trains as the plain step does; without, a test of its own compares it with a plain loop in torch."""
     waits: bool = False
-    """Whether the host waits for the GPU, since torch reads the values of tensors."""
+    """Whether the host waits for the GPU: torch reads the values of tensors, or a library waits for its own kernels."""
     slow: bool = False
     """Whether its tests take long, and are left to `make test-all`."""
 
@@ -128,6 +128,28 @@ LEVERS = (
         same_training=False,
     ),
     Lever(technique="weights", settings={"weights": "bfloat16"}, same_training=False),
+    Lever(
+        technique="optimizer",
+        settings={"optimizer": "adamw_8bit"},
+        package="bitsandbytes",
+        same_training=False,
+        waits=True,
+    ),
+    Lever(
+        technique="optimizer",
+        settings={"optimizer": "adamw_8bit", "adamw_8bit_embeddings": "8bit"},
+        package="bitsandbytes",
+        same_training=False,
+        waits=True,
+    ),
+    Lever(
+        technique="optimizer",
+        settings={"optimizer": "paged_adamw_8bit"},
+        devices=("cuda",),
+        package="bitsandbytes",
+        same_training=False,
+        waits=True,
+    ),
     Lever(technique="optimizer", settings={"optimizer": "adafactor"}, same_training=False, waits=True),
     Lever(technique="optimizer", settings={"optimizer": "sgd"}, same_training=False),
     Lever(technique="optimizer", settings={"optimizer": "muon"}, same_training=False),

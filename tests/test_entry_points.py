@@ -211,6 +211,7 @@ def test_exact_params_of_one_run(project: Project, done: Done) -> None:
         "offloading_min_mib": "1.0",
         "optimizer_in_backward": "False",
         "optimizer": "adamw",
+        "adamw_8bit_embeddings": "float32",
         "adafactor_beta2_decay": "-0.8",
         "adafactor_clipping": "1.0",
         "sgd_momentum": "0.9",

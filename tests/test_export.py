@@ -273,6 +273,25 @@ def test_the_json_alone_has_the_exact_constant_schedule(warmup_steps: int) -> No
         schedule.step()
 
 
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_8bit"])
+def test_the_json_alone_has_8_bit_adamw(optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bitsandbytes.optim import GlobalOptimManager
+    from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+
+    monkeypatch.setattr(GlobalOptimManager, "_instance", None)  # it holds what Trainer leaves in float32
+    files = export_files(tiny(optimizer=optimizer))
+    arguments = {**json.loads(files["training_arguments.json"]), "output_dir": str(tmp_path)}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", n_embd=32, n_layer=2, n_head=2))
+    made = Trainer(model, TrainingArguments(**arguments)).create_optimizer()
+    in_float32 = {(module, config["optim_bits"]) for module, _, config in made.mng.module_weight_config_triple}
+    assert (made.args.optim_bits, made.is_paged) == (8, optimizer == "paged_adamw_8bit")
+    assert in_float32 == {(model.transformer.wte, 32), (model.transformer.wpe, 32)}
+    assert f"without optimizer={optimizer}" not in files["README.md"]
+    other = export_files(tiny(optimizer=optimizer, adamw_8bit_embeddings="8bit"))
+    assert json.loads(other["training_arguments.json"])["optim"] == "adamw_torch_fused"
+    assert f"The JSON alone is without optimizer={optimizer}, adamw_8bit_embeddings=8bit" in other["README.md"]
+
+
 def test_an_older_transformers_gets_the_older_name_and_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_arguments, "checkpointing_name", lambda: "gradient_checkpointing")
     files = export_files(tiny(checkpointing="every_2_layers"))

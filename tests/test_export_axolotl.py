@@ -112,6 +112,9 @@ def test_adapters_have_the_names_that_peft_knows(targets: str, expected: list[st
         ({"checkpointing": "offloaded"}, {"activation_offloading": "hidden_states"}, "copies layer inputs to the host"),
         ({"optimizer": "sgd"}, {"optimizer": "sgd", "optim_args": {"momentum": 0.9}}, ""),
         ({"optimizer": "muon"}, {"optimizer": "adamw_torch_fused"}, "it is without optimizer=muon"),
+        ({"optimizer": "adamw_8bit"}, {"optimizer": "adamw_8bit"}, ""),
+        ({"optimizer": "paged_adamw_8bit"}, {"optimizer": "paged_adamw_8bit"}, ""),
+        ({"optimizer": "adamw_8bit", "adamw_8bit_embeddings": "8bit"}, {}, "it is without optimizer=adamw_8bit, adam"),
         ({"gelu": "fused"}, {}, "it is without gelu=fused, which these files cannot express"),
         ({"loss_kernel": "chunked"}, {}, "it is without loss_kernel=chunked"),
         (

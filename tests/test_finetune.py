@@ -75,6 +75,8 @@ def test_without_a_limit_all_kinds_are_compared_and_the_first_is_searched(projec
     assert full.result is not None and lora.result is not None
     assert full.result.outcome is lora.result.outcome is Outcome.OK
     assert full.params["causal_lm.pretrained"] is True
+    assert full.note is None  # its checkpoint is in float32
+    assert "other trainings beside AdamW on all weights in float32" in done.stdout
     assert full.result.steps[0].loss == pytest.approx(lora.result.steps[0].loss)  # an adapter adds nothing at first
     assert {"eval_loss", "peak_allocated_mib", "tokens_per_second"} <= set(full.metrics) & set(lora.metrics)
     searched: SearchFindings = findings_of(project, "search")
@@ -104,6 +106,34 @@ def test_a_kind_that_does_not_fit_is_skipped_and_the_next_is_searched(project: P
     assert full.skipped == f"it needs at least {least['none']:,.1f} MiB, and the budget is {limit:,.1f} MiB"
     assert lora.metrics["peak_allocated_mib"] <= limit
     assert yaml.safe_load((project.folder / "best.yaml").read_text())["adapter"] == "lora"
+
+
+def test_what_transformers_default_needs_is_beside_full_fine_tuning(tmp_path: Path) -> None:
+    """It loads a checkpoint in 16 bits as it is; without float32 AdamW there is no loss to compare theirs with."""
+    project = Project.copy(tmp_path / "project")
+    file = project.folder / "experiments" / "finetune.yaml"
+    values = yaml.safe_load(file.read_text())
+    values["kinds"] = {name: values["kinds"][name] for name in ("full", "bfloat16 weights", "8-bit optimizer")}
+    values["compared"]["space"] = {"micro_batch_size": [4, 2]}
+    file.write_text(yaml.safe_dump(values, sort_keys=False))
+    folder = Path(folder_with(TEMPLATE, tmp_path / "model"))
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16).save_pretrained(folder)
+    kinds = {name: {key: str(value) for key, value in kind.items()} for name, kind in values["kinds"].items()}
+    least = {name: peak_mib(project, folder, micro_batch_size="2", **kind) for name, kind in kinds.items()}
+    budget = f"{(least['full'] + max(least['bfloat16 weights'], least['8-bit optimizer'])) / 2:.3f}MiB"
+    done = project.here("finetune", {**SHORT, "model": str(folder), "budget": budget})
+    assert done.returncode == 0, done.stderr
+    rows = {row.name: row for row in findings_of(project, "finetune").rows}
+    assert rows["full"].skipped is not None
+    assert rows["full"].note == (
+        f"transformers loads {folder} in bfloat16 unless told otherwise, and trained so it needs at least "
+        f"{least['bfloat16 weights']:,.1f} MiB (bfloat16 weights); this kind trains weights in float32"
+    )
+    assert [row.note for name, row in rows.items() if name != "full"] == [None, None]
+    printed = " ".join(done.stdout.split())
+    assert "full: transformers loads" in printed
+    assert "which has not been measured here: bfloat16 weights, 8-bit optimizer. So no losses compare." in printed
+    assert "8-bit optimizer (3 of 3): ok" in printed
 
 
 def test_nothing_fits(project: Project, pretrained: Path) -> None:

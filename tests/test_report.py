@@ -21,6 +21,7 @@ from pipeline.report.comparison import (
     overview_table,
 )
 from pipeline.report.findings import FILE, read_findings, report_of, to_json
+from pipeline.report.other_trainings import other_trainings
 from pipeline.report.page import to_html, to_markdown
 from pipeline.report.plot import Plot
 from pipeline.report.sections import NAMES, make_sections
@@ -66,6 +67,63 @@ def rows(*kinds: str) -> list[Row]:
             )
         )
     return found
+
+
+def with_losses(row: Row, *losses: float, **params: object) -> Row:
+    """Return a row with these losses and settings."""
+    assert row.result is not None
+    steps = [replace(row.result.steps[0], step=number, loss=loss) for number, loss in enumerate(losses)]
+    metrics = {**row.metrics, "eval_loss": losses[-1] + 1}
+    return replace(row, result=replace(row.result, steps=tuple(steps)), params={**PARAMS, **params}, metrics=metrics)
+
+
+def test_another_training_is_compared_with_float32_adamw_and_called_another() -> None:
+    """After the steps that both have taken; what keeps the training is not in it."""
+    first, second, third = rows("ok", "ok", "ok")
+    compared = [
+        with_losses(first, 5.0, 4.0, 3.5, optimizer="adamw"),
+        with_losses(second, 5.0, 4.5, optimizer="adamw_8bit", adamw_8bit_embeddings="8bit"),
+        with_losses(third, 5.0, 4.0, 3.5, precision="bf16"),
+    ]
+    section = other_trainings("kinds", compared)
+    assert section is not None
+    [table], [plot] = section.tables, section.plots
+    [line] = table.frame.to_dict("records")
+    assert line == {
+        "variant": "ok-1",
+        "steps": 2,
+        "loss": 4.5,
+        "difference": 0.5,
+        "mean": 0.25,
+        "held out": 1.0,
+        "changed": "optimizer=adamw_8bit, adamw_8bit_embeddings=8bit",
+    }
+    assert table.note is not None and "which is no error" in table.note and "ok-0 is AdamW on all weights" in table.note
+    assert plot.to_png().startswith(PNG)
+    page = to_html(report_of(ComparisonFindings(entry="x", question="?", rows=tuple(compared), environment={})))
+    assert "other trainings beside AdamW on all weights in float32" in page
+
+
+def test_without_float32_adamw_the_report_says_that_it_was_not_measured() -> None:
+    skipped, second = rows("skipped", "ok")
+    section = other_trainings("kinds", [skipped, with_losses(second, 5.0, 4.5, weights="bfloat16")])
+    assert section is not None and not section.tables and not section.plots
+    assert section.notes == (
+        "Another training than AdamW on all weights in float32, which has not been measured here: ok-1. So no losses "
+        "compare.",
+    )
+
+
+def test_one_training_and_other_data_have_no_such_comparison() -> None:
+    assert other_trainings("kinds", rows("ok", "ok", "skipped")) is None
+    first, second = rows("ok", "ok")
+    other = with_losses(second, 5.0, 4.5, optimizer="sgd", model="gpt2")
+    assert other_trainings("kinds", [with_losses(first, 5.0, 4.0), other]) is None
+
+
+def test_what_is_to_be_said_of_a_variant_is_in_the_notes() -> None:
+    [row] = rows("skipped")
+    assert notes([replace(row, note="a sentence")]) == ("skipped-0: a sentence", "skipped-0: skipped, not here")
 
 
 CASES = [

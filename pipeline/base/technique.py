@@ -134,8 +134,8 @@ class Exported:
 
     @property
     def needs_python(self) -> bool:
-        """Whether a file without code, such as JSON, cannot express it."""
-        return bool(self.code or self.prepare or self.optimizer != "{optimizer}")
+        """Whether a file without code, such as JSON, cannot express it: it has no arguments, but code."""
+        return not self.arguments and bool(self.code or self.prepare or self.optimizer != "{optimizer}")
 
 
 class Technique(Settings, ABC):

@@ -73,6 +73,7 @@ def _run_comparison(plan: EntryPoint, comparison: Comparison, job: Job, rows: li
             name=variant.name,
             is_baseline=is_baseline,
             params=variant.experiment.params(),
+            note=variant.note,
         )
         if variant.skipped:
             rows.append(make_row(result=None, skipped=variant.skipped, metrics={}))

@@ -12,7 +12,7 @@ from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.config.entry_points import SPACES, yaml_file
-from pipeline.config.experiment import make_experiment
+from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import MODELS, AllSettings, dotted, merged, nested, validate
 from pipeline.config.variants import Comparison, EntryPoint, Variant, read_yaml
 from pipeline.jobs.comparison import measure
@@ -28,6 +28,10 @@ AUTO_KIND = "auto"
 """The first kind that fits the budget."""
 SMALLEST = {"micro_batch_size": 1}
 """The configuration that stands for a kind that does not run."""
+
+IN_16_BITS = {"weights": "bfloat16"}
+"""The settings of the kind that trains all weights in 16 bits."""
+TYPES_OF_16_BITS = ("bfloat16", "float16")
 
 
 class FinetuneSettings(SearchSettings):
@@ -79,8 +83,13 @@ class Kind:
             return self.plan
         if self.fastest is not None:
             return None
-        least = min(row.peak_bytes for row in self.plan.rows)
-        return f"it needs at least {least / MIB:,.1f} MiB, and the budget is {self.plan.budget_bytes / MIB:,.1f} MiB"
+        budget_mib = self.plan.budget_bytes / MIB
+        return f"it needs at least {_least_mib(self.plan):,.1f} MiB, and the budget is {budget_mib:,.1f} MiB"
+
+
+def _least_mib(plan: CardPlan) -> float:
+    """Return the smallest predicted peak of a plan's configurations, in MiB."""
+    return min(row.peak_bytes for row in plan.rows) / MIB
 
 
 def finetune(given: Mapping[str, Any], console: Console) -> int:
@@ -175,6 +184,23 @@ def _comparison(own: KindsSettings, shared: Mapping[str, Any], kinds: Sequence[K
     for kind in kinds:
         choice = SMALLEST if kind.fastest is None else kind.fastest.choice
         values = merged(merged({**length, **shared}, nested(kind.settings)), nested(choice))
-        variants.append(Variant(kind.name, make_experiment(values, ENTRY), kind.skipped))
+        experiment = make_experiment(values, ENTRY)
+        note = None if kind.settings else _of_the_default(experiment, kinds)
+        variants.append(Variant(kind.name, experiment, kind.skipped, note))
     baseline = next((kind.name for kind in kinds if kind.skipped is None), kinds[0].name)
     return EntryPoint(ENTRY, SPACES[ENTRY], (Comparison("kinds", baseline, tuple(variants)),), own.compared.sections)
+
+
+def _of_the_default(full: Experiment, kinds: Sequence[Kind]) -> str | None:
+    """Return what training all weights needs in the type of the checkpoint, which is transformers' default.
+
+    None if the weights are random, or their type is not one of 16 bits or not known, or no kind trains in 16 bits.
+    """
+    name = full.description.published_type
+    in_16_bits = next((kind for kind in kinds if kind.settings == IN_16_BITS), None)
+    if name not in TYPES_OF_16_BITS or in_16_bits is None or isinstance(in_16_bits.plan, str):
+        return None
+    return (
+        f"transformers loads {full.settings.model} in {name} unless told otherwise, and trained so it needs at least "
+        f"{_least_mib(in_16_bits.plan):,.1f} MiB ({in_16_bits.name}); this kind trains weights in float32"
+    )

@@ -182,7 +182,14 @@ def _description(family: CausalLm, name: str) -> Description:
         width=config.hidden_size,
         activation=_activation(config),
         num_layers=config.num_hidden_layers if _has_equal_layers(config) and not family.pretrained else None,
+        published_type=_published_type(config) if family.pretrained else None,
     )
+
+
+def _published_type(config: Any) -> str | None:
+    """Return the type that a checkpoint's configuration names, by which transformers loads its weights."""
+    dtype = getattr(config, "dtype", None)
+    return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def _has_equal_layers(config: Any) -> bool:

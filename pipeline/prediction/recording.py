@@ -12,6 +12,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.user_functions import is_function_name, user_code_error
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Timeline
+from pipeline.prediction.eight_bit import quantized_states
 from pipeline.prediction.extrapolate_batch import with_sorted_releases
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.fake_card import CARD, HOST, move_to_card
@@ -35,7 +36,7 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
     rows = RepeatedRow(prepared.train, HOST if target.capability else device("cpu"), num_rows)
     build = _from_host if target.capability else on_device
     try:
-        with simulated(target) as mode:
+        with quantized_states(experiment, target), simulated(target) as mode:
             example, inside_of = replace(prepared, train=rows), WorkspaceTable(target)
             timeline = record_lifetimes(on_fake_device, example, build=build, inside_of=inside_of, run=mode.run)
         return with_sorted_releases(timeline)

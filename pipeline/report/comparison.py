@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from pipeline.base.results import Outcome
 from pipeline.base.truncation import Truncation
 from pipeline.base.units import MIB
+from pipeline.report.other_trainings import other_trainings
 from pipeline.report.page import Report, Section
 from pipeline.report.plot import Plot, colour, label, line, over_steps, short
 from pipeline.report.sections import make_sections
@@ -52,6 +53,7 @@ def comparison_report(findings: ComparisonFindings) -> Report:
     for row in findings.rows:
         by_comparison.setdefault(row.comparison, []).append(row)
     sections = [_section(findings.entry, name, rows) for name, rows in by_comparison.items()]
+    sections += filter(None, (other_trainings(name, rows) for name, rows in by_comparison.items()))
     sections += make_sections(findings.sections, findings.rows)
     if findings.truncations:
         sections.append(_lengths(findings))
@@ -143,9 +145,11 @@ def overview_table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def notes(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Return a sentence for each variant that failed or was skipped."""
+    """Return a sentence for each variant that failed or was skipped, and what is to be said of one."""
     sentences = []
     for row in rows:
+        if row.note:
+            sentences.append(f"{row.name}: {row.note}")
         if row.skipped:
             sentences.append(f"{row.name}: skipped, {row.skipped}")
         elif row.result is not None and row.result.detail:

@@ -1,15 +1,18 @@
-"""The optimizer: fused AdamW, or another of torch's, which keeps less state for each parameter."""
+"""The optimizer: fused AdamW, or another of torch's or bitsandbytes', which keeps less state for each parameter."""
 
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from importlib.util import find_spec
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
+from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.optimizers import IN_PLACE_OF_ADAMW, MuonAndAdamW, matrices_of
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
 
 IMPORTS = """from collections.abc import Callable, Iterable
@@ -19,15 +22,20 @@ import torch
 from torch import Tensor, nn
 """
 """What the functions below need in an exported file."""
+Name = Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd", "muon"]
+EMBEDDINGS = "[part for part in model.modules() if isinstance(part, nn.Embedding)]"
+"""The modules whose weights have a state in float32, in an exported file."""
 
 
 class Optimizer(Technique):
-    """AdamW, or another optimizer of torch in its place, with the run's learning_rate and weight_decay."""
+    """AdamW, or another optimizer in its place, with the run's learning_rate and weight_decay."""
 
     stage: ClassVar[Stage] = Stage.OPTIMIZER
 
-    optimizer: Literal["adamw", "adafactor", "sgd", "muon"] = "adamw"
-    """adamw and sgd (both fused), adafactor, or muon: Muon for the matrices of the layers, AdamW for the others."""
+    optimizer: Name = "adamw"
+    """adamw, sgd, adafactor, muon (the layers' matrices; AdamW for others), or bitsandbytes' (paged_)adamw_8bit."""
+    adamw_8bit_embeddings: Literal["float32", "8bit"] = "float32"
+    """State of embeddings' weights in 8-bit AdamW: float32, as with transformers' Trainer, or 8bit."""
     adafactor_beta2_decay: float = Field(default=-0.8, le=0)
     """The exponent d of Adafactor's second-moment decay, 1 - t**d at step t."""
     adafactor_clipping: float = Field(default=1.0, ge=1)
@@ -51,15 +59,48 @@ class Optimizer(Technique):
 
     @property
     def number_format(self) -> str | None:
-        """Muon makes matrices orthogonal in bfloat16."""
-        return "bf16" if self.optimizer == "muon" else None
+        """Muon makes matrices orthogonal in bfloat16; a state of 8 bits rounds what differs in bits to other codes."""
+        return "bf16" if self.optimizer == "muon" or self.is_8bit else None
+
+    @property
+    def is_8bit(self) -> bool:
+        """Whether it is of bitsandbytes."""
+        return self.optimizer.endswith("8bit")
+
+    @property
+    def not_predicted(self) -> str | None:
+        """What a prediction does not see: memory that torch's allocator does not manage."""
+        if self.optimizer != "paged_adamw_8bit":
+            return None
+        return (
+            "optimizer=paged_adamw_8bit: the state of parameters of 100,000 elements and more (2 bytes an element, 8 "
+            "in float32) is in CUDA's managed memory, which neither a budget nor a predicted or measured peak of "
+            "torch's allocator counts: it is on the GPU as far as there is room, else in host memory"
+        )
+
+    def unsupported(self, hardware: Hardware) -> str | None:
+        """Return that bitsandbytes is absent, or that the device has no managed memory."""
+        if self.is_8bit and find_spec("bitsandbytes") is None:
+            return (
+                f"optimizer={self.optimizer} needs the package bitsandbytes, which is not installed; install it (pip "
+                "install 'headroom[finetune]'), or set optimizer=adamw"
+            )
+        if self.optimizer == "paged_adamw_8bit" and hardware.kind != "cuda":
+            return (
+                f"optimizer=paged_adamw_8bit keeps its state in CUDA's managed memory, and the device is "
+                f"{hardware.name}; set optimizer=adamw_8bit, or device=cuda"
+            )
+        return None
 
     def conflict(self, settings: Any) -> str | None:
         """Return that a setting belongs to an optimizer that is not used."""
         del settings
         for name, field in type(self).model_fields.items():
-            owner, value = name.partition("_")[0], getattr(self, name)
-            if name != "optimizer" and owner != self.optimizer and value != field.default:
+            if name == "optimizer":
+                continue
+            owner = max((each for each in get_args(Name) if name.startswith(f"{each}_")), key=len)
+            value = getattr(self, name)
+            if owner != self.optimizer.removeprefix("paged_") and value != field.default:
                 return (
                     f"{name} is a setting of optimizer={owner}, and optimizer is {self.optimizer} and {name} {value}; "
                     f"set optimizer={owner} or {name}={field.default}"
@@ -67,21 +108,35 @@ class Optimizer(Technique):
         return None
 
     def export(self, target: str) -> Exported | None:
-        """Return the function that makes the other optimizer from AdamW; axolotl's Adafactor and Muon are others."""
+        """Return the function that makes the other optimizer from AdamW; axolotl's Adafactor and Muon are others.
+
+        Trainer's 8-bit AdamW leaves the state of embeddings in float32.
+        """
+        has_name = self.is_8bit and self.adamw_8bit_embeddings == "float32"
         if target == "axolotl":
             of_sgd = {"optimizer": "sgd", "optim_args": {"momentum": self.sgd_momentum}}
-            return Exported(arguments=of_sgd) if self.optimizer == "sgd" else None
-        layers = ["[model.get_submodule(name) for name in {layers}]"] if self.optimizer == "muon" else []
-        arguments = ["{optimizer}", *layers, *(f"{name}={value!r}" for name, value in self._arguments().items())]
+            known = {"optimizer": self.optimizer} if has_name else of_sgd if self.optimizer == "sgd" else None
+            return None if known is None else Exported(arguments=known)
+        modules = []
+        if self.optimizer == "muon":
+            modules = ["[model.get_submodule(name) for name in {layers}]"]
+        elif self.is_8bit:
+            modules = [EMBEDDINGS if self.adamw_8bit_embeddings == "float32" else "[]"]
+        arguments = ["{optimizer}", *modules, *(f"{name}={value!r}" for name, value in self._arguments().items())]
         parts: list[Callable[..., Any]] = [IN_PLACE_OF_ADAMW[self.optimizer]]
         if self.optimizer == "muon":
             parts += [matrices_of, MuonAndAdamW]
-        code = "\n\n\n".join([IMPORTS, *(inspect.getsource(part).strip() for part in parts)])
-        return Exported(code=code, optimizer=f"{parts[0].__name__}({', '.join(arguments)})")
+        return Exported(
+            code="\n\n\n".join([IMPORTS, *(inspect.getsource(part).strip() for part in parts)]),
+            optimizer=f"{parts[0].__name__}({', '.join(arguments)})",
+            arguments={"optim": self.optimizer} if has_name and target in ("training_arguments", "trl") else {},
+        )
 
     def _arguments(self) -> dict[str, Any]:
         """Return the settings of the optimizer by torch's names."""
         of_each: dict[str, dict[str, Any]] = {
+            "adamw_8bit": {"is_paged": False},
+            "paged_adamw_8bit": {"is_paged": True},
             "adafactor": {"beta2_decay": self.adafactor_beta2_decay, "d": self.adafactor_clipping},
             "sgd": {"momentum": self.sgd_momentum},
             "muon": {"momentum": self.muon_momentum, "adjust_lr_fn": self.muon_scaling},
@@ -97,83 +152,20 @@ class Optimizer(Technique):
         """
         if not self.active:
             return step
-        layers = [step.trainable.layers] if self.optimizer == "muon" else []
-        if layers and not matrices_of(*layers):
+        if self.optimizer == "muon" and not matrices_of(step.trainable.layers):
             raise InvalidInputError(
                 "optimizer=muon updates the matrices of a model's layers, and the layers of this model have none; set "
                 "optimizer=adamw"
             )
         make_adamw, make_other = step.make_optimizer, IN_PLACE_OF_ADAMW[self.optimizer]
-        return replace(step, make_optimizer=lambda module: make_other(make_adamw(module), *layers, **self._arguments()))
 
+        def make_optimizer(module: nn.Module) -> torch.optim.Optimizer:
+            modules: list[Iterable[nn.Module]] = []
+            if self.optimizer == "muon":
+                modules = [step.trainable.layers]
+            elif self.is_8bit:
+                in_float32 = self.adamw_8bit_embeddings == "float32"
+                modules = [[part for part in module.modules() if in_float32 and isinstance(part, nn.Embedding)]]
+            return make_other(make_adamw(module), *modules, **self._arguments())
 
-def adafactor_in_place_of(adamw: torch.optim.Optimizer, **settings: Any) -> torch.optim.Optimizer:
-    """Return Adafactor with the parameters, learning rate and weight decay of an AdamW."""
-    [group] = adamw.param_groups
-    return torch.optim.Adafactor(group["params"], lr=group["lr"], weight_decay=group["weight_decay"], **settings)
-
-
-def sgd_in_place_of(adamw: torch.optim.Optimizer, momentum: float) -> torch.optim.Optimizer:
-    """Return SGD with the parameters, learning rate and weight decay of an AdamW, fused if that is."""
-    [group] = adamw.param_groups
-    shared = {name: group[name] for name in ("lr", "weight_decay", "fused")}
-    sgd = torch.optim.SGD(group["params"], momentum=momentum, **shared)
-    if momentum:  # else a first step that fp16's loss scaling skips would leave the momentum uninitialized
-        for parameter in group["params"]:
-            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return sgd
-
-
-def muon_in_place_of(
-    adamw: torch.optim.Optimizer, layers: Iterable[nn.Module], **settings: Any
-) -> torch.optim.Optimizer:
-    """Return Muon for the matrices of these layers and AdamW for all other parameters of an AdamW."""
-    [group] = adamw.param_groups
-    shared = {name: group[name] for name in ("lr", "weight_decay")}
-    matrices = matrices_of(layers)
-    others = [parameter for parameter in group["params"] if parameter not in matrices]
-    trained = [parameter for parameter in group["params"] if parameter in matrices]
-    return MuonAndAdamW(
-        torch.optim.Muon([{"params": trained}], **shared, **settings),
-        torch.optim.AdamW([{"params": others}], **shared, fused=group["fused"]),
-    )
-
-
-def matrices_of(layers: Iterable[nn.Module]) -> set[Tensor]:
-    """Return the trained parameters of these layers with two axes, without those of embeddings."""
-    modules = (module for layer in layers for module in layer.modules() if not isinstance(module, nn.Embedding))
-    parameters = (parameter for module in modules for parameter in module.parameters(recurse=False))
-    return {parameter for parameter in parameters if parameter.ndim == 2 and parameter.requires_grad}
-
-
-class MuonAndAdamW(torch.optim.Optimizer):
-    """One optimizer of the parameter groups and the state of a Muon and an AdamW."""
-
-    def __init__(self, muon: torch.optim.Optimizer, adamw: torch.optim.Optimizer) -> None:
-        """Take the groups of both; the state of each parameter is made in the first step."""
-        self._muon, self._adamw = muon, adamw
-        super().__init__([*muon.param_groups, *adamw.param_groups], {})
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return all attributes for a copy: torch's own method leaves out those that it does not know."""
-        return self.__dict__
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters of Muon's groups, which alone have `ns_steps`, then those of AdamW's."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for each, is_muon in ((self._muon, True), (self._adamw, False)):
-            each.state = self.state
-            each.param_groups = [group for group in self.param_groups if ("ns_steps" in group) is is_muon]
-            each.step()
-        return loss
-
-
-IN_PLACE_OF_ADAMW: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adafactor": adafactor_in_place_of,
-    "sgd": sgd_in_place_of,
-    "muon": muon_in_place_of,
-}
-"""(AdamW, for Muon the layers, settings) -> the optimizer."""
+        return replace(step, make_optimizer=make_optimizer)

@@ -29,6 +29,8 @@ class Row:
     skipped: str | None
     metrics: Mapping[str, float]
     """Summary metrics, named as in MLflow."""
+    note: str | None = None
+    """What is to be said of it, whether it ran or not."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,108 @@
+"""Other trainings in a comparison: their losses beside those of AdamW on all weights in float32."""
+
+import statistics
+from collections.abc import Sequence
+from functools import partial
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from pipeline.base.technique import Mathematics
+from pipeline.config.settings import TECHNIQUES
+from pipeline.report.page import Section
+from pipeline.report.plot import Plot, colour, label, line, over_steps
+from pipeline.report.sections.differences import incomparable
+from pipeline.report.table import Table
+from pipeline.training.metrics import Row
+
+REFERENCE = "AdamW on all weights in float32"
+FORMS = {"loss": "{:.4f}", **dict.fromkeys(("difference", "mean", "held out"), "{:+.4f}")}
+"""Formats of the table's numbers."""
+
+
+def other_trainings(comparison: str, rows: Sequence[Row]) -> Section | None:
+    """Return table and plot of the runs of a comparison that are another training; None if there are none.
+
+    Losses are compared after the first optimizer steps that a run and the reference have in common.
+    """
+    trained = [row for row in rows if row.result is not None and row.result.steps]
+    changed = {row.name: changes(row) for row in trained}
+    others = [row for row in trained if changed[row.name]]
+    if not others:
+        return None
+    plain = sorted((row for row in trained if not changed[row.name]), key=lambda row: not row.is_baseline)
+    title = f"other trainings beside {REFERENCE}"
+    if not plain:
+        names = ", ".join(row.name for row in others)
+        note = f"Another training than {REFERENCE}, which has not been measured here: {names}. So no losses compare."
+        return Section(title=title, notes=(note,))
+    reference = plain[0]
+    compared = [row for row in others if not incomparable(row, reference) - {"device"}]
+    if not compared:
+        return None
+    frame = pd.DataFrame({**_line(row, reference), "changed": changed[row.name]} for row in compared)
+    note = (
+        f"{reference.name} is {REFERENCE}. The others are other trainings: their losses differ because they train "
+        f"otherwise, which is no error. Loss and difference from {reference.name} are those of the last step that both "
+        "have taken, the mean is over all such steps, and held out is the difference at the end. Learning rates are "
+        "those of each run: one that suits AdamW may not suit the others."
+    )
+    shown = [reference, *compared]
+    panels = (partial(_curves, rows=shown), partial(_differences, rows=shown))
+    return Section(
+        title=title,
+        tables=(Table(name=f"{comparison}_other_trainings", title=title, frame=frame, forms=FORMS, note=note),),
+        plots=(Plot(name=f"{comparison}_other_trainings", title=title, panels=panels),),
+    )
+
+
+def changes(row: Row) -> str:
+    """Return the settings of a run by which techniques make it another training; empty if none does."""
+    found = []
+    for kind in TECHNIQUES.values():
+        own = {name: row.params[name] for name in kind.model_fields if name in row.params}
+        try:
+            mathematics = kind(**own).mathematics
+        except ValueError:  # a run that MLflow has of another version
+            continue
+        if mathematics is Mathematics.DIFFERENT:
+            found += [f"{name}={value}" for name, value in own.items() if value != kind.model_fields[name].default]
+    return ", ".join(found)
+
+
+def _line(row: Row, reference: Row) -> dict[str, object]:
+    pairs = _pairs(row, reference)
+    differences = [own - other for own, other in pairs]
+    values: dict[str, object] = {
+        "variant": row.name,
+        "steps": len(pairs),
+        "loss": pairs[-1][0],
+        "difference": differences[-1],
+        "mean": statistics.fmean(differences),
+    }
+    if "eval_loss" in row.metrics and "eval_loss" in reference.metrics:
+        values["held out"] = row.metrics["eval_loss"] - reference.metrics["eval_loss"]
+    return values
+
+
+def _pairs(row: Row, reference: Row) -> list[tuple[float, float]]:
+    """Return the losses of both in each of the first steps that they have in common."""
+    assert row.result is not None and reference.result is not None
+    return [(one.loss, other.loss) for one, other in zip(row.result.steps, reference.result.steps, strict=False)]
+
+
+def _curves(axes: Axes, *, rows: Sequence[Row]) -> None:
+    num_steps = max(len(_pairs(row, rows[0])) for row in rows[1:])
+    for index, row in enumerate(rows):
+        losses = [own for own, _ in _pairs(row, rows[0])][:num_steps]
+        axes.plot(range(1, len(losses) + 1), losses, line(index), color=colour(index), label=label(row.name))
+    over_steps(axes, "loss in the first steps", "loss")
+
+
+def _differences(axes: Axes, *, rows: Sequence[Row]) -> None:
+    for index, row in enumerate(rows):
+        values = [own - other for own, other in _pairs(row, rows[0])]
+        if index:
+            axes.plot(range(1, len(values) + 1), values, line(index), color=colour(index), label=label(row.name))
+    axes.axhline(0, color=colour(0), linewidth=1)
+    over_steps(axes, f"loss less that of {label(rows[0].name)}", "difference")
