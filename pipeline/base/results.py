@@ -72,6 +72,8 @@ class MemoryUse:
     """Resident host memory of the process."""
     allocation_retries: int | None
     phases: tuple[PhaseMemory, ...]
+    peak_evaluation_bytes: int | None = None
+    """Allocated bytes while held-out documents were evaluated; part of the peaks above."""
 
     @property
     def peak_bytes(self) -> int | None:

@@ -69,11 +69,14 @@ def train(experiment: Experiment, prepared: Prepared, emit: Callable[[Message], 
             meter.stop()
             emit(meter.read())
             loop.advance(settings.num_steps - WATCHED_STEPS, stop=stop)
+            eval_loss = None
+            if settings.eval_steps:
+                meter.begin_evaluation()
+                eval_loss = evaluate(step, prepared.held_out, settings.eval_steps)
     finally:
         meter.stop()
         emit(meter.read())
     with step.run_context():
-        eval_loss = evaluate(step, prepared.held_out, settings.eval_steps) if settings.eval_steps else None
         last = loop.window(loop.num_launched - 1)
         if eval_loss is not None and not math.isfinite(eval_loss):
             raise DivergedError(f"the loss on held-out documents is {eval_loss}")

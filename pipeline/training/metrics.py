@@ -165,6 +165,7 @@ def _memory(memory: MemoryUse) -> dict[str, float]:
         "peak_reserved_mib": memory.peak_reserved_bytes,
         "peak_device_mib": memory.peak_device_bytes,
         "peak_process_mib": memory.peak_process_bytes,
+        "peak_evaluation_mib": memory.peak_evaluation_bytes,
     }
     metrics = {name: size / MIB for name, size in peaks.items() if size is not None}
     if memory.allocation_retries is not None:
