@@ -32,6 +32,8 @@ from pipeline.memory.device import find_device, hardware_of, total_bytes
 
 AUTO_MODEL = {"cuda": "gpt2", "cpu": "gpt2-nano"}
 """The model for `model: auto` on each kind of device."""
+VARYING = ("padded", "grouped")
+"""Values of `sequences` with which micro-batches differ in length."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Experiment:
     @property
     def lengths_vary(self) -> bool:
         """Whether each micro-batch is as long as its longest document."""
-        return self.settings.sequences in ("padded", "grouped")
+        return self.settings.sequences in VARYING
 
     def not_predicted(self, kind: str) -> tuple[str, ...]:
         """Return what a prediction of its memory on a device of this kind does not see, a sentence each."""

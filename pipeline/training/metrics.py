@@ -131,6 +131,8 @@ def step_metrics(record: StepRecord) -> dict[str, float]:
         metrics["padding_percent"] = padding
     if record.loss_scale is not None:
         metrics["loss_scale"] = record.loss_scale
+    if record.reserved_bytes is not None:
+        metrics["reserved_mib"] = record.reserved_bytes / MIB
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
