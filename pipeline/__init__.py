@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipeline.prediction.longest import LongestFindings
     from pipeline.prediction.plan import PlanFindings
     from pipeline.searching.results import SearchFindings
 
@@ -27,6 +28,21 @@ def plan(*, log: bool = False, **settings: Any) -> "PlanFindings":
     if log:
         log_plan(findings, given, console)
     return findings
+
+
+def longest(**settings: Any) -> "LongestFindings":
+    """Return the longest sequences that fit the cards `gpu`, as `headroom plan --sequence_length auto` does.
+
+    Raises:
+        InvalidInputError: a setting is wrong, as for the command.
+
+    """
+    from rich.console import Console
+
+    from pipeline.config.settings import nested
+    from pipeline.jobs.longest import find_longest
+
+    return find_longest(nested(settings), Console(quiet=True))
 
 
 def search(**settings: Any) -> "SearchFindings | None":

@@ -289,3 +289,14 @@ def test_runs_that_differ_in_padding_compare() -> None:
 
     assert not incomparable(row("grouped"), row("fixed_length")) | incomparable(row("padded"), row("grouped"))
     assert incomparable(row("packed"), row("padded")) == {"corpus"}
+
+
+@pytest.mark.gpu
+def test_each_step_on_a_card_says_what_is_reserved(documents: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**documents, "device": "cuda:0", "causal_lm__width": 256, "sequences": "padded", "num_steps": 12}
+    result = execute(tiny(**settings, micro_batch_size=4), tmp_path / "log.txt")
+    reserved = [step.reserved_bytes for step in result.steps]
+    assert len(reserved) == 12 and result.memory is not None and result.memory.peak_reserved_bytes is not None
+    held = [num_bytes for num_bytes in reserved if num_bytes is not None]
+    assert len(held) == 12 and held == sorted(held) and 0 < held[-1] <= result.memory.peak_reserved_bytes
+    assert step_metrics(result.steps[3])["reserved_mib"] == held[3] / MIB

@@ -8,12 +8,16 @@ import pytest
 from conftest import TINY
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.results import Outcome, Result
-from pipeline.report.search import verification_table
+from pipeline.base.results import Outcome, Result, StepRecord
+from pipeline.base.units import MIB
+from pipeline.config.experiment import Experiment
+from pipeline.report.page import to_html
+from pipeline.report.search import search_report, verification_table
+from pipeline.searching.loop import findings_of
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import OptunaProposer
 from pipeline.searching.results import Trial, Verification
-from pipeline.searching.verification import verified_experiment, verify
+from pipeline.searching.verification import StopAfter, num_verified_steps, verified_experiment, verify
 
 SIZES = (1, 2, 4)
 
@@ -160,3 +164,72 @@ def test_it_trains_with_the_policies_of_the_trial() -> None:
     again: Any = verified_experiment(problem, choice).settings
     assert again.checkpointing == trial.checkpointing != "auto"
     assert again.num_steps == problem.settings.verify_steps
+
+
+def with_base(plan: SearchProblem, **changes: Any) -> SearchProblem:
+    return replace(plan, base=Experiment(plan.base.settings.model_copy(update=changes)))
+
+
+def test_a_gpu_verifies_varying_lengths_for_longer(plan: SearchProblem) -> None:
+    few, many = plan.settings.verify_steps, plan.settings.verify_varying_steps
+    assert few < many == 100
+    for sequences, on_card in (("packed", few), ("fixed_length", few), ("padded", many), ("grouped", many)):
+        assert num_verified_steps(with_base(plan, sequences=sequences, device="cuda:0")) == on_card
+        assert num_verified_steps(with_base(plan, sequences=sequences)) == few
+    dimension = replace(plan.space, dimensions={**plan.space.dimensions, "sequences": ("packed", "padded")})
+    assert num_verified_steps(replace(with_base(plan, device="cuda:0"), space=dimension)) == many
+    asked = replace(plan, settings=plan.settings.model_copy(update={"verify_varying_steps": 20}))
+    assert num_verified_steps(with_base(asked, sequences="padded", device="cuda:0")) == 20
+    assert [StopAfter(3)([1.0] * count) for count in (2, 3, 4)] == [False, True, True]
+
+
+def trained(num_steps: int, away: float = 0.0) -> Result:
+    """Return the result of a run on a card; its losses are `away` from 2 in the first ten steps, and 9 after them."""
+    steps = tuple(
+        StepRecord(
+            step=number,
+            loss=2.0 + away if number < 10 else 9.0,
+            grad_norm=1.0,
+            seconds=1.0,
+            tokens=1,
+            positions=1,
+            learning_rate=1.0,
+            loss_scale=None,
+            skipped=False,
+            reserved_bytes=(10 + number) * MIB,
+        )
+        for number in range(num_steps)
+    )
+    return Result(outcome=Outcome.OK, detail=None, steps=steps, memory=None, finished=None, seconds_total=2.0)
+
+
+def test_a_longer_run_of_the_answer_is_compared_over_the_steps_of_the_plain_one(plan: SearchProblem) -> None:
+    speed = {"tokens_per_second": 98.0, "effective_batch_size": 4.0, "predicted_peak_reserved_mib": 60.0}
+
+    def measure(choice: Mapping[str, Any], role: str) -> tuple[Result, dict[str, float]]:
+        return (trained(100), speed) if role == "answer" else (trained(10, away=1e-6), speed)
+
+    trials = rows_of({4: 100.0})
+    done = verify(plan, trials, lambda _: choice_of(1), measure)
+    assert done is not None and done.same_training and done.num_steps == 100
+    assert done.max_loss_difference == pytest.approx(1e-6)
+    assert done.tolerance == pytest.approx(2.0 * 2.0**-17)
+    assert done.reserved_bytes == tuple((10 + number) * MIB for number in range(100))
+    page = to_html(search_report(findings_of(plan, trials, None, done)))
+    assert "reserved memory over time" in page
+    on_cpu = replace(done, reserved_bytes=())
+    assert "reserved memory over time" not in to_html(search_report(findings_of(plan, trials, None, on_cpu)))
+
+
+def test_an_answer_that_runs_out_of_memory_as_lengths_vary_is_refuted(plan: SearchProblem) -> None:
+    speed = {"tokens_per_second": 98.0, "effective_batch_size": 4.0}
+
+    def measure(choice: Mapping[str, Any], role: str) -> tuple[Result, dict[str, float]]:
+        whole = trained(100)
+        if choice["micro_batch_size"] == 4:
+            return replace(whole, outcome=Outcome.OUT_OF_MEMORY, steps=whole.steps[:70]), {}
+        return whole, speed
+
+    done = verify(plan, rows_of({2: 80.0, 4: 100.0}), lambda _: choice_of(1), measure)
+    assert done is not None and done.choice == choice_of(2) and done.is_contradicted(gap=0.01)
+    assert "micro-batch 4" in done.refuted[0] and "out_of_memory" in done.refuted[0]

@@ -48,6 +48,8 @@ class StepRecord:
     """The gradient scaler's scale of this step; None without one."""
     skipped: bool
     """Whether the gradient scaler left the weights as they were."""
+    reserved_bytes: int | None = None
+    """What the caching allocator held at its end; None on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,8 @@ class MemoryUse:
     """Resident host memory of the process."""
     allocation_retries: int | None
     phases: tuple[PhaseMemory, ...]
+    peak_evaluation_bytes: int | None = None
+    """Allocated bytes while held-out documents were evaluated; part of the peaks above."""
 
     @property
     def peak_bytes(self) -> int | None:

@@ -1,6 +1,7 @@
 """Token sequences, packed or padded."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,6 +155,17 @@ class DynamicallyPaddedSequences(PaddedSequences):
     def __init__(self, store: TokenStore, length: int, *, is_grouped: bool) -> None:
         super().__init__(store, length)
         self._length, self._is_grouped = int(self.lengths.max(initial=0)), is_grouped
+
+    @property
+    def padded_length(self) -> int:
+        """Tokens of each sequence in batch(): those of the longest one, or more."""
+        return self._length
+
+    def padded_to(self, length: int) -> "DynamicallyPaddedSequences":
+        """Return the same sequences, which batch() pads to at least `length` tokens."""
+        longer = copy(self)
+        longer._length = max(self._length, length)
+        return longer
 
     def micro_batches(self, rows: Sequence[int], size: int) -> tuple[Batch, ...]:
         """Return the examples at these indices in micro-batches of `size`, each as long as its longest example."""

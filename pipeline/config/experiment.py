@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import yaml
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Description, Hardware, Model, Prepared
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.sequences import DynamicallyPaddedSequences
 from pipeline.base.technique import ROUNDOFF, Technique
 from pipeline.base.units import parse_budget
 from pipeline.base.user_functions import digest, is_function_name, module_digest
@@ -31,6 +32,8 @@ from pipeline.memory.device import find_device, hardware_of, total_bytes
 
 AUTO_MODEL = {"cuda": "gpt2", "cpu": "gpt2-nano"}
 """The model for `model: auto` on each kind of device."""
+VARYING = ("padded", "grouped")
+"""Values of `sequences` with which micro-batches differ in length."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Experiment:
     @property
     def lengths_vary(self) -> bool:
         """Whether each micro-batch is as long as its longest document."""
-        return self.settings.sequences in ("padded", "grouped")
+        return self.settings.sequences in VARYING
 
     def not_predicted(self, kind: str) -> tuple[str, ...]:
         """Return what a prediction of its memory on a device of this kind does not see, a sentence each."""
@@ -132,7 +135,7 @@ class Experiment:
     def read_corpus(self) -> Prepared:
         """Return the corpus without the checks of prepare()."""
         settings = self.settings
-        return self.corpus.prepare(
+        prepared = self.corpus.prepare(
             CorpusRequest(
                 name=settings.corpus,
                 description=self.description,
@@ -142,6 +145,7 @@ class Experiment:
                 seed=settings.seed,
             )
         )
+        return _with_room_for_evaluation(prepared, settings.eval_steps * self.effective_batch_size)
 
     def with_random_weights(self, device: str) -> "Experiment":
         """Return the same run on another device, with random weights in place of pretrained ones."""
@@ -309,6 +313,17 @@ def why_untimed(name: str, num_steps: int, timing_warmup_steps: int) -> str | No
         f"{name} must be more than timing_warmup_steps, or no step is timed: {num_steps} is not more than "
         f"{timing_warmup_steps}; set {name}={timing_warmup_steps + 1} or more"
     )
+
+
+def _with_room_for_evaluation(prepared: Prepared, num_evaluated: int) -> Prepared:
+    """Return the corpus with its training sequences padded to the longest of those that are evaluated, where one is
+    longer: a step of that length needs more than their evaluation, which keeps no activations and has no gradients.
+    """
+    train, held_out = prepared.train, prepared.held_out
+    if not isinstance(train, DynamicallyPaddedSequences) or not isinstance(held_out, DynamicallyPaddedSequences):
+        return prepared
+    longest = int(held_out.lengths[:num_evaluated].max(initial=0))
+    return replace(prepared, train=train.padded_to(longest))
 
 
 def _check_corpus(prepared: Prepared, experiment: Experiment) -> None:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, create_model
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, create_model, field_validator
 
 from pipeline.base.contracts import Corpus, Model, SequencesKind, Settings
 from pipeline.base.errors import InvalidInputError
@@ -50,7 +50,7 @@ class RunSettings(Settings):
     """packed: concatenated documents; else one document each, padded to sequence_length (fixed_length), to the longest
     of its micro-batch (padded), or likewise with similar lengths in one micro-batch (grouped)."""
     sequence_length: PositiveInt = Field(default=256, ge=2)
-    """Tokens per sequence; documents are truncated there with sequences=padded and grouped."""
+    """Tokens per sequence; padded and grouped truncate documents there. auto, of plan alone: the longest that fits."""
     vocabulary_size: PositiveInt = Field(default=4096, ge=300, le=1_000_000)
     """Vocabulary size of the tokenizer that is trained if the model has none."""
     device: str = "auto"
@@ -87,6 +87,16 @@ class RunSettings(Settings):
     """Seconds after which a run is stopped; none: no limit."""
     output: Path = Path("runs")
     """Folder of the results on local disk."""
+
+    @field_validator("sequence_length", mode="before")
+    @classmethod
+    def _is_known(cls, value: object) -> object:
+        """Refuse `auto`, which only a plan searches."""
+        if value == "auto":
+            raise ValueError(
+                "must be a number of tokens: headroom plan --sequence_length auto shows the longest that fits"
+            )
+        return value
 
 
 def _all_settings() -> type[RunSettings]:

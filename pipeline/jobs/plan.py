@@ -13,14 +13,12 @@ from rich.progress import track
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.units import MIB, parse_budget
+from pipeline.base.units import MIB
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import AUTO_MODEL, Experiment
 from pipeline.config.settings import RunSettings, default_values, dotted, merged, nested, validate
 from pipeline.config.space import (
-    Choice,
     Space,
-    SpaceSettings,
     default_space,
     nothing_left,
     read_space,
@@ -28,37 +26,39 @@ from pipeline.config.space import (
 )
 from pipeline.config.variants import read_yaml
 from pipeline.jobs.lengths import left_out
+from pipeline.jobs.longest import find_longest, log_longest
+from pipeline.jobs.plan_settings import (
+    AUTO_LENGTH,
+    LENGTHS_SPACE,
+    PlanSettings,
+    budget_bytes_on,
+    planned_row,
+    targets,
+)
 from pipeline.memory.breakdown import Breakdown
-from pipeline.memory.device import find_device, hardware_of
-from pipeline.prediction.cards import find_card, note_on
+from pipeline.prediction.cards import note_on
 from pipeline.prediction.clipping import cost_of_clipping
-from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.prediction.plan_experiments import experiments_on
 from pipeline.prediction.plan_reasons import reasons_for
-from pipeline.prediction.predict import Prediction
 from pipeline.prediction.predict_all import predict_each
 from pipeline.prediction.rates import cost_prior, note_on_rates
-from pipeline.prediction.step_time import CostPrior, estimated
 from pipeline.prediction.trace_cache import cache_size
 from pipeline.runtime.environment import environment
 from pipeline.training.typical_step import lengths_note
 
 
-class PlanSettings(SpaceSettings):
-    """The settings that `plan` adds to those of a run."""
-
-    gpu: str = "auto"
-    """Cards to plan for, separated by commas: h100, rtx4090, t4, ...; cpu; auto: the device of this machine."""
-
-
 def plan(given: Mapping[str, Any], console: Console) -> int:
     """Predict, print and log; return the exit code: 1 if nothing is predicted to fit any card.
+
+    With sequence_length=auto, the longest sequences that fit are searched instead.
 
     Raises:
         InvalidInputError: as make_plan(), or the tracking store cannot be reached.
 
     """
+    if _read(given)[1].get("sequence_length") == AUTO_LENGTH:
+        return 0 if log_longest(find_longest(given, console), given, console) else 1
     return 0 if log_plan(make_plan(given, console), given, console) else 1
 
 
@@ -71,11 +71,11 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
     """
     own, values = _read(given)
     budget = values.pop("budget", None)
-    targets = _targets(own.gpu)
+    devices = targets(own.gpu)
     values |= {"device": "cpu", "model": values.get("model", "auto")}
     if values["model"] == "auto":
-        values["model"] = AUTO_MODEL[targets[0].kind]
-    spaces = [read_space(own, values, given, "plan", target) for target in targets]
+        values["model"] = AUTO_MODEL[devices[0].kind]
+    spaces = [read_space(own, values, given, "plan", target) for target in devices]
     shared, space = spaces[0]
     effective = shared.effective_batch_size  # type: ignore[attr-defined]
     for name in ("model", "effective_batch_size"):
@@ -85,7 +85,7 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
             )
     cards = tuple(
         _card_plan(target, budget, values, space, own, console)
-        for target, (_, space) in zip(targets, spaces, strict=True)
+        for target, (_, space) in zip(devices, spaces, strict=True)
     )
     if not any(card.rows for card in cards):
         raise InvalidInputError("\n".join(f"{card.card}: {nothing_left(card.skipped)}" for card in cards))
@@ -133,31 +133,16 @@ def log_plan(findings: PlanFindings, given: Mapping[str, Any], console: Console)
 def _read(given: Mapping[str, Any]) -> tuple[PlanSettings, dict[str, Any]]:
     """Return the settings of the plan and those of its configurations, from its YAML with the user's overrides."""
     values = merged(nested(default_space(read_yaml(yaml_file("plan")), given)), given)
+    values.pop(LENGTHS_SPACE, None)
     own = {name: values.pop(name) for name in PlanSettings.model_fields if name in values}
     return validate(PlanSettings, own, "plan"), values
-
-
-def _targets(text: str) -> list[Hardware]:
-    """Return the devices to plan for; they need not be in this machine."""
-    names = [name.strip() for name in text.split(",")]
-    return [
-        hardware_of(find_device(name)) if name in ("auto", "cpu") or name.startswith("cuda") else find_card(name)
-        for name in names
-    ]
-
-
-def _budget_bytes(text: str | None, target: Hardware) -> int:
-    """Return the bytes that torch may use: the budget, or all of the card except its CUDA context."""
-    if text is not None and text != "none":
-        return parse_budget(text, target.memory_bytes)
-    return target.memory_bytes - context_bytes_of(target)
 
 
 def _card_plan(
     target: Hardware, budget: str | None, values: Mapping[str, Any], space: Space, own: PlanSettings, console: Console
 ) -> CardPlan:
     """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
-    budget_bytes = _budget_bytes(budget, target)
+    budget_bytes = budget_bytes_on(budget, target)
     experiments, choices, refusals = experiments_on(target, values, space, own.mathematics, budget_bytes)
     prior = cost_prior(target)
     rows: dict[int, PlannedRow] = {}
@@ -178,7 +163,7 @@ def _card_plan(
             if isinstance(prediction, InvalidInputError):
                 unpredicted[str(prediction)] = None
                 continue
-            rows[number] = _row(choices[number], experiment, prediction, budget_bytes, prior)
+            rows[number] = planned_row(choices[number], experiment, prediction, budget_bytes, prior)
             breakdowns[number] = prediction.breakdown
     if unpredicted and not rows:
         raise InvalidInputError("\n".join(unpredicted))
@@ -210,25 +195,6 @@ def _reasons(card: CardPlan, breakdowns: list[Breakdown]) -> tuple[str, ...]:
     if card.recommended is None:
         return ()
     return reasons_for(card.recommended, card.rows, breakdowns, default_values())
-
-
-def _row(
-    choice: Choice, experiment: Experiment, prediction: Prediction, budget_bytes: int, prior: CostPrior
-) -> PlannedRow:
-    settings: Any = experiment.settings
-    time = estimated(prediction, settings.accumulation_steps, prior)
-    return PlannedRow(
-        choice=choice,
-        micro_batch_size=experiment.micro_batch_size,
-        accumulation_steps=settings.accumulation_steps,
-        peak_allocated_bytes=prediction.peak_allocated_bytes,
-        peak_reserved_bytes=prediction.peak_reserved_bytes,
-        peak_device_bytes=prediction.peak_device_bytes,
-        fits=prediction.fits(budget_bytes),
-        seconds=time.seconds,
-        deviation=time.deviation,
-        tokens=round(prediction.num_tokens),
-    )
 
 
 def _lengths_note(experiment: Experiment) -> str | None:

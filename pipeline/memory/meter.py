@@ -31,6 +31,10 @@ class Meter(ABC):
         """Record the end of a phase of optimizer step `step`, counted from 0; of equal names the last counts."""
 
     @abstractmethod
+    def begin_evaluation(self) -> None:
+        """Measure the peak from here on by itself as well: the training has ended, and held-out data is evaluated."""
+
+    @abstractmethod
     def stop(self) -> None:
         """Stop the profiler, if there is one: the profiled optimizer steps have ended."""
 
@@ -60,6 +64,9 @@ class CpuMeter(Meter):
             with record_function(f"{_MARK}{step}:{phase}"):
                 pass
 
+    def begin_evaluation(self) -> None:
+        """Do nothing: the profiler has been stopped, since it takes long."""
+
     def stop(self) -> None:
         """Stop the profiler and sum its events."""
         if self._profile is None:
@@ -88,11 +95,18 @@ class AcceleratorMeter(Meter):
         self._used_bytes_before = used_bytes(device)
         torch.accelerator.reset_peak_memory_stats(device)
         self._allocated_bytes: dict[tuple[int, str], int] = {}
+        self._training_peaks: tuple[int, int] | None = None
+        """Allocated and reserved bytes; None before the evaluation."""
 
     def mark(self, step: int, phase: str) -> None:
         """Read the allocated bytes, which needs no synchronization."""
         if phase in PHASES:
             self._allocated_bytes[step, phase] = torch.accelerator.memory_allocated(self._device)
+
+    def begin_evaluation(self) -> None:
+        """Keep the peaks so far and reset those of the allocator."""
+        self._training_peaks = self._peaks()
+        torch.accelerator.reset_peak_memory_stats(self._device)
 
     def stop(self) -> None:
         """Do nothing: there is no profiler."""
@@ -100,18 +114,25 @@ class AcceleratorMeter(Meter):
     def read(self) -> MemoryUse:
         """Return the peaks; device bytes are the reserved peak plus the process's other memory, as its context."""
         before, now = self._used_bytes_before, used_bytes(self._device)
-        peak_reserved = torch.accelerator.max_memory_reserved(self._device)
+        allocated, reserved = self._peaks()
+        of_training = self._training_peaks or (0, 0)
+        peak_reserved = max(reserved, of_training[1])
         beside = (
             None if before is None or now is None else now - before - torch.accelerator.memory_reserved(self._device)
         )
         return MemoryUse(
-            peak_allocated_bytes=torch.accelerator.max_memory_allocated(self._device),
+            peak_allocated_bytes=max(allocated, of_training[0]),
             peak_reserved_bytes=peak_reserved,
             peak_device_bytes=None if beside is None else peak_reserved + beside,
             peak_process_bytes=_peak_process_bytes(),
             allocation_retries=torch.accelerator.memory_stats(self._device).get("num_alloc_retries"),
             phases=_phases(self._allocated_bytes),
+            peak_evaluation_bytes=allocated if self._training_peaks else None,
         )
+
+    def _peaks(self) -> tuple[int, int]:
+        device = self._device
+        return torch.accelerator.max_memory_allocated(device), torch.accelerator.max_memory_reserved(device)
 
 
 def _add_up(profiled: profile) -> tuple[int, tuple[PhaseMemory, ...]]:

@@ -33,3 +33,27 @@ class RepeatedRow(Sequences):
         num_rows = len(next(iter(batch.values())))
         num_tokens, num_targets = self._counts
         return num_rows * num_tokens, num_rows * num_targets
+
+
+class OfLength(Sequences):
+    """The first example of a corpus at another length: what a corpus of such documents has, without reading one."""
+
+    def __init__(self, sequences: Sequences, length: int) -> None:
+        """Have examples of `length` tokens, all of which are targets but the first."""
+        self._row, self._length = sequences.batch([0]), length
+
+    def __len__(self) -> int:
+        return 1
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        """Return empty tensors of the example's types; names that share a tensor still share it."""
+        made = {
+            id(tensor): torch.empty((len(rows), self._length, *tensor.shape[2:]), dtype=tensor.dtype)
+            for tensor in self._row.values()
+        }
+        return {name: made[id(tensor)] for name, tensor in self._row.items()}
+
+    def count(self, batch: Batch) -> tuple[int, int]:
+        """Return the tokens and targets of the batch."""
+        num_rows = len(next(iter(batch.values())))
+        return num_rows * self._length, num_rows * (self._length - 1)

@@ -8,8 +8,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.prediction.longest import LongestFindings
 from pipeline.prediction.plan import PlanFindings
 from pipeline.report.comparison import ComparisonFindings, comparison_report
+from pipeline.report.longest import longest_report
 from pipeline.report.page import Report
 from pipeline.report.plan import plan_report
 from pipeline.report.profile import ProfilingFindings, profiling_report
@@ -19,11 +21,12 @@ from pipeline.training.metrics import finite
 
 FILE = "findings.json"
 
-Findings = ComparisonFindings | PlanFindings | ProfilingFindings | SearchFindings
+Findings = ComparisonFindings | LongestFindings | PlanFindings | ProfilingFindings | SearchFindings
 """The findings of any job."""
 
 REPORTS: dict[type[Any], Callable[[Any], Report]] = {
     ComparisonFindings: comparison_report,
+    LongestFindings: longest_report,
     PlanFindings: plan_report,
     ProfilingFindings: profiling_report,
     SearchFindings: search_report,

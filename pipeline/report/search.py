@@ -6,6 +6,7 @@ import pandas as pd
 
 from pipeline.base.units import MIB
 from pipeline.report.page import Report, Section
+from pipeline.report.reserved_plot import reserved_plots
 from pipeline.report.table import Table
 from pipeline.report.trial_plots import over_time_plot, parallel_plot, plane_plot
 from pipeline.searching.certificate import Certificate
@@ -81,7 +82,8 @@ def _verified(findings: SearchFindings) -> tuple[Section, ...]:
     if verification is None:
         return ()
     table = verification_table(verification)
-    return (Section(title="verified", tables=(table,), notes=(f"{verification.summary}.",)),)
+    plots = reserved_plots(verification, findings.budget_bytes)
+    return (Section(title="verified", tables=(table,), notes=(f"{verification.summary}.",), plots=plots),)
 
 
 def _certified(findings: SearchFindings) -> tuple[Section, ...]:

@@ -37,7 +37,7 @@ from pipeline.searching.results import (
 )
 from pipeline.searching.study import DETAIL, METRICS, StoredStudy
 from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
-from pipeline.searching.verification import Measured, verified_experiment, verify
+from pipeline.searching.verification import Measured, StopAfter, verified_experiment, verify
 from pipeline.training.loop import Stop, never_stop
 from pipeline.training.metrics import Summary
 from pipeline.training.typical_step import typical_step
@@ -175,7 +175,8 @@ def _stands(verification: Verification, trials: Sequence[Trial], gap: float) -> 
 def _verify(search: Search, title: str) -> Verification | None:
     def measure(choice: Choice, role: str) -> Measured:
         name, labels = f"{title}: {role}", {"variant": label(choice), "verification": role}
-        done = search.run(name, verified_experiment(search.problem, choice), labels)
+        stop = StopAfter(search.problem.settings.verify_steps) if role == "plain" else never_stop
+        done = search.run(name, verified_experiment(search.problem, choice), labels, stop)
         search.observer.check(f"{name}: {label(choice)}", done[0])
         if role == "plain":
             store_measurement(search, choice, *done)

@@ -165,6 +165,8 @@ class Verification:
     """Faster configurations that did not fit, did not complete or were slower when they were trained again."""
     was_slowed: bool = False
     """Whether this run of the answer was slowed, so that it does not count."""
+    reserved_bytes: tuple[int, ...] = ()
+    """What the caching allocator held after each optimizer step of the answer; empty on a CPU."""
 
     def is_contradicted(self, gap: float) -> bool:
         """Return whether a faster configuration failed, or the plain one was faster by more than the share `gap`."""

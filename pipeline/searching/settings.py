@@ -29,6 +29,8 @@ class SearchSettings(SpaceSettings):
     """A trial ends once half the 95 % interval of its median step time is below this percentage, or after num_steps."""
     verify_steps: NonNegativeInt = 10
     """Optimizer steps for which the answer and the naive configuration are trained again; 0: no verification."""
+    verify_varying_steps: NonNegativeInt = 100
+    """Steps for which a GPU trains the answer again where lengths vary, if more than verify_steps: memory fragments."""
     objectives: Literal["throughput", "pareto"] = "throughput"
     """throughput: the fastest within the budget; pareto: the Pareto front of memory and throughput as well."""
     storage: str = "sqlite:///optuna.db"

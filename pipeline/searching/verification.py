@@ -1,12 +1,12 @@
 """The verification of an answer: trained again in a clean process, and compared with a plain training."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.base.results import Outcome, Result
 from pipeline.base.technique import ROUNDOFF
-from pipeline.config.experiment import Experiment, make_experiment
+from pipeline.config.experiment import VARYING, Experiment, make_experiment
 from pipeline.config.settings import merged, nested
 from pipeline.config.space import Choice, size_of
 from pipeline.searching.judge import peak_bytes
@@ -51,10 +51,33 @@ def verify(problem: SearchProblem, trials: Sequence[Trial], naive: Naive, measur
 
 
 def verified_experiment(problem: SearchProblem, choice: Choice) -> Experiment:
-    """Return the experiment of a configuration's trial with as many optimizer steps as the verification takes."""
+    """Return the experiment of a configuration's trial with as many optimizer steps as an answer is verified for."""
     trial: Any = problem.experiment(choice).settings  # has explicit policies in place of `checkpointing=auto`
-    changes = {"num_steps": problem.settings.verify_steps, "checkpointing": trial.checkpointing}
+    changes = {"num_steps": num_verified_steps(problem), "checkpointing": trial.checkpointing}
     return make_experiment(merged(merged(problem.run_values, nested(choice)), changes), "search")
+
+
+def num_verified_steps(problem: SearchProblem) -> int:
+    """Return for how many optimizer steps the answer is trained again.
+
+    Where the lengths of sequences vary, so many on a GPU that what its allocator reserves grows as in a training. On a
+    CPU nothing is reserved, and no step needs more than the first two.
+    """
+    settings = problem.settings
+    kinds = {problem.base.settings.sequences, *problem.space.dimensions.get("sequences", ())}
+    fragments = problem.base.device.type == "cuda" and not kinds.isdisjoint(VARYING)
+    return max(settings.verify_steps, settings.verify_varying_steps if fragments else 0)
+
+
+@dataclass(frozen=True)
+class StopAfter:
+    """Stops a run after so many optimizer steps, whose learning rates are those of the whole run."""
+
+    num_steps: int
+
+    def __call__(self, seconds: Sequence[float]) -> bool:
+        """Whether that many have been taken."""
+        return len(seconds) >= self.num_steps
 
 
 @dataclass(frozen=True)
@@ -98,8 +121,9 @@ def _verification(
     seconds_measured: float,
 ) -> Verification:
     result, metrics = answer.measured
-    compared = {} if against is None else against_baseline(result, metrics, *against)
-    losses = [record.loss for record in result.steps]
+    compared = {} if against is None else _compared(answer.measured, against)
+    num_compared = len(result.steps if against is None else against[0].steps)
+    losses = [record.loss for record in result.steps[:num_compared]]
     formats = [
         technique.number_format
         for one in (answer.choice, plain or answer.choice)
@@ -119,7 +143,7 @@ def _verification(
     return Verification(
         choice=answer.choice,
         plain=plain,
-        num_steps=problem.settings.verify_steps,
+        num_steps=len(result.steps) or num_verified_steps(problem),
         outcome=result.outcome.value,
         metrics=metrics,
         plain_outcome=None if against is None else against[0].outcome.value,
@@ -134,7 +158,15 @@ def _verification(
         ),
         refuted=(*failed, *slower),
         was_slowed=answer.was_slowed,
+        reserved_bytes=tuple(one.reserved_bytes for one in result.steps if one.reserved_bytes is not None),
     )
+
+
+def _compared(answer: Measured, plain: Measured) -> dict[str, float]:
+    """Return the metrics that compare the answer with the plain training, over the steps that both have."""
+    count = min(len(answer[0].steps), len(plain[0].steps))
+    (one, metrics), (other, others) = ((replace(each, steps=each.steps[:count]), own) for each, own in (answer, plain))
+    return against_baseline(one, metrics, other, others)
 
 
 def _measurement(choice: Choice, measured: Measured) -> Measurement:

@@ -69,11 +69,14 @@ def train(experiment: Experiment, prepared: Prepared, emit: Callable[[Message], 
             meter.stop()
             emit(meter.read())
             loop.advance(settings.num_steps - WATCHED_STEPS, stop=stop)
+            eval_loss = None
+            if settings.eval_steps:
+                meter.begin_evaluation()
+                eval_loss = evaluate(step, prepared.held_out, settings.eval_steps)
     finally:
         meter.stop()
         emit(meter.read())
     with step.run_context():
-        eval_loss = evaluate(step, prepared.held_out, settings.eval_steps) if settings.eval_steps else None
         last = loop.window(loop.num_launched - 1)
         if eval_loss is not None and not math.isfinite(eval_loss):
             raise DivergedError(f"the loss on held-out documents is {eval_loss}")
@@ -159,10 +162,11 @@ class Loop:
         start = self._clock.now()
         for number in range(self.num_launched, self.num_launched + num_steps):
             window, rate, output = self.launch(mark)
+            reserved = torch.cuda.memory_reserved(self.step.device) if self._lag else None
             if self._lag:
                 output = output.to_host()
             end = self._clock.now()
-            pending.append(partial(self._read, number, window, rate, output, start, end))
+            pending.append(partial(self._read, number, window, rate, output, reserved, start, end))
             start = end
             if len(pending) > self._lag:
                 pending.popleft()()
@@ -190,7 +194,16 @@ class Loop:
         self.num_launched += 1
         return window, rate, output
 
-    def _read(self, number: int, window: Window, rate: float, output: StepOutput, start: Any, end: Any) -> None:
+    def _read(
+        self,
+        number: int,
+        window: Window,
+        rate: float,
+        output: StepOutput,
+        reserved_bytes: int | None,
+        start: Any,
+        end: Any,
+    ) -> None:
         """Wait for the end of an optimizer step and emit its record."""
         seconds = self._clock.between(start, end)
         self._seconds_per_position.append(seconds / window.num_positions)
@@ -206,6 +219,7 @@ class Loop:
             learning_rate=rate,
             loss_scale=output.loss_scale.item() if scaled else None,
             skipped=scaled and not math.isfinite(grad_norm),
+            reserved_bytes=reserved_bytes,
         )
         if not math.isfinite(loss):
             raise DivergedError(f"the loss of optimizer step {number} is {loss}")

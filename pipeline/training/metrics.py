@@ -133,6 +133,8 @@ def step_metrics(record: StepRecord) -> dict[str, float]:
         metrics["padding_percent"] = padding
     if record.loss_scale is not None:
         metrics["loss_scale"] = record.loss_scale
+    if record.reserved_bytes is not None:
+        metrics["reserved_mib"] = record.reserved_bytes / MIB
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
@@ -167,6 +169,7 @@ def _memory(memory: MemoryUse) -> dict[str, float]:
         "peak_reserved_mib": memory.peak_reserved_bytes,
         "peak_device_mib": memory.peak_device_bytes,
         "peak_process_mib": memory.peak_process_bytes,
+        "peak_evaluation_mib": memory.peak_evaluation_bytes,
     }
     metrics = {name: size / MIB for name, size in peaks.items() if size is not None}
     if memory.allocation_retries is not None:

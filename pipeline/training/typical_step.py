@@ -49,10 +49,10 @@ def typical_step(experiment: Experiment, prepared: Prepared) -> TypicalStep:
     numbers = range(WATCHED_STEPS, max(min(settings.num_steps, LARGEST_NUM_STEPS), WATCHED_STEPS + 1))
     steps = [rows_of_step(len(train), number, batch_size, settings.seed) for number in numbers]
     parts = [part for rows in steps for part in train.parts(rows, experiment.micro_batch_size)]
-    shares = np.array([lengths[part].max() for part in parts]) / lengths.max()
+    shares = np.array([lengths[part].max() for part in parts]) / train.padded_length
     return TypicalStep(
         num_tokens=float(np.mean([lengths[rows].sum() for rows in steps])),
-        num_positions=float(batch_size * lengths.max() * shares.mean()),
+        num_positions=float(batch_size * train.padded_length * shares.mean()),
         share=float(shares.mean()),
         square_share=float((shares**2).mean()),
     )
@@ -65,6 +65,6 @@ def lengths_note(experiment: Experiment) -> str | None:
         return None
     return (
         f"sequences={experiment.settings.sequences}: peaks are those of the longest micro-batch, of "
-        f"{train.lengths.max(initial=0):,} tokens a sequence, which the first {WATCHED_STEPS} optimizer steps have; "
+        f"{train.padded_length:,} tokens a sequence, which the first {WATCHED_STEPS} optimizer steps have; "
         "times are those of the steps after them"
     )

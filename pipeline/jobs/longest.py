@@ -1,0 +1,176 @@
+"""`headroom plan --sequence_length auto`: the longest sequences that fit each card, for each configuration."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from pipeline.base.contracts import Hardware
+from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.config.entry_points import yaml_file
+from pipeline.config.experiment import AUTO_MODEL, Experiment
+from pipeline.config.settings import RunSettings, dotted, merged, nested, validate
+from pipeline.config.space import Space, read_space, sentences
+from pipeline.config.variants import read_yaml
+from pipeline.jobs.plan_settings import AUTO_LENGTH, LENGTHS_SPACE, PlanSettings, budget_bytes_on, planned_row, targets
+from pipeline.prediction.cards import note_on
+from pipeline.prediction.cuda_context import context_bytes_of
+from pipeline.prediction.longest import CardLengths, Longest, LongestFindings, LongestRow, largest_length
+from pipeline.prediction.longest import longest_that_fits as longest_of
+from pipeline.prediction.plan_experiments import experiments_on
+from pipeline.prediction.rates import cost_prior, note_on_rates
+from pipeline.runtime.environment import environment
+from pipeline.runtime.fork_server import has_server, num_cores
+from pipeline.runtime.worker_pool import run_all, worker_pool
+
+EXAMPLE_LENGTH = 256
+"""Length at which the corpus is read for the shape of an example."""
+
+
+def find_longest(given: Mapping[str, Any], console: Console) -> LongestFindings:
+    """Return the longest sequences of every configuration; show progress only, and log nothing.
+
+    Raises:
+        InvalidInputError: a setting, a card or a dimension is wrong, or no configuration is left.
+
+    """
+    own, values = _read(given)
+    budget = values.pop("budget", None)
+    cards = targets(own.gpu)
+    values |= {"device": "cpu", "model": values.get("model", "auto"), "sequence_length": MINIMUM}
+    if values["model"] == "auto":
+        values["model"] = AUTO_MODEL[cards[0].kind]
+    shared, first = read_space(own, values, given, "plan", cards[0])
+    _check(values, first)
+    limit = largest_length(Experiment(shared))
+    values["sequence_length"] = min(EXAMPLE_LENGTH, limit)
+    spaces = [read_space(own, values, given, "plan", card)[1] for card in cards]
+    found = tuple(
+        _of_card(card, budget_bytes_on(budget, card), values, space, own, console)
+        for card, space in zip(cards, spaces, strict=True)
+    )
+    if not any(card.rows for card in found):
+        raise InvalidInputError("\n".join(dict.fromkeys(reason for card in found for reason in card.skipped)))
+    left_out = (*first.dimensions, "device", "budget", "sequence_length")
+    return LongestFindings(
+        entry="plan",
+        model=values["model"],
+        effective_batch_size=shared.effective_batch_size,  # type: ignore[attr-defined]
+        largest_length=limit,
+        cards=found,
+        settings={name: value for name, value in dotted(shared.model_dump()) if name not in left_out},
+        environment=environment(torch.device("cpu")),
+    )
+
+
+def log_longest(findings: LongestFindings, given: Mapping[str, Any], console: Console) -> bool:
+    """Print and log the report; return whether anything fits.
+
+    Raises:
+        InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
+
+    """
+    from pipeline.jobs.publish import publish
+    from pipeline.tracking.job import open_job
+
+    own, values = _read(given)
+    output = Path(values.get("output", RunSettings.model_fields["output"].default))
+    with open_job("plan", f"longest sequences of {findings.model} on {own.gpu}", output) as job:
+        shared = {"model": findings.model, "effective_batch_size": findings.effective_batch_size}
+        job.params({**shared, "gpu": own.gpu, "sequence_length": AUTO_LENGTH})
+        job.file("environment.json", json.dumps(dict(findings.environment), indent=1))
+        publish(findings, {}, job, console)
+        job.succeeded = any(card.longest is not None for card in findings.cards)
+    return job.succeeded
+
+
+MINIMUM = int(RunSettings.model_fields["sequence_length"].metadata[0].ge)
+"""The smallest value of the setting sequence_length, while the model's limit is not known yet."""
+
+
+def _read(given: Mapping[str, Any]) -> tuple[PlanSettings, dict[str, Any]]:
+    """Return the settings of the plan, with the space of lengths unless one is given, and those of configurations."""
+    values = nested(read_yaml(yaml_file("plan")))
+    values["space"] = values.pop(LENGTHS_SPACE, values.get("space", {}))
+    values = {**merged(values, given), **({"space": given["space"]} if "space" in given else {})}
+    own = {name: values.pop(name) for name in PlanSettings.model_fields if name in values}
+    return validate(PlanSettings, own, "plan"), values
+
+
+def _check(values: Mapping[str, Any], space: Space) -> None:
+    """Refuse dimensions that all configurations share, and policies that are chosen for one length."""
+    for name in ("model", "effective_batch_size", "sequence_length"):
+        if name in space.dimensions:
+            raise InvalidInputError(
+                f"all configurations of a plan share {name} with sequence_length=auto, so it cannot be a dimension; "
+                "make a plan for each value"
+            )
+    policies = {*space.dimensions.get("checkpointing", ()), values.get("checkpointing")}
+    if any(text == "auto" or ":auto" in str(text) for text in policies):
+        raise InvalidInputError(
+            "checkpointing=auto chooses policies for one length, and sequence_length=auto tries many; name policies, "
+            "such as every_layer, or give sequence_length itself"
+        )
+
+
+def _of_card(
+    target: Hardware,
+    budget_bytes: int,
+    values: Mapping[str, Any],
+    space: Space,
+    own: PlanSettings,
+    console: Console,
+) -> CardLengths:
+    experiments, choices, refusals = experiments_on(target, values, space, own.mathematics, budget_bytes)
+    prior, rows, unpredicted = cost_prior(target), dict[int, LongestRow](), dict[str, None]()
+    shown = track(
+        _search(experiments, target, budget_bytes),
+        target.name,
+        len(experiments),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    for number, found in shown:
+        if isinstance(found, str):
+            unpredicted[found] = None
+            continue
+        planned = planned_row(choices[number], found.experiment, found.prediction, budget_bytes, prior)
+        rows[number] = LongestRow(sequence_length=found.length, planned=planned, next_peak_bytes=found.next_peak_bytes)
+    notes = (
+        note_on(target),
+        note_on_rates(target),
+        *dict.fromkeys(sentence for one in experiments for sentence in one.not_predicted(target.kind)),
+    )
+    return CardLengths(
+        card=target.name,
+        budget_bytes=budget_bytes,
+        rows=tuple(rows[number] for number in sorted(rows)),
+        skipped=(*sentences(refusals), *unpredicted) if rows else (*refusals, *unpredicted),
+        notes=tuple(note for note in notes if note),
+    )
+
+
+def _search(
+    experiments: Sequence[Experiment], target: Hardware, budget_bytes: int
+) -> Iterator[tuple[int, Longest | str]]:
+    """Yield the number of each experiment and what was found, or why it cannot be predicted; in worker processes."""
+    work = partial(_found, target=target, budget_bytes=budget_bytes, context_bytes=context_bytes_of(target))
+    num_processes = min(num_cores(), len(experiments)) if has_server() else 0
+    with worker_pool(num_processes) if num_processes else nullcontext() as pool:
+        yield from run_all(pool, work, experiments) if pool else enumerate(map(work, experiments))
+
+
+def _found(experiment: Experiment, target: Hardware, budget_bytes: int, context_bytes: int) -> Longest | str:
+    try:
+        return longest_of(experiment, target, budget_bytes, context_bytes)
+    except InvalidInputError as error:
+        return str(error)
+    except Exception as error:  # whatever a model or a technique raises on fake tensors
+        return f"a configuration cannot be predicted: {type(error).__name__}: {first_line(error)}"

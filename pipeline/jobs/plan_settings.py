@@ -1,0 +1,62 @@
+"""What both kinds of plans share: their settings, the cards and budgets, and the row of a prediction."""
+
+from typing import Any
+
+from pipeline.base.contracts import Hardware
+from pipeline.base.units import parse_budget
+from pipeline.config.experiment import Experiment
+from pipeline.config.space import Choice, SpaceSettings
+from pipeline.memory.device import find_device, hardware_of
+from pipeline.prediction.cards import find_card
+from pipeline.prediction.cuda_context import context_bytes_of
+from pipeline.prediction.plan import PlannedRow
+from pipeline.prediction.predict import Prediction
+from pipeline.prediction.step_time import CostPrior, estimated
+
+AUTO_LENGTH = "auto"
+"""The value of sequence_length for which a plan searches the longest that fits."""
+LENGTHS_SPACE = "space_of_lengths"
+"""The key of plan.yaml with the default space of such a plan."""
+
+
+class PlanSettings(SpaceSettings):
+    """The settings that `plan` adds to those of a run."""
+
+    gpu: str = "auto"
+    """Cards to plan for, separated by commas: h100, rtx4090, t4, ...; cpu; auto: the device of this machine."""
+
+
+def targets(text: str) -> list[Hardware]:
+    """Return the devices to plan for; they need not be in this machine."""
+    names = [name.strip() for name in text.split(",")]
+    return [
+        hardware_of(find_device(name)) if name in ("auto", "cpu") or name.startswith("cuda") else find_card(name)
+        for name in names
+    ]
+
+
+def budget_bytes_on(text: str | None, target: Hardware) -> int:
+    """Return the bytes that torch may use: the budget, or all of the card except its CUDA context."""
+    if text is not None and text != "none":
+        return parse_budget(text, target.memory_bytes)
+    return target.memory_bytes - context_bytes_of(target)
+
+
+def planned_row(
+    choice: Choice, experiment: Experiment, prediction: Prediction, budget_bytes: int, prior: CostPrior
+) -> PlannedRow:
+    """Return the row of a prediction."""
+    settings: Any = experiment.settings
+    time = estimated(prediction, settings.accumulation_steps, prior)
+    return PlannedRow(
+        choice=choice,
+        micro_batch_size=experiment.micro_batch_size,
+        accumulation_steps=settings.accumulation_steps,
+        peak_allocated_bytes=prediction.peak_allocated_bytes,
+        peak_reserved_bytes=prediction.peak_reserved_bytes,
+        peak_device_bytes=prediction.peak_device_bytes,
+        fits=prediction.fits(budget_bytes),
+        seconds=time.seconds,
+        deviation=time.deviation,
+        tokens=round(prediction.num_tokens),
+    )
