@@ -16,7 +16,7 @@ BF16_CAPABILITY = (8, 0)
 
 Batch = dict[str, Tensor]
 """The tensors of some sequences, by the names of the model's arguments; the first axis is the sequence."""
-SequencesKind = Literal["packed", "fixed_length", "padded", "grouped"]
+SequencesKind = Literal["packed", "packed_documents", "fixed_length", "padded", "grouped"]
 """The values of the setting `sequences`."""
 
 
@@ -130,6 +130,13 @@ class Model(Settings, ABC):
         """Return transformers' names of the implementations of attention that model `name` can be set to: here none."""
         del name
         return ()
+
+    def inseparable_documents(self, name: str) -> str | None:
+        """Return why model `name` cannot keep the documents of a sequence apart by `position_ids`, or None if it can.
+
+        They are an input of its loss beside `input_ids`, and begin at 0 with every document.
+        """
+        return f"{name} is not of transformers, and does not take position_ids"
 
     def inseparable_head(self, name: str, *, soft_cap: bool) -> str | None:
         """Return why the head of model `name` cannot be computed apart from the rest of it, or None if it can.

@@ -116,7 +116,16 @@ class Experiment:
             or _unknown_number_format(each)
             for each in self.techniques
         )
-        return next((reason for reason in reasons if reason), None)
+        return next((reason for reason in reasons if reason), None) or self._joins_documents()
+
+    def _joins_documents(self) -> str | None:
+        """Return why its model cannot keep apart the documents of a sequence, if it has to."""
+        settings = self.settings
+        if settings.sequences != "packed_documents":
+            return None
+        reason = self.model.inseparable_documents(settings.model)
+        rule = "sequences=packed_documents needs a model whose attention keeps documents apart by position_ids"
+        return reason and f"{rule}, and {reason}; set sequences=packed, padded or grouped"
 
     def prepare(self) -> Prepared:
         """Return the corpus, cached on disk after the first time, and checked against the model and the batch size.

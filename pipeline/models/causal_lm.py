@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pipeline.base.contracts import Batch, Description, Model, Trainable
 from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.document_masks import why_documents_join
 from pipeline.base.heads import head_of, token_loss, why_inseparable
 from pipeline.base.published_shapes import HUB_NAMES, SHAPES
 
@@ -105,6 +106,12 @@ class CausalLm(Model):
         if name in PRESETS:
             return None
         return _why_inseparable(self.model_copy(update={"pretrained": False}), name, soft_cap)
+
+    def inseparable_documents(self, name: str) -> str | None:
+        """Return None for a preset; any other model is built on the meta device and called."""
+        if name in PRESETS:
+            return None
+        return _why_documents_join(self.model_copy(update={"pretrained": False}), name)
 
     def configuration(self, name: str, vocabulary_size: int) -> Any:
         """Return transformers' configuration of model `name`, changed by the settings of this family."""
@@ -221,18 +228,28 @@ def _layers(module: nn.Module) -> tuple[nn.Module, ...]:
 
 @lru_cache
 def _why_inseparable(model: CausalLm, name: str, soft_cap: bool) -> str | None:
+    return why_inseparable(name, _without_memory(model, name), soft_cap)
+
+
+@lru_cache
+def _why_documents_join(model: CausalLm, name: str) -> str | None:
+    return why_documents_join(name, _without_memory(model, name).module)
+
+
+def _without_memory(model: CausalLm, name: str) -> Trainable:
+    """Return the model on the meta device."""
     try:
         with torch.device("meta"):
-            trainable = model.build(name, 1)
+            return model.build(name, 1)
     except InvalidInputError:
         raise
     except Exception as error:  # any error of the model's code
         raise InvalidInputError(f"{name} cannot be built: {first_line(error)}; change its settings") from error
-    return why_inseparable(name, trainable, soft_cap)
 
 
 def _logits(module: nn.Module, batch: Batch) -> Tensor:
-    logits_BTV: Tensor = module(input_ids=batch["input_ids"], use_cache=False).logits
+    positions = {"position_ids": batch["position_ids"]} if "position_ids" in batch else {}
+    logits_BTV: Tensor = module(input_ids=batch["input_ids"], **positions, use_cache=False).logits
     return logits_BTV
 
 
