@@ -1,9 +1,7 @@
 """Which documents share a sequence; exported scripts hold this code."""
 
-from collections.abc import Sequence
 
-
-def best_fit(lengths: Sequence[int], space: int) -> list[list[int]]:
+def best_fit(lengths: list[int], space: int) -> list[list[int]]:
     """Return the indices of the documents of each sequence of `space` tokens: best fit, the longest ones first.
 
     No document is longer than `space`. TRL's `packing` has the same rule.
