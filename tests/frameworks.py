@@ -10,7 +10,9 @@ from torch.utils.data import DataLoader
 
 def windows(script: Any) -> list[list[dict[str, torch.Tensor]]]:
     """Return the micro-batches of each optimizer step, in the order of train.py."""
-    tensors = dict(zip(("input_ids", "labels", "position_ids"), script.read_sequences(Path(script.TOKENS)), strict=False))
+    tensors = dict(
+        zip(("input_ids", "labels", "position_ids"), script.read_sequences(Path(script.TOKENS)), strict=False)
+    )
     ids_NT = tensors["input_ids"]
     result = []
     for step in range(script.NUM_STEPS):

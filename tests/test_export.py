@@ -162,9 +162,7 @@ def test_trainer_pads_each_micro_batch_to_its_longest_sequence(short_documents: 
 
 @pytest.mark.parametrize("corpus", ["chat", "text_files"])
 @pytest.mark.parametrize("loss_kernel", ["full", "chunked"])
-def test_the_script_keeps_documents_apart(
-    loss_kernel: str, corpus: str, short_documents: Path, tmp_path: Path
-) -> None:
+def test_the_script_keeps_documents_apart(loss_kernel: str, corpus: str, short_documents: Path, tmp_path: Path) -> None:
     values = {
         "corpus": corpus,
         "text_files__path": str(short_documents),

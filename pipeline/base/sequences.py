@@ -153,8 +153,8 @@ class PaddedSequences(Sequences):
 class PackedDocuments(Sequences):
     """Whole documents, several in one sequence of `length` tokens, which do not attend to one another.
 
-    Each is truncated as in PaddedSequences. `position_ids` begin at 0 with each document, and with the padding after the
-    last one; the first token of a document is no target.
+    Each is truncated as in PaddedSequences. `position_ids` begin at 0 with each document, and with the padding after
+    the last one; the first token of a document is no target.
     """
 
     def __init__(self, store: TokenStore, length: int) -> None:
@@ -214,6 +214,11 @@ class DynamicallyPaddedSequences(PaddedSequences):
         if self._is_grouped:
             ordered.sort(key=self.lengths.__getitem__, reverse=True)
         return [ordered[cut : cut + size] for cut in range(0, len(ordered), size)]
+
+
+def documents_of(sequences: Sequences) -> Sequences:
+    """Return the documents that share sequences, one in each, or the sequences themselves if none do."""
+    return sequences.documents if isinstance(sequences, PackedDocuments) else sequences
 
 
 def make_sequences(kind: SequencesKind, store: TokenStore, length: int) -> Sequences:

@@ -9,8 +9,8 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from pipeline.base.contracts import Batch, Description, Model, Trainable
-from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.document_masks import why_documents_join
+from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.heads import head_of, token_loss, why_inseparable
 from pipeline.base.published_shapes import HUB_NAMES, SHAPES
 

@@ -38,7 +38,7 @@ def typical_step(experiment: Experiment, prepared: Prepared) -> TypicalStep:
     train, batch_size = prepared.train, experiment.effective_batch_size
     if not isinstance(train, DynamicallyPaddedSequences):
         batch = train.batch([0])
-        mean = train.count(batch)[0]
+        mean = float(train.count(batch)[0])
         if isinstance(train, PaddedSequences):
             mean = train.lengths.mean()
         elif isinstance(train, PackedDocuments):
