@@ -39,7 +39,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(5)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size="20KB")
     return folder
 
 

@@ -136,7 +136,7 @@ def test_a_folder_with_a_tokenizer_or_pretrained_weights_needs_its_tokenizer(tmp
 def test_pretrained_weights_without_a_network_are_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # it reads its variable when it is loaded
     with pytest.raises(
-        InvalidInputError, match="could not be loaded .*; check the network and the name.*pretrained=false"
+        InvalidInputError, match="could not be loaded: .*; check the network and the name.*pretrained=false"
     ):
         CausalLm(pretrained=True).describe("gpt2")
     with pytest.raises(InvalidInputError, match="could not be loaded"):

@@ -119,6 +119,9 @@ class Model(Settings, ABC):
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return model `name` in float32 on the CPU; `vocabulary_size` is the corpus's, 0 for a corpus of vectors."""
 
+    def check_weights(self, name: str) -> None:
+        """Raise InvalidInputError if model `name` begins with weights of a file that cannot be read: here with none."""
+
     def identity(self, name: str) -> str | None:
         """Return a text that differs if model `name` is built in another way with the same settings.
 

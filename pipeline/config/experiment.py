@@ -131,9 +131,11 @@ class Experiment:
         """Return the corpus, cached on disk after the first time, and checked against the model and the batch size.
 
         Raises:
-            InvalidInputError: the corpus cannot be read, is too short, or has a larger vocabulary than the model.
+            InvalidInputError: the corpus cannot be read, is too short, or has a larger vocabulary than the model, or
+                the model's weights cannot be read.
 
         """
+        self.model.check_weights(self.settings.model)
         prepared = self.read_corpus()
         _check_corpus(prepared, self)
         return prepared

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
+from pipeline.base.checkpoints import check_weights, why_unread
 from pipeline.base.contracts import Batch, Description, Model, Trainable
 from pipeline.base.document_masks import why_documents_join
 from pipeline.base.errors import InvalidInputError, first_line
@@ -80,6 +81,11 @@ class CausalLm(Model):
         """
         return _description_of_preset(self, name) if self._is_preset(name) else _description(self, name)
 
+    def check_weights(self, name: str) -> None:
+        """Check the files of pretrained weights."""
+        if self.pretrained:
+            check_weights(name)
+
     def identity(self, name: str) -> str:
         """Return nothing for a preset; of any other model its configuration, whose file may change."""
         return "" if self._is_preset(name) else str(vars(self.configuration(name, 1)))
@@ -94,10 +100,11 @@ class CausalLm(Model):
 
         if self.pretrained:
             module = AutoModelForCausalLM.from_pretrained(
-                name, config=self.configuration(name, vocabulary_size), dtype="float32"
+                name, config=self.configuration(name, vocabulary_size), dtype="float32", trust_remote_code=False
             )
         else:
-            module = AutoModelForCausalLM.from_config(self.configuration(name, vocabulary_size), dtype=torch.float32)
+            config = self.configuration(name, vocabulary_size)
+            module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         head = head_of(module, _logits)
         return Trainable(module=module.train(), layers=_layers(module), loss=_token_loss, head=head)
 
@@ -135,11 +142,11 @@ class CausalLm(Model):
                 f"{name} is a shape without weights; set model={HUB_NAMES[name]}, or causal_lm.pretrained=false"
             )
         try:
-            config = AutoConfig.from_pretrained(name, use_cache=False)
+            config = AutoConfig.from_pretrained(name, use_cache=False, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise InvalidInputError(
-                f"the configuration of {name} could not be loaded ({str(error).splitlines()[0]}); check the network "
-                "and the name, give a local folder, or set causal_lm.pretrained=false for random weights of a preset"
+                f"the configuration of {name} could not be loaded: {why_unread(error)}, or name a preset with "
+                "causal_lm.pretrained=false for random weights"
             ) from error
         for key, value in {**changes, **self._dropouts(config.to_dict())}.items():
             setattr(config, key, value)
