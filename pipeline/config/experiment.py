@@ -85,7 +85,7 @@ class Experiment:
     @property
     def lengths_vary(self) -> bool:
         """Whether each micro-batch is as long as its longest document."""
-        return self.settings.sequences in ("padded", "grouped")
+        return self.settings.sequences in ("padded", "grouped") and self.corpus.kind == "tokens"
 
     def not_predicted(self, kind: str) -> tuple[str, ...]:
         """Return what a prediction of its memory on a device of this kind does not see, a sentence each."""

@@ -12,7 +12,7 @@ from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.config.entry_points import SPACES, yaml_file
-from pipeline.config.experiment import make_experiment
+from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import MODELS, AllSettings, dotted, merged, nested, validate
 from pipeline.config.variants import Comparison, EntryPoint, Variant, read_yaml
 from pipeline.jobs.comparison import measure
@@ -97,6 +97,8 @@ def finetune(given: Mapping[str, Any], console: Console) -> int:
     asked = str(given.get("kind", AUTO_KIND))
     _check(own, asked, given)
     shared = _shared(values, given, console)
+    experiments = [_experiment(own, shared, settings, SMALLEST) for settings in own.kinds.values()]
+    experiments[0].prepare()  # what is wrong with data or weights is said before anything is predicted
     with console.status(f"predicting the memory of {len(own.kinds)} kinds of fine-tuning"):
         kinds = list(_planned(own, shared))
     is_any_done = measure(_comparison(own, shared, kinds), console) == 0
@@ -170,11 +172,17 @@ def _planned(own: KindsSettings, shared: Mapping[str, Any]) -> Iterator[Kind]:
 
 def _comparison(own: KindsSettings, shared: Mapping[str, Any], kinds: Sequence[Kind]) -> EntryPoint:
     """Return the comparison of the kinds, each with its fastest expected configuration."""
-    length = {"num_steps": own.compared.num_steps, "eval_steps": own.compared.eval_steps}
     variants = []
     for kind in kinds:
         choice = SMALLEST if kind.fastest is None else kind.fastest.choice
-        values = merged(merged({**length, **shared}, nested(kind.settings)), nested(choice))
-        variants.append(Variant(kind.name, make_experiment(values, ENTRY), kind.skipped))
+        variants.append(Variant(kind.name, _experiment(own, shared, kind.settings, choice), kind.skipped))
     baseline = next((kind.name for kind in kinds if kind.skipped is None), kinds[0].name)
     return EntryPoint(ENTRY, SPACES[ENTRY], (Comparison("kinds", baseline, tuple(variants)),), own.compared.sections)
+
+
+def _experiment(
+    own: KindsSettings, shared: Mapping[str, Any], settings: Mapping[str, Any], choice: Mapping[str, Any]
+) -> Experiment:
+    """Return the compared run of a kind with these settings, in one configuration of the compared space."""
+    length = {"num_steps": own.compared.num_steps, "eval_steps": own.compared.eval_steps}
+    return make_experiment(merged(merged({**length, **shared}, nested(settings)), nested(choice)), ENTRY)

@@ -13,7 +13,7 @@ from pipeline.base.contracts import Batch, Description, Model, Trainable
 from pipeline.base.document_masks import why_documents_join
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.heads import head_of, token_loss, why_inseparable
-from pipeline.base.published_shapes import HUB_NAMES, SHAPES
+from pipeline.base.published_shapes import HUB_NAMES, MULTIMODAL, SHAPES
 
 NANO: dict[str, Any] = {
     "num_hidden_layers": 4,
@@ -138,9 +138,10 @@ class CausalLm(Model):
         if name in UNPUBLISHED:
             raise InvalidInputError(f"{name} has no published weights; set causal_lm.pretrained=false, or model=gpt2")
         if name in HUB_NAMES:
-            raise InvalidInputError(
-                f"{name} is a shape without weights; set model={HUB_NAMES[name]}, or causal_lm.pretrained=false"
-            )
+            remedy = f"set model={HUB_NAMES[name]}"
+            if name in MULTIMODAL:
+                remedy = f"{HUB_NAMES[name]} takes images too, so save its text model to a folder and name that"
+            raise InvalidInputError(f"{name} is a shape without weights; {remedy}, or set causal_lm.pretrained=false")
         try:
             config = AutoConfig.from_pretrained(name, use_cache=False, trust_remote_code=False)
         except (OSError, ValueError) as error:
@@ -148,6 +149,11 @@ class CausalLm(Model):
                 f"the configuration of {name} could not be loaded: {why_unread(error)}, or name a preset with "
                 "causal_lm.pretrained=false for random weights"
             ) from error
+        if not hasattr(config, "num_hidden_layers"):
+            raise InvalidInputError(
+                f"model must be a language model alone, and {name} is a {config.model_type} without layers of its own; "
+                "name another model, or a folder with its text model"
+            )
         for key, value in {**changes, **self._dropouts(config.to_dict())}.items():
             setattr(config, key, value)
         return config
