@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor
 from transformers import masking_utils
@@ -18,21 +19,27 @@ def train_any_weights(experiment: Experiment, prepared: Prepared, emit: Callable
     are those of train().
     """
     Tensor.normal_ = Tensor.uniform_ = _unchanged  # type: ignore[assignment]
-    answer_as_a_card()
+    answer_as_a_card(has_documents=experiment.settings.sequences == "packed_documents")
     train(experiment, prepared, emit)
 
 
-def answer_as_a_card() -> None:
-    """Let transformers find that each row is one sequence, which it asks the card in every forward pass.
+def answer_as_a_card(*, has_documents: bool) -> None:
+    """Let transformers find what a card would: whether rows have several documents, asked in every forward pass.
 
-    What the question allocates is allocated still. A simulated card cannot answer it for a micro-batch of one.
+    What the question allocates is allocated still. A simulated card cannot answer it: all that it compares is equal.
     """
     ask = masking_utils.find_packed_sequence_indices
 
     def one_sequence(position_ids: Tensor) -> None:
         ask(position_ids)
 
-    masking_utils.find_packed_sequence_indices = one_sequence
+    def documents(position_ids: Tensor) -> Tensor:
+        with patch.object(masking_utils, "is_tracing", lambda *_: True):  # it is not asked then
+            found: Tensor = ask(position_ids)
+        (found[:, -1] == 0).all()
+        return found
+
+    masking_utils.find_packed_sequence_indices = documents if has_documents else one_sequence
 
 
 def _unchanged(tensor: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -10,13 +10,16 @@ from torch.utils.data import DataLoader
 
 def windows(script: Any) -> list[list[dict[str, torch.Tensor]]]:
     """Return the micro-batches of each optimizer step, in the order of train.py."""
-    ids_NT, labels_NT = script.read_sequences(Path(script.TOKENS))
+    tensors = dict(
+        zip(("input_ids", "labels", "position_ids"), script.read_sequences(Path(script.TOKENS)), strict=False)
+    )
+    ids_NT = tensors["input_ids"]
     result = []
     for step in range(script.NUM_STEPS):
         numbers = range(step * script.EFFECTIVE_BATCH_SIZE, (step + 1) * script.EFFECTIVE_BATCH_SIZE)
         rows = [script.order(n // len(ids_NT), len(ids_NT))[n % len(ids_NT)] for n in numbers]
         cuts = torch.tensor(rows).split(script.MICRO_BATCH_SIZE)
-        result.append([{"input_ids": ids_NT[cut], "labels": labels_NT[cut]} for cut in cuts])
+        result.append([{name: tensor[cut] for name, tensor in tensors.items()} for cut in cuts])
     return result
 
 

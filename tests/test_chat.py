@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -294,11 +295,21 @@ def test_truncation_loses_the_tokens_and_targets_beyond_a_length(tmp_path: Path)
     masked, text = (truncations(TokenStore.open(tmp_path, name), [5]) for name in ("masked", "text"))
     assert [one.length for one in masked] == [5, 6, 8]
     assert [one.whole_percent for one in masked] == [50, 75, 100]
-    assert [one.lost_tokens_percent for one in masked] == pytest.approx([20, 10, 0])
-    assert [one.lost_targets_percent for one in masked] == pytest.approx([100 * 3 / 8, 25, 0])
-    assert [one.num_left_out for one in masked] == [1, 1, 0]
-    assert [one.lost_targets_percent for one in text] == pytest.approx([20, 10, 0])
+    assert [one.num_left_out for one in masked] == [1, 1, 0]  # that of 8 tokens, all of whose tokens are lost
+    assert [one.lost_tokens_percent for one in masked] == pytest.approx([45, 40, 0])
+    assert [one.lost_targets_percent for one in masked] == pytest.approx([100 * 3 / 7, 100 * 2 / 7, 0])
+    assert [one.lost_tokens_percent for one in text] == pytest.approx([20, 10, 0])
+    assert [one.lost_targets_percent for one in text] == pytest.approx([25, 12.5, 0])  # no first token is a target
     assert [one.num_left_out for one in text] == [0, 0, 0]
+
+
+def test_packed_documents_are_truncated_and_left_out_as_padded_ones(tmp_path: Path) -> None:
+    long = {"prompt": "Why is it so? " * 20, "completion": "I do not know."}
+    path = written(tmp_path, [GOOD, GOOD, GOOD, long] * 25)
+    padded, packed = (tiny(corpus="chat", chat__path=path, sequences=kind) for kind in ("padded", "packed_documents"))
+    assert left_out(packed) == left_out(padded) is not None
+    found = [[replace(one, peak_bytes=None) for one in predicted_truncations(each)] for each in (packed, padded)]
+    assert found[0] == found[1] != []
 
 
 def test_the_report_has_the_predicted_peak_of_each_length(tmp_path: Path) -> None:
@@ -439,7 +450,10 @@ def test_reasons_are_counted_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--chat.path", "absent.jsonl"], "absent.jsonl cannot (No such file or directory); name another file"),
+        (
+            ["--chat.path", "absent.jsonl"],
+            "absent.jsonl cannot be read (No such file or directory); change its permissions, or name",
+        ),
         (["--chat.path", "rows.csv"], "must be a file of .jsonl or .parquet, and rows.csv is none; convert it"),
         (["--chat.path", "a.jsonl", "--chat.name", "b"], "are two; set one of them"),
         (

@@ -227,3 +227,27 @@ def test_a_line_of_jsonl_ends_at_a_newline_alone(tmp_path: Path) -> None:
     )
     (tmp_path / "folder.md").mkdir()
     assert len(prepare("text_files", {"text_files__path": tmp_path}).train) >= 8
+
+
+@pytest.mark.parametrize("corpus", ["chat", "text_files"])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b"\xff\xfe", "must be UTF-8 text, and byte 0 is not; convert it"),
+        ("a.parquet", b"nothing", "must be a Parquet file, and cannot be read as one"),
+        ("a.jsonl", None, "must be able to read its files, and .* cannot be read"),
+    ],
+)
+def test_corpora_of_files_read_rows_alike(
+    name: str, content: bytes | None, message: str, corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content or b"{}")
+    if content is None:
+        monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(InvalidInputError, match=message):
+        tiny(**{"corpus": corpus, f"{corpus}__path": str(file)}).prepare()
+
+
+def refuse(path: Path) -> bytes:
+    raise PermissionError(13, "Permission denied", str(path))

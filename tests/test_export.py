@@ -51,7 +51,7 @@ EVERYTHING = st.fixed_dictionaries(
         "learning_rate_scaling": st.sampled_from(["none", "linear", "sqrt"]),
         "max_grad_norm": st.sampled_from([None, 0.5]),
         "weight_decay": st.sampled_from([0.0, 0.1]),
-        "sequences": st.sampled_from(["packed", "fixed_length", "padded", "grouped"]),
+        "sequences": st.sampled_from(["packed", "packed_documents", "fixed_length", "padded", "grouped"]),
     }
 )
 each_configuration = settings(
@@ -158,6 +158,30 @@ def test_trainer_pads_each_micro_batch_to_its_longest_sequence(short_documents: 
     batch = pad([{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, {"input_ids": [8], "labels": [8]}])
     assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
     assert batch["labels"].tolist() == [[-100, 6, 7], [8, -100, -100]]
+
+
+@pytest.mark.parametrize("corpus", ["chat", "text_files"])
+@pytest.mark.parametrize("loss_kernel", ["full", "chunked"])
+def test_the_script_keeps_documents_apart(loss_kernel: str, corpus: str, short_documents: Path, tmp_path: Path) -> None:
+    values = {
+        "corpus": corpus,
+        "text_files__path": str(short_documents),
+        "sequences": "packed_documents",
+        "sequence_length": 128,
+        "loss_kernel": loss_kernel,
+        "checkpointing": "every_layer",
+        "effective_batch_size": 4,
+        "micro_batch_size": 2,
+    }
+    write_files(export_files(tiny(**values)), tmp_path)
+    assert run(str(tmp_path / "train.py")) == pytest.approx(losses_here(**values), abs=1e-4)
+    if loss_kernel == "full":
+        assert run_framework("hugging_face", tmp_path) == pytest.approx(losses_here(**values), abs=1e-4)
+        told = " ".join((tmp_path / "README.md").read_text().split())
+        assert "position_ids beside input_ids and labels, which begin at 0 with each document" in told
+    else:
+        losses = losses_of_script(str(tmp_path / "train.py"), str(short_documents))
+        assert len(losses) == TINY["num_steps"] and losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize("sequences", ["packed", "fixed_length", "grouped"])

@@ -122,6 +122,11 @@ def test_adapters_have_the_names_that_peft_knows(targets: str, expected: list[st
             {"sample_packing": True},
             "sample_packing fills a sequence with whole documents that",
         ),
+        (
+            {"sequences": "packed_documents"},
+            {"sample_packing": True},
+            "whole documents that do not attend to one another, as measured, but with others",
+        ),
         ({"sequences": "padded"}, {"sample_packing": False, "excess_length_strategy": "truncate"}, ""),
         (
             {"learning_rate_schedule": "linear"},

@@ -93,7 +93,7 @@ def test_the_adapters_are_those_of_the_run(changes: dict[str, Any], tmp_path: Pa
     assert found == pytest.approx(losses_here(**changes), abs=1e-4)
 
 
-@pytest.mark.parametrize("sequences", ["packed", "padded"])
+@pytest.mark.parametrize("sequences", ["packed", "packed_documents", "padded"])
 @pytest.mark.parametrize(
     "template", [TEMPLATE, HEADERS, THOUGHTS, MARKED], ids=["ChatML", "headers", "thoughts", "marked"]
 )
@@ -148,6 +148,15 @@ def test_a_parquet_file_and_a_dataset_of_conversations_are_read(tmp_path: Path) 
         changes = {"model": model, "corpus": "chat", "chat": source, "sequences": "padded", **CUT}
         folder = tmp_path / f"files-{number}"
         assert losses_of_trl(tiny(**changes), folder) == pytest.approx(losses_here(**changes), abs=1e-4)
+
+
+@pytest.mark.parametrize("changes", [{}, {"adapter": "lora"}, {"model": "llama-nano", "checkpointing": "every_layer"}])
+def test_packed_documents_are_kept_apart(changes: dict[str, Any], short_documents: Path, tmp_path: Path) -> None:
+    text = {"corpus": "text_files", "text_files__path": str(short_documents), "sequences": "packed_documents"}
+    values = {**text, **CUT, **changes, "sequence_length": 64}
+    assert losses_of_trl(tiny(**values), tmp_path) == pytest.approx(losses_here(**values), abs=1e-4)
+    text = " ".join((tmp_path / "trl_sft.py").read_text().split())
+    assert "padding_free=True" in text and "of up to 2 x 64 tokens: memory and time are not those measured" in text
 
 
 @pytest.mark.parametrize("sequences", ["fixed_length", "padded", "grouped"])

@@ -9,13 +9,16 @@ import torch
 import yaml
 from finished import shorten_finetune
 from project import Project
+from rich.console import Console
 from test_chat import folder_with
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.base.chat_template import TEMPLATE
+from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome
 from pipeline.config.entry_points import FOLDER
 from pipeline.config.variants import read_yaml
+from pipeline.jobs.finetune import finetune
 from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import read_findings
 from pipeline.searching.results import SearchFindings
@@ -39,7 +42,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(5)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size="20KB")
     return folder
 
 
@@ -168,6 +171,18 @@ def test_invalid_input_ends_with_one_error(settings: dict[str, str], message: st
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("settings", [{"num_steps": "2"}, {"effective_batch_size": "4096"}], ids=str)
+def test_what_is_wrong_with_a_run_is_said_before_anything_is_predicted(
+    settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a kind was predicted")
+
+    monkeypatch.setattr("pipeline.jobs.finetune.make_plan", refuse)
+    with pytest.raises(InvalidInputError, match="num_steps must be more than|must fill one batch"):
+        finetune(settings, Console(quiet=True))
 
 
 def test_kinds_go_from_the_least_changed_to_the_smallest() -> None:

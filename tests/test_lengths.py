@@ -280,6 +280,8 @@ def test_a_plan_and_a_search_say_what_peaks_and_times_are_of(documents: dict[str
     [unseen] = tiny(sequences="grouped").not_predicted("cuda")
     assert "as lengths vary, CUDA's allocator reserves more" in unseen
     assert tiny(sequences="fixed_length").not_predicted("cuda") == ()
+    vectors = tiny(model="encoder_stack", corpus="random_vectors", sequences="padded")
+    assert vectors.not_predicted("cuda") == () and not vectors.lengths_vary
 
 
 def test_runs_that_differ_in_padding_compare() -> None:

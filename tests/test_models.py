@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from conftest import ROOT, tiny, with_corpus_of
+from transformers import AutoConfig
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.published_shapes import HUB_NAMES
@@ -136,11 +137,21 @@ def test_a_folder_with_a_tokenizer_or_pretrained_weights_needs_its_tokenizer(tmp
 def test_pretrained_weights_without_a_network_are_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # it reads its variable when it is loaded
     with pytest.raises(
-        InvalidInputError, match="could not be loaded .*; check the network and the name.*pretrained=false"
+        InvalidInputError, match="could not be loaded: .*; check the network and the name.*pretrained=false"
     ):
         CausalLm(pretrained=True).describe("gpt2")
     with pytest.raises(InvalidInputError, match="could not be loaded"):
         tiny(model="nobody/nothing")
+
+
+def test_a_model_that_takes_images_is_neither_named_nor_taken(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="gemma-3-4b-pt takes images too, so save its text model to a folder"):
+        CausalLm(pretrained=True).describe("gemma-3-4b")
+    with pytest.raises(InvalidInputError, match="gemma-3-1b is a shape without weights; set model=google/gemma-3-1b"):
+        CausalLm(pretrained=True).describe("gemma-3-1b")
+    AutoConfig.for_model("gemma3").save_pretrained(tmp_path)
+    with pytest.raises(InvalidInputError, match="must be a language model alone, and .* is a gemma3 without layers"):
+        CausalLm().describe(str(tmp_path))
 
 
 def test_a_nano_model_has_no_pretrained_weights() -> None:

@@ -16,7 +16,7 @@ BF16_CAPABILITY = (8, 0)
 
 Batch = dict[str, Tensor]
 """The tensors of some sequences, by the names of the model's arguments; the first axis is the sequence."""
-SequencesKind = Literal["packed", "fixed_length", "padded", "grouped"]
+SequencesKind = Literal["packed", "packed_documents", "fixed_length", "padded", "grouped"]
 """The values of the setting `sequences`."""
 
 
@@ -121,6 +121,9 @@ class Model(Settings, ABC):
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return model `name` in float32 on the CPU; `vocabulary_size` is the corpus's, 0 for a corpus of vectors."""
 
+    def check_weights(self, name: str) -> None:
+        """Raise InvalidInputError if model `name` begins with weights of a file that cannot be read: here with none."""
+
     def identity(self, name: str) -> str | None:
         """Return a text that differs if model `name` is built in another way with the same settings.
 
@@ -132,6 +135,13 @@ class Model(Settings, ABC):
         """Return transformers' names of the implementations of attention that model `name` can be set to: here none."""
         del name
         return ()
+
+    def inseparable_documents(self, name: str) -> str | None:
+        """Return why model `name` cannot keep the documents of a sequence apart by `position_ids`, or None if it can.
+
+        They are an input of its loss beside `input_ids`, and begin at 0 with every document.
+        """
+        return f"{name} is not of transformers, and does not take position_ids"
 
     def inseparable_head(self, name: str, *, soft_cap: bool) -> str | None:
         """Return why the head of model `name` cannot be computed apart from the rest of it, or None if it can.

@@ -85,3 +85,6 @@ HUB_NAMES = {
     "mistral-7b": "mistralai/Mistral-7B-v0.3",
 }
 """The model with such weights on the hub, where it has another name."""
+
+MULTIMODAL = ("gemma-3-4b",)
+"""Presets that are the text model alone of what their name on the hub has."""

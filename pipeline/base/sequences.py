@@ -1,4 +1,4 @@
-"""Token sequences, packed or padded."""
+"""Token sequences, packed, packed as whole documents, or padded."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from pipeline.base.contracts import Batch, Sequences, SequencesKind
+from pipeline.base.packing import best_fit
 
 IGNORED_LABEL = -100
 """The label of padding and of tokens that are no targets, which the loss ignores."""
@@ -138,12 +139,60 @@ class PaddedSequences(Sequences):
         ids = torch.zeros(len(rows), length, dtype=torch.int64)
         labels = torch.full_like(ids, IGNORED_LABEL)
         for row, number in enumerate(rows):
-            part = slice(self._starts[number], self._ends[number])
-            document = torch.from_numpy(self.store.tokens[part].astype(np.int64))
-            ids[row, : len(document)] = labels[row, : len(document)] = document
-            if self.store.is_target is not None:
-                labels[row, : len(document)][torch.from_numpy(~self.store.is_target[part])] = IGNORED_LABEL
+            end = int(self.lengths[number])
+            self.write(number, ids[row, :end], labels[row, :end])
         return {"input_ids": ids, "labels": labels}
+
+    def write(self, number: int, ids_T: torch.Tensor, labels_T: torch.Tensor) -> None:
+        """Write the token ids and labels of one sequence, without padding, into two tensors of its length."""
+        part = slice(self._starts[number], self._ends[number])
+        ids_T[:] = labels_T[:] = torch.from_numpy(self.store.tokens[part].astype(np.int64))
+        if self.store.is_target is not None:
+            labels_T[torch.from_numpy(~self.store.is_target[part])] = IGNORED_LABEL
+
+
+class PackedDocuments(Sequences):
+    """Whole documents, several in one sequence of `length` tokens, which do not attend to one another.
+
+    Each is truncated as in PaddedSequences. `position_ids` begin at 0 with each document, and with the padding after
+    the last one; the first token of a document is no target.
+    """
+
+    def __init__(self, store: TokenStore, length: int) -> None:
+        self.documents = PaddedSequences(store, length)
+        self._length, self._lengths = length, self.documents.lengths
+        self._rows = best_fit(self._lengths.tolist(), length)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all sequences, without padding."""
+        return int(self._lengths.sum())
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        """Return `input_ids`, `labels` and `position_ids`, all int64 [B, T]."""
+        ids = torch.zeros(len(rows), self._length, dtype=torch.int64)
+        labels, positions = torch.full_like(ids, IGNORED_LABEL), torch.zeros_like(ids)
+        for row, number in enumerate(rows):
+            start = 0
+            for document in self._rows[number]:
+                end = start + int(self._lengths[document])
+                self.documents.write(document, ids[row, start:end], labels[row, start:end])
+                labels[row, start] = IGNORED_LABEL
+                positions[row, start:end] = torch.arange(end - start)
+                start = end
+            positions[row, start:] = torch.arange(self._length - start)
+        return {"input_ids": ids, "labels": labels, "position_ids": positions}
+
+    def count(self, batch: Batch) -> tuple[int, int]:
+        """Return the number of tokens that are not padding, and of targets."""
+        return self.documents.count(batch)
+
+    def num_positions(self, batch: Batch) -> int:
+        """Return B x T."""
+        return batch["labels"].numel()
 
 
 class DynamicallyPaddedSequences(PaddedSequences):
@@ -179,10 +228,17 @@ class DynamicallyPaddedSequences(PaddedSequences):
         return [ordered[cut : cut + size] for cut in range(0, len(ordered), size)]
 
 
+def documents_of(sequences: Sequences) -> Sequences:
+    """Return the documents that share sequences, one in each, or the sequences themselves if none do."""
+    return sequences.documents if isinstance(sequences, PackedDocuments) else sequences
+
+
 def make_sequences(kind: SequencesKind, store: TokenStore, length: int) -> Sequences:
     """Return the documents of a store as sequences of at most `length` tokens."""
     if kind == "packed":
         return PackedSequences(store, length)
+    if kind == "packed_documents":
+        return PackedDocuments(store, length)
     if kind == "fixed_length":
         return PaddedSequences(store, length)
     return DynamicallyPaddedSequences(store, length, is_grouped=kind == "grouped")

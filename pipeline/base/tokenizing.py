@@ -11,6 +11,7 @@ from typing import Any
 import tokenizers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from pipeline.base.checkpoints import why_unread
 from pipeline.base.contracts import CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import cache_folder
@@ -167,9 +168,8 @@ def load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise InvalidInputError(
-            f"the tokenizer of {name} could not be loaded ({str(error).splitlines()[0]}); check the network and the "
-            "name, or give a local folder with the tokenizer's files"
+            f"the tokenizer of {name} could not be loaded: {why_unread(error)} with the tokenizer's files"
         ) from error

@@ -16,8 +16,9 @@ class Truncation:
 
     length: int
     whole_percent: float
-    """Percentage of documents that are no longer, and lose nothing."""
+    """Percentage of documents that are no longer and not left out: they lose nothing."""
     lost_tokens_percent: float
+    """Percentage of the tokens that are cut off, or in documents that are left out; the next is that of targets."""
     lost_targets_percent: float
     num_left_out: int
     """Documents without a target in their first `length` tokens."""
@@ -34,18 +35,26 @@ def truncations(store: TokenStore, lengths: Sequence[int] = ()) -> tuple[Truncat
 
 
 def _truncation(store: TokenStore, length: int) -> Truncation:
-    starts, ends = store.offsets[:-1], np.minimum(store.offsets[1:], store.offsets[:-1] + length)
-    kept_tokens = int((ends - starts).sum())
-    lost_tokens_percent = 100 * (1 - kept_tokens / len(store.tokens))
-    lost_targets_percent = lost_tokens_percent
-    if store.is_target is not None:
-        num_before = np.concatenate([[0], np.cumsum(store.is_target)])  # targets before each token
-        kept_targets = int((num_before[ends] - num_before[starts]).sum())
-        lost_targets_percent = 100 * (1 - kept_targets / num_before[-1])
+    starts, is_left_out = store.offsets[:-1], store.last_targets(length) <= store.offsets[:-1]
+    ends = np.where(is_left_out, starts, np.minimum(store.offsets[1:], starts + length))
     return Truncation(
         length=length,
-        whole_percent=100 * float((store.lengths <= length).mean()),
-        lost_tokens_percent=lost_tokens_percent,
-        lost_targets_percent=float(lost_targets_percent),
-        num_left_out=int((store.last_targets(length) <= starts).sum()),
+        whole_percent=100 * float(((store.lengths <= length) & ~is_left_out).mean()),
+        lost_tokens_percent=_percent_lost(int((ends - starts).sum()), len(store.tokens)),
+        lost_targets_percent=_percent_lost(_num_targets(store, ends), _num_targets(store, store.offsets[1:])),
+        num_left_out=int(is_left_out.sum()),
     )
+
+
+def _num_targets(store: TokenStore, ends_D: np.ndarray) -> int:
+    """Return the targets of documents that are cut at these tokens: no first token of a document is one."""
+    seconds_D = np.minimum(store.offsets[:-1] + 1, ends_D)
+    if store.is_target is None:
+        return int((ends_D - seconds_D).sum())
+    num_before = np.concatenate([[0], np.cumsum(store.is_target)])  # targets before each token
+    return int((num_before[ends_D] - num_before[seconds_D]).sum())
+
+
+def _percent_lost(kept: int, total: int) -> float:
+    """Return the percentage of `total` that is not kept; nothing can be lost of nothing."""
+    return 100 * (1 - kept / total) if total else 0.0

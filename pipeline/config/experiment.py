@@ -88,7 +88,7 @@ class Experiment:
     @property
     def lengths_vary(self) -> bool:
         """Whether each micro-batch is as long as its longest document."""
-        return self.settings.sequences in VARYING
+        return self.settings.sequences in VARYING and self.corpus.kind == "tokens"
 
     def not_predicted(self, kind: str) -> tuple[str, ...]:
         """Return what a prediction of its memory on a device of this kind does not see, a sentence each."""
@@ -119,15 +119,26 @@ class Experiment:
             or _unknown_number_format(each)
             for each in self.techniques
         )
-        return next((reason for reason in reasons if reason), None)
+        return next((reason for reason in reasons if reason), None) or self._joins_documents()
+
+    def _joins_documents(self) -> str | None:
+        """Return why its model cannot keep apart the documents of a sequence, if it has to."""
+        settings = self.settings
+        if settings.sequences != "packed_documents":
+            return None
+        reason = self.model.inseparable_documents(settings.model)
+        rule = "sequences=packed_documents needs a model whose attention keeps documents apart by position_ids"
+        return reason and f"{rule}, and {reason}; set sequences=packed, padded or grouped"
 
     def prepare(self) -> Prepared:
         """Return the corpus, cached on disk after the first time, and checked against the model and the batch size.
 
         Raises:
-            InvalidInputError: the corpus cannot be read, is too short, or has a larger vocabulary than the model.
+            InvalidInputError: the corpus cannot be read, is too short, or has a larger vocabulary than the model, or
+                the model's weights cannot be read.
 
         """
+        self.model.check_weights(self.settings.model)
         prepared = self.read_corpus()
         _check_corpus(prepared, self)
         return prepared

@@ -47,8 +47,8 @@ class RunSettings(Settings):
     corpus: str = "python_docs"
     """Training data: python_docs, text_files, chat, hub, quick_fox, random_vectors or path.to.module:function."""
     sequences: SequencesKind = "packed"
-    """packed: concatenated documents; else one document each, padded to sequence_length (fixed_length), to the longest
-    of its micro-batch (padded), or likewise with similar lengths in one micro-batch (grouped)."""
+    """packed: concatenated documents; packed_documents: whole ones, kept apart; else one document each, padded to
+    sequence_length (fixed_length), to the longest of its micro-batch (padded), or so after sorting (grouped)."""
     sequence_length: PositiveInt = Field(default=256, ge=2)
     """Tokens per sequence; padded and grouped truncate documents there. auto, of plan alone: the longest that fits."""
     vocabulary_size: PositiveInt = Field(default=4096, ge=300, le=1_000_000)

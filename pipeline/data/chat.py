@@ -1,7 +1,7 @@
 """Conversations: questions and answers, rendered by the model's own chat template, with the loss on the answers."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +20,7 @@ from pipeline.base.chat_template import (
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.hub_datasets import load_dataset
+from pipeline.base.rows import content_of, lines_of, numbered, parquet_rows
 from pipeline.base.tokenizing import Tokenized, digest_of, prepare_tokens, tokenizer_identity
 
 SHIPPED = Path(__file__).with_name("questions.jsonl")
@@ -76,48 +77,16 @@ class Chat(Corpus):
             )
         if self.name is not None:
             dataset = load_dataset("chat", self.name, self.config, self.split)
-            return partial(_numbered, dataset), digest_of([dataset._fingerprint]), f"{self.name} ({self.split})"
+            return partial(numbered, dataset), digest_of([dataset._fingerprint]), f"{self.name} ({self.split})"
         path = self.path or SHIPPED
         if path.suffix not in SUFFIXES:
             raise InvalidInputError(
                 f"chat.path must be a file of {' or '.join(SUFFIXES)}, and {path} is none; convert it, or name another"
             )
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise InvalidInputError(
-                f"chat.path must be a file that can be read, and {path} cannot ({error.strerror}); name another file"
-            ) from error
-        read = _lines if path.suffix == ".jsonl" else _parquet_rows
+        content = content_of(path, "chat.path")
+        read = lines_of if path.suffix == ".jsonl" else parquet_rows
         source = f"Headroom's {path.name}" if path == SHIPPED else str(path)
         return partial(read, path, content), digest_of([path.suffix, content]), source
-
-
-def _lines(path: Path, content: bytes) -> Iterator[tuple[str, str]]:
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(
-            f"{path} must be UTF-8 text, and byte {error.start} is not; convert it, for example with iconv"
-        ) from error
-    return ((f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
-
-
-def _parquet_rows(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        rows = parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
-    except (OSError, pyarrow.ArrowInvalid) as error:
-        raise InvalidInputError(
-            f"{path} must be a Parquet file, and cannot be read as one ({str(error).splitlines()[0]}); fix or remove it"
-        ) from error
-    return _numbered(rows)
-
-
-def _numbered(rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    return ((f"row {number}", row) for number, row in enumerate(rows, 1))
 
 
 def _messages(row: Any) -> list[Message]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.rows import content_of, lines_of, parquet_rows, text_of
 from pipeline.base.tokenizing import digest_of, prepare_text
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
@@ -22,7 +23,7 @@ class TextFiles(Corpus):
     def prepare(self, request: CorpusRequest) -> Prepared:
         """Return the sequences of the files."""
         files = self._files()
-        digest = digest_of(part for file in files for part in (self.field, file.suffix, _bytes(file)))
+        digest = digest_of(part for file in files for part in (self.field, file.suffix, content_of(file, "text_files")))
         return prepare_text(lambda: self._documents(files), digest, str(self.path), request)
 
     def _files(self) -> list[Path]:
@@ -49,63 +50,26 @@ class TextFiles(Corpus):
 
     def _documents(self, files: Iterable[Path]) -> Iterator[str]:
         for file in files:
+            content = content_of(file, "text_files")
             if file.suffix == ".jsonl":
-                yield from self._json_lines(file)
+                yield from (self._text(file, place, line) for place, line in lines_of(file, content))
             elif file.suffix == ".parquet":
-                yield from self._rows(file)
+                yield from (str(text) for _, text in parquet_rows(file, content, self.field) if text is not None)
             else:
-                yield _text(file)
+                yield text_of(file, content)
 
-    def _json_lines(self, file: Path) -> Iterator[str]:
-        for number, line in enumerate(_text(file).split("\n"), 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise InvalidInputError(
-                    f"every line of {file} must be JSON, and line {number} is not ({error.msg}); fix or remove it"
-                ) from error
-            if not isinstance(record, dict) or not isinstance(record.get(self.field), str):
-                names = ", ".join(record) if isinstance(record, dict) else "none"
-                raise InvalidInputError(
-                    f"every line of {file} must have the text field {self.field!r}, and line {number} does not "
-                    f"(its fields: {names}); set text_files.field"
-                )
-            yield record[self.field]
-
-    def _rows(self, file: Path) -> Iterator[str]:
-        import pyarrow
-        from pyarrow import parquet
-
+    def _text(self, file: Path, place: str, line: str) -> str:
+        """Return the text of a line of a .jsonl file."""
         try:
-            names = parquet.read_schema(file).names
-            if self.field not in names:
-                raise InvalidInputError(
-                    f"{file} must have the text column {self.field!r}, and has {', '.join(names)}; set text_files.field"
-                )
-            column = parquet.read_table(file, columns=[self.field]).column(0).to_pylist()
-        except (OSError, pyarrow.ArrowInvalid) as error:
-            first = str(error).splitlines()[0]
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
             raise InvalidInputError(
-                f"{file} must be a Parquet file, and cannot be read as one ({first}); fix or remove it"
+                f"every line of {file} must be JSON, and {place} is not ({error.msg}); fix or remove it"
             ) from error
-        yield from (str(text) for text in column if text is not None)
-
-
-def _bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise InvalidInputError(
-            f"text_files must be able to read {file}, and cannot ({error.strerror}); change its permissions or the path"
-        ) from error
-
-
-def _text(file: Path) -> str:
-    try:
-        return _bytes(file).decode()
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(
-            f"{file} must be UTF-8 text, and byte {error.start} is not; convert it, for example with iconv"
-        ) from error
+        if not isinstance(record, dict) or not isinstance(record.get(self.field), str):
+            names = ", ".join(record) if isinstance(record, dict) else "none"
+            raise InvalidInputError(
+                f"every line of {file} must have the text field {self.field!r}, and {place} does not "
+                f"(its fields: {names}); set text_files.field"
+            )
+        return str(record[self.field])

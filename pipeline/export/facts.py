@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.base import packing
 from pipeline.base.contracts import SequencesKind
 from pipeline.base.technique import Exported, Mathematics, Stage, Technique, source_of
 from pipeline.base.tokenizing import token_folder
@@ -104,7 +105,12 @@ class Facts:
     @property
     def is_padded(self) -> bool:
         """Whether each sequence is one document."""
-        return self.sequences != "packed"
+        return self.sequences not in ("packed", "packed_documents")
+
+    @property
+    def packs_documents(self) -> bool:
+        """Whether each sequence has whole documents, which do not attend to one another."""
+        return self.sequences == "packed_documents"
 
     @property
     def lengths_vary(self) -> bool:
@@ -158,6 +164,11 @@ class Facts:
         sources = [source_of(module) for policy, module in modules.items() if policy in self.policies]
         known = {each.code for each in self.exported}
         return "\n\n\n".join(source for source in sources if source not in known)
+
+    @property
+    def packing(self) -> str:
+        """Source of the function that decides which documents share a sequence."""
+        return source_of(packing)
 
     def prepared(self, code: str) -> str:
         """Return statements of a technique with the names of the model's layers in them."""

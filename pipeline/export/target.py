@@ -42,14 +42,17 @@ def render(template: str, facts: Facts, **more: Any) -> str:
 
 def uneven_note(facts: Facts, remedy: str) -> list[str]:
     """Return a note for micro-batches that differ in their number of targets."""
-    if not (facts.is_padded or facts.masked) or facts.accumulation_steps == 1:
+    pads = facts.is_padded or facts.packs_documents
+    if not (pads or facts.masked) or facts.accumulation_steps == 1:
         return []
-    cause = "padding" if facts.is_padded else "tokens that are no targets"
+    cause = "padding" if pads else "tokens that are no targets"
     return [f"It averages micro-batches, which with {cause} have different numbers of targets: {remedy}."]
 
 
 def lengths_note(facts: Facts) -> list[str]:
-    """Return a note for micro-batches of different lengths, which the user's own data loader makes."""
+    """Return a note for micro-batches that the user's own data loader has to make as they were measured."""
+    if facts.packs_documents:
+        return [documents_note("Micro-batches come from your own data loader: they need")]
     if not facts.lengths_vary:
         return []
     order = "sort the sequences of each optimizer step by length, and " if facts.sequences == "grouped" else ""
@@ -57,6 +60,15 @@ def lengths_note(facts: Facts) -> list[str]:
         f"Micro-batches come from your own data loader: {order}pad each to its longest sequence, as measured; with "
         "other padding the losses are the same, memory and time are not."
     ]
+
+
+def documents_note(beginning: str) -> str:
+    """Return a note for data whose documents are kept apart; `beginning` ends with a verb."""
+    return (
+        f"{beginning} position_ids beside input_ids and labels, which begin at 0 with each document of a sequence, no "
+        "attention_mask, and -100 as the label of each document's first token, as read_sequences in train.py makes "
+        "them; without, documents attend to those before them, which was not measured."
+    )
 
 
 @cache

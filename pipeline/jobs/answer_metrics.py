@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from pipeline.base.units import MIB
+from pipeline.prediction.longest import LongestFindings
 from pipeline.prediction.plan import PlanFindings
 from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import Findings
@@ -28,12 +29,15 @@ def answer_metrics(findings: Findings) -> dict[str, float]:
     """Return the metrics of the answer: those of the fastest run that completed, as `best_` and the metric's name.
 
     Of a search they are those of the fastest configuration that fits, with the bound of its certificate and its speed
-    as a multiple of the naive one's; of a plan, the predictions for the one recommended on the first card.
+    as a multiple of the naive one's; of a plan, the predictions for the one recommended on the first card, or the longest sequences there.
     """
     if isinstance(findings, SearchFindings):
         return _of_search(findings)
     if isinstance(findings, PlanFindings):
         return _of_plan(findings)
+    if isinstance(findings, LongestFindings):
+        best = findings.cards[0].longest
+        return {} if best is None or best.sequence_length is None else {"best_sequence_length": best.sequence_length}
     return _of_rows(findings.rows if isinstance(findings, ComparisonFindings) else [findings.row])
 
 

@@ -106,6 +106,8 @@ def finetune(given: Mapping[str, Any], console: Console) -> int:
     asked = str(given.get("kind", AUTO_KIND))
     _check(own, asked, given)
     shared = _shared(values, given, console)
+    experiments = [_experiment(own, shared, settings, SMALLEST) for settings in own.kinds.values()]
+    experiments[0].prepare()  # what is wrong with data or weights is said before anything is predicted
     with console.status(f"predicting the memory of {len(own.kinds)} kinds of fine-tuning"):
         kinds = list(_planned(own, shared))
     is_any_done = measure(_comparison(own, shared, kinds), console) == 0
@@ -179,12 +181,10 @@ def _planned(own: KindsSettings, shared: Mapping[str, Any]) -> Iterator[Kind]:
 
 def _comparison(own: KindsSettings, shared: Mapping[str, Any], kinds: Sequence[Kind]) -> EntryPoint:
     """Return the comparison of the kinds, each with its fastest expected configuration."""
-    length = {"num_steps": own.compared.num_steps, "eval_steps": own.compared.eval_steps}
     variants = []
     for kind in kinds:
         choice = SMALLEST if kind.fastest is None else kind.fastest.choice
-        values = merged(merged({**length, **shared}, nested(kind.settings)), nested(choice))
-        experiment = make_experiment(values, ENTRY)
+        experiment = _experiment(own, shared, kind.settings, choice)
         note = None if kind.settings else _of_the_default(experiment, kinds)
         variants.append(Variant(kind.name, experiment, kind.skipped, note))
     baseline = next((kind.name for kind in kinds if kind.skipped is None), kinds[0].name)
@@ -204,3 +204,11 @@ def _of_the_default(full: Experiment, kinds: Sequence[Kind]) -> str | None:
         f"transformers loads {full.settings.model} in {name} unless told otherwise, and trained so it needs at least "
         f"{_least_mib(in_16_bits.plan):,.1f} MiB ({in_16_bits.name}); this kind trains weights in float32"
     )
+
+
+def _experiment(
+    own: KindsSettings, shared: Mapping[str, Any], settings: Mapping[str, Any], choice: Mapping[str, Any]
+) -> Experiment:
+    """Return the compared run of a kind with these settings, in one configuration of the compared space."""
+    length = {"num_steps": own.compared.num_steps, "eval_steps": own.compared.eval_steps}
+    return make_experiment(merged(merged({**length, **shared}, nested(settings)), nested(choice)), ENTRY)

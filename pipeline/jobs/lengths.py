@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from pipeline.base.sequences import PackedSequences, PaddedSequences
+from pipeline.base.sequences import PackedSequences, PaddedSequences, documents_of
 from pipeline.base.truncation import Truncation, truncations
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
@@ -11,7 +11,7 @@ from pipeline.memory.device import hardware_of
 
 def left_out(experiment: Experiment) -> str | None:
     """Return a sentence about what of the corpus is not trained on, since it has no target; None if all of it is."""
-    train = experiment.read_corpus().train
+    train = documents_of(experiment.read_corpus().train)
     count = train.num_left_out if isinstance(train, PackedSequences | PaddedSequences) else 0
     if not count:
         return None
@@ -25,8 +25,8 @@ def left_out(experiment: Experiment) -> str | None:
 
 
 def predicted_truncations(experiment: Experiment) -> tuple[Truncation, ...]:
-    """Return what truncation at several lengths loses, with the predicted peak of each; nothing of packed sequences."""
-    train = experiment.read_corpus().train
+    """Return what truncation at several lengths loses, with its predicted peak; nothing if documents are cut."""
+    train = documents_of(experiment.read_corpus().train)
     if not isinstance(train, PaddedSequences):
         return ()
     found = truncations(train.store, [experiment.settings.sequence_length])

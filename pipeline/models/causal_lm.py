@@ -8,10 +8,12 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
+from pipeline.base.checkpoints import check_weights, why_unread
 from pipeline.base.contracts import Batch, Description, Model, Trainable
+from pipeline.base.document_masks import why_documents_join
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.heads import head_of, token_loss, why_inseparable
-from pipeline.base.published_shapes import HUB_NAMES, SHAPES
+from pipeline.base.published_shapes import HUB_NAMES, MULTIMODAL, SHAPES
 
 NANO: dict[str, Any] = {
     "num_hidden_layers": 4,
@@ -79,6 +81,11 @@ class CausalLm(Model):
         """
         return _description_of_preset(self, name) if self._is_preset(name) else _description(self, name)
 
+    def check_weights(self, name: str) -> None:
+        """Check the files of pretrained weights."""
+        if self.pretrained:
+            check_weights(name)
+
     def identity(self, name: str) -> str:
         """Return nothing for a preset; of any other model its configuration, whose file may change."""
         return "" if self._is_preset(name) else str(vars(self.configuration(name, 1)))
@@ -93,10 +100,11 @@ class CausalLm(Model):
 
         if self.pretrained:
             module = AutoModelForCausalLM.from_pretrained(
-                name, config=self.configuration(name, vocabulary_size), dtype="float32"
+                name, config=self.configuration(name, vocabulary_size), dtype="float32", trust_remote_code=False
             )
         else:
-            module = AutoModelForCausalLM.from_config(self.configuration(name, vocabulary_size), dtype=torch.float32)
+            config = self.configuration(name, vocabulary_size)
+            module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         head = head_of(module, _logits)
         return Trainable(module=module.train(), layers=_layers(module), loss=_token_loss, head=head)
 
@@ -105,6 +113,12 @@ class CausalLm(Model):
         if name in PRESETS:
             return None
         return _why_inseparable(self.model_copy(update={"pretrained": False}), name, soft_cap)
+
+    def inseparable_documents(self, name: str) -> str | None:
+        """Return None for a preset; any other model is built on the meta device and called."""
+        if name in PRESETS:
+            return None
+        return _why_documents_join(self.model_copy(update={"pretrained": False}), name)
 
     def configuration(self, name: str, vocabulary_size: int) -> Any:
         """Return transformers' configuration of model `name`, changed by the settings of this family."""
@@ -124,16 +138,22 @@ class CausalLm(Model):
         if name in UNPUBLISHED:
             raise InvalidInputError(f"{name} has no published weights; set causal_lm.pretrained=false, or model=gpt2")
         if name in HUB_NAMES:
-            raise InvalidInputError(
-                f"{name} is a shape without weights; set model={HUB_NAMES[name]}, or causal_lm.pretrained=false"
-            )
+            remedy = f"set model={HUB_NAMES[name]}"
+            if name in MULTIMODAL:
+                remedy = f"{HUB_NAMES[name]} takes images too, so save its text model to a folder and name that"
+            raise InvalidInputError(f"{name} is a shape without weights; {remedy}, or set causal_lm.pretrained=false")
         try:
-            config = AutoConfig.from_pretrained(name, use_cache=False)
+            config = AutoConfig.from_pretrained(name, use_cache=False, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise InvalidInputError(
-                f"the configuration of {name} could not be loaded ({str(error).splitlines()[0]}); check the network "
-                "and the name, give a local folder, or set causal_lm.pretrained=false for random weights of a preset"
+                f"the configuration of {name} could not be loaded: {why_unread(error)}, or name a preset with "
+                "causal_lm.pretrained=false for random weights"
             ) from error
+        if not hasattr(config, "num_hidden_layers"):
+            raise InvalidInputError(
+                f"model must be a language model alone, and {name} is a {config.model_type} without layers of its own; "
+                "name another model, or a folder with its text model"
+            )
         for key, value in {**changes, **self._dropouts(config.to_dict())}.items():
             setattr(config, key, value)
         return config
@@ -228,18 +248,28 @@ def _layers(module: nn.Module) -> tuple[nn.Module, ...]:
 
 @lru_cache
 def _why_inseparable(model: CausalLm, name: str, soft_cap: bool) -> str | None:
+    return why_inseparable(name, _without_memory(model, name), soft_cap)
+
+
+@lru_cache
+def _why_documents_join(model: CausalLm, name: str) -> str | None:
+    return why_documents_join(name, _without_memory(model, name).module)
+
+
+def _without_memory(model: CausalLm, name: str) -> Trainable:
+    """Return the model on the meta device."""
     try:
         with torch.device("meta"):
-            trainable = model.build(name, 1)
+            return model.build(name, 1)
     except InvalidInputError:
         raise
     except Exception as error:  # any error of the model's code
         raise InvalidInputError(f"{name} cannot be built: {first_line(error)}; change its settings") from error
-    return why_inseparable(name, trainable, soft_cap)
 
 
 def _logits(module: nn.Module, batch: Batch) -> Tensor:
-    logits_BTV: Tensor = module(input_ids=batch["input_ids"], use_cache=False).logits
+    positions = {"position_ids": batch["position_ids"]} if "position_ids" in batch else {}
+    logits_BTV: Tensor = module(input_ids=batch["input_ids"], **positions, use_cache=False).logits
     return logits_BTV
 
 

@@ -14,12 +14,15 @@ from pipeline.prediction.patches import clipping_in_lists, without_values
 
 
 @contextmanager
-def simulated(target: Hardware) -> Iterator[CachedFakeTensorMode]:
-    """Create fake tensors inside this context, as on `target`; the process is restored on exit."""
+def simulated(target: Hardware, *, has_documents: bool = False) -> Iterator[CachedFakeTensorMode]:
+    """Create fake tensors inside this context, as on `target`; the process is restored on exit.
+
+    `has_documents` says whether sequences have several documents, which attention keeps apart.
+    """
     operators = cuda_operators(target.capability) if target.capability else nullcontext()
     clipping = clipping_in_lists() if target.capability else nullcontext()
     with (
-        without_values(counts_host_memory=target.kind == "cpu"),
+        without_values(counts_host_memory=target.kind == "cpu", has_documents=has_documents),
         operators,
         patch.object(offloading, "HOST", HOST if target.capability else offloading.HOST),
         clipping,

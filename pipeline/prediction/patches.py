@@ -24,10 +24,11 @@ def clipping_in_lists() -> Iterator[None]:
 
 
 @contextmanager
-def without_values(*, counts_host_memory: bool) -> Iterator[None]:
+def without_values(*, counts_host_memory: bool, has_documents: bool) -> Iterator[None]:
     """Replace the functions of a training run that read values or set random generators, and restore them on exit.
 
-    `counts_host_memory` says whether the state of the random generator, which is on the CPU, is counted.
+    `counts_host_memory` says whether the state of the random generator, which is on the CPU, is counted, and
+    `has_documents` whether sequences have several documents, which attention keeps apart.
     """
     from transformers import masking_utils  # takes a second, which cached predictions do not need
 
@@ -43,7 +44,7 @@ def without_values(*, counts_host_memory: bool) -> Iterator[None]:
             (torch.amp.GradScaler, "_maybe_opt_step", _step_without_asking),
             (adafactor, "_single_tensor_adafactor", _with_ones_for_values(adafactor)),
             (adafactor.Adafactor, "_init_group", _with_counts_on(host, adafactor)),
-            (masking_utils, "find_packed_sequence_indices", _one_sequence_a_row(masking_utils)),
+            (masking_utils, "find_packed_sequence_indices", _documents_found(masking_utils, has_documents)),
         ):
             if hasattr(owner, name):  # not in every version of transformers
                 stack.enter_context(patch.object(owner, name, replacement))
@@ -82,14 +83,16 @@ def _with_counts_on(host: AbstractContextManager[Any], module: Any) -> Any:
     return start_with_counts_on_host
 
 
-def _one_sequence_a_row(module: Any) -> Any:
-    """Return a replacement for transformers' search for packed sequences in a row that finds none.
+def _documents_found(module: Any, has_documents: bool) -> Any:
+    """Return a replacement for transformers' search for documents in a row, which reads whether there are several.
 
-    transformers finds none if the model counts the positions itself, as it does here; then no mask is made.
+    Without, it returns None, so that no mask is made. That is also what it finds in a micro-batch whose sequences all
+    have one document that fills them: predicted is one with a mask.
     """
     find = getattr(module, "find_packed_sequence_indices", lambda positions: None)
 
-    def search_without_finding(position_ids: Tensor) -> None:
-        find(position_ids)  # it allocates memory
+    def search(position_ids: Tensor) -> Any:
+        documents = find(position_ids)  # it allocates memory
+        return documents if has_documents else None
 
-    return search_without_finding
+    return search

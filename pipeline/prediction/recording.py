@@ -36,7 +36,8 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
     rows = RepeatedRow(prepared.train, HOST if target.capability else device("cpu"), num_rows)
     build = _from_host if target.capability else on_device
     try:
-        with quantized_states(experiment, target), simulated(target) as mode:
+        has_documents = "position_ids" in prepared.train.batch([0])
+        with quantized_states(experiment, target), simulated(target, has_documents=has_documents) as mode:
             example, inside_of = replace(prepared, train=rows), WorkspaceTable(target)
             timeline = record_lifetimes(on_fake_device, example, build=build, inside_of=inside_of, run=mode.run)
         return with_sorted_releases(timeline)

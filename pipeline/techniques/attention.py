@@ -47,11 +47,17 @@ class Attention(Technique):
         return None
 
     def conflict(self, settings: Any) -> str | None:
-        """Return that flash_attn needs a 16-bit format."""
+        """Return that flash_attn needs a 16-bit format, or one sequence where documents are kept apart."""
         if self.attention == "flash" and settings.precision not in ("bf16", "fp16"):
             return (
                 f"attention=flash computes in 16 bits, and precision is {settings.precision}; set precision=bf16 or "
                 "attention=sdpa"
+            )
+        if self.attention == "flash" and settings.sequences == "packed_documents" and settings.micro_batch_size > 1:
+            return (
+                "transformers keeps documents apart with attention=flash in micro-batches of one sequence alone "
+                f"(_is_packed_sequence), and micro_batch_size is {settings.micro_batch_size}; set micro_batch_size=1 "
+                "with a larger sequence_length, or attention=sdpa"
             )
         return None
 

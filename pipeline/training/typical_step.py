@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.base.contracts import Prepared
-from pipeline.base.sequences import DynamicallyPaddedSequences, PaddedSequences
+from pipeline.base.sequences import DynamicallyPaddedSequences, PackedDocuments, PaddedSequences
 from pipeline.config.experiment import Experiment
 from pipeline.memory.meter import WATCHED_STEPS
 from pipeline.training.loop import rows_of_step
@@ -38,7 +38,11 @@ def typical_step(experiment: Experiment, prepared: Prepared) -> TypicalStep:
     train, batch_size = prepared.train, experiment.effective_batch_size
     if not isinstance(train, DynamicallyPaddedSequences):
         batch = train.batch([0])
-        mean = train.lengths.mean() if isinstance(train, PaddedSequences) else train.count(batch)[0]
+        mean = float(train.count(batch)[0])
+        if isinstance(train, PaddedSequences):
+            mean = train.lengths.mean()
+        elif isinstance(train, PackedDocuments):
+            mean = train.num_tokens / len(train)
         return TypicalStep(
             num_tokens=batch_size * float(mean),
             num_positions=float(batch_size * train.num_positions(batch)),

@@ -203,7 +203,12 @@ def _data_notes(facts: Facts) -> list[str]:
         )
     else:
         notes.append("It adds the tokenizer's own tokens to each document, and cuts it every sequence_len tokens.")
-    if not facts.is_padded:
+    if facts.packs_documents:
+        notes.append(
+            "sample_packing fills sequences with whole documents that do not attend to one another, as measured, but "
+            "with others together than measured, and puts the sequences of a micro-batch into one."
+        )
+    if facts.sequences == "packed":
         notes.append(
             f"{NOT_MEASURED}sample_packing fills a sequence with whole documents that do not attend to one another, "
             "and one after another, cut every sequence_len tokens and attending to what is before, was measured."

@@ -4,7 +4,7 @@ import json
 from typing import ClassVar
 
 from pipeline.export.facts import Facts
-from pipeline.export.target import Target, render
+from pipeline.export.target import Target, documents_note, render
 from pipeline.export.trainer_arguments import prepares_layers, trainer_arguments, trainer_notes
 
 
@@ -37,6 +37,8 @@ class HuggingFace(Target):
                 "With the JSON alone Trainer counts one target too many in every sequence of GPT-2, and its loss is "
                 f"lower by 1 part in {facts.sequence_length}; make_trainer corrects that."
             )
+        if facts.packs_documents:
+            notes.append(documents_note("The dataset needs"))
         if facts.lengths_vary:
             notes.append(
                 "make_trainer pads each micro-batch to its longest sequence, as measured; with the JSON alone all "

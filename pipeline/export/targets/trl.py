@@ -48,6 +48,13 @@ class Trl(Target):
             "SFTTrainer computes the loss in chunks of tokens, without all logits in memory (seen in TRL 1.16), and "
             f"loss_kernel={facts.loss_kernel} was measured: the loss is the same, its memory and time are not."
         )
+        if facts.packs_documents:
+            notes.append(
+                "It packs the documents as measured, and padding_free=True lets SFTTrainer put a micro-batch into one "
+                "sequence: the losses are the same. Without flash attention the mask of that sequence grows with the "
+                f"square of its length, of up to {facts.micro_batch_size} x {facts.sequence_length} tokens: memory and "
+                "time are not those measured unless micro-batches have one sequence."
+            )
         if facts.is_padded:
             notes.append(
                 "SFTTrainer hands attention a mask of the padding, which was measured without: the losses are the "
@@ -77,7 +84,7 @@ def _reads_rows(facts: Facts) -> bool:
 
 def _packs_parts(facts: Facts) -> bool:
     """Whether SFTTrainer's packed sequences are others than the measured ones."""
-    return _reads_rows(facts) and not facts.is_padded and (facts.num_documents or 0) > PACKED_TOGETHER
+    return _reads_rows(facts) and facts.sequences == "packed" and (facts.num_documents or 0) > PACKED_TOGETHER
 
 
 def _marks_answers(facts: Facts) -> bool:
@@ -92,7 +99,9 @@ def _arguments(facts: Facts) -> dict[str, Any]:
         "train_sampling_strategy": "sequential",
         "max_length": facts.sequence_length,
     }
-    if facts.sequences == "fixed_length":
+    if facts.packs_documents:
+        arguments |= {"padding_free": True, "max_length": None}
+    elif facts.sequences == "fixed_length":
         arguments["pad_to_multiple_of"] = facts.sequence_length
     elif _reads_rows(facts) and not facts.is_padded:
         arguments |= {"packing": True, "packing_strategy": "wrapped"}

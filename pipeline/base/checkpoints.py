@@ -1,0 +1,98 @@
+"""Checkpoints of transformers, in a folder or on the hub: checked before anything runs, and never executed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.errors import InvalidInputError, first_line
+
+REFUSED = (401, 403)
+"""HTTP status codes of a hub that refuses access."""
+
+
+def check_weights(name: str) -> None:
+    """Raise InvalidInputError unless every file of a model's weights is there and whole; it reads their headers alone.
+
+    What the hub has is downloaded here, before any run: the download is no part of a run's time.
+    """
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
+
+    whole = _file(name, SAFE_WEIGHTS_NAME)
+    index = None if whole else _file(name, SAFE_WEIGHTS_INDEX_NAME)
+    if whole is not None:
+        _names_in(whole)
+    elif index is not None:
+        _check_shards(name, index)
+    elif not _file(name, WEIGHTS_NAME) and not _file(name, WEIGHTS_INDEX_NAME):
+        raise InvalidInputError(
+            f"pretrained weights need {SAFE_WEIGHTS_NAME} or {SAFE_WEIGHTS_INDEX_NAME}, and {name} has neither; name "
+            "another model, or set causal_lm.pretrained=false for random weights of its shape"
+        )
+
+
+def why_unread(error: Exception) -> str:
+    """Return what of a checkpoint could not be read, with a remedy that suits the cause."""
+    causes = [error, error.__cause__, error.__context__]
+    statuses = {getattr(getattr(cause, "response", None), "status_code", None) for cause in causes}
+    if statuses & {*REFUSED} or any(type(cause).__name__ == "GatedRepoError" for cause in causes):
+        remedy = "ask for access on its page, and log in with `hf auth login` or the variable HF_TOKEN"
+    elif "trust_remote_code" in str(error):
+        return (
+            "it needs code of its own, which is never executed; name a model that transformers has a class for, or a "
+            "function of yours that builds it (path.to.module:function)"
+        )
+    else:
+        remedy = "check the network and the name, or give a local folder"
+    return f"{first_line(error)}; {remedy}"
+
+
+def _check_shards(name: str, index: Path) -> None:
+    """Check every shard that an index names, and that it has the tensors that the index says."""
+    try:
+        shards: dict[str, str] = json.loads(index.read_text())["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInputError(
+            f"the index of a sharded checkpoint must be JSON with a weight_map, and {index} is not "
+            f"({first_line(error)}); write the checkpoint again"
+        ) from error
+    for shard in sorted({*shards.values()}):
+        file = _file(name, shard)
+        if file is None:
+            raise InvalidInputError(
+                f"every shard that {index.name} names must be there, and {name} has no {shard}; copy or download it "
+                "again"
+            )
+        missing = {tensor for tensor, place in shards.items() if place == shard} - _names_in(file)
+        if missing:
+            raise InvalidInputError(
+                f"every tensor that {index.name} names must be in its shard, and {file} lacks {len(missing)} of them, "
+                f"such as {min(missing)}; copy or download it again"
+            )
+
+
+def _file(name: str, filename: str) -> Path | None:
+    """Return a file of a model, downloaded if it is on the hub; None if the model does not have it."""
+    if Path(name).is_dir():
+        file = Path(name) / filename
+        return file if file.is_file() else None
+    from transformers.utils import cached_file
+
+    try:
+        found: Any = cached_file(name, filename, _raise_exceptions_for_missing_entries=False)
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(f"the weights of {name} could not be loaded: {why_unread(error)}") from error
+    return None if found is None else Path(found)
+
+
+def _names_in(file: Path) -> set[str]:
+    """Return the names of the tensors in a file of safetensors, whose length must be the one that its header says."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as content:
+            return set(content.keys())
+    except (OSError, SafetensorError) as error:
+        raise InvalidInputError(
+            f"weights must be files of safetensors, and {file} cannot be read as one ({first_line(error)}); copy or "
+            "download it again"
+        ) from error
