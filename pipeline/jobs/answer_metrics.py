@@ -29,7 +29,8 @@ def answer_metrics(findings: Findings) -> dict[str, float]:
     """Return the metrics of the answer: those of the fastest run that completed, as `best_` and the metric's name.
 
     Of a search they are those of the fastest configuration that fits, with the bound of its certificate and its speed
-    as a multiple of the naive one's; of a plan, the predictions for the one recommended on the first card, or the longest sequences there.
+    as a multiple of the naive one's; of a plan, the predictions for the one recommended on the first card, or the
+    longest sequences there.
     """
     if isinstance(findings, SearchFindings):
         return _of_search(findings)
