@@ -23,7 +23,7 @@ LIBRARY = "libsimulated_card.so"
 OPENED_BY_NAME = ("libcuda.so.1", "libnvidia-ml.so.1")
 """The driver's libraries, which torch and pynvml open when they need them."""
 OF_THE_SYSTEM = re.compile(r"ld-linux|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|gomp)\.so")
-"""Libraries that torch needs and that are not NVIDIA's."""
+"""Libraries that torch and bitsandbytes need and that are not NVIDIA's."""
 ZERO = """
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,10 +63,11 @@ def main() -> None:
         major, minor, _ = runtime.split(".")
         wheels = [f"nvidia-cuda-{name}~={major}.{minor}.0" for name in ("runtime", "crt")]
         _pip("install", "--target", str(headers), *wheels)
-    cuda = f"nvidia/cu{runtime.partition('.')[0]}"
+    major = runtime.partition(".")[0]
+    cuda, others = f"nvidia/cu{major}", sysconfig.get_path("purelib")
     libraries, target, work = packages / "torch" / "lib", packages / cuda / "lib", folder / "build"
-    _build(libraries, headers / cuda / "include", target, work, _cudnn_version(torch))
-    others = sysconfig.get_path("purelib")
+    bitsandbytes = sorted(Path(others).glob(f"bitsandbytes/libbitsandbytes_cuda{major}*.so"))
+    _build(libraries, bitsandbytes, headers / cuda / "include", target, work, _cudnn_version(torch))
     (packages / "other_packages.pth").write_text(f"import site; site.addsitedir({others!r})\n")
 
 
@@ -93,11 +94,16 @@ def _cudnn_version(torch: Distribution) -> int:
     return 10_000 * major + 100 * minor + patch
 
 
-def _build(torch_libraries: Path, headers: Path, target: Path, work: Path, cudnn_version: int) -> None:
-    """Compile the stand-in into the folder in which torch looks for NVIDIA's libraries, under all their names."""
+def _build(
+    torch_libraries: Path, others: Sequence[Path], headers: Path, target: Path, work: Path, cudnn_version: int
+) -> None:
+    """Compile the stand-in into the folder in which torch looks for NVIDIA's libraries, under all their names.
+
+    It answers whatever torch's libraries and those of `others` ask for.
+    """
     for folder in (target, work):
         folder.mkdir(parents=True, exist_ok=True)
-    libraries = sorted(torch_libraries.glob("*.so"))
+    libraries = [*sorted(torch_libraries.glob("*.so")), *others]
     names = _needed_names(libraries)
     versions = _wanted(libraries, names)
     wanted = {name for of_one in versions.values() for name in of_one} | _driver_functions(torch_libraries)
@@ -141,14 +147,14 @@ def _symbols(library: Path) -> Iterator[Symbol]:
 
 
 def _needed_names(libraries: Sequence[Path]) -> list[str]:
-    """Return the names of NVIDIA's libraries that torch's libraries are linked to."""
+    """Return the names of NVIDIA's libraries that these are linked to."""
     listings = (_run("readelf", "--wide", "--dynamic", str(library)) for library in libraries)
     needed = {name for listing in listings for name in re.findall(r"\(NEEDED\).*\[(.*)\]", listing)}
     return sorted(name for name in needed - {library.name for library in libraries} if not OF_THE_SYSTEM.match(name))
 
 
 def _wanted(libraries: Iterable[Path], names: Sequence[str]) -> dict[str, set[str]]:
-    """Return the symbols that torch asks NVIDIA's libraries for, by their version, which is empty for most."""
+    """Return the symbols that the libraries ask NVIDIA's for, by their version, which is empty for most."""
     symbols = {library: list(_symbols(library)) for library in libraries}
     defined = {symbol.name for of_one in symbols.values() for symbol in of_one if symbol.is_defined}
     elsewhere = CDLL(None), CDLL("libstdc++.so.6")  # Python, and the system with what it needs

@@ -20,7 +20,8 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char *addresses, *lowest_address;
 
-/* Memory that cudaMalloc or cudaHostAlloc gave; there are few of them, since torch caches what it frees. */
+/* Memory that cudaMalloc, cudaHostAlloc or cudaMallocManaged gave; there are few blocks, since torch caches what it
+ * frees. */
 static struct block {
     char *address;
     size_t bytes;
@@ -89,8 +90,15 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes) {
 cudaError_t cudaFree(void *pointer) {
     card_begin_context(card_number(card_current_device()));
     struct block block = find_block(pointer, 1);
-    if (block.address) card_return(block.number, block.bytes);
+    if (block.address && block.number < 0) free(block.address);
+    else if (block.address) card_return(block.number, block.bytes);
     return cudaSuccess;
+}
+
+/* Managed memory, which bitsandbytes pages its optimizers' states with: all its pages stay on the host. */
+cudaError_t cudaMallocManaged(void **pointer, size_t bytes, unsigned int flags) {
+    card_begin_context(card_number(card_current_device()));
+    return cudaHostAlloc(pointer, bytes, flags);
 }
 
 cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
