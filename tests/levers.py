@@ -127,6 +127,13 @@ LEVERS = (
         models=CAUSAL,
         same_training=False,
     ),
+    Lever(
+        technique="adapter",
+        settings={"adapter": "qlora"},
+        models=CAUSAL,
+        same_training=False,
+        package="bitsandbytes",
+    ),
     Lever(technique="weights", settings={"weights": "bfloat16"}, same_training=False),
     Lever(technique="optimizer", settings={"optimizer": "adafactor"}, same_training=False, waits=True),
     Lever(technique="optimizer", settings={"optimizer": "sgd"}, same_training=False),

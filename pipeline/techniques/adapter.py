@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,10 +14,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pipeline.base import four_bit
 from pipeline.base.contracts import Hardware, Model, Trainable
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.four_bit import quantize_layers
-from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of
 from pipeline.base.user_functions import digest, is_function_name
 
 FOUR_BIT_CAPABILITY = (6, 0)
@@ -116,6 +117,11 @@ class Adapter(Technique):
                     f"{name} is a setting of adapter={of}, and adapter is {self.adapter} and {name} "
                     f"{getattr(self, name)}; set adapter={of} or {name}={field.default}"
                 )
+        if self.adapter == "qlora" and settings.compile != "none":
+            return (
+                "torch compiles a 4-bit layer anew for each shape, and after eight it computes without compilation, "
+                f"and adapter is qlora and compile {settings.compile}; set compile=none or adapter=lora"
+            )
         if not self.qlora_float32_rest and settings.weights == "float32":
             return (
                 "qlora_float32_rest=false leaves norms, embeddings and head in 16 bits, and with weights=float32 they "
@@ -150,7 +156,9 @@ class Adapter(Technique):
         """
         if target in ("trl", "axolotl"):
             return Exported()
-        parts = (is_target, linear_layers, add_adapters, without_frozen)
+        quantizing = exported_quantizing(self.qlora_double_quantization, self.qlora_float32_rest)
+        before = quantizing if self.adapter == "qlora" else Exported()
+        parts = (is_target, *([] if before.code else [linear_layers]), add_adapters, without_frozen)
         arguments = [
             "model",
             "[model.get_submodule(name) for name in {layers}]",
@@ -159,8 +167,8 @@ class Adapter(Technique):
             *(f"{name}={value}" for name, value in self._arguments().items()),
         ]
         return Exported(
-            code="\n\n\n".join([IMPORTS.strip(), *(inspect.getsource(part).strip() for part in parts)]),
-            prepare=f"add_adapters({', '.join(arguments)})",
+            code="\n\n\n".join([before.code, IMPORTS.strip(), *_sources(*parts)]).strip(),
+            prepare=f"{before.prepare}\nadd_adapters({', '.join(arguments)})".strip(),
             optimizer="without_frozen({optimizer})",
             notes=("The adapters alone, to be saved: peft.get_peft_model_state_dict(model).",),
         )
@@ -256,6 +264,27 @@ def add_adapters(
         if isinstance(part, LoraLayer):
             for parameter in (*part.lora_A.parameters(), *part.lora_B.parameters()):
                 parameter.data = parameter.data.to(dtype)
+
+
+def exported_quantizing(double_quantization: bool, float32_rest: bool) -> Exported:
+    """Return the functions and the statement that replace the linear layers of `model` by 4-bit ones."""
+    own_code = re.sub(r"  # type: ignore\S*", "", source_of(four_bit))
+    return Exported(
+        code="\n\n\n".join([own_code, *_sources(linear_layers)]),
+        prepare=(
+            "layers = [model.get_submodule(name) for name in {layers}]\n"
+            "quantize_layers(\n"
+            "    model,\n"
+            "    ((layer, linear_layers(layer)) for layer in layers),\n"
+            f"    double_quantization={double_quantization},\n"
+            f"    float32_rest={float32_rest},\n"
+            ")"
+        ),
+    )
+
+
+def _sources(*functions: Callable[..., Any]) -> list[str]:
+    return [inspect.getsource(function).strip() for function in functions]
 
 
 def without_frozen(optimizer: Optimizer) -> Optimizer:
