@@ -41,7 +41,7 @@ def four_bit_layer(linear: nn.Module, *, double_quantization: bool) -> nn.Module
     from bitsandbytes.nn import Linear4bit
     from torch.utils._python_dispatch import _disable_current_modes
 
-    weight: Any = linear.weight if isinstance(linear, nn.Linear) else linear.weight.t().contiguous()
+    weight: Any = linear.weight if isinstance(linear, nn.Linear) else linear.weight.t()
     num_outputs, num_inputs = weight.shape
     with _disable_current_modes():  # bitsandbytes makes a weight of its own, which is replaced at once
         made: Any = Linear4bit(num_inputs, num_outputs, compute_dtype=weight.dtype, quant_type="nf4", device="meta")

@@ -49,6 +49,7 @@ def quantized_on_device(weight: Tensor, moved: Tensor) -> nn.Parameter | None:
     if layer is None:
         return None
     functional = import_module("bitsandbytes.functional")
+    moved = moved.contiguous()
     packed, state = functional.quantize_4bit(moved, compress_statistics=weight.compress_statistics, quant_type="nf4")
     layer.quant_state = state
     return _parameter(packed, layer, weight.compress_statistics, state)
