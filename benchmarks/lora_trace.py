@@ -40,8 +40,6 @@ class Trace:
     timeline: Timeline
     loaded_at: int
     """Index of the first event after the model was loaded."""
-    emptied_at: int | None
-    """Index of the event before which the cache was emptied."""
     phases: dict[int, Phase]
     """By the index of their first event."""
 
@@ -60,13 +58,12 @@ class Peaks:
 
 def trace(run: Run, shape: dict[str, str], target: Hardware) -> Trace:
     """Return the lifetimes of loading the model and of three optimizer steps."""
-    emptied: list[int] = []
     with (
         _replaced_functions(),
         simulated(target) as mode,
         LifetimeRecorder(CARD, WorkspaceTable(target, MEASURED_WITH), mode.run) as recorder,
     ):
-        model = build(run, shape, lambda: emptied.append(_num_events(recorder)))
+        model = build(run, shape)
         loaded_at = _num_events(recorder)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = _optimizer(trained)
@@ -86,8 +83,7 @@ def trace(run: Run, shape: dict[str, str], target: Hardware) -> Trace:
             recorder.mark(step, "optimizer")
             del output
         timeline = recorder.timeline()
-    emptied_at = emptied[0] if emptied else None
-    return Trace(timeline=timeline, loaded_at=loaded_at, emptied_at=emptied_at, phases=phases)
+    return Trace(timeline=timeline, loaded_at=loaded_at, phases=phases)
 
 
 def step_work(run: Run, shape: dict[str, str], target: Hardware) -> tuple[Work, Work]:
@@ -97,7 +93,7 @@ def step_work(run: Run, shape: dict[str, str], target: Hardware) -> tuple[Work, 
         simulated(target) as mode,
         LifetimeRecorder(CARD, WorkspaceTable(target, MEASURED_WITH), mode.run) as recorder,
     ):
-        model = build(run, shape, lambda: None)
+        model = build(run, shape)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = _optimizer(trained)
         for parameter in trained:
@@ -128,8 +124,6 @@ def replay(trace: Trace) -> Peaks:
         peaks[phase] = max(peaks[phase], allocator.allocated_bytes)
         if number + 1 == trace.loaded_at:
             after_load = allocator.allocated_bytes
-        if number + 1 == trace.emptied_at:
-            allocator.empty_cache()
         if phase[0] == MEASURED:
             reserved = allocator.reserved_bytes
     return Peaks(

@@ -113,9 +113,9 @@ def test_losses_are_those_of_a_plain_loop_with_peft_and_bitsandbytes(model: str,
     experiment = tiny(**QLORA, **more, model=model, micro_batch_size=2, accumulation_steps=4)
     _, loop, records = trained(experiment)
     expected, norms = plainly_trained(experiment, loop)
-    rounding = 20 if "precision" in more else 1
-    assert [record.loss for record in records] == pytest.approx(expected, rel=rounding * 1e-5)
-    assert [record.grad_norm for record in records] == pytest.approx(norms, rel=rounding * 1e-4)
+    tolerances = (1e-4, 5e-3) if "precision" in more else (1e-5, 1e-4)
+    assert [record.loss for record in records] == pytest.approx(expected, rel=tolerances[0])
+    assert [record.grad_norm for record in records] == pytest.approx(norms, rel=tolerances[1])
     whole = losses(tiny(**LORA, **{"weights": more.get("weights", "float32")}, model=model))
     assert whole != pytest.approx(expected, rel=1e-6), "4 bits round the weights"
 

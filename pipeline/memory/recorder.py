@@ -231,6 +231,8 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             name = self._module_of_node.get(node._sequence_nr() if node else None, OUTSIDE[self._phase])
         if not torch.is_grad_enabled():
+            if self._modules:  # a torch.autograd.Function: its node is made before its forward pass
+                self._module_of_node.setdefault(torch._C._autograd._get_sequence_nr() - 1, name)
             return name
         if node and not self._modules:  # a layer that is recomputed, whose hooks do not run
             name = next((layer[:-1] for layer in self._layers if f"{name}.".startswith(layer)), name)
