@@ -1,7 +1,6 @@
-"""QLoRA: the training of a plain loop with peft and bitsandbytes, what is frozen, predicted peaks, exports, bad input."""
+"""QLoRA: the training of a plain loop with peft and bitsandbytes, what is frozen, predicted peaks, exports, errors."""
 
 import re
-import runpy
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import torch
 from conftest import tiny
 from test_adapter import CUTS, LORA, NUM_STEPS, SMALL_BATCH, trained
-from test_export import losses_here, run_framework
+from test_export import run_framework
 from test_export_axolotl import exported
 from test_extrapolate_depth import CARD, check_extrapolation
 from test_extrapolate_depth import CPU as OWN_CPU
@@ -116,7 +115,7 @@ def test_losses_are_those_of_a_plain_loop_with_peft_and_bitsandbytes(model: str,
     tolerances = (1e-4, 5e-3) if "precision" in more else (1e-5, 1e-4)
     assert [record.loss for record in records] == pytest.approx(expected, rel=tolerances[0])
     assert [record.grad_norm for record in records] == pytest.approx(norms, rel=tolerances[1])
-    whole = losses(tiny(**LORA, **{"weights": more.get("weights", "float32")}, model=model))
+    whole = losses(tiny(**LORA, weights=more.get("weights", "float32"), model=model))
     assert whole != pytest.approx(expected, rel=1e-6), "4 bits round the weights"
 
 
@@ -134,7 +133,9 @@ def test_checkpointed_layers_train_the_same(model: str, checkpointing: str) -> N
     assert losses(tiny(**settings, checkpointing=checkpointing)) == pytest.approx(losses(tiny(**settings)), rel=1e-5)
 
 
-@pytest.mark.parametrize("more", [{}, {"weights": "bfloat16"}, BFLOAT16_REST, {"adapter_targets": "attention"}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"weights": "bfloat16"}, BFLOAT16_REST, {"adapter_targets": "attention"}], ids=str
+)
 @pytest.mark.parametrize("model", MODELS)
 def test_all_linear_layers_have_4_bits_and_adapters_alone_are_trained(model: str, more: dict[str, Any]) -> None:
     experiment = tiny(**QLORA, model=model, **more)
@@ -229,7 +230,7 @@ def test_a_card_never_holds_the_whole_model() -> None:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("others", OTHERS, ids=str)
 def test_its_peak_on_a_card_is_predicted(others: dict[str, Any], model: str, card: Any) -> None:
-    """It is bitsandbytes' own CUDA library that runs there; few rows take its kernel that unpacks within the product."""
+    """Its own CUDA library runs there; products of few rows take its kernel that unpacks the weight by itself."""
     shape = {"model": model, "causal_lm.num_layers": 4, "causal_lm.width": 256, "causal_lm.num_heads": 4}
     for batch in (SMALL_BATCH, {"micro_batch_size": 2, "accumulation_steps": 4, "adapter_dropout": 0.1}):
         settings = {**shape, "vocabulary_size": 4096, "sequence_length": 64, **batch, "adapter": "qlora", **others}

@@ -33,7 +33,7 @@ def quantize_layers(
             parameter.data = parameter.data.float()
 
 
-def four_bit_layer(linear: nn.Module, *, double_quantization: bool) -> nn.Module:
+def four_bit_layer(linear: Any, *, double_quantization: bool) -> Any:
     """Return a layer of bitsandbytes with the weight and bias of a linear layer, which may be a Conv1D of transformers.
 
     It computes in the type of autocast, and without autocast in that of the weight.
@@ -41,10 +41,10 @@ def four_bit_layer(linear: nn.Module, *, double_quantization: bool) -> nn.Module
     from bitsandbytes.nn import Linear4bit
     from torch.utils._python_dispatch import _disable_current_modes
 
-    weight: Any = linear.weight if isinstance(linear, nn.Linear) else linear.weight.t()
+    weight = linear.weight if isinstance(linear, nn.Linear) else linear.weight.t()
     num_outputs, num_inputs = weight.shape
     with _disable_current_modes():  # bitsandbytes makes a weight of its own, which is replaced at once
-        made: Any = Linear4bit(num_inputs, num_outputs, compute_dtype=weight.dtype, quant_type="nf4", device="meta")
+        made = Linear4bit(num_inputs, num_outputs, compute_dtype=weight.dtype, quant_type="nf4", device="meta")
     made.weight = four_bit_weight(weight.data, made, double_quantization=double_quantization)
     made.bias = linear.bias
     made.support_avx512bf16_for_cpu = False  # evaluation would repack the weight for good, and training fails then
@@ -52,7 +52,7 @@ def four_bit_layer(linear: nn.Module, *, double_quantization: bool) -> nn.Module
     return made
 
 
-def four_bit_weight(weight: Tensor, layer: nn.Module, *, double_quantization: bool) -> nn.Parameter:
+def four_bit_weight(weight: Tensor, layer: nn.Module, *, double_quantization: bool) -> Any:
     """Return a parameter that is quantized when it is moved to its device, also if it is there already."""
     from bitsandbytes.nn import Params4bit
 

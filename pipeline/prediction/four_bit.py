@@ -29,23 +29,24 @@ def four_bit_layers(target: Hardware) -> Iterator[None]:
     """Let 4-bit layers be made of fake tensors; nothing of bitsandbytes is imported before the first one."""
     with ExitStack() as stack:
 
+        @cache
+        def register() -> None:
+            stack.enter_context(_operators(target))
+
         def make(weight: Tensor, layer: nn.Module, *, double_quantization: bool) -> nn.Parameter:
-            if not stack_has_operators:
-                stack.enter_context(_operators(target))
-                stack_has_operators.append(True)
+            register()
             return _parameter(weight, layer, double_quantization)
 
-        stack_has_operators: list[bool] = []
         stack.enter_context(patch.object(four_bit, "four_bit_weight", make))
         yield
 
 
-def quantized_on_device(weight: Tensor, moved: Tensor) -> nn.Parameter | None:
+def quantized_on_device(weight: Any, moved: Tensor) -> nn.Parameter | None:
     """Return the 4-bit form of `weight`, quantized where `moved` is, or None if it is no weight of a 4-bit layer.
 
     bitsandbytes does so in Params4bit.to().
     """
-    layer: Any = getattr(weight, "four_bit_layer", None)
+    layer = getattr(weight, "four_bit_layer", None)
     if layer is None:
         return None
     functional = import_module("bitsandbytes.functional")
@@ -87,9 +88,7 @@ def _operators(target: Hardware) -> Iterator[None]:
             patch.object(functional, "create_dynamic_map", lambda: torch.empty(NUM_CODES)),
             patch.dict(functional.name2qmap, clear=True),
             patch.dict(utils._code_4bit_cache, clear=True),
-            patch.object(
-                default, "_get_4bit_quantize_bounds", cache(default._get_4bit_quantize_bounds.__wrapped__)
-            ),
+            patch.object(default, "_get_4bit_quantize_bounds", cache(default._get_4bit_quantize_bounds.__wrapped__)),
         ):
             yield
     finally:
@@ -132,7 +131,7 @@ def _product_on(target: Hardware) -> Callable[..., Tensor]:
         if target.capability is not None and _has_kernel(target, inputs, shape, block_size):
             inputs.contiguous()
             return inputs.new_empty((*inputs.shape[:-1], shape[0]))
-        if scales_8bit is not None:
+        if scales_8bit is not None and offset is not None:
             unpacked = torch.empty_like(scales_8bit, dtype=torch.float32)
             scales = unpacked + offset
             if target.capability is None:

@@ -1,8 +1,9 @@
 """Adapters: small trained matrices beside the frozen linear layers of a model, by peft."""
 
 import inspect
+import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -181,6 +182,7 @@ class Adapter(Technique):
         """Freeze the model and add the adapters, to layers of 4-bit weights if it is QLoRA."""
         if not self.active:
             return
+        logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it misses a kernel for inference
         with _disable_current_modes():  # the imports make tensors, which are no part of the model
             import_module("peft")  # it imports bitsandbytes
         if self.adapter == "qlora":
@@ -283,7 +285,7 @@ def exported_quantizing(double_quantization: bool, float32_rest: bool) -> Export
     )
 
 
-def _sources(*functions: Callable[..., Any]) -> list[str]:
+def _sources(*functions: Any) -> list[str]:
     return [inspect.getsource(function).strip() for function in functions]
 
 
