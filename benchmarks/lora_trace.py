@@ -40,6 +40,8 @@ class Trace:
     timeline: Timeline
     loaded_at: int
     """Index of the first event after the model was loaded."""
+    emptied_at: int | None
+    """Index of the event before which the cache was emptied."""
     phases: dict[int, Phase]
     """By the index of their first event."""
 
@@ -58,12 +60,13 @@ class Peaks:
 
 def trace(run: Run, shape: dict[str, str], target: Hardware) -> Trace:
     """Return the lifetimes of loading the model and of three optimizer steps."""
+    emptied: list[int] = []
     with (
         _replaced_functions(),
         simulated(target) as mode,
         LifetimeRecorder(CARD, WorkspaceTable(target, MEASURED_WITH), mode.run) as recorder,
     ):
-        model = build(run, shape)
+        model = build(run, shape, lambda: emptied.append(_num_events(recorder)))
         loaded_at = _num_events(recorder)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = _optimizer(trained)
@@ -83,7 +86,8 @@ def trace(run: Run, shape: dict[str, str], target: Hardware) -> Trace:
             recorder.mark(step, "optimizer")
             del output
         timeline = recorder.timeline()
-    return Trace(timeline=timeline, loaded_at=loaded_at, phases=phases)
+    emptied_at = emptied[0] if emptied else None
+    return Trace(timeline=timeline, loaded_at=loaded_at, emptied_at=emptied_at, phases=phases)
 
 
 def step_work(run: Run, shape: dict[str, str], target: Hardware) -> tuple[Work, Work]:
@@ -93,7 +97,7 @@ def step_work(run: Run, shape: dict[str, str], target: Hardware) -> tuple[Work, 
         simulated(target) as mode,
         LifetimeRecorder(CARD, WorkspaceTable(target, MEASURED_WITH), mode.run) as recorder,
     ):
-        model = build(run, shape)
+        model = build(run, shape, lambda: None)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = _optimizer(trained)
         for parameter in trained:
@@ -124,6 +128,8 @@ def replay(trace: Trace) -> Peaks:
         peaks[phase] = max(peaks[phase], allocator.allocated_bytes)
         if number + 1 == trace.loaded_at:
             after_load = allocator.allocated_bytes
+        if number + 1 == trace.emptied_at:
+            allocator.empty_cache()
         if phase[0] == MEASURED:
             reserved = allocator.reserved_bytes
     return Peaks(

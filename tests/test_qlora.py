@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +30,6 @@ from pipeline.training.step import backpropagate, build_step
 QLORA: dict[str, Any] = {**LORA, "adapter": "qlora"}
 BFLOAT16_REST = {"weights": "bfloat16", "qlora_float32_rest": False}
 MODELS = ("gpt2-nano", "llama-nano")
-
-
-@pytest.fixture(autouse=True)
-def new_process() -> None:
-    """Let each test begin as a process does."""
-    forget()
-
-
-def forget() -> None:
-    """Let bitsandbytes forget the tensors that it keeps for the process: each run allocates its own."""
-    import_module("peft")  # it imports bitsandbytes
-    functional, utils, default = (
-        import_module(f"bitsandbytes.{name}") for name in ("functional", "backends.utils", "backends.default.ops")
-    )
-    functional.name2qmap.clear()
-    utils._code_4bit_cache.clear()
-    default._get_4bit_quantize_bounds.cache_clear()
 
 
 def plain_model(settings: Any, module: nn.Module) -> Any:
@@ -204,7 +186,6 @@ def test_its_peak_is_predicted(model: str, others: dict[str, Any]) -> None:
     wide = {"model": model, "vocabulary_size": 300, "causal_lm__width": 96, "eval_steps": 0}
     for batch in (SMALL_BATCH, {"micro_batch_size": 8, "accumulation_steps": 1, "sequence_length": 128}):
         experiment = tiny(**{**wide, **batch, "adapter": "qlora", **others})
-        forget()
         assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
 
 

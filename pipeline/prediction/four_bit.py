@@ -41,14 +41,19 @@ def four_bit_layers(target: Hardware) -> Iterator[None]:
         yield
 
 
+def is_four_bit(weight: Tensor) -> bool:
+    """Whether a parameter is the weight of a 4-bit layer that has not been quantized yet."""
+    return hasattr(weight, "four_bit_layer")
+
+
 def quantized_on_device(weight: Any, moved: Tensor) -> nn.Parameter | None:
     """Return the 4-bit form of `weight`, quantized where `moved` is, or None if it is no weight of a 4-bit layer.
 
     bitsandbytes does so in Params4bit.to().
     """
-    layer = getattr(weight, "four_bit_layer", None)
-    if layer is None:
+    if not is_four_bit(weight):
         return None
+    layer = weight.four_bit_layer
     functional = import_module("bitsandbytes.functional")
     moved = moved.contiguous()
     packed, state = functional.quantize_4bit(moved, compress_statistics=weight.compress_statistics, quant_type="nf4")
