@@ -1,23 +1,27 @@
-"""The models of benchmarks/published on fake tensors, loaded as transformers, bitsandbytes and peft load them."""
+"""The models of benchmarks/published on fake tensors, with the adapters and the 4-bit layers of the technique `adapter`.
+
+Here is what `adapter` does not do: transformers' order of loading a quantized model straight onto a card, on which the
+allocator's rounding depends.
+"""
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from four_bit import FourBitLinear
-from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen2Config
 
+from pipeline.base.contracts import Trainable
 from pipeline.prediction.fake_card import CARD, HOST, move_to_card
+from pipeline.prediction.four_bit import is_four_bit, quantized_on_device
+from pipeline.techniques.adapter import Adapter
 
 RANK = 32
+ADAPTED = "q_proj,k_proj,v_proj,o_proj"
 EMPTIES_CACHE = {"2026-09-15": True, "2026-09-16": False}
 """Whether the peft of a series empties the cache after it has made weights float32 (0.20.0 does, 0.19.1 does not)."""
-ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
-
 NUM_AHEAD = 12
 """Weights that transformers' loading threads are ahead of the one that is quantized (core_model_loading.py).
 
@@ -44,22 +48,28 @@ def build(run: Run, shape: dict[str, str], empty_cache: Callable[[], None]) -> n
         model = AutoModelForCausalLM.from_config(
             config_of(shape), dtype=torch.float16, attn_implementation=run.attention
         )
-    model.config.use_cache = False
+        model.config.use_cache = False
+        adapter = Adapter(
+            adapter="qlora" if run.quantized else "lora",
+            adapter_rank=RANK,
+            adapter_alpha=2 * RANK,
+            adapter_targets=ADAPTED,
+            qlora_double_quantization=False,
+            qlora_float32_rest=not run.quantized,  # load_quantized() makes it float32 on the card
+        )
+        adapter.on_host(Trainable(module=model, layers=tuple(model.model.layers), loss=_no_loss))
     if run.quantized:
-        load_quantized(model)
-        prepare_model_for_kbit_training(model)
-        if EMPTIES_CACHE[run.series]:
-            empty_cache()
+        load_quantized(model, empty_cache if EMPTIES_CACHE[run.series] else lambda: None)
     else:
         move_to_card(model)
-    with HOST:
-        adapters = LoraConfig(r=RANK, lora_alpha=2 * RANK, task_type="CAUSAL_LM", target_modules=list(ADAPTED))
-        adapted = get_peft_model(model, adapters)
-    move_adapters(adapted, torch.float32 if run.quantized else torch.float16)
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     enable({"use_reentrant": False})
     model.enable_input_require_grads()
-    return adapted.train()
+    return model.train()
+
+
+def _no_loss(*_: object) -> Tensor:
+    raise NotImplementedError("the measured loss is the model's own")
 
 
 def config_of(shape: dict[str, str]) -> PretrainedConfig:
@@ -76,37 +86,15 @@ def config_of(shape: dict[str, str]) -> PretrainedConfig:
     )
 
 
-def move_adapters(model: nn.Module, dtype: torch.dtype) -> None:
-    """Move the adapters to the card in `dtype`, then make all of them float32, in peft's order."""
-    linears = [
-        linear
-        for part in model.modules()
-        if isinstance(part, LoraLayer)
-        for layers in (part.lora_A, part.lora_B)
-        for linear in layers.values()
-    ]
-    for step in dict.fromkeys((dtype, torch.float32)):
-        for linear in linears:
-            linear.weight = nn.Parameter(torch.empty_like(linear.weight, dtype=step, device=CARD))
-
-
-def load_quantized(model: PreTrainedModel) -> None:
-    """Load a model onto the card: linear layers in 4 bits, except the head, and all else in float16.
+def load_quantized(model: PreTrainedModel, empty_cache: Callable[[], None]) -> None:
+    """Move a model to the card as transformers and peft do: loaded in 4 bits, the rest made float32, then adapters.
 
     The order is that of transformers' core_model_loading.py: one allocation as large as the weights, which is freed at
     once (caching_allocator_warmup), then each weight by the order of its name.
     """
-    layers = {
-        f"{name}.weight": part
-        for name, part in model.named_modules()
-        if isinstance(part, nn.Linear) and part is not model.get_output_embeddings()
-    }
-    for name, layer in layers.items():
-        owner, _, child = name.removesuffix(".weight").rpartition(".")
-        setattr(model.get_submodule(owner), child, FourBitLinear(layer, clones=child in ADAPTED))
-    weights = dict(model.named_parameters())
-    num_bytes = sum(weight.numel() // 2 if name in layers else 2 * weight.numel() for name, weight in weights.items())
-    torch.empty(num_bytes // 2, dtype=torch.float16, device=CARD)
+    weights = {name: weight for name, weight in model.named_parameters() if "lora_" not in name}
+    sizes = [weight.numel() // 2 if is_four_bit(weight) else 2 * weight.numel() for weight in weights.values()]
+    torch.empty(sum(sizes) // 2, dtype=torch.float16, device=CARD)
     loaded = deque[tuple[str, Tensor]]()
     for name in sorted(weights, key=_natural):
         loaded.append((name, torch.empty(weights[name].shape, dtype=torch.float16, device=CARD)))
@@ -118,18 +106,25 @@ def load_quantized(model: PreTrainedModel) -> None:
     for part in model.modules():
         for own_name, buffer in part._buffers.items():
             part._buffers[own_name] = None if buffer is None else torch.empty_like(buffer, device=CARD)
+    for parameter in model.parameters():
+        if parameter.device == CARD and parameter.dtype == torch.float16:
+            parameter.data = parameter.data.float()
+    empty_cache()
+    for part in model.modules():
+        if isinstance(part, LoraLayer):
+            for linear in (*part.lora_A.values(), *part.lora_B.values()):
+                linear.weight = nn.Parameter(torch.empty_like(linear.weight, device=CARD))
 
 
 def _place(model: PreTrainedModel, name: str, loaded: Tensor) -> None:
     """Make a loaded weight that of the model, in 4 bits if its layer is."""
     owner, _, own_name = name.rpartition(".")
-    part = model.get_submodule(owner)
-    if isinstance(part, FourBitLinear) and own_name == "weight":
-        part.quantize(loaded)
-    else:
-        part._parameters[own_name] = nn.Parameter(loaded, requires_grad=False)
+    parameters = model.get_submodule(owner)._parameters
+    packed = quantized_on_device(parameters[own_name], loaded)
+    parameters[own_name] = nn.Parameter(loaded, requires_grad=False) if packed is None else packed
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
     """Return the key by which transformers sorts the names of weights (dot_natural_key)."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]
+    parts = name.replace(".base_layer.", ".").split(".")
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]

@@ -127,6 +127,13 @@ LEVERS = (
         models=CAUSAL,
         same_training=False,
     ),
+    Lever(
+        technique="adapter",
+        settings={"adapter": "qlora"},
+        models=CAUSAL,
+        same_training=False,
+        package="bitsandbytes",
+    ),
     Lever(technique="weights", settings={"weights": "bfloat16"}, same_training=False),
     Lever(
         technique="optimizer",

@@ -224,6 +224,8 @@ def test_exact_params_of_one_run(project: Project, done: Done) -> None:
         "adapter_dropout": "0.0",
         "adapter_targets": "all",
         "adapter_weights": "float32",
+        "qlora_double_quantization": "True",
+        "qlora_float32_rest": "True",
         "precision": "bf16",
         "initial_loss_scale": "65536.0",
         "causal_lm.pretrained": "False",

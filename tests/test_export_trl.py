@@ -75,6 +75,8 @@ def test_it_trains_the_same_with_a_lever(lever: Lever, tmp_path: Path) -> None:
         {"model": "llama-nano", "adapter_targets": "attention", "checkpointing": "every_layer"},
         {"adapter_weights": "bfloat16", "weights": "bfloat16", "precision": "bf16"},
         {"optimizer": "muon", "checkpointing": "attention_saved"},
+        {"adapter": "qlora"},
+        {"adapter": "qlora", "model": "llama-nano", "weights": "bfloat16", "qlora_double_quantization": False},
     ],
     ids=str,
 )
@@ -209,7 +211,17 @@ def test_a_model_that_transformers_does_not_build_has_no_script() -> None:
     assert "trl_sft.py" not in export_files(tiny(model="encoder_stack", corpus="random_vectors"))
 
 
-def test_pretrained_weights_are_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"adapter": "qlora"},
+        {"adapter": "qlora", "weights": "bfloat16"},
+        {"adapter": "qlora", "weights": "bfloat16", "qlora_float32_rest": False, "qlora_double_quantization": False},
+    ],
+    ids=str,
+)
+def test_pretrained_weights_are_loaded(changes: dict[str, Any], tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = folder_with(TEMPLATE, tmp_path / "model")
@@ -217,6 +229,9 @@ def test_pretrained_weights_are_loaded(tmp_path: Path) -> None:
     module.resize_token_embeddings(json.loads((tmp_path / "model" / "config.json").read_text())["vocab_size"])
     module.save_pretrained(model)
     plain = {"causal_lm": {"pretrained": True, "num_layers": None, "width": None, "num_heads": None}}
-    changes = {"model": model, "corpus": "chat", "sequences": "padded", "sequence_length": 48, **CUT, **LORA, **plain}
+    shared = {"model": model, "corpus": "chat", "sequences": "padded", "sequence_length": 48, **CUT, **LORA, **plain}
+    changes = {**shared, **changes}
     found = losses_of_trl(tiny(**changes), tmp_path / "files")
     assert found == pytest.approx(losses_here(**changes), abs=1e-4)
+    text = (tmp_path / "files" / "trl_sft.py").read_text()
+    assert ("BitsAndBytesConfig(" in text) == (changes["adapter"] == "qlora") and "quantize_layers" not in text

@@ -1,6 +1,7 @@
 """Predicted memory against the allocator's peaks in real runs, and the process unchanged after a prediction."""
 
 import gc
+import sys
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -54,10 +55,20 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
+def forget_tables() -> None:
+    """Let bitsandbytes forget the tensors that it keeps for a process, so that it allocates them as in a new one."""
+    modules = sys.modules
+    if "bitsandbytes" in modules:
+        modules["bitsandbytes.functional"].name2qmap.clear()
+        modules["bitsandbytes.backends.utils"]._code_4bit_cache.clear()
+        modules["bitsandbytes.backends.default.ops"]._get_4bit_quantize_bounds.cache_clear()
+
+
 def measured(experiment: Experiment, prepared: Prepared | None = None) -> int:
     """Return the allocator's peak over a real training."""
     messages: list[Message] = []
     gc.collect()  # what an earlier test left must not be freed while the meter counts
+    forget_tables()
     train(experiment, prepared or experiment.prepare(), messages.append)
     peak = [message for message in messages if isinstance(message, MemoryUse)][-1].peak_allocated_bytes
     assert peak is not None

@@ -22,7 +22,13 @@ class Lora:
     targets: tuple[str, ...]
     """The linear layers that have one: the ends of their names, where no other module's name ends so."""
     is_transposed: bool
-    """Whether their weights are transposed, as those of GPT-2."""
+    """Whether their weights are transposed, as those of GPT-2 that are not in 4 bits."""
+    is_quantized: bool
+    """Whether the linear layers inside the model's layers have 4-bit weights."""
+    double_quantization: bool
+    """Whether the scales of those are quantized too."""
+    float32_rest: bool
+    """Whether all other 16-bit parameters are converted to float32 then."""
 
 
 def lora_of(experiment: Experiment, vocabulary_size: int) -> Lora | None:
@@ -50,7 +56,10 @@ def lora_of(experiment: Experiment, vocabulary_size: int) -> Lora | None:
         dropout=adapter.adapter_dropout,
         weights=adapter.adapter_weights,
         targets=_targets(dict(trainable.module.named_modules()), adapted),
-        is_transposed=any(isinstance(part, Conv1D) for part in adapted),
+        is_transposed=adapter.adapter != "qlora" and any(isinstance(part, Conv1D) for part in adapted),
+        is_quantized=adapter.adapter == "qlora",
+        double_quantization=adapter.qlora_double_quantization,
+        float32_rest=adapter.qlora_float32_rest,
     )
 
 

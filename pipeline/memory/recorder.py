@@ -231,6 +231,8 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             name = self._module_of_node.get(node._sequence_nr() if node else None, OUTSIDE[self._phase])
         if not torch.is_grad_enabled():
+            if self._modules:  # a torch.autograd.Function: its node is made before its forward pass
+                self._module_of_node.setdefault(torch._C._autograd._get_sequence_nr() - 1, name)
             return name
         if node and not self._modules:  # a layer that is recomputed, whose hooks do not run
             name = next((layer[:-1] for layer in self._layers if f"{name}.".startswith(layer)), name)
@@ -250,7 +252,8 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name, buffer in self._module.named_buffers():
             self._assign(buffer, "parameters", name.rpartition(".")[0])
         for parameter, owner in owners.items():
-            self._assign(parameter, "parameters", owner)
+            for part in (parameter, *_quantization(getattr(parameter, "quant_state", None))):
+                self._assign(part, "parameters", owner)
             self._assign(parameter.grad, "gradients", owner)
             for value in self._optimizer.state.get(parameter, {}).values():
                 self._assign(value, "optimizer state", owner)
@@ -268,6 +271,13 @@ def _source(args: tuple[Any, ...], result: Any, number: int) -> object:
     if isinstance(first, list | tuple) and isinstance(result, list | tuple) and len(first) == len(result):
         return first[number]
     return first
+
+
+def _quantization(state: Any) -> Iterator[object]:
+    """Yield the scales and codes of a 4-bit parameter, of which some are quantized themselves (bitsandbytes)."""
+    if state is not None:
+        yield from (state.absmax, state.code, state.offset)
+        yield from _quantization(state.state2)
 
 
 def _name(operator: Any) -> str:

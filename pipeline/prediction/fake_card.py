@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from pipeline.prediction.four_bit import quantized_on_device
+
 HOST = torch.device("meta")
 """Stands for host memory, which is not counted."""
 CARD = torch.device("cpu")
@@ -16,8 +18,10 @@ def move_to_card(module: nn.Module) -> None:
     def moved_tensor(tensor: Tensor) -> Tensor:
         if id(tensor) not in moved:
             copy = torch.empty_like(tensor, device=CARD)
-            is_parameter = isinstance(tensor, nn.Parameter)
-            moved[id(tensor)] = nn.Parameter(copy, requires_grad=tensor.requires_grad) if is_parameter else copy
+            if isinstance(tensor, nn.Parameter):
+                packed = quantized_on_device(tensor, copy)
+                copy = nn.Parameter(copy, requires_grad=tensor.requires_grad) if packed is None else packed
+            moved[id(tensor)] = copy
         return moved[id(tensor)]
 
     for part in _children_first(module):

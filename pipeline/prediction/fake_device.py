@@ -9,6 +9,7 @@ from pipeline.memory import offloading
 from pipeline.prediction.cached_operators import CachedFakeTensorMode
 from pipeline.prediction.cuda_operators import cuda_operators
 from pipeline.prediction.fake_card import HOST
+from pipeline.prediction.four_bit import four_bit_layers
 from pipeline.prediction.grouped_products import grouped_products
 from pipeline.prediction.patches import clipping_in_lists, without_values
 
@@ -27,6 +28,7 @@ def simulated(target: Hardware, *, has_documents: bool = False) -> Iterator[Cach
         patch.object(offloading, "HOST", HOST if target.capability else offloading.HOST),
         clipping,
         grouped_products(),
+        four_bit_layers(target),
         CachedFakeTensorMode() as mode,
     ):
         yield mode

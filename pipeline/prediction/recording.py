@@ -17,9 +17,10 @@ from pipeline.prediction.extrapolate_batch import with_sorted_releases
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.fake_card import CARD, HOST, move_to_card
 from pipeline.prediction.fake_device import simulated
+from pipeline.prediction.four_bit import quantize
 from pipeline.prediction.workspaces import WorkspaceTable
 from pipeline.training.profiler import record_lifetimes
-from pipeline.training.step import on_device, on_host
+from pipeline.training.step import on_host
 
 THIS_FOLDER = Path(__file__).parent
 """The folder of the replacements for torch's functions, which are left out of error messages."""
@@ -34,7 +35,7 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
     """
     on_fake_device = experiment.with_random_weights(str(CARD))
     rows = RepeatedRow(prepared.train, HOST if target.capability else device("cpu"), num_rows)
-    build = _from_host if target.capability else on_device
+    build = _from_host if target.capability else _on_cpu
     try:
         has_documents = "position_ids" in prepared.train.batch([0])
         with quantized_states(experiment, target), simulated(target, has_documents=has_documents) as mode:
@@ -53,6 +54,12 @@ def _from_host(experiment: Experiment, prepared: Prepared) -> Trainable:
     with HOST:
         trainable = on_host(experiment, prepared)
     move_to_card(trainable.module)
+    return trainable
+
+
+def _on_cpu(experiment: Experiment, prepared: Prepared) -> Trainable:
+    trainable = on_host(experiment, prepared)
+    quantize(trainable.module)
     return trainable
 
 

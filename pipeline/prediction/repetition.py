@@ -157,23 +157,26 @@ def _layers(events: tuple[int, ...], spans: tuple[Span, ...], modules: tuple[str
     """Return the layer of each storage.
 
     One of no module belongs to the layer whose storages are allocated before and after it, within a phase: autograd's
-    own, such as a sum of gradients.
+    own, such as a sum of gradients. While the model is loaded, one that is alive when a layer's storage is allocated
+    belongs to that layer: the weight from which it is quantized.
     """
     layers = [_layer(module) for module in modules]
-    begins = {span.begin for span in spans}
+    begins = {span.begin: span.phase for span in spans}
     waiting: list[int] = []
-    before = None
+    freed: set[int] = set()
+    phase, before = "", None
     for number, event in enumerate(events):
         if number in begins:
-            waiting, before = [], None
+            waiting, phase, before = [], begins[number], None
         if event < 0:
+            freed.add(-1 - event)
             continue
         layer = layers[event]
         if layer is None:
             waiting.append(event)
             continue
-        if layer == before:
-            for other in waiting:
+        for other in waiting:
+            if layer == before or (phase == "load" and other not in freed):
                 layers[other] = layer
         waiting, before = [], layer
     return layers

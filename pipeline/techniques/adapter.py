@@ -1,6 +1,7 @@
 """Adapters: small trained matrices beside the frozen linear layers of a model, by peft."""
 
 import inspect
+import logging
 import re
 from collections.abc import Iterable
 from functools import lru_cache
@@ -14,11 +15,15 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pipeline.base import four_bit
 from pipeline.base.contracts import Hardware, Model, Trainable
 from pipeline.base.errors import InvalidInputError, first_line
-from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+from pipeline.base.four_bit import quantize_layers
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of
 from pipeline.base.user_functions import digest, is_function_name
 
+FOUR_BIT_CAPABILITY = (6, 0)
+"""CUDA compute capability from which on bitsandbytes has kernels for 4-bit weights (the table of its README)."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SMALLEST_VOCABULARY = 300
 """The minimum of the setting vocabulary_size, with which a model is built to find its linear layers."""
@@ -39,12 +44,15 @@ def _checked_targets(value: str) -> str:
 
 
 class Adapter(Technique):
-    """Train the model itself, or low-rank matrices (LoRA) that are added to linear layers of the frozen model."""
+    """Train the model itself, or low-rank matrices (LoRA) that are added to linear layers of the frozen model.
+
+    With QLoRA (https://arxiv.org/abs/2305.14314) the weights of the linear layers inside its layers have 4 bits.
+    """
 
     stage: ClassVar[Stage] = Stage.ADAPTER
 
-    adapter: Literal["none", "lora"] = "none"
-    """none: all weights are trained; lora: the model's own weights are frozen, and its adapters are trained."""
+    adapter: Literal["none", "lora", "qlora"] = "none"
+    """none: all weights are trained; lora: only adapters, the model is frozen; qlora: and its layers are in 4 bits."""
     adapter_rank: PositiveInt = 16
     """Rank of the two matrices of an adapter."""
     adapter_alpha: PositiveInt = 32
@@ -55,6 +63,10 @@ class Adapter(Technique):
     """Linear layers with an adapter: all or attention (of the model's identical layers), or names as q_proj,v_proj."""
     adapter_weights: Literal["float32", "bfloat16"] = "float32"
     """Type of the adapters' parameters, and so of their gradients and optimizer state."""
+    qlora_double_quantization: bool = True
+    """Whether the scales of the 4-bit weights have 8 bits: 0.37 bits less for each weight."""
+    qlora_float32_rest: bool = True
+    """Whether bfloat16 norms, embeddings and head become float32 (as peft does), and with them logits and loss."""
 
     @property
     def mathematics(self) -> Mathematics:
@@ -72,29 +84,50 @@ class Adapter(Technique):
         return "bf16" if self.active and self.adapter_weights == "bfloat16" else None
 
     def unsupported(self, hardware: Hardware) -> str | None:
-        """Return that peft is absent."""
-        if not self.active or find_spec("peft") is not None:
+        """Return which package is absent, or that the device has no kernels for 4-bit weights."""
+        missing = [name for name in self._packages if find_spec(name) is None]
+        if missing:
+            return (
+                f"adapter={self.adapter} needs the package {missing[0]}, which is not installed; install it (pip "
+                f"install 'headroom[finetune]'), or set adapter={'none' if missing == ['peft'] else 'lora'}"
+            )
+        if self.adapter != "qlora":
             return None
-        return (
-            f"adapter={self.adapter} needs the package peft, which is not installed; install it (pip install "
-            "'headroom[finetune]'), or set adapter=none"
-        )
+        if hardware.capability is not None and hardware.capability < FOUR_BIT_CAPABILITY:
+            return (
+                "adapter=qlora needs bitsandbytes' kernels for 4-bit weights, from compute capability 6.0 (Pascal) on, "
+                f"and {hardware.name} is older; set adapter=lora"
+            )
+        return None
+
+    @property
+    def _packages(self) -> tuple[str, ...]:
+        return {"none": (), "lora": ("peft",), "qlora": ("bitsandbytes", "peft")}[self.adapter]
 
     def conflict(self, settings: Any) -> str | None:
-        """Return what has no meaning without adapters, or beside adapters in bfloat16."""
+        """Return what has no meaning without adapters or 4-bit weights, or beside adapters in bfloat16."""
         if self.active and self.adapter_weights == "bfloat16" and settings.precision == "fp16":
             return (
                 "adapter_weights=bfloat16 needs no loss scaling, and precision=fp16 scales the loss and rounds the "
                 "adapters a second time; set precision=bf16 or fp32, or adapter_weights=float32"
             )
-        if self.active:
-            return None
         for name, field in type(self).model_fields.items():
-            if getattr(self, name) != field.default:
+            of = "qlora" if name.startswith("qlora_") else "lora"
+            if self.adapter not in ("qlora", of) and name != "adapter" and getattr(self, name) != field.default:
                 return (
-                    f"{name} is a setting of adapter=lora, and adapter is none and {name} {getattr(self, name)}; set "
-                    f"adapter=lora or {name}={field.default}"
+                    f"{name} is a setting of adapter={of}, and adapter is {self.adapter} and {name} "
+                    f"{getattr(self, name)}; set adapter={of} or {name}={field.default}"
                 )
+        if self.adapter == "qlora" and settings.compile != "none":
+            return (
+                "torch compiles a 4-bit layer anew for each shape, and after eight it computes without compilation, "
+                f"and adapter is qlora and compile {settings.compile}; set compile=none or adapter=lora"
+            )
+        if not self.qlora_float32_rest and settings.weights == "float32":
+            return (
+                "qlora_float32_rest=false leaves norms, embeddings and head in 16 bits, and with weights=float32 they "
+                "are in float32 already; set weights=bfloat16 or qlora_float32_rest=true"
+            )
         return None
 
     def unsuited(self, model: Model, name: str) -> str | None:
@@ -124,7 +157,9 @@ class Adapter(Technique):
         """
         if target in ("trl", "axolotl"):
             return Exported()
-        parts = (is_target, linear_layers, add_adapters, without_frozen)
+        quantizing = exported_quantizing(self.qlora_double_quantization, self.qlora_float32_rest)
+        before = quantizing if self.adapter == "qlora" else Exported()
+        parts = (is_target, *([] if before.code else [linear_layers]), add_adapters, without_frozen)
         arguments = [
             "model",
             "[model.get_submodule(name) for name in {layers}]",
@@ -133,8 +168,8 @@ class Adapter(Technique):
             *(f"{name}={value}" for name, value in self._arguments().items()),
         ]
         return Exported(
-            code="\n\n\n".join([IMPORTS.strip(), *(inspect.getsource(part).strip() for part in parts)]),
-            prepare=f"add_adapters({', '.join(arguments)})",
+            code="\n\n\n".join([before.code, IMPORTS.strip(), *_sources(*parts)]).strip(),
+            prepare=f"{before.prepare}\nadd_adapters({', '.join(arguments)})".strip(),
             optimizer="without_frozen({optimizer})",
             notes=("The adapters alone, to be saved: peft.get_peft_model_state_dict(model).",),
         )
@@ -144,12 +179,21 @@ class Adapter(Technique):
         return {"r": self.adapter_rank, "lora_alpha": self.adapter_alpha, "lora_dropout": self.adapter_dropout}
 
     def on_host(self, trainable: Trainable) -> None:
-        """Freeze the model and add the adapters."""
-        if self.active:
-            with _disable_current_modes():  # the import makes tensors, which are no part of the model
-                import_module("peft")
-            dtype = DTYPES[self.adapter_weights]
-            add_adapters(trainable.module, trainable.layers, self.adapter_targets, dtype, **self._arguments())
+        """Freeze the model and add the adapters, to layers of 4-bit weights if it is QLoRA."""
+        if not self.active:
+            return
+        logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it misses a kernel for inference
+        with _disable_current_modes():  # the imports make tensors, which are no part of the model
+            import_module("peft")  # it imports bitsandbytes
+        if self.adapter == "qlora":
+            quantize_layers(
+                trainable.module,
+                ((layer, linear_layers(layer)) for layer in trainable.layers),
+                double_quantization=self.qlora_double_quantization,
+                float32_rest=self.qlora_float32_rest,
+            )
+        dtype = DTYPES[self.adapter_weights]
+        add_adapters(trainable.module, trainable.layers, self.adapter_targets, dtype, **self._arguments())
 
     def apply(self, step: Step) -> Step:
         """Return the step as it is: the model has its adapters already, and optimizers take what is trained."""
@@ -222,6 +266,27 @@ def add_adapters(
         if isinstance(part, LoraLayer):
             for parameter in (*part.lora_A.parameters(), *part.lora_B.parameters()):
                 parameter.data = parameter.data.to(dtype)
+
+
+def exported_quantizing(double_quantization: bool, float32_rest: bool) -> Exported:
+    """Return the functions and the statement that replace the linear layers of `model` by 4-bit ones."""
+    own_code = re.sub(r"  # type: ignore\S*", "", source_of(four_bit))
+    return Exported(
+        code="\n\n\n".join([own_code, *_sources(linear_layers)]),
+        prepare=(
+            "layers = [model.get_submodule(name) for name in {layers}]\n"
+            "quantize_layers(\n"
+            "    model,\n"
+            "    ((layer, linear_layers(layer)) for layer in layers),\n"
+            f"    double_quantization={double_quantization},\n"
+            f"    float32_rest={float32_rest},\n"
+            ")"
+        ),
+    )
+
+
+def _sources(*functions: Any) -> list[str]:
+    return [inspect.getsource(function).strip() for function in functions]
 
 
 def without_frozen(optimizer: Optimizer) -> Optimizer:

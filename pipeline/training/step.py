@@ -69,10 +69,9 @@ def on_host(experiment: Experiment, prepared: Prepared) -> Trainable:
 
 
 def on_device(experiment: Experiment, prepared: Prepared) -> Trainable:
-    """Build the model on the CPU and move it to its device."""
+    """Build the model on the CPU and move it to its device, where 4-bit weights are quantized: on a CPU too."""
     trainable = on_host(experiment, prepared)
-    if experiment.device.type != "cpu":
-        trainable.module.to(experiment.device)
+    trainable.module.to(experiment.device)
     return trainable
 
 

@@ -83,7 +83,9 @@ def _lora(facts: Facts) -> dict[str, Any]:
     if facts.lora is None:
         return {}
     return {
-        "adapter": "lora",
+        "adapter": "qlora" if facts.lora.is_quantized else "lora",
+        **({"load_in_4bit": True} if facts.lora.is_quantized else {}),
+        **({} if facts.lora.double_quantization else {"bnb_config_kwargs": {"bnb_4bit_use_double_quant": False}}),
         "lora_r": facts.lora.rank,
         "lora_alpha": facts.lora.alpha,
         "lora_dropout": facts.lora.dropout,
@@ -151,6 +153,8 @@ def _precision_notes(facts: Facts) -> list[str]:
         notes.append("Full training with fp16: true ends with an error, as float16 gradients cannot be unscaled.")
     if facts.lora and facts.lora.weights == "bfloat16" and facts.weights == "float32":
         notes.append(f"{NOT_MEASURED}its adapters have the type of the weights, and bfloat16 was measured.")
+    if facts.lora and not facts.lora.float32_rest:
+        notes.append(f"{NOT_MEASURED}axolotl converts norms, embeddings and head to float32, which were in bfloat16.")
     if facts.precision == "tf32":
         notes.append("tf32: true needs a GPU of compute capability 8.0 (Ampere) or newer.")
     return notes

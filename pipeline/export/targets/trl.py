@@ -2,11 +2,13 @@
 
 from typing import Any, ClassVar
 
+from pipeline.base.technique import Exported
 from pipeline.base.tokenizing import HELD_OUT_EVERY
 from pipeline.export.conversations import finding_of_answers
 from pipeline.export.facts import Facts
 from pipeline.export.target import Target, render
 from pipeline.export.trainer_arguments import prepares_layers, trainer_arguments, trainer_notes
+from pipeline.techniques.adapter import exported_quantizing
 
 PACKED_TOGETHER = 1000
 """Documents of which TRL makes packed sequences without a shorter one: a batch of datasets' map()."""
@@ -31,6 +33,8 @@ class Trl(Target):
             is_json=facts.source is not None and facts.source.file_format == "json",
             finding=finding_of_answers() if _reads_rows(facts) and not _marks_answers(facts) else "",
             held_out_every=HELD_OUT_EVERY,
+            four_bit=_four_bit(facts),
+            loads_in_4bit=facts.lora is not None and facts.lora.is_quantized and facts.pretrained,
             is_gpt2=facts.configuration["model_type"] == "gpt2",
         )
         return {"trl_sft.py": text}
@@ -75,6 +79,13 @@ class Trl(Target):
         if facts.in_python:
             notes.append(f"No argument expresses {', '.join(facts.in_python)}: make_model applies it.")
         return notes + trainer_notes(facts)
+
+
+def _four_bit(facts: Facts) -> Exported:
+    """Return the code that makes a model with random weights quantized: transformers does so with those it loads."""
+    if facts.lora is None or not facts.lora.is_quantized or facts.pretrained:
+        return Exported()
+    return exported_quantizing(facts.lora.double_quantization, facts.lora.float32_rest)
 
 
 def _reads_rows(facts: Facts) -> bool:

@@ -1,0 +1,66 @@
+"""Linear layers with weights of 4 bits (NF4: https://arxiv.org/abs/2305.14314), by bitsandbytes."""
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def quantize_layers(
+    model: nn.Module,
+    layers: Iterable[tuple[nn.Module, Mapping[str, nn.Module]]],
+    *,
+    double_quantization: bool,
+    float32_rest: bool,
+) -> None:
+    """Replace linear layers of a model by ones with 4-bit weights, which are quantized when the model is moved.
+
+    `layers` has the model's layers, each with the linear layers inside it by name. `float32_rest` converts all other
+    16-bit parameters to float32, as peft's prepare_model_for_kbit_training does.
+    """
+    model.is_loaded_in_4bit = True  # type: ignore[assignment]  # peft asks
+    quantized = set()
+    for layer, linear_layers in layers:
+        for name, linear in linear_layers.items():
+            owner, _, own_name = name.rpartition(".")
+            made = four_bit_layer(linear, double_quantization=double_quantization)
+            setattr(layer.get_submodule(owner), own_name, made)
+            quantized.add(made.weight)
+    for parameter in model.parameters():
+        if float32_rest and parameter not in quantized and parameter.dtype in (torch.float16, torch.bfloat16):
+            parameter.data = parameter.data.float()
+
+
+def four_bit_layer(linear: Any, *, double_quantization: bool) -> Any:
+    """Return a layer of bitsandbytes with the weight and bias of a linear layer, which may be a Conv1D of transformers.
+
+    It computes in the type of autocast, and without autocast in that of the weight.
+    """
+    from bitsandbytes.nn import Linear4bit
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    weight = linear.weight if isinstance(linear, nn.Linear) else linear.weight.t()
+    num_outputs, num_inputs = weight.shape
+    with _disable_current_modes():  # bitsandbytes makes a weight of its own, which is replaced at once
+        made = Linear4bit(num_inputs, num_outputs, compute_dtype=weight.dtype, quant_type="nf4", device="meta")
+    made.weight = four_bit_weight(weight.data, made, double_quantization=double_quantization)
+    made.bias = linear.bias
+    made.support_avx512bf16_for_cpu = False  # evaluation would repack the weight for good, and training fails then
+    made.register_forward_pre_hook(partial(_set_compute_type, weight.dtype))
+    return made
+
+
+def four_bit_weight(weight: Tensor, layer: nn.Module, *, double_quantization: bool) -> Any:
+    """Return a parameter that is quantized when it is moved to its device, also if it is there already."""
+    from bitsandbytes.nn import Params4bit
+
+    return Params4bit(
+        weight, requires_grad=False, compress_statistics=double_quantization, quant_type="nf4", module=layer
+    )
+
+
+def _set_compute_type(dtype: torch.dtype, layer: Any, inputs: tuple[Any, ...]) -> None:
+    kind = inputs[0].device.type
+    layer.compute_dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype

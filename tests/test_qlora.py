@@ -1,0 +1,293 @@
+"""QLoRA: the training of a plain loop with peft and bitsandbytes, what is frozen, predicted peaks, exports, errors."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import tiny
+from test_adapter import CUTS, LORA, NUM_STEPS, SMALL_BATCH, trained
+from test_export import run_framework
+from test_export_axolotl import exported
+from test_extrapolate_depth import CARD, check_extrapolation
+from test_extrapolate_depth import CPU as OWN_CPU
+from test_levers import losses
+from test_prediction import CPU, measured
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import AdamW
+
+from pipeline.config.experiment import Experiment
+from pipeline.export.write import export_files, write_files
+from pipeline.prediction.predict import predict
+from pipeline.prediction.trace import trace
+from pipeline.techniques.adapter import linear_layers
+from pipeline.training.loop import Loop, learning_rate
+from pipeline.training.step import backpropagate, build_step
+
+QLORA: dict[str, Any] = {**LORA, "adapter": "qlora"}
+BFLOAT16_REST = {"weights": "bfloat16", "qlora_float32_rest": False}
+MODELS = ("gpt2-nano", "llama-nano")
+
+
+def plain_model(settings: Any, module: nn.Module) -> Any:
+    """Return a model with 4-bit layers and adapters, made with bitsandbytes and peft alone."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+
+    if settings.weights == "bfloat16":
+        for parameter in module.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+    is_bf16 = "bf16" in settings.precision or settings.weights == "bfloat16"
+    kind = {"compress_statistics": settings.qlora_double_quantization, "quant_type": "nf4"}
+    names = [name for name, _ in module.named_modules() if re.search(r"\.\d+\..*(proj|c_attn|c_fc)$", name)]
+    for name in names:
+        part: Any = module.get_submodule(name)
+        weight = part.weight.data if isinstance(part, nn.Linear) else part.weight.data.t()
+        with torch.random.fork_rng():
+            made: Any = Linear4bit(*weight.t().shape, compute_dtype=torch.bfloat16 if is_bf16 else None, **kind)
+        made.weight, made.bias = Params4bit(weight, requires_grad=False, module=made, **kind), part.bias
+        module.set_submodule(name, made)
+    module.to("cpu")
+    module.is_loaded_in_4bit = True  # type: ignore[assignment]
+    if settings.qlora_float32_rest:
+        prepare_model_for_kbit_training(module, use_gradient_checkpointing=False)
+    ends = sorted({name.rpartition(".")[2] for name in names})
+    return get_peft_model(module, LoraConfig(r=4, lora_alpha=8, target_modules=ends))
+
+
+def plainly_trained(experiment: Experiment, loop: Loop) -> tuple[list[float], list[float]]:
+    """Return the losses and gradient norms of a plain loop on the same micro-batches."""
+    settings: Any = experiment.settings
+    torch.manual_seed(0)
+    built = experiment.model.build(settings.model, experiment.prepare().vocabulary_size)
+    model = plain_model(settings, built.module)
+    optimizer = AdamW([one for one in model.parameters() if one.requires_grad], weight_decay=0.01, fused=True)
+    found: tuple[list[float], list[float]] = ([], [])
+    for number in range(NUM_STEPS):
+        window = loop.window(number)
+        total = torch.zeros(())
+        for batch in window.batches:
+            with torch.autocast("cpu", torch.bfloat16, enabled=settings.precision == "bf16"):
+                loss = built.loss(model, batch, window.num_targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        norm = clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.param_groups[0]["lr"] = learning_rate(number, settings, 8)
+        optimizer.step()
+        optimizer.zero_grad()
+        found[0].append(total.item())
+        found[1].append(norm.item())
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # which get_peft_model reads
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"qlora_double_quantization": False}, {"precision": "bf16"}, {"weights": "bfloat16"}, BFLOAT16_REST],
+    ids=str,
+)
+@pytest.mark.parametrize("model", MODELS)
+def test_losses_are_those_of_a_plain_loop_with_peft_and_bitsandbytes(model: str, more: dict[str, Any]) -> None:
+    experiment = tiny(**QLORA, **more, model=model, micro_batch_size=2, accumulation_steps=4)
+    _, loop, records = trained(experiment)
+    expected, norms = plainly_trained(experiment, loop)
+    tolerances = (1e-4, 5e-3) if "precision" in more else (1e-5, 1e-4)
+    assert [record.loss for record in records] == pytest.approx(expected, rel=tolerances[0])
+    assert [record.grad_norm for record in records] == pytest.approx(norms, rel=tolerances[1])
+    whole = losses(tiny(**LORA, weights=more.get("weights", "float32"), model=model))
+    assert whole != pytest.approx(expected, rel=1e-6), "4 bits round the weights"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_losses_do_not_depend_on_the_micro_batch_size(model: str) -> None:
+    whole, *others = [losses(tiny(**QLORA, model=model, micro_batch_size=m, accumulation_steps=n)) for m, n in CUTS]
+    for other in others:
+        assert other == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("checkpointing", ["every_layer", "attention_saved", "offloaded"])
+def test_checkpointed_layers_train_the_same(model: str, checkpointing: str) -> None:
+    settings = {**QLORA, "model": model, "adapter_dropout": 0.1, "causal_lm__dropout": 0.1}
+    assert losses(tiny(**settings, checkpointing=checkpointing)) == pytest.approx(losses(tiny(**settings)), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"weights": "bfloat16"}, BFLOAT16_REST, {"adapter_targets": "attention"}], ids=str
+)
+@pytest.mark.parametrize("model", MODELS)
+def test_all_linear_layers_have_4_bits_and_adapters_alone_are_trained(model: str, more: dict[str, Any]) -> None:
+    experiment = tiny(**QLORA, model=model, **more)
+    prepared = experiment.prepare()
+    torch.manual_seed(0)
+    step = build_step(experiment, prepared)
+    module = step.trainable.module
+    before = {name: part.detach().clone() for name, part in module.named_parameters()}
+    optimizer = step.make_optimizer(module)
+    loop = Loop(experiment, prepared.train, step, optimizer, lambda _: None)
+    loop.advance(3)
+    window = loop.window(3)
+    backpropagate(step, window.batches, window.num_targets)
+    names = {part: name for name, part in module.named_parameters()}
+    adapters = {name for name in before if "lora_" in name}
+    assert adapters and {names[part] for group in optimizer.param_groups for part in group["params"]} == adapters
+    assert {names[part] for part in optimizer.state} == adapters
+    for name, part in module.named_parameters():
+        assert (part.grad is not None) == (name in adapters)
+        assert torch.equal(part, before[name]) == (name not in adapters)
+    whole = experiment.model.build(model, prepared.vocabulary_size)
+    for layer, own in zip(step.trainable.layers, whole.layers, strict=True):
+        for name, linear in linear_layers(own).items():
+            found: Any = layer.get_submodule(name)
+            weight = getattr(found, "base_layer", found).weight
+            assert weight.dtype == torch.uint8 and weight.numel() == linear.weight.numel() // 2  # type: ignore[union-attr, operator]
+    rest = {part.dtype for name, part in before.items() if "norm" in name or "ln_" in name or "embed" in name}
+    assert rest == {torch.bfloat16 if more == BFLOAT16_REST else torch.float32} or model == "gpt2-nano"
+
+
+def test_it_can_be_trained_after_an_evaluation() -> None:
+    """On a CPU with AVX512-BF16 bitsandbytes would repack the weights for inference, and they could not be trained."""
+    records = trained(tiny(**QLORA, eval_steps=1))[2]
+    experiment = tiny(**QLORA)
+    prepared = experiment.prepare()
+    torch.manual_seed(0)
+    step = build_step(experiment, prepared)
+    step.trainable.module.eval()
+    with torch.no_grad():
+        step.trainable.loss(step.trainable.module, prepared.train.batch([0]), 1)
+    step.trainable.module.train()
+    again: list[Any] = []
+    Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), again.append).advance(NUM_STEPS)
+    assert [record.loss for record in again] == [record.loss for record in records]
+
+
+OTHERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"qlora_double_quantization": False},
+    {"weights": "bfloat16"},
+    BFLOAT16_REST,
+    {"adapter_weights": "bfloat16"},
+    {"adapter_targets": "attention"},
+    {"precision": "bf16"},
+    {"precision": "fp16"},
+    {"checkpointing": "every_layer"},
+    {"max_grad_norm": None, "optimizer_in_backward": True},
+    {"optimizer": "muon"},
+)
+
+
+@pytest.mark.parametrize("others", OTHERS, ids=str)
+@pytest.mark.parametrize("model", MODELS)
+def test_its_peak_is_predicted(model: str, others: dict[str, Any]) -> None:
+    """With few tokens it is reached where the weights are quantized, otherwise in the training."""
+    wide = {"model": model, "vocabulary_size": 300, "causal_lm__width": 96, "eval_steps": 0}
+    for batch in (SMALL_BATCH, {"micro_batch_size": 8, "accumulation_steps": 1, "sequence_length": 128}):
+        experiment = tiny(**{**wide, **batch, "adapter": "qlora", **others})
+        assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
+
+
+@pytest.mark.parametrize("others", [{"loss_kernel": "chunked"}, {"attention": "eager"}, {"optimizer": "sgd"}], ids=str)
+def test_its_peak_is_predicted_with_other_levers(others: dict[str, Any]) -> None:
+    shared: dict[str, Any] = {"sequence_length": 64, "eval_steps": 0, "adapter_dropout": 0.1, "causal_lm__dropout": 0.1}
+    experiment = tiny(adapter="qlora", **shared, **others)
+    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
+
+
+def test_a_card_never_holds_the_whole_model() -> None:
+    """Each weight is quantized when it arrives: beside the 4-bit weights there is one in 16 bits at a time."""
+    wide = {"model": "llama-nano", "causal_lm__width": 256, "causal_lm__num_layers": 4, **BFLOAT16_REST}
+    [whole, quantized] = (
+        trace(experiment, CARD, experiment.prepare())
+        for experiment in (tiny(adapter="lora", **{**wide, "qlora_float32_rest": True}), tiny(adapter="qlora", **wide))
+    )
+    loads = [int(each.allocated_bytes_E[: each.spans[1].begin].max()) for each in (whole, quantized)]
+    assert loads[1] < 0.5 * loads[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("others", OTHERS, ids=str)
+def test_its_peak_on_a_card_is_predicted(others: dict[str, Any], model: str, card: Any) -> None:
+    """Its own CUDA library runs there; products of few rows take its kernel that unpacks the weight by itself."""
+    shape = {"model": model, "causal_lm.num_layers": 4, "causal_lm.width": 256, "causal_lm.num_heads": 4}
+    for batch in (SMALL_BATCH, {"micro_batch_size": 2, "accumulation_steps": 4, "adapter_dropout": 0.1}):
+        settings = {**shape, "vocabulary_size": 4096, "sequence_length": 64, **batch, "adapter": "qlora", **others}
+        if others.get("optimizer_in_backward"):
+            settings |= {"accumulation_steps": 1}
+        predicted, real = (card.ask(kind=kind, settings=settings) for kind in ("predict", "measure"))
+        assert real["outcome"] == "ok"
+        assert predicted["predicted_allocated_bytes"] == pytest.approx(real["measured_allocated_bytes"], rel=5e-4)
+        assert predicted["predicted_reserved_bytes"] == pytest.approx(real["measured_reserved_bytes"], rel=0.03)
+
+
+@pytest.mark.parametrize("target", [OWN_CPU, CARD], ids=["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"accumulation_steps": 3, "precision": "bf16", "checkpointing": "every_layer"},
+        {"accumulation_steps": 1, "model": "llama-nano", "adapter_targets": "attention"},
+    ],
+    ids=str,
+)
+def test_a_deep_model_is_extrapolated_exactly(
+    settings: dict[str, Any], target: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    check_extrapolation({"adapter": "qlora", **settings}, target, monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "framework",
+    [
+        "hugging_face",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("accelerate", "lightning", "deepspeed")),
+    ],
+)
+def test_a_framework_trains_the_same(framework: str, tmp_path: Path) -> None:
+    experiment = tiny(**QLORA, micro_batch_size=2, effective_batch_size=8, checkpointing="every_layer")
+    write_files(export_files(experiment), tmp_path)
+    assert run_framework(framework, tmp_path) == pytest.approx(losses(experiment, 4), abs=1e-4)
+
+
+def test_exports_have_it_in_python() -> None:
+    files = export_files(tiny(**QLORA, qlora_double_quantization=False))
+    for name in ("train.py", "accelerate_setup.py", "lightning_trainer.py", "training_arguments.py"):
+        assert "Linear4bit(" in files[name] and "double_quantization=False,\n" in files[name]
+    keys, words = exported(**QLORA, **{"qlora_double_quantization": False, **BFLOAT16_REST})
+    assert keys["adapter"] == "qlora" and keys["load_in_4bit"] and not keys["lora_fan_in_fan_out"]
+    assert keys["bnb_config_kwargs"] == {"bnb_4bit_use_double_quant": False}
+    assert "axolotl converts norms, embeddings and head to float32" in words
+    assert "bnb_config_kwargs" not in exported(**QLORA)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"adapter": "lora", "qlora_double_quantization": False},
+            "qlora_double_quantization is a setting of adapter=qlora, and adapter is lora .* set adapter=qlora or",
+        ),
+        ({"qlora_float32_rest": False}, "is a setting of adapter=qlora, and adapter is none"),
+        ({"adapter": "qlora", "qlora_float32_rest": False}, "set weights=bfloat16 or qlora_float32_rest=true"),
+        ({"adapter": "qlora", "compile": "layers"}, "set compile=none or adapter=lora"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(changes: dict[str, Any], message: str) -> None:
+    reason = tiny(**changes).unsupported(CPU)
+    assert reason is not None and re.search(message, reason)
+    assert tiny(adapter="qlora").unsupported(CPU) is None
+
+
+def test_without_bitsandbytes_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.techniques.adapter.find_spec", lambda name: None if name == "bitsandbytes" else True)
+    reason = tiny(adapter="qlora").unsupported(CPU)
+    assert reason is not None and "needs the package bitsandbytes, which is not installed" in reason
+    assert "adapter=lora" in reason and tiny(adapter="lora").unsupported(CPU) is None
+
+
+def test_a_card_without_kernels_for_4_bits_is_refused() -> None:
+    older = replace(CARD, capability=(5, 2), name="Tesla M40")
+    reason = tiny(adapter="qlora").unsupported(older)
+    assert reason is not None and "from compute capability 6.0 (Pascal) on, and Tesla M40 is older; set" in reason
