@@ -28,7 +28,7 @@ from pipeline.config.settings import merged, nested
 from pipeline.memory.device import hardware_of
 from pipeline.memory.meter import WATCHED_STEPS, CpuMeter
 from pipeline.prediction.predict import predict
-from pipeline.report.sections.differences import incomparable
+from pipeline.report.comparable import incomparable
 from pipeline.runtime.run import execute, measured_summary
 from pipeline.searching.problem import make_problem
 from pipeline.training.loop import Loop, Message, rows_of_step, train

@@ -12,8 +12,8 @@ from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.settings import RunSettings
 from pipeline.jobs.publish import publish
+from pipeline.report.comparable import incomparable
 from pipeline.report.comparison import ComparisonFindings, comparison_frame
-from pipeline.report.sections.differences import incomparable
 from pipeline.tracking.history import CONDITIONS, History
 from pipeline.tracking.job import open_job
 from pipeline.training.metrics import AGAINST_BASELINE, Row, against_baseline, common_settings

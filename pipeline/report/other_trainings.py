@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 
 from pipeline.base.technique import Mathematics
 from pipeline.config.settings import TECHNIQUES
+from pipeline.report.comparable import incomparable
 from pipeline.report.page import Section
 from pipeline.report.plot import Plot, colour, label, line, over_steps
-from pipeline.report.sections.differences import incomparable
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row
 

@@ -1,31 +1,13 @@
 """Differences: the settings in which runs differ, and the metrics that do not compare because of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
+from pipeline.report.comparable import incomparable, written
 from pipeline.report.page import Section
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row
-
-CONDITIONS: Mapping[str, tuple[str, ...]] = {
-    "effective batch": ("effective_batch_size",),
-    "corpus": ("corpus", "corpus_digest", "sequences", "sequence_length"),
-    "device": ("device", "device_name"),
-    "model": ("model",),
-}
-"""Conditions under which metrics compare, and the settings that record them."""
-PADDED = ("fixed_length", "padded", "grouped")
-"""Values of `sequences` that are one training."""
-
-
-def incomparable(row: Row, other: Row) -> set[str]:
-    """Return the CONDITIONS in which two runs differ."""
-    return {
-        condition
-        for condition, names in CONDITIONS.items()
-        if any(_trained(row, name) != _trained(other, name) for name in names)
-    }
 
 
 def section(rows: Sequence[Row]) -> Section:
@@ -60,16 +42,5 @@ def section(rows: Sequence[Row]) -> Section:
 def _by_value(rows: Sequence[Row], name: str) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for row in rows:
-        groups.setdefault(_written(row.params.get(name)), []).append(row.name)
+        groups.setdefault(written(row.params.get(name)), []).append(row.name)
     return groups
-
-
-def _trained(row: Row, name: str) -> str:
-    """Return a run's setting as far as it changes the training, which padding does not."""
-    written = _written(row.params.get(name))
-    return "padded" if name == "sequences" and written in PADDED else written
-
-
-def _written(value: object) -> str:
-    """Return a setting as it is written on the command line."""
-    return "none" if value is None else str(value)
