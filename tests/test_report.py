@@ -175,7 +175,7 @@ def rungs_of(plot: Plot) -> list[str]:
 
 def data_of(spec: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the data of a whole chart."""
-    lines: list[dict[str, Any]] = spec["datasets"][spec["data"]["name"]]
+    lines: list[dict[str, Any]] = spec["data"]["values"]
     return lines
 
 

@@ -55,6 +55,7 @@ const whatIf = (view, output) => {
 const options = { renderer: "svg", actions: false, tooltip: { theme: "custom" } };
 const drawn = [...document.querySelectorAll("[data-chart]")].map(async place => {
   const spec = JSON.parse(place.querySelector("script").textContent);
+  spec.config.legend.columns = Math.max(1, Math.floor((place.clientWidth || document.body.clientWidth) / 200));
   const { view } = await vegaEmbed(place.querySelector(".chart"), spec, options);
   const output = place.querySelector("output");
   if (output) whatIf(view, output);

@@ -51,7 +51,7 @@ CONFIG: dict[str, Any] = {
     "legend": {
         **TEXT,
         "orient": "bottom",
-        "columns": {"expr": "max(1, floor(width / 200))"},
+        "columns": 2,
         "labelFontSize": 12,
         "labelLimit": 190,
         "title": None,
@@ -105,8 +105,7 @@ class Plot:
         whole = alt.concat(*charts, columns=2).resolve_scale(color="independent", strokeDash="independent")
         if any(panel.title != self.title for panel in self.panels):
             whole = whole.properties(title=alt.TitleParams(self.title, anchor="middle", fontSize=18, offset=12))
-        config = {**CONFIG, "legend": {**CONFIG["legend"], "columns": 2}}
-        spec = {**_dict(whole), "config": config, "background": "white", "padding": 12}
+        spec = {**_dict(whole), "background": "white", "padding": 12}
         return vl_convert.vegalite_to_png(spec, vl_version=VERSION, ppi=DOTS_PER_INCH)
 
 
@@ -146,7 +145,8 @@ def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float
         for place, (bar, end) in enumerate(zip(values, ends, strict=True))
     ]
     y = alt.Y("place:O", axis=names_axis([bar.name for bar in values]))
-    scale = alt.Scale(domain=[lowest * 1.1, longest * 1.25], nice=False, zero=False)
+    room = 12 + 7 * max((len(str(line["text"])) for line in lines), default=0)  # for the longest text, in pixels
+    scale = alt.Scale(domain=[lowest * 1.1, longest], range=[0, alt.expr(f"width - {room}")], nice=False, zero=False)
     x = alt.X("value:Q", title=unit, scale=scale, axis=alt.Axis(tickCount=5))
     base = alt.Chart().encode(y=y, tooltip=ABOUT)
     layers: list[alt.Chart] = [

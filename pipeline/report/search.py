@@ -114,6 +114,9 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
         bound = f"within {100 * max(certificate.bound, certificate.gap):.3g} %"
         detail = f"of the best of {certificate.num_configurations:,}, {100 * certificate.confidence:.0f} % confidence"
         found.append(Headline(title="bound", value=bound, detail=detail))
+    elif certificate is not None:
+        detail = f"the residual of the time model is {100 * certificate.residual_rms:.0f} %"
+        found.append(Headline(title="bound", value="none", detail=detail))
     if verification is not None and verification.same_training is not None:
         value = "yes" if verification.same_training else "no"
         detail = f"losses differ by {verification.max_loss_difference:.2g}, tolerance {verification.tolerance:.2g}"

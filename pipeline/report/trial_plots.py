@@ -7,11 +7,13 @@ from typing import Any
 import altair as alt
 
 from pipeline.base.units import MIB
-from pipeline.report.plot import ABOUT, GREY, WARNING, Panel, Plot, colour, data, layered
+from pipeline.report.plot import ABOUT, GREY, WARNING, Panel, Plot, colour, data, layered, names_axis
 from pipeline.searching.results import Trial, columns, label, measured
 
 FITS = alt.Scale(domain=["fits", "over the budget", "did not complete"], range=[colour(0), WARNING, GREY])
 """Colours of trials, the same in all charts of a search."""
+ENDS = "datum.height == 0 ? 'left' : datum.height == 1 ? 'right' : 'center'"
+"""Where a value stands at its place, so that the first and the last stay in the chart."""
 
 
 def over_time_plot(rows: Sequence[Trial]) -> Plot:
@@ -61,22 +63,18 @@ def parallel_plot(rows: Sequence[Trial], budget_bytes: int, best: Trial | None) 
             for place, height in enumerate(heights)
         ]
     marks = [
-        {"place": place, "height": _height(values[name], value), "text": str(value)}
+        {"place": place, "height": _height(values[name], value), "text": str(value), "below": number % 2}
         for place, name in enumerate(shown)
-        for value in values[name]
+        for number, value in enumerate(values[name])
     ]
     for place, greatest in ((len(shown), peak / MIB), (len(shown) + 1, speed)):
         marks += [{"place": place, "height": 0, "text": "0"}, {"place": place, "height": 1, "text": f"{greatest:,.0f}"}]
     budget = [{"place": len(shown), "height": budget_bytes / peak, "about": f"budget {budget_bytes / MIB:,.1f} MiB"}]
     kinds = alt.Scale(domain=["best", "fits", "over the budget"], range=[colour(2), colour(0), WARNING])
-    headings = [text.replace("_", "_ ").replace(".", ". ").split(" ") for text in places]
-    x_scale = alt.Scale(domain=[-0.2, len(places) - 0.4], nice=False)
-    axis = alt.Axis(
-        values=list(range(len(places))), labelExpr=f"{headings}[datum.value]", grid=True, gridOpacity=0.5, domain=False
-    )
     base = alt.Chart().encode(
-        x=alt.X("place:Q", title=None, scale=x_scale, axis=axis),
-        y=alt.Y("height:Q", axis=None, scale=alt.Scale(domain=[-0.05, 1.08], nice=False)),
+        x=alt.X("height:Q", axis=None, scale=alt.Scale(domain=[-0.02, 1.02], nice=False)),
+        y=alt.Y("place:O", axis=names_axis(places), scale=alt.Scale(type="point", padding=0.5)),
+        order="place:Q",
     )
     at = base.properties(data=data(marks))
     chart = layered(
@@ -88,11 +86,13 @@ def parallel_plot(rows: Sequence[Trial], budget_bytes: int, best: Trial | None) 
             strokeWidth=alt.condition(alt.datum.kind == "best", alt.value(3), alt.value(1.5)),
             tooltip=ABOUT,
         ),
-        base.properties(data=data(budget)).mark_tick(color=WARNING, thickness=3, width=24).encode(tooltip=ABOUT),
-        at.mark_text(align="left", dx=4).encode(text="text:N"),
+        base.properties(data=data(budget)).mark_tick(color=WARNING, thickness=3, size=24).encode(tooltip=ABOUT),
+        at.mark_text(dy=alt.expr("datum.below ? 10 : -8"), align=alt.expr(ENDS)).encode(text="text:N"),
     )
     title = "trials by dimension (bar: the budget)"
-    return Plot(name="parallel_coordinates", title=title, panels=(Panel(title=title, chart=chart),), is_wide=True)
+    return Plot(
+        name="parallel_coordinates", title=title, panels=(Panel(title=title, chart=chart, height=44 * len(places)),)
+    )
 
 
 def _kind(row: Trial) -> str:
