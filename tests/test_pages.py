@@ -174,7 +174,7 @@ def move(page: Page, budget: float) -> str:
 
 def rings(page: Page) -> int:
     """Return the number of configurations with a ring."""
-    return page.locator("[data-chart=memory_against_throughput] .layer_4_marks path").count()
+    return page.locator("[data-chart=memory_against_throughput] .rings_marks path").count()
 
 
 def test_configurations_are_measured_predicted_or_refused() -> None:
@@ -227,7 +227,7 @@ def test_a_search_answers_for_another_budget(shown: Shown) -> None:
 @needs_browser
 def test_a_pointer_on_a_point_is_told_everything_of_it(shown: Shown) -> None:
     page = shown(search_findings(), 1440, "light")
-    page.locator("[data-chart=memory_against_throughput] .layer_3_marks path").last.hover(force=True)
+    page.locator("[data-chart=memory_against_throughput] .measured_marks path").last.hover(force=True)
     tip = page.locator("#vg-tooltip-element")
     expect(tip).to_be_visible()
     for text in ("micro-batch 8", "checkpointing none", "precision bf16", "96.8 MiB", "1,600 tokens/s", "measured, ok"):
@@ -244,11 +244,11 @@ def test_the_cards_of_a_plan_are_buttons_and_its_heat_map_has_controls(shown: Sh
     chart = sections.nth(1).locator("[data-chart]").first
     box = chart.locator("svg").bounding_box()
     assert box is not None and box["width"] > 800
-    texts = chart.locator(".layer_1_marks text")
-    bf16 = texts.all_inner_texts()
-    chart.get_by_label("precision").select_option("fp32")
+    texts = chart.locator(".sizes_marks text")
+    bf16 = texts.all_text_contents()
+    chart.get_by_role("combobox", name="precision").select_option("fp32")
     expect(texts.first).not_to_have_text(bf16[0])
-    cell = chart.locator(".layer_0_marks path").first
+    cell = chart.locator(".cells_marks path").first
     shade = cell.get_attribute("fill")
     slider = chart.get_by_role("slider")
     slider.evaluate("slider => { slider.value = 10; slider.dispatchEvent(new Event('input')); }")
@@ -276,7 +276,7 @@ def test_a_page_fits_its_screen(findings: Callable[[], Findings], width: int, sc
             assert box is not None and box["width"] > 250 and box["x"] + box["width"] <= width
         if button is not None:
             button.click()
-    ink = page.locator("[data-chart] svg:visible text").first
+    ink = page.locator("[data-chart] svg:visible .role-axis-label text").first
     assert ink.evaluate("text => getComputedStyle(text).fill") == (
         "rgb(27, 31, 36)" if scheme == "light" else "rgb(230, 234, 239)"
     )

@@ -209,8 +209,9 @@ def test_a_heat_map_has_a_control_for_each_dimension_beside_its_axes_and_the_bud
     plain = {"micro_batch_size": 1, "checkpointing": "none"}
     rows = tuple(row(size, 1.0, **plain, precision=name) for size, name in ((10, "fp32"), (8, "bf16")))
     card = CardPlan(card="T4", budget_bytes=9 * MIB, rows=rows, skipped=(), breakdown=None)
-    [panel] = _fit_plot("fit", card, 100).panels
-    assert panel.title == "predicted peak on T4, MiB, with precision bf16 (green frame: start here)"
+    plot = _fit_plot("fit", card, 100)
+    [panel] = plot.panels
+    assert plot.title == "what fits T4, with precision bf16"
     budget, precision = panel.to_spec()["params"]
     assert (budget["value"], precision["value"], precision["bind"]["options"]) == (9, "bf16", ["fp32", "bf16"])
     [alone] = _fit_plot("fit", replace(card, rows=tuple(row(8, 1.0, **plain) for _ in range(2))), 100).panels

@@ -1,6 +1,7 @@
 """All configurations of a search's space as points: measured, predicted or refused, and the answer at any budget."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -94,11 +95,12 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
     ]
     sizes = [one.mib for one in configurations]
     lowest, highest = min([budget_mib, *sizes]), max([budget_mib, *sizes])
-    step = 10 ** (len(str(int(highest - lowest + 1))) - 3)
+    step = 10 ** (len(str(int(highest - lowest + 1))) - 3)  # a hundred steps or more
+    first = step * math.floor(lowest / step)
     budget = alt.param(
         name="budget",
         value=round(budget_mib, 2),
-        bind=alt.binding_range(min=round(lowest, 2), max=round(highest * 1.02, 2), step=step, name="budget, MiB"),
+        bind=alt.binding_range(min=round(first, 3), max=round(highest * 1.02, 2), step=step, name="budget, MiB"),
     )
     marked = alt.param(name="marked", value=[answer])
     kinds = [MEASURED, PREDICTED, REFUSED]
@@ -108,7 +110,7 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
     base = alt.Chart().encode(
         x=alt.X("mib:Q", title="peak memory that the budget limits, MiB", scale=scale_x),
         y=alt.Y("speed:Q", title="tokens per second", scale=alt.Scale(zero=True)),
-        tooltip=ABOUT,
+        **ABOUT,
     )
     points = base.encode(color=alt.Color("kind:N", scale=colours), shape=alt.Shape("kind:N", scale=shapes))
     over = alt.expr("datum.mib > budget ? 0.35 : 1")
@@ -124,10 +126,12 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
         base.properties(data=data(front))
         .mark_line(interpolate="step-after", color=colour(2), strokeDash=[6, 3])
         .encode(tooltip=alt.value(None)),
-        points.transform_filter(alt.datum.kind == MEASURED).mark_point(filled=True, size=80, opacity=over),
-        base.transform_filter("indexof(marked, datum.id) >= 0").mark_point(
-            shape="circle", size=320, strokeWidth=3, color=colour(2), filled=False, opacity=1
-        ),
+        points.transform_filter(alt.datum.kind == MEASURED)
+        .properties(name="measured")
+        .mark_point(filled=True, size=80, opacity=over),
+        base.transform_filter("indexof(marked, datum.id) >= 0")
+        .properties(name="rings")
+        .mark_point(shape="circle", size=320, strokeWidth=3, color=colour(2), filled=False, opacity=1),
         data=data(lines, "configurations"),
     ).add_params(budget, marked)
     what_if = "Nothing that was measured fits."
@@ -184,7 +188,7 @@ def left_plot(findings: SearchFindings, configurations: Sequence[Configuration])
         ),
         alt.Chart(data([{"x": 0, "about": f"the answer: {speed:,.0f} tokens/s"}]))
         .mark_rule(color=colour(2), strokeWidth=3)
-        .encode(x="x:Q", tooltip=ABOUT),
+        .encode(x="x:Q", **ABOUT),
     )
     title = "what was not measured (green: the answer)"
     return (Plot(name="unmeasured", title=title, panels=(Panel(title=title, chart=chart),)),)

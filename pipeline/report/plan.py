@@ -235,22 +235,23 @@ def _fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
         .encode(
             x=alt.X("micro:O", title="micro-batch", sort=sizes, axis=alt.Axis(labelAngle=0, grid=False)),
             y=alt.Y("policy:O", axis=names_axis(policies)),
-            tooltip=ABOUT,
+            **ABOUT,
         )
     )
-    legend = alt.Legend(title="% of the budget (red does not fit)", gradientLength=200, values=[0, 50, 100, 150, 200])
+    legend = alt.Legend(title="% of the budget", gradientLength=200, values=[0, 50, 100, 150, 200])
     chart = layered(
-        base.mark_rect(cornerRadius=3).encode(color=alt.Color("share:Q", scale=SHARES, legend=legend)),
-        base.mark_text(color="#111111").encode(text="text:N"),
+        base.properties(name="cells")
+        .mark_rect(cornerRadius=3)
+        .encode(color=alt.Color("share:Q", scale=SHARES, legend=legend)),
+        base.properties(name="sizes").mark_text(color="#111111").encode(text="text:N"),
         base.transform_filter("datum.best").mark_rect(filled=False, stroke=colour(2), strokeWidth=4, cornerRadius=3),
         data=data(cells),
     ).add_params(bound, *chosen)
-    title = f"predicted peak on {card.card}, {unit}"
-    if controls:
-        title += f", with {', '.join(f'{heading(key)} {start.choice[key]}' for key in controls)}"
-    title += " (green frame: start here)" if card.recommended else ""
+    title = f"predicted peak, {unit} (blue fits, red does not{'; green frame: start here' if card.recommended else ''})"
+    given = ", ".join(f"{heading(key)} {start.choice[key]}" for key in controls)
     panel = Panel(title=title, chart=chart, height=max(120, 44 * len(policies)))
-    return Plot(name=name, title=title, panels=(panel,), is_wide=True)
+    of_card = f"what fits {card.card}{f', with {given}' if given else ''}"
+    return Plot(name=name, title=of_card, panels=(panel,), is_wide=True)
 
 
 def _of_fastest(rows: Sequence[PlannedRow], num_cells: int) -> list[PlannedRow]:

@@ -63,9 +63,8 @@ CONFIG: dict[str, Any] = {
 }
 
 Chart = alt.Chart | alt.LayerChart
-Line = dict[str, Any]
-"""One mark's data; `about` is what a pointer on it is told."""
-ABOUT = alt.Tooltip("about:N")
+ABOUT: dict[str, Any] = {"tooltip": alt.Tooltip("about:N"), "description": alt.Description("about:N")}
+"""Encodings of a mark: its line's `about` is what a pointer and a screen reader tell of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +147,7 @@ def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float
     room = 12 + 7 * max((len(str(line["text"])) for line in lines), default=0)  # for the longest text, in pixels
     scale = alt.Scale(domain=[lowest * 1.1, longest], range=[0, alt.expr(f"width - {room}")], nice=False, zero=False)
     x = alt.X("value:Q", title=unit, scale=scale, axis=alt.Axis(tickCount=5))
-    base = alt.Chart().encode(y=y, tooltip=ABOUT)
+    base = alt.Chart().encode(y=y, **ABOUT)
     layers: list[alt.Chart] = [
         base.mark_bar(height={"band": 0.7}).encode(x=x, x2="start:Q", color=alt.Color("shade:N", scale=None)),
         base.mark_text(align="left", baseline="middle", dx=3).encode(x="end:Q", text="text:N"),
@@ -157,7 +156,7 @@ def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float
         layers.append(base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q"))
     for name, value in marks.items():
         at = alt.Chart(data([{"value": value, "about": f"{name} {short(value)} {unit}"}]))
-        layers.append(at.mark_rule(color=WARNING, strokeDash=[6, 3], strokeWidth=2).encode(x="value:Q", tooltip=ABOUT))
+        layers.append(at.mark_rule(color=WARNING, strokeDash=[6, 3], strokeWidth=2).encode(x="value:Q", **ABOUT))
         layers.append(
             at.mark_text(color=WARNING, align="right", dx=-4, dy=-4, baseline="bottom").encode(
                 x="value:Q", y=alt.value(0), text="about:N"
@@ -191,7 +190,7 @@ def curves(
         x=alt.X("x:Q", title=over, axis=x_axis, scale=alt.Scale(zero=False, nice=False)),
         y=alt.Y("y:Q", title=unit, scale=y_scale),
         color=shade,
-        tooltip=ABOUT,
+        **ABOUT,
     )
     marked = max(map(len, series.values()), default=0) <= 40
     main = base.properties(name=f"view_{slug}", data=_points(series, over, unit))

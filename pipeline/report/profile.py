@@ -211,7 +211,7 @@ def _course(course: StepMemory) -> Panel:
     top = alt.Scale(domain=[0, 1.12 * highest["total"]], nice=False)
     behind = alt.Chart(data(phases))
     over = alt.Chart(data(moments))
-    peak = alt.Chart(data([highest])).encode(x="ms:Q", y="total:Q", tooltip=ABOUT)
+    peak = alt.Chart(data([highest])).encode(x="ms:Q", y="total:Q", **ABOUT)
     areas = over.transform_fold(list(CATEGORIES), as_=["category", "MiB"]).transform_calculate(
         order=f"indexof({list(CATEGORIES)}, datum.category)"
     )
@@ -224,7 +224,7 @@ def _course(course: StepMemory) -> Panel:
             order="order:Q",
         ),
         behind.mark_text(baseline="top", dy=2).encode(x="middle:Q", y=alt.value(0), text="phase:N"),
-        over.mark_rect(opacity=0).encode(x="ms:Q", x2="end:Q", tooltip=ABOUT),
+        over.mark_rect(opacity=0).encode(x="ms:Q", x2="end:Q", **ABOUT),
         peak.mark_point(shape="triangle-down", filled=True, size=90, color=WARNING, yOffset=-6, opacity=1),
         peak.mark_text(color=WARNING, dy=-16).encode(text=alt.value(f"peak {short(highest['total'])} MiB")),
     )

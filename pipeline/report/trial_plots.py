@@ -28,7 +28,7 @@ def over_time_plot(rows: Sequence[Trial]) -> Plot:
     ]
     base = alt.Chart().encode(
         x=alt.X("trial:Q", axis=alt.Axis(tickMinStep=1, format="d"), scale=alt.Scale(domain=[0.5, len(rows) + 0.5])),
-        tooltip=ABOUT,
+        **ABOUT,
     )
     y_title = "tokens per second"
     chart = layered(
@@ -84,9 +84,9 @@ def parallel_plot(rows: Sequence[Trial], budget_bytes: int, best: Trial | None) 
             detail="trial:N",
             color=alt.Color("kind:N", scale=kinds),
             strokeWidth=alt.condition(alt.datum.kind == "best", alt.value(3), alt.value(1.5)),
-            tooltip=ABOUT,
+            **ABOUT,
         ),
-        base.properties(data=data(budget)).mark_tick(color=WARNING, thickness=3, size=24).encode(tooltip=ABOUT),
+        base.properties(data=data(budget)).mark_tick(color=WARNING, thickness=3, size=24).encode(**ABOUT),
         at.mark_text(dy=alt.expr("datum.below ? 10 : -8"), align=alt.expr(ENDS)).encode(text="text:N"),
     )
     title = "trials by dimension (bar: the budget)"

@@ -82,7 +82,7 @@ def _points(frame: pd.DataFrame, title: str, x: str, y: str, theory: Sequence[di
     base = alt.Chart(data(lines)).encode(
         x=alt.X(f"{x}:Q", title=UNITS[x], axis=alt.Axis(tickMinStep=1), scale=alt.Scale(zero=False, padding=16)),
         y=alt.Y(f"{y}:Q", title=UNITS[y]),
-        tooltip=ABOUT,
+        **ABOUT,
     )
     layers = [
         base.mark_point(filled=True, size=80, opacity=1).encode(
