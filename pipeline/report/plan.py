@@ -19,7 +19,9 @@ from pipeline.searching.results import columns, heading, label
 
 NUM_IN_TERMINAL = 8
 """Configurations of a card that the terminal shows."""
-NUM_CELLS = 3000
+NUM_ON_PAGE = 300
+"""Configurations of all cards' tables on the page; the CSV files have all."""
+NUM_CELLS = 1800
 """Configurations of all heat maps of a page, so that it stays small: those of the fastest combinations."""
 AXES = ("micro_batch_size", "checkpointing")
 """The dimensions along the axes of a heat map; the others are its controls."""
@@ -84,7 +86,11 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | Non
     if not card.rows:
         return Section(title=card.card, notes=(*card.notes, *card.skipped), choice=card.card)
     name = re.sub(r"[^a-z0-9]+", "_", card.card.lower()).strip("_")
-    tables = [_configurations_table(name, card, findings.dataset_size), _largest_table(name, card, num_details)]
+    num_on_page = NUM_ON_PAGE // len(findings.cards)
+    tables = [
+        _configurations_table(name, card, findings.dataset_size, num_on_page),
+        _largest_table(name, card, num_details, num_on_page),
+    ]
     plots = [_fit_plot(f"fit_{name}", card, num_cells)]
     if card.breakdown is not None:
         which = "recommended configuration" if card.recommended else "smallest configuration"
@@ -108,12 +114,11 @@ def _headlines(card: CardPlan, best: PlannedRow) -> tuple[Headline, ...]:
     """Return what to start with, its memory and speed, and how much of the space fits."""
     budget_mib, peak_mib = card.budget_bytes / MIB, best.peak_bytes / MIB
     fitting = sum(row.fits for row in card.rows)
-    rest = ", ".join(f"{heading(key)} {value}" for key, value in best.choice.items() if key != "micro_batch_size")
     return (
         Headline(
-            title="start with",
+            title="start with micro-batch x accumulation",
             value=f"{best.micro_batch_size} x {best.accumulation_steps}",
-            detail=f"micro-batch x accumulation; {rest}" if rest else "micro-batch x accumulation",
+            detail=label(best.choice),
         ),
         Headline(
             title="predicted peak",
@@ -131,7 +136,7 @@ def _headlines(card: CardPlan, best: PlannedRow) -> tuple[Headline, ...]:
     )
 
 
-def _configurations_table(name: str, card: CardPlan, dataset_size: int) -> Table:
+def _configurations_table(name: str, card: CardPlan, dataset_size: int, num_on_page: int) -> Table:
     best, shown = card.recommended, columns(row.choice for row in card.rows)
     lines = [
         {
@@ -162,10 +167,11 @@ def _configurations_table(name: str, card: CardPlan, dataset_size: int) -> Table
         forms={**whole, "seconds per step": "{:.3g}", "tokens/s": "{:,.0f}", "± %": "{:.0f}"},
         note=note,
         num_in_terminal=NUM_IN_TERMINAL,
+        num_on_page=num_on_page,
     )
 
 
-def _largest_table(name: str, card: CardPlan, num_in_terminal: int | None) -> Table:
+def _largest_table(name: str, card: CardPlan, num_in_terminal: int | None, num_on_page: int) -> Table:
     """Return the largest micro-batch that fits for each combination of the other dimensions."""
     largest: dict[tuple[tuple[str, Any], ...], int] = {}
     shown = [key for key in columns(row.choice for row in card.rows) if key != "micro_batch_size"]
@@ -175,7 +181,9 @@ def _largest_table(name: str, card: CardPlan, num_in_terminal: int | None) -> Ta
     lines = [{**dict(others), "largest micro-batch": size or None} for others, size in largest.items()]
     frame = pd.DataFrame(lines).astype({"largest micro-batch": "Int64"})
     title = "the largest micro-batch that fits"
-    return Table(name=f"largest_{name}", title=title, frame=frame, num_in_terminal=num_in_terminal)
+    return Table(
+        name=f"largest_{name}", title=title, frame=frame, num_in_terminal=num_in_terminal, num_on_page=num_on_page
+    )
 
 
 def _cards_table(cards: Sequence[CardPlan]) -> Table:
@@ -199,8 +207,9 @@ def _cards_table(cards: Sequence[CardPlan]) -> Table:
 
 def _fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
     """Return a heat map of micro-batch and checkpointing; the other dimensions and the budget are its controls."""
-    unit, unit_bytes = ("GiB", 2**30) if card.budget_bytes >= 2**31 else ("MiB", MIB)
     rows = _of_fastest(card.rows, num_cells)
+    most_bytes = max(row.peak_bytes for row in rows)
+    unit, unit_bytes = ("GiB", 2**30) if most_bytes >= 2**33 else ("MiB", MIB)
     start = card.recommended or min(rows, key=lambda row: row.peak_bytes)
     sizes = sorted({row.micro_batch_size for row in rows})
     policies = list(dict.fromkeys(str(row.choice.get("checkpointing", "")) for row in rows))
@@ -208,7 +217,10 @@ def _fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
     controls = [key for key in values if key not in AXES and len(values[key]) > 1]
     cells = [
         {"micro": row.micro_batch_size, "policy": policies.index(str(row.choice.get("checkpointing", "")))}
-        | {"peak": row.peak_bytes / unit_bytes, "text": f"{row.peak_bytes / unit_bytes:,.{1 if unit == 'GiB' else 0}f}"}
+        | {
+            "peak": round(row.peak_bytes / unit_bytes, 3),
+            "text": f"{row.peak_bytes / unit_bytes:,.{1 if unit == 'GiB' else 0}f}",
+        }
         | {f"of_{place}": str(row.choice[key]) for place, key in enumerate(controls)}
         | {"best": row is card.recommended, "about": _about(row, card)}
         for row in rows
@@ -222,7 +234,7 @@ def _fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
         for place, key in enumerate(controls)
     ]
     budget = card.budget_bytes / unit_bytes
-    most = max(budget, *(row.peak_bytes / unit_bytes for row in rows))
+    most = 1.1 * most_bytes / unit_bytes  # a greater budget changes nothing
     bound = alt.param(
         name="budget",
         value=round(budget, 2),
@@ -269,9 +281,9 @@ def _of_fastest(rows: Sequence[PlannedRow], num_cells: int) -> list[PlannedRow]:
 
 
 def _about(row: PlannedRow, card: CardPlan) -> str:
-    lines = [f"{heading(key)} {value}" for key, value in row.choice.items()]
     left_mib = (card.budget_bytes - row.peak_bytes) / MIB
-    lines += [
+    lines = [
+        label(row.choice),
         f"accumulation {row.accumulation_steps}",
         f"{row.peak_bytes / MIB:,.0f} MiB, {abs(left_mib):,.0f} MiB {'of headroom' if row.fits else 'too many'}",
         f"{_seconds(row.seconds)} a step, {row.tokens_per_second:,.0f} tokens/s ({_percent(row)})",

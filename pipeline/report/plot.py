@@ -23,8 +23,8 @@ DASHES = ([1, 0], [6, 3], [6, 3, 1, 3], [2, 2])
 PANEL_PIXELS = 480
 """Width of a panel in a PNG; on the page a panel is as wide as its place."""
 DOTS_PER_INCH = 140
-LABEL_CHARACTERS = 24
-LABEL_PIXELS = 180
+LABEL_CHARACTERS = 28
+LABEL_PIXELS = 200
 NUM_POINTS = 500
 """Points of a curve on the page; of a longer one, every n-th is drawn, and the last one."""
 
@@ -185,9 +185,12 @@ def curves(
     shade = alt.Color("run:N", scale=alt.Scale(domain=names, range=[colour(index) for index in range(len(names))]))
     dashes = alt.Scale(domain=names, range=[DASHES[index % len(DASHES)] for index in range(len(names))])
     x_axis = alt.Axis(tickMinStep=1, format="d") if over == "optimizer step" else alt.Axis()
-    y_scale = scale or alt.Scale(zero=False)
+    has_points = any(y is not None and math.isfinite(y) for points in series.values() for _, y in points)
+    empty = alt.Scale(domain=[0, 1])
+    x_scale = alt.Scale(zero=False, nice=False) if has_points else empty
+    y_scale = (scale or alt.Scale(zero=False)) if has_points else empty
     base = alt.Chart().encode(
-        x=alt.X("x:Q", title=over, axis=x_axis, scale=alt.Scale(zero=False, nice=False)),
+        x=alt.X("x:Q", title=over, axis=x_axis, scale=x_scale),
         y=alt.Y("y:Q", title=unit, scale=y_scale),
         color=shade,
         **ABOUT,

@@ -65,9 +65,7 @@ def _distances(rows: Sequence[Row]) -> Panel:
         for row in rows
         if not row.is_baseline and row.result is not None
     }
-    drawn = any(distance for points in away.values() for _, distance in points)
-    scale = alt.Scale(type="log") if drawn else alt.Scale(domain=[0, 1])
-    return curves("distance from the baseline's loss", away, "loss difference", scale=scale)
+    return curves("distance from the baseline's loss", away, "loss difference", scale=alt.Scale(type="log"))
 
 
 def _scales(rows: Sequence[Row]) -> Panel:
