@@ -74,7 +74,7 @@ class Piece:
 
 NEEDS = ("pydantic", "psutil", "pynvml", "yaml", "numpy", "pyarrow")
 """Packages that every piece needs."""
-HEADROOM = ("mlflow", "optuna", "sqlalchemy", "scipy", "pandas", "matplotlib", "jinja2", "rich")
+HEADROOM = ("mlflow", "optuna", "sqlalchemy", "scipy", "pandas", "altair", "vl_convert", "jinja2", "rich")
 """Packages of Headroom's entry points."""
 TABLE = "search_table_{tiny}cuda_{model}_{date}.csv"
 PIECES = (
@@ -97,14 +97,14 @@ PIECES = (
         "levers.py --device cuda --repeats 3 --folder {folder} --date {date}",
         "--tiny --repeats 1 --variants checkpointing",
         tuple(f"levers_{{tiny}}cuda_{{model}}_{{date}}.{ending}" for ending in ("csv", "md", "png")),
-        ("pandas", "matplotlib", "jinja2", "rich"),
+        ("pandas", "altair", "vl_convert", "jinja2", "rich"),
     ),
     Piece(
         "peers",
         "peers.py --device cuda --folder {folder} --date {date}",
         "--tiny --runs 1 --num_steps 4 --configurations fp32 --peers Headroom",
         ("peers_{tiny}cuda_{date}.md", "peers_{tiny}cuda_{date}.csv", "peers_{tiny}cuda_{date}.png"),
-        ("accelerate", "lightning", "matplotlib"),
+        ("accelerate", "lightning", "altair", "vl_convert"),
     ),
     Piece(
         "search table",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pipeline.base.units import MIB
 from pipeline.config.variants import Comparison, EntryPoint
-from pipeline.report.plot import Plot
+from pipeline.report.plot import Plot, bars
 from pipeline.report.sections import make_sections
 from pipeline.training.metrics import Row
 
@@ -95,7 +95,7 @@ def waterfall(entry: EntryPoint, runs: Sequence[Run]) -> bytes:
             )
             rows.append(row)
     sections = make_sections(("waterfall",), rows)
-    empty = Plot(name="waterfall", title="too few runs", panels=(lambda axes: None,))
+    empty = Plot(name="waterfall", title="too few runs", panels=(bars("too few runs", (), "MiB"),))
     return next((plot for section in sections for plot in section.plots), empty).to_png()
 
 

@@ -42,10 +42,13 @@ def test_the_overhead_is_measured_in_pairs_of_runs(tmp_path: Path) -> None:
     [
         (
             "from pipeline.cli import settings_of; settings_of('main'), settings_of('search')",
-            {"mlflow", "optuna", "matplotlib", "pandas", "transformers", "scipy", "sqlalchemy", "jinja2"},
+            {"mlflow", "optuna", "altair", "vl_convert", "pandas", "transformers", "scipy", "sqlalchemy", "jinja2"},
         ),
-        ("import pipeline.jobs.comparison", {"optuna", "matplotlib", "transformers", "pipeline.report.table"}),
-        ("import pipeline.jobs.profiling", {"optuna", "matplotlib", "transformers", "pipeline.report.table"}),
+        (
+            "import pipeline.jobs.comparison",
+            {"optuna", "altair", "vl_convert", "transformers", "pipeline.report.table"},
+        ),
+        ("import pipeline.jobs.profiling", {"optuna", "altair", "vl_convert", "transformers", "pipeline.report.table"}),
         (
             "from pipeline.config.experiment import make_experiment; make_experiment({'device': 'cpu'}, 'main')",
             {"transformers.modeling_utils"},

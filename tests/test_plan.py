@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from conftest import TINY, tiny
 from finished import Done
-from matplotlib.figure import Figure
 from processes import started, wait_for
 from project import SMALL, Project
 
@@ -24,7 +23,7 @@ from pipeline.prediction.plan_reasons import reasons_for
 from pipeline.prediction.predict import predict
 from pipeline.report.findings import read_findings, report_of
 from pipeline.report.page import to_html
-from pipeline.report.plan import _fit_plot
+from pipeline.report.plan import _fit_plot, _of_fastest
 
 CARDS = {**SMALL, "gpu": "rtx4090,t4", "effective_batch_size": "4", "model": "gpt2-nano"}
 
@@ -206,13 +205,26 @@ def test_each_value_is_recommended_for_what_its_default_would_need() -> None:
     assert "220 MiB, which" in reasons_for(rows[0], rows, unknown, defaults)[1]
 
 
-def test_heat_maps_have_the_titles_of_their_settings() -> None:
-    rows = [row(10, 1.0, micro_batch_size=1, checkpointing="none")]
-    for more, title in (({}, "peak memory: predicted peak, MiB"), ({"precision": "fp32"}, "precision fp32: predicted")):
-        [panel] = _fit_plot("fit", "fit", [replace(one, choice={**one.choice, **more}) for one in rows], MIB).panels
-        axes = Figure().add_subplot()
-        panel(axes)
-        assert axes.get_title().startswith(title)
+def test_a_heat_map_has_a_control_for_each_dimension_beside_its_axes_and_the_budget() -> None:
+    plain = {"micro_batch_size": 1, "checkpointing": "none"}
+    rows = tuple(row(size, 1.0, **plain, precision=name) for size, name in ((10, "fp32"), (8, "bf16")))
+    card = CardPlan(card="T4", budget_bytes=9 * MIB, rows=rows, skipped=(), breakdown=None)
+    plot = _fit_plot("fit", card, 100)
+    [panel] = plot.panels
+    assert plot.title == "what fits T4, with precision bf16"
+    budget, precision = panel.to_spec()["params"]
+    assert (budget["value"], precision["value"], precision["bind"]["options"]) == (9, "bf16", ["fp32", "bf16"])
+    [alone] = _fit_plot("fit", replace(card, rows=tuple(row(8, 1.0, **plain) for _ in range(2))), 100).panels
+    assert [one["name"] for one in alone.to_spec()["params"]] == ["budget"]
+
+
+def test_a_heat_map_shows_the_fastest_combinations_of_a_large_plan() -> None:
+    rows = tuple(
+        row(8, seconds, micro_batch_size=size, checkpointing="none", precision=name)
+        for seconds, name in ((2.0, "fp32"), (1.0, "bf16"), (3.0, "fp16"))
+        for size in (1, 2)
+    )
+    assert [one.choice["precision"] for one in _of_fastest(rows, 5)] == ["fp32", "fp32", "bf16", "bf16"]
 
 
 def test_findings_are_plain_json(finished: tuple[Project, Done]) -> None:

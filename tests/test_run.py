@@ -263,11 +263,11 @@ def test_ctrl_c_reaches_observers_before_the_caller(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "it" / "result.json").read_text())["result"]["outcome"] == "interrupted"
 
 
-def test_what_a_run_needs_imports_neither_mlflow_nor_optuna_nor_matplotlib() -> None:
+def test_what_a_run_needs_imports_neither_mlflow_nor_optuna_nor_altair() -> None:
     """The process that runs are forked from loads these modules, and a run adds nothing to them."""
     code = (
         "import sys, pipeline.training.loop, pipeline.runtime.run, transformers.models.gpt2.modeling_gpt2\n"
-        "bad = {'mlflow', 'optuna', 'matplotlib', 'pandas'} & set(sys.modules)\n"
+        "bad = {'mlflow', 'optuna', 'altair', 'vl_convert', 'pandas'} & set(sys.modules)\n"
         "raise SystemExit(f'imported {bad}' if bad else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -26,7 +26,7 @@ from pipeline.config.space import Choice, Space, make_space
 from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
 from pipeline.report.search import answer, trials_frame, trials_table
-from pipeline.report.trial_plots import over_time_plot, parallel_plot, plane_plot
+from pipeline.report.trial_plots import over_time_plot, parallel_plot
 from pipeline.runtime.ownership import is_gone, this_process
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate
@@ -283,7 +283,7 @@ def test_every_trial_is_on_the_pareto_front_or_beaten_by_it(points: list[tuple[i
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:1], ROWS[1:2], ROWS[2:3]], ids=["all", "over", "oom", "one"])
 def test_figures_and_table_take_any_outcome(rows: list[Trial]) -> None:
     best = best_trial(rows)
-    for plot in (over_time_plot(rows), plane_plot(rows, BUDGET, best), parallel_plot(rows, BUDGET, best)):
+    for plot in (over_time_plot(rows), parallel_plot(rows, BUDGET, best)):
         assert plot.to_png().startswith(PNG)
     assert len(trials_table(rows, best).lines) == len(rows)
     assert list(trials_frame(rows)["outcome"]) == [r.outcome for r in rows]

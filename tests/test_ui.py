@@ -134,7 +134,8 @@ def test_the_report_is_shown_among_the_artifacts(page: Page, project: Project, a
     [file] = project.folder.glob("runs/*-search-*/trials.csv")
     num_trials = len(file.read_text().splitlines()) - 1
     expect(report.locator("table.sortable").nth(1).locator("tbody tr")).to_have_count(num_trials)
-    assert report.locator("figure img").first.evaluate("image => image.complete && image.naturalWidth > 0")
+    expect(report.locator("html[data-drawn]")).to_be_attached()
+    expect(report.locator("[data-chart=memory_against_throughput] svg .role-mark path").first).to_be_visible()
     keep(page, "report")
 
 
@@ -149,10 +150,12 @@ def test_a_report_fits_its_screen(entry: str, width: int, scheme: str, browser: 
     page.on("pageerror", lambda error: failures.append(str(error)))
     page.goto(f"file://{folder}/report.html")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    for image in page.locator("figure img").all():
-        assert image.evaluate("image => image.complete && image.naturalWidth > 0")
-        box = image.bounding_box()
+    page.locator("html[data-drawn]").wait_for(state="attached")
+    assert page.locator("[data-chart]").count() == page.locator("[data-chart] svg").count() > 0
+    for chart in page.locator("[data-chart] svg").all():
+        box = chart.bounding_box()
         assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width
+    assert (folder / "report.html").stat().st_size < 2e6
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert dark == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 24, 29)")
     assert not failures

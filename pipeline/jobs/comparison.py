@@ -107,7 +107,7 @@ def _summarize(variant: Variant, baseline: Row | None, result: Result) -> Summar
 
 
 def _report(plan: EntryPoint, rows: Sequence[Row], about: Mapping[str, str], job: Job, console: Console) -> None:
-    """Print and log the report; pandas and matplotlib are imported here, after the runs."""
+    """Print and log the report; pandas and Altair are imported here, after the runs."""
     from pipeline.jobs.publish import publish
     from pipeline.report.comparison import ComparisonFindings, comparison_frame
 

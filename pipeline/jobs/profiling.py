@@ -127,7 +127,7 @@ def _report(
     job: Job,
     console: Console,
 ) -> None:
-    """Print and log the report; pandas and matplotlib are imported here, after the runs."""
+    """Print and log the report; pandas and Altair are imported here, after the runs."""
     from pipeline.jobs.publish import publish
 
     publish(findings_of(entry, question, experiment, row, profile, about), {}, job, console)

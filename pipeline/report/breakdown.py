@@ -1,14 +1,13 @@
 """The memory breakdown of a peak as tables and a panel, for profiles and plans."""
 
 from collections.abc import Mapping
-from functools import partial
 
 import pandas as pd
 
 from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown
 from pipeline.memory.timeline import CATEGORIES
-from pipeline.report.plot import Panel, bars_of, colour
+from pipeline.report.plot import Bar, Panel, bars, colour
 from pipeline.report.table import Table
 
 
@@ -20,8 +19,8 @@ def categories_of(peak: Breakdown) -> dict[str, int]:
 def categories_panel(peak: Breakdown) -> Panel:
     """Return a bar for each category."""
     sizes = categories_of(peak)
-    shades = [colour(CATEGORIES.index(name)) for name in sizes]
-    return partial(bars_of, values=in_mib(sizes), title="at the peak, by category", unit="MiB", shades=shades)
+    values = [Bar(name=name, value=size / MIB, shade=colour(CATEGORIES.index(name))) for name, size in sizes.items()]
+    return bars("at the peak, by category", values, "MiB")
 
 
 def shares_table(name: str, title: str, sizes: Mapping[str, int]) -> Table:
@@ -45,8 +44,3 @@ def tensors_table(name: str, title: str, peak: Breakdown) -> Table:
         for tensor in peak.largest
     ]
     return Table(name=name, title=title, frame=pd.DataFrame(lines), forms={"MiB": "{:,.2f}"})
-
-
-def in_mib(sizes: Mapping[str, int]) -> dict[str, float]:
-    """Return bytes as MiB."""
-    return {name: size / MIB for name, size in sizes.items()}

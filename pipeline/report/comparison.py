@@ -2,17 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import pandas as pd
-from matplotlib.axes import Axes
 
 from pipeline.base.results import Outcome
 from pipeline.base.truncation import Truncation
 from pipeline.base.units import MIB
 from pipeline.report.other_trainings import other_trainings
 from pipeline.report.page import Report, Section
-from pipeline.report.plot import Plot, colour, label, line, over_steps, short
+from pipeline.report.plot import Bar, Panel, Plot, bars, colour, curves
 from pipeline.report.sections import make_sections
 from pipeline.report.table import Table
 from pipeline.training.metrics import AGAINST_BASELINE, Row, common_settings
@@ -163,17 +161,16 @@ def overview_plot(title: str, rows: Sequence[Row]) -> Plot:
         name=rows[0].comparison,
         title=title,
         panels=(
-            partial(_loss_curves, rows=rows),
-            partial(bars, rows=rows, name="mean_loss", title="mean loss over all steps", unit="loss"),
-            partial(
-                bars,
-                rows=rows,
-                name="seconds_per_step",
-                title="time per optimizer step (median, quartiles)",
-                unit="seconds",
+            metric_bars(rows, "peak_allocated_mib", "peak memory in live tensors", "MiB"),
+            metric_bars(
+                rows,
+                "seconds_per_step",
+                "time per optimizer step (median, quartiles)",
+                "seconds",
                 spread="seconds_per_step_iqr",
             ),
-            partial(bars, rows=rows, name="peak_allocated_mib", title="peak memory in live tensors", unit="MiB"),
+            curves("loss", losses(rows), "loss"),
+            metric_bars(rows, "mean_loss", "mean loss over all steps", "loss"),
         ),
     )
 
@@ -202,22 +199,25 @@ def answer(rows: Sequence[Row]) -> str:
     )
 
 
-def bars(axes: Axes, *, rows: Sequence[Row], name: str, title: str, unit: str, spread: str | None = None) -> None:
-    """Draw a bar for each variant; a variant without this metric shows its outcome instead."""
-    ends = [row.metrics.get(name, 0.0) + (row.metrics.get(spread, 0.0) / 2 if spread else 0.0) for row in rows]
-    longest = max(ends, default=0.0) or 1.0
+def metric_bars(rows: Sequence[Row], name: str, title: str, unit: str, spread: str | None = None) -> Panel:
+    """Return a bar for each variant; a variant without this metric shows its outcome instead."""
+    values = []
     for index, row in enumerate(rows):
-        value, half = row.metrics.get(name), row.metrics.get(spread, 0.0) / 2 if spread else 0.0
-        if value is None:
-            text, end = outcome_of(row).replace("_", " ") if not _ended(row) else "not measured", 0.0
-        else:
-            text, end = short(value), value + half
-            axes.barh(index, value, xerr=half or None, capsize=3, color=colour(index))
-        axes.annotate(text, (end + longest * 0.02, index), va="center", fontsize="small")
-    axes.set_yticks(range(len(rows)), [label(row.name) for row in rows], fontsize="small")
-    axes.invert_yaxis()
-    axes.set(title=title, xlabel=unit, xlim=(0, longest * 1.2))
-    axes.grid(axis="x", alpha=0.3)
+        value = row.metrics.get(name)
+        missing = "not measured" if _ended(row) else outcome_of(row).replace("_", " ")
+        half = row.metrics.get(spread, 0.0) / 2 if spread else 0.0
+        text = missing if value is None else None
+        values.append(Bar(name=row.name, value=value, shade=colour(index), text=text, spread=half))
+    return bars(title, values, unit)
+
+
+def losses(rows: Sequence[Row]) -> dict[str, list[tuple[float, float | None]]]:
+    """Return the loss of each optimizer step, counted from 1, of each variant that has one."""
+    return {
+        row.name: [(record.step + 1, record.loss) for record in row.result.steps]
+        for row in rows
+        if row.result is not None and row.result.steps
+    }
 
 
 def outcome_of(row: Row) -> str:
@@ -234,12 +234,3 @@ def _against(row: Row) -> str:
     memory = f"{saving:.0f} % less memory" if saving >= 0 else f"{-saving:.0f} % more memory"
     over = ", over the budget" if row.result and row.result.outcome is Outcome.OVER_BUDGET else ""
     return f"{memory} and {overhead:+.0f} % time per sample{over}"
-
-
-def _loss_curves(axes: Axes, *, rows: Sequence[Row]) -> None:
-    for index, row in enumerate(rows):
-        if row.result is not None and row.result.steps:
-            steps = [record.step + 1 for record in row.result.steps]
-            losses = [record.loss for record in row.result.steps]
-            axes.plot(steps, losses, line(index), color=colour(index), label=label(row.name))
-    over_steps(axes, "loss", "loss")

@@ -2,16 +2,14 @@
 
 import statistics
 from collections.abc import Sequence
-from functools import partial
 
 import pandas as pd
-from matplotlib.axes import Axes
 
 from pipeline.base.technique import Mathematics
 from pipeline.config.settings import TECHNIQUES
 from pipeline.report.comparable import incomparable
 from pipeline.report.page import Section
-from pipeline.report.plot import Plot, colour, label, line, over_steps
+from pipeline.report.plot import Plot, curves
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row
 
@@ -47,12 +45,10 @@ def other_trainings(comparison: str, rows: Sequence[Row]) -> Section | None:
         "have taken, the mean is over all such steps, and held out is the difference at the end. Learning rates are "
         "those of each run: one that suits AdamW may not suit the others."
     )
-    shown = [reference, *compared]
-    panels = (partial(_curves, rows=shown), partial(_differences, rows=shown))
     return Section(
         title=title,
         tables=(Table(name=f"{comparison}_other_trainings", title=title, frame=frame, forms=FORMS, note=note),),
-        plots=(Plot(name=f"{comparison}_other_trainings", title=title, panels=panels),),
+        plots=(_plot(f"{comparison}_other_trainings", title, [reference, *compared]),),
     )
 
 
@@ -91,18 +87,19 @@ def _pairs(row: Row, reference: Row) -> list[tuple[float, float]]:
     return [(one.loss, other.loss) for one, other in zip(row.result.steps, reference.result.steps, strict=False)]
 
 
-def _curves(axes: Axes, *, rows: Sequence[Row]) -> None:
-    num_steps = max(len(_pairs(row, rows[0])) for row in rows[1:])
-    for index, row in enumerate(rows):
-        losses = [own for own, _ in _pairs(row, rows[0])][:num_steps]
-        axes.plot(range(1, len(losses) + 1), losses, line(index), color=colour(index), label=label(row.name))
-    over_steps(axes, "loss in the first steps", "loss")
-
-
-def _differences(axes: Axes, *, rows: Sequence[Row]) -> None:
-    for index, row in enumerate(rows):
-        values = [own - other for own, other in _pairs(row, rows[0])]
-        if index:
-            axes.plot(range(1, len(values) + 1), values, line(index), color=colour(index), label=label(row.name))
-    axes.axhline(0, color=colour(0), linewidth=1)
-    over_steps(axes, f"loss less that of {label(rows[0].name)}", "difference")
+def _plot(name: str, title: str, rows: Sequence[Row]) -> Plot:
+    """Return the losses of a reference, the first row, and of others, and their differences from its own."""
+    reference = rows[0]
+    pairs = {row.name: _pairs(row, reference) for row in rows}
+    num_steps = max(len(pairs[row.name]) for row in rows[1:])
+    losses = {one: [own for own, _ in pairs[one]][:num_steps] for one in pairs}
+    differences = {one: [own - other for own, other in pairs[one]][:num_steps] for one in pairs}
+    panels = (
+        curves("loss in the first steps", {one: list(enumerate(losses[one], 1)) for one in losses}, "loss"),
+        curves(
+            f"loss less that of {reference.name}",
+            {one: list(enumerate(differences[one], 1)) for one in differences},
+            "difference",
+        ),
+    )
+    return Plot(name=name, title=title, panels=panels)

@@ -1,6 +1,5 @@
 """A report: question, answer, tables and plots, as one self-contained HTML page and as Markdown."""
 
-from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -8,7 +7,7 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from pipeline.report.plot import Plot
+from pipeline.report.plot import Plot, javascript
 from pipeline.report.table import Table
 
 DESCRIPTION_CHARACTERS = 8000
@@ -25,6 +24,19 @@ class Section:
     notes: tuple[str, ...] = ()
     """Sentences below the tables."""
     plots: tuple[Plot, ...] = ()
+    headlines: tuple["Headline", ...] = ()
+    """Its answer as figures."""
+    choice: str | None = None
+    """The button that shows this section; None if it is always shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """A figure of the answer."""
+
+    title: str
+    value: str
+    detail: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +50,10 @@ class Report:
     environment: Mapping[str, str]
     settings: Mapping[str, object]
     """The settings that all runs share, by dotted name."""
+    headlines: tuple[Headline, ...] = ()
+    """The answer as figures."""
+    command: str | None = None
+    """The command that runs the answer, in the job's folder."""
 
     @property
     def plots(self) -> list[Plot]:
@@ -49,10 +65,16 @@ class Report:
         """The tables of all sections."""
         return [table for section in self.sections for table in section.tables]
 
+    @property
+    def choices(self) -> list[str]:
+        """The buttons of the page that each show some of the sections."""
+        return list(dict.fromkeys(section.choice for section in self.sections if section.choice is not None))
+
 
 def to_html(report: Report) -> str:
-    """Return the report as one HTML page with its plots embedded."""
-    return _template().render(report=report)
+    """Return the report as one HTML page with its charts and the scripts that draw them."""
+    own = (files("pipeline.report") / "page.js").read_text()
+    return _template().render(report=report, vega=javascript(), own=own)
 
 
 def to_markdown(report: Report) -> str:
@@ -71,5 +93,4 @@ def to_markdown(report: Report) -> str:
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["data_url"] = lambda png: f"data:image/png;base64,{b64encode(png).decode()}"
     return environment.from_string((files("pipeline.report") / "page.html").read_text())

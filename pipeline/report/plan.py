@@ -2,31 +2,31 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import numpy as np
+import altair as alt
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.colors import TwoSlopeNorm
 
 from pipeline.base.units import MIB
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow, expected_order
 from pipeline.report.breakdown import categories_panel, tensors_table
-from pipeline.report.page import Report, Section
-from pipeline.report.plot import Plot
+from pipeline.report.page import Headline, Report, Section
+from pipeline.report.plot import ABOUT, Panel, Plot, colour, data, layered, names_axis
 from pipeline.report.table import Table
-from pipeline.searching.results import columns, label
-
-Others = tuple[tuple[str, Any], ...]
-"""The values of a configuration's dimensions other than those of a plot's axes."""
+from pipeline.searching.results import columns, heading, label
 
 NUM_IN_TERMINAL = 8
 """Configurations of a card that the terminal shows."""
-NUM_PANELS = 6
-"""Heat maps of a card."""
+NUM_ON_PAGE = 300
+"""Configurations of all cards' tables on the page; the CSV files have all."""
+NUM_CELLS = 1800
+"""Configurations of all heat maps of a page, so that it stays small: those of the fastest combinations."""
+AXES = ("micro_batch_size", "checkpointing")
+"""The dimensions along the axes of a heat map; the others are its controls."""
+SHARES = alt.Scale(domain=[0, 100, 100.001, 200], range=["#D6ECF9", "#56B4E9", "#F6C7A3", "#D55E00"], clamp=True)
+"""Colours of shares of the budget: blue fits, red does not; dark text can be read on all of them."""
 ESTIMATED = (
     "Times are estimated from what a step computes, moves and launches and from the device's data sheet; a search "
     "measures them."
@@ -37,7 +37,8 @@ def plan_report(findings: PlanFindings) -> Report:
     """Return the report; the terminal shows the details of a card if it is the only one."""
     several = len(findings.cards) > 1
     recommended = any(card.recommended for card in findings.cards)
-    sections = [_card_section(card, findings, num_details=0 if several else None) for card in findings.cards]
+    num_cells = NUM_CELLS // max(1, len(findings.cards))
+    sections = [_card_section(card, findings, 0 if several else None, num_cells) for card in findings.cards]
     if several:
         sections.insert(0, Section(title="cards", tables=(_cards_table(findings.cards),)))
     return Report(
@@ -81,12 +82,16 @@ def _percent(row: PlannedRow) -> str:
     return f"± {100 * row.deviation:.0f} %"
 
 
-def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | None) -> Section:
+def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | None, num_cells: int) -> Section:
     if not card.rows:
-        return Section(title=card.card, notes=(*card.notes, *card.skipped))
+        return Section(title=card.card, notes=(*card.notes, *card.skipped), choice=card.card)
     name = re.sub(r"[^a-z0-9]+", "_", card.card.lower()).strip("_")
-    tables = [_configurations_table(name, card, findings.dataset_size), _largest_table(name, card, num_details)]
-    plots = [_fit_plot(f"fit_{name}", f"what fits {card.card}", card.rows, card.budget_bytes)]
+    num_on_page = NUM_ON_PAGE // len(findings.cards)
+    tables = [
+        _configurations_table(name, card, findings.dataset_size, num_on_page),
+        _largest_table(name, card, num_details, num_on_page),
+    ]
+    plots = [_fit_plot(f"fit_{name}", card, num_cells)]
     if card.breakdown is not None:
         which = "recommended configuration" if card.recommended else "smallest configuration"
         when = f"optimizer step {card.breakdown.step + 1}, {card.breakdown.phase}"
@@ -95,10 +100,43 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | Non
         panel = categories_panel(card.breakdown)
         plots.append(Plot(name=f"breakdown_{name}", title=f"{which}, by category", panels=(panel,)))
     notes = (*card.reasons, *card.notes, *card.skipped)
-    return Section(title=card.card, tables=tuple(tables), notes=notes, plots=tuple(plots))
+    return Section(
+        title=card.card,
+        headlines=() if card.recommended is None else _headlines(card, card.recommended),
+        tables=tuple(tables),
+        notes=notes,
+        plots=tuple(plots),
+        choice=card.card,
+    )
 
 
-def _configurations_table(name: str, card: CardPlan, dataset_size: int) -> Table:
+def _headlines(card: CardPlan, best: PlannedRow) -> tuple[Headline, ...]:
+    """Return what to start with, its memory and speed, and how much of the space fits."""
+    budget_mib, peak_mib = card.budget_bytes / MIB, best.peak_bytes / MIB
+    fitting = sum(row.fits for row in card.rows)
+    return (
+        Headline(
+            title="start with micro-batch x accumulation",
+            value=f"{best.micro_batch_size} x {best.accumulation_steps}",
+            detail=label(best.choice),
+        ),
+        Headline(
+            title="predicted peak",
+            value=f"{peak_mib:,.0f} MiB",
+            detail=f"{budget_mib - peak_mib:,.0f} MiB of headroom in {budget_mib:,.0f}",
+        ),
+        Headline(
+            title="estimated speed",
+            value=f"{best.tokens_per_second:,.0f} tokens/s",
+            detail=f"{_seconds(best.seconds)} a step, {_percent(best)}",
+        ),
+        Headline(
+            title="predicted to fit", value=f"{fitting} of {len(card.rows)}", detail=f"configurations on {card.card}"
+        ),
+    )
+
+
+def _configurations_table(name: str, card: CardPlan, dataset_size: int, num_on_page: int) -> Table:
     best, shown = card.recommended, columns(row.choice for row in card.rows)
     lines = [
         {
@@ -129,10 +167,11 @@ def _configurations_table(name: str, card: CardPlan, dataset_size: int) -> Table
         forms={**whole, "seconds per step": "{:.3g}", "tokens/s": "{:,.0f}", "± %": "{:.0f}"},
         note=note,
         num_in_terminal=NUM_IN_TERMINAL,
+        num_on_page=num_on_page,
     )
 
 
-def _largest_table(name: str, card: CardPlan, num_in_terminal: int | None) -> Table:
+def _largest_table(name: str, card: CardPlan, num_in_terminal: int | None, num_on_page: int) -> Table:
     """Return the largest micro-batch that fits for each combination of the other dimensions."""
     largest: dict[tuple[tuple[str, Any], ...], int] = {}
     shown = [key for key in columns(row.choice for row in card.rows) if key != "micro_batch_size"]
@@ -142,7 +181,9 @@ def _largest_table(name: str, card: CardPlan, num_in_terminal: int | None) -> Ta
     lines = [{**dict(others), "largest micro-batch": size or None} for others, size in largest.items()]
     frame = pd.DataFrame(lines).astype({"largest micro-batch": "Int64"})
     title = "the largest micro-batch that fits"
-    return Table(name=f"largest_{name}", title=title, frame=frame, num_in_terminal=num_in_terminal)
+    return Table(
+        name=f"largest_{name}", title=title, frame=frame, num_in_terminal=num_in_terminal, num_on_page=num_on_page
+    )
 
 
 def _cards_table(cards: Sequence[CardPlan]) -> Table:
@@ -164,53 +205,87 @@ def _cards_table(cards: Sequence[CardPlan]) -> Table:
     return Table(name="cards", title="where to start on each card", frame=pd.DataFrame(lines), forms=forms)
 
 
-def _fit_plot(name: str, title: str, rows: Sequence[PlannedRow], budget_bytes: int) -> Plot:
-    """Return heat maps for combinations of the dimensions other than micro-batch and checkpointing.
-
-    Where these are many, they are those with the fastest configurations that fit.
-    """
-    groups: dict[Others, list[PlannedRow]] = {}
-    for row in rows:
-        axes = ("micro_batch_size", "checkpointing")
-        others = tuple((key, value) for key, value in row.choice.items() if key not in axes)
-        groups.setdefault(others, []).append(row)
-    panels = tuple(
-        partial(
-            _heat_map, rows=group, budget_bytes=budget_bytes, title=label(dict(others)) if others else "peak memory"
-        )
-        for others, group in _fastest(groups)
-    )
-    return Plot(name=name, title=title, panels=panels)
-
-
-def _fastest(groups: Mapping[Others, list[PlannedRow]]) -> list[tuple[Others, list[PlannedRow]]]:
-    """Return the groups to draw, in their order, with the fastest configurations that fit."""
-
-    def speed(others: Others) -> tuple[Any, ...]:
-        return min((not row.fits, *expected_order(row)) for row in groups[others])
-
-    chosen = sorted(groups, key=speed)[:NUM_PANELS]
-    return [(others, group) for others, group in groups.items() if others in chosen]
-
-
-def _heat_map(axes: Axes, *, rows: Sequence[PlannedRow], budget_bytes: int, title: str) -> None:
-    """Draw each configuration's share of the budget: blue fits, red does not, a black line divides them."""
+def _fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
+    """Return a heat map of micro-batch and checkpointing; the other dimensions and the budget are its controls."""
+    rows = _of_fastest(card.rows, num_cells)
+    most_bytes = max(row.peak_bytes for row in rows)
+    unit, unit_bytes = ("GiB", 2**30) if most_bytes >= 2**33 else ("MiB", MIB)
+    start = card.recommended or min(rows, key=lambda row: row.peak_bytes)
     sizes = sorted({row.micro_batch_size for row in rows})
     policies = list(dict.fromkeys(str(row.choice.get("checkpointing", "")) for row in rows))
-    shares, fits = np.full((2, len(policies), len(sizes)), np.nan)
-    for row in rows:
-        place = policies.index(str(row.choice.get("checkpointing", ""))), sizes.index(row.micro_batch_size)
-        shares[place], fits[place] = 100 * row.peak_bytes / budget_bytes, row.fits
-        text = f"{row.peak_bytes / 2**30:.1f}" if budget_bytes >= 2**31 else f"{row.peak_bytes / MIB:,.0f}"
-        axes.text(place[1], place[0], text, ha="center", va="center", fontsize="x-small")
-    axes.imshow(np.clip(shares, 0, 200), cmap="RdBu_r", norm=TwoSlopeNorm(100, 0, 200), alpha=0.7, aspect="auto")
-    for y, x in np.argwhere(fits == 1):
-        if x + 1 < len(sizes) and fits[y, x + 1] == 0:
-            axes.plot([x + 0.5, x + 0.5], [y - 0.5, y + 0.5], color="black", lw=2.5)
-        for other in (y - 1, y + 1):
-            if 0 <= other < len(policies) and fits[other, x] == 0:
-                axes.plot([x - 0.5, x + 0.5], [(y + other) / 2] * 2, color="black", lw=2.5)
-    unit = "GiB" if budget_bytes >= 2**31 else "MiB"
-    axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
-    axes.set_yticks(range(len(policies)), policies, fontsize="small")
-    axes.set(title=f"{title}: predicted peak, {unit}", xlabel="micro-batch (black: the budget's boundary)")
+    values = {key: list(dict.fromkeys(str(row.choice[key]) for row in rows)) for key in rows[0].choice}
+    controls = [key for key in values if key not in AXES and len(values[key]) > 1]
+    cells = [
+        {"micro": row.micro_batch_size, "policy": policies.index(str(row.choice.get("checkpointing", "")))}
+        | {
+            "peak": round(row.peak_bytes / unit_bytes, 3),
+            "text": f"{row.peak_bytes / unit_bytes:,.{1 if unit == 'GiB' else 0}f}",
+        }
+        | {f"of_{place}": str(row.choice[key]) for place, key in enumerate(controls)}
+        | {"best": row is card.recommended, "about": _about(row, card)}
+        for row in rows
+    ]
+    chosen = [
+        alt.param(
+            name=f"of_{place}_chosen",
+            value=str(start.choice[key]),
+            bind=alt.binding_select(options=values[key], name=heading(key)),
+        )
+        for place, key in enumerate(controls)
+    ]
+    budget = card.budget_bytes / unit_bytes
+    most = 1.1 * most_bytes / unit_bytes  # a greater budget changes nothing
+    bound = alt.param(
+        name="budget",
+        value=round(budget, 2),
+        bind=alt.binding_range(min=0, max=round(most, 2), step=round(most / 500, 3), name=f"budget, {unit}"),
+    )
+    base = (
+        alt.Chart()
+        .transform_filter(" && ".join(f"datum.of_{n} == of_{n}_chosen" for n in range(len(controls))) or "true")
+        .transform_calculate(share="100 * datum.peak / budget")
+        .encode(
+            x=alt.X("micro:O", title="micro-batch", sort=sizes, axis=alt.Axis(labelAngle=0, grid=False)),
+            y=alt.Y("policy:O", axis=names_axis(policies)),
+            **ABOUT,
+        )
+    )
+    legend = alt.Legend(title="% of the budget", gradientLength=200, values=[0, 50, 100, 150, 200])
+    chart = layered(
+        base.properties(name="cells")
+        .mark_rect(cornerRadius=3)
+        .encode(color=alt.Color("share:Q", scale=SHARES, legend=legend)),
+        base.properties(name="sizes").mark_text(color="#111111").encode(text="text:N"),
+        base.transform_filter("datum.best").mark_rect(filled=False, stroke=colour(2), strokeWidth=4, cornerRadius=3),
+        data=data(cells),
+    ).add_params(bound, *chosen)
+    title = f"predicted peak, {unit} (blue fits, red does not{'; green frame: start here' if card.recommended else ''})"
+    given = ", ".join(f"{heading(key)} {start.choice[key]}" for key in controls)
+    panel = Panel(title=title, chart=chart, height=max(120, 44 * len(policies)))
+    of_card = f"what fits {card.card}{f', with {given}' if given else ''}"
+    return Plot(name=name, title=of_card, panels=(panel,), is_wide=True)
+
+
+def _of_fastest(rows: Sequence[PlannedRow], num_cells: int) -> list[PlannedRow]:
+    """Return the rows of the combinations of controls that have the fastest configurations that fit."""
+    groups: dict[tuple[str, ...], list[PlannedRow]] = {}
+    for row in sorted(rows, key=lambda row: (not row.fits, *expected_order(row))):
+        groups.setdefault(tuple(str(value) for key, value in row.choice.items() if key not in AXES), []).append(row)
+    shown: list[PlannedRow] = []
+    for group in groups.values():
+        if shown and len(shown) + len(group) > num_cells:
+            break
+        shown += group
+    order = {id(row): place for place, row in enumerate(rows)}
+    return sorted(shown, key=lambda row: order[id(row)])
+
+
+def _about(row: PlannedRow, card: CardPlan) -> str:
+    left_mib = (card.budget_bytes - row.peak_bytes) / MIB
+    lines = [
+        label(row.choice),
+        f"accumulation {row.accumulation_steps}",
+        f"{row.peak_bytes / MIB:,.0f} MiB, {abs(left_mib):,.0f} MiB {'of headroom' if row.fits else 'too many'}",
+        f"{_seconds(row.seconds)} a step, {row.tokens_per_second:,.0f} tokens/s ({_percent(row)})",
+    ]
+    return "\n".join(lines)

@@ -1,30 +1,88 @@
-"""A plot of one or more panels: as one PNG, or each panel as its own PNG for narrow screens."""
+"""A plot of one or more panels, each one Altair specification: interactive on the page, and all of them as one PNG."""
 
-import io
-import itertools
+import json
+import math
+import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
 
-import matplotlib
+import altair as alt
+import vl_convert
 
-matplotlib.use("agg")  # draws without a screen
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-"""Okabe and Ito's palette for colour-blind readers (jfly.uni-koeln.de/color)."""
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
+"""Okabe and Ito's palette for colour-blind readers (jfly.uni-koeln.de/color), with grey for black, which a dark page
+would hide."""
 WARNING = COLOURS[5]
 """The colour of configurations that do not fit and of failed runs."""
-LINES = ("-", "--", "-.", ":")
+GREY = COLOURS[7]
+DASHES = ([1, 0], [6, 3], [6, 3, 1, 3], [2, 2])
 
-PANEL_INCHES = (5.6, 4.0)
+PANEL_PIXELS = 480
+"""Width of a panel in a PNG; on the page a panel is as wide as its place."""
 DOTS_PER_INCH = 140
 LABEL_CHARACTERS = 28
+LABEL_PIXELS = 200
+NUM_POINTS = 500
+"""Points of a curve on the page; of a longer one, every n-th is drawn, and the last one."""
 
-Panel = Callable[[Axes], None]
-"""Draws on empty axes, with a title."""
+TEXT = {"labelColor": "currentColor", "titleColor": "currentColor"}
+CONFIG: dict[str, Any] = {
+    # currentColor: the text of the page, light or dark; black in a PNG.
+    "font": "system-ui, sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        **TEXT,
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "labelOverlap": "greedy",
+        "labelSeparation": 6,
+        "grid": True,
+        "gridColor": "currentColor",
+        "gridOpacity": 0.12,
+        "domainColor": "currentColor",
+        "domainOpacity": 0.4,
+        "tickColor": "currentColor",
+        "tickOpacity": 0.4,
+    },
+    "legend": {
+        **TEXT,
+        "orient": "bottom",
+        "columns": 2,
+        "labelFontSize": 12,
+        "labelLimit": 190,
+        "title": None,
+        "symbolOpacity": 1,
+    },
+    "title": {"color": "currentColor", "anchor": "start", "fontSize": 14},
+    "text": {"color": "currentColor", "fontSize": 12},
+    "rule": {"color": "currentColor"},
+}
+
+Chart = alt.Chart | alt.LayerChart
+ABOUT: dict[str, Any] = {"tooltip": alt.Tooltip("about:N"), "description": alt.Description("about:N")}
+"""Encodings of a mark: its line's `about` is what a pointer and a screen reader tell of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One chart with its title."""
+
+    title: str
+    chart: Chart
+    height: int = 280
+    """In pixels, without axes and legend."""
+    what_if: str | None = None
+    """The answer below it, which page.js replaces by that for another budget; its data are `configurations`."""
+
+    def to_spec(self) -> dict[str, Any]:
+        """Return the Vega-Lite specification for the page, as wide as its place; the page itself has the title."""
+        fitted = alt.AutoSizeParams(type="fit-x", contains="padding")
+        spec = self.chart.properties(width="container", height=self.height, autosize=fitted, description=self.title)
+        return {**_dict(spec), "background": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,46 +93,142 @@ class Plot:
     """File name without suffix."""
     title: str
     panels: tuple[Panel, ...]
+    is_wide: bool = False
+    """Whether it has the whole width of the page."""
 
     def to_png(self) -> bytes:
         """Return one PNG of all panels, in two columns."""
-        columns = min(2, len(self.panels))
-        rows = -(-len(self.panels) // columns)
-        figure = Figure((PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows + 0.4), DOTS_PER_INCH, layout="constrained")
-        for number, panel in enumerate(self.panels, 1):
-            panel(figure.add_subplot(rows, columns, number))
-        if any(axes.get_title() != self.title for axes in figure.axes):
-            figure.suptitle(self.title)
-        return _png(figure)
-
-    def to_panel_pngs(self) -> list[bytes]:
-        """Return one PNG for each panel."""
-        images = []
-        for panel in self.panels:
-            figure = Figure(PANEL_INCHES, DOTS_PER_INCH, layout="constrained")
-            panel(figure.add_subplot())
-            images.append(_png(figure))
-        return images
+        charts = [
+            panel.chart.properties(width=PANEL_PIXELS, height=panel.height, title=panel.title) for panel in self.panels
+        ]
+        whole = alt.concat(*charts, columns=2).resolve_scale(color="independent", strokeDash="independent")
+        if any(panel.title != self.title for panel in self.panels):
+            whole = whole.properties(title=alt.TitleParams(self.title, anchor="middle", fontSize=18, offset=12))
+        spec = {**_dict(whole), "background": "white", "padding": 12}
+        return vl_convert.vegalite_to_png(spec, vl_version=VERSION, ppi=DOTS_PER_INCH)
 
 
-def bars_of(axes: Axes, *, values: Mapping[str, float], title: str, unit: str, shades: Sequence[str] = COLOURS) -> None:
-    """Draw a horizontal bar for each name, with its value."""
-    for index, (value, shade) in enumerate(zip(values.values(), itertools.cycle(shades), strict=False)):
-        axes.barh(index, value, color=shade)
-        axes.annotate(f" {short(value)}", (value, index), va="center", fontsize="small")
-    axes.set_yticks(range(len(values)), [name[-LABEL_CHARACTERS:] for name in values], fontsize="small")
-    axes.invert_yaxis()
-    axes.set(title=title, xlabel=unit, xlim=(0, max(values.values()) * 1.18))
-    axes.grid(axis="x", alpha=0.3)
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A horizontal bar."""
+
+    name: str
+    value: float | None
+    """Its end; None where there is only `text`."""
+    shade: str
+    text: str | None = None
+    """What stands at its end; the value where it is None."""
+    start: float = 0.0
+    spread: float = 0.0
+    """Half the length of its interval, which is drawn around the end."""
 
 
-def over_steps(axes: Axes, title: str, unit: str) -> None:
-    """Label the axes of curves over optimizer steps, counted from 1."""
-    axes.set(title=title, xlabel="optimizer step", ylabel=unit)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.3)
-    if axes.has_data():
-        axes.legend(fontsize="small")
+def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float] | None = None) -> Panel:
+    """Return a horizontal bar for each value, with its text, and a dashed line at each of `marks`."""
+    marks = marks or {}
+    ends = [max(bar.start, bar.value or 0.0) + bar.spread for bar in values]
+    longest = max([*ends, *marks.values()], default=0.0) or 1.0
+    lowest = min([0.0, *(min(bar.start, bar.value or 0.0) for bar in values)])
+    lines = [
+        {
+            "place": place,
+            "start": bar.start,
+            "value": bar.value,
+            "low": (bar.value or 0.0) - bar.spread,
+            "high": (bar.value or 0.0) + bar.spread,
+            "end": end,
+            "shade": bar.shade,
+            "text": f" {short(bar.value or 0.0) if bar.text is None else bar.text}",
+            "about": f"{bar.name}\n{_about(bar, unit)}",
+        }
+        for place, (bar, end) in enumerate(zip(values, ends, strict=True))
+    ]
+    y = alt.Y("place:O", axis=names_axis([bar.name for bar in values]))
+    room = 12 + 7 * max((len(str(line["text"])) for line in lines), default=0)  # for the longest text, in pixels
+    scale = alt.Scale(domain=[lowest * 1.1, longest], range=[0, alt.expr(f"width - {room}")], nice=False, zero=False)
+    x = alt.X("value:Q", title=unit, scale=scale, axis=alt.Axis(tickCount=5))
+    base = alt.Chart().encode(y=y, **ABOUT)
+    layers: list[alt.Chart] = [
+        base.mark_bar(height={"band": 0.7}).encode(x=x, x2="start:Q", color=alt.Color("shade:N", scale=None)),
+        base.mark_text(align="left", baseline="middle", dx=3).encode(x="end:Q", text="text:N"),
+    ]
+    if any(bar.spread for bar in values):
+        layers.append(base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q"))
+    for name, value in marks.items():
+        at = alt.Chart(data([{"value": value, "about": f"{name} {short(value)} {unit}"}]))
+        layers.append(at.mark_rule(color=WARNING, strokeDash=[6, 3], strokeWidth=2).encode(x="value:Q", **ABOUT))
+        layers.append(
+            at.mark_text(color=WARNING, align="right", dx=-4, dy=-4, baseline="bottom").encode(
+                x="value:Q", y=alt.value(0), text="about:N"
+            )
+        )
+    return Panel(title=title, chart=layered(*layers, data=data(lines)), height=max(60, 34 * len(values)))
+
+
+def curves(
+    title: str,
+    series: Mapping[str, Sequence[tuple[float, float | None]]],
+    unit: str,
+    *,
+    over: str = "optimizer step",
+    scale: alt.Scale | None = None,
+    faint: Mapping[str, Sequence[tuple[float, float | None]]] | None = None,
+    crosses: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+) -> Panel:
+    """Return a line for each series of points (x, y); one chosen in the legend stands out, alt and wheel zooms.
+
+    `faint` draws behind the line of its name, `crosses` marks points of it. A y that is None or not finite is a gap.
+    """
+    names, slug = list(series), re.sub(r"\W+", "_", title)
+    chosen = alt.selection_point(name=f"chosen_{slug}", fields=["run"], bind="legend")
+    zoomed = alt.selection_interval(name=f"zoomed_{slug}", bind="scales", encodings=["x"], zoom="wheel![event.altKey]")
+    shade = alt.Color("run:N", scale=alt.Scale(domain=names, range=[colour(index) for index in range(len(names))]))
+    dashes = alt.Scale(domain=names, range=[DASHES[index % len(DASHES)] for index in range(len(names))])
+    x_axis = alt.Axis(tickMinStep=1, format="d") if over == "optimizer step" else alt.Axis()
+    has_points = any(y is not None and math.isfinite(y) for points in series.values() for _, y in points)
+    empty = alt.Scale(domain=[0, 1])
+    x_scale = alt.Scale(zero=False, nice=False) if has_points else empty
+    y_scale = (scale or alt.Scale(zero=False)) if has_points else empty
+    base = alt.Chart().encode(
+        x=alt.X("x:Q", title=over, axis=x_axis, scale=x_scale),
+        y=alt.Y("y:Q", title=unit, scale=y_scale),
+        color=shade,
+        **ABOUT,
+    )
+    marked = max(map(len, series.values()), default=0) <= 40
+    main = base.properties(name=f"view_{slug}", data=_points(series, over, unit))
+    layers: list[alt.Chart] = [
+        main.mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=36, opacity=1 if marked else 0.01))
+        .encode(
+            strokeDash=alt.StrokeDash("run:N", scale=dashes),
+            opacity=alt.condition(chosen, alt.value(1), alt.value(0.12)),
+        )
+        .add_params(chosen, zoomed)
+    ]
+    if faint:
+        layers.insert(0, base.properties(data=_points(faint, over, unit)).mark_line(opacity=0.25, strokeWidth=1.5))
+    if crosses:
+        at = base.properties(data=_points(crosses, over, unit))
+        layers.append(at.mark_point(shape="cross", angle=45, size=60, filled=True).encode(color=alt.value(WARNING)))
+    return Panel(title=title, chart=layered(*layers))
+
+
+def data(values: Sequence[Mapping[str, Any]], name: str | None = None) -> alt.Data:
+    """Return data that stand in the specification itself."""
+    return alt.Data(values=list(values), **({} if name is None else {"name": name}))  # type: ignore[no-untyped-call]
+
+
+def layered(*charts: alt.Chart, **shared: Any) -> alt.LayerChart:
+    """Return charts over each other; alt.layer() without facets."""
+    return cast("alt.LayerChart", alt.layer(*charts, **shared))
+
+
+def names_axis(names: Sequence[str]) -> alt.Axis:
+    """Return an axis that shows, for the place of a name in `names`, the name in at most two lines."""
+    lines = json.dumps([label(name) for name in names])
+    return alt.Axis(
+        title=None, labelExpr=f"{lines}[datum.value]", labelLimit=LABEL_PIXELS, ticks=False, domain=False, grid=False
+    )
 
 
 def colour(index: int) -> str:
@@ -82,15 +236,9 @@ def colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
 
-def line(index: int) -> str:
-    """Return the line style of a series by its number."""
-    return LINES[index % len(LINES)]
-
-
-def label(name: str) -> str:
+def label(name: str) -> list[str]:
     """Return a name for the label of a bar, in at most two lines."""
-    lines = textwrap.wrap(name, LABEL_CHARACTERS, max_lines=2, placeholder=" ...") or [name]
-    return "\n".join(lines).replace("$", r"\$")  # $ starts a formula
+    return textwrap.wrap(name, LABEL_CHARACTERS, max_lines=2, placeholder=" …") or [name]
 
 
 def short(value: float) -> str:
@@ -98,7 +246,37 @@ def short(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
 
 
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+@cache
+def javascript() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script, which defines `vegaEmbed`."""
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed", vl_version=VERSION)
+
+
+def _about(bar: Bar, unit: str) -> str:
+    if bar.value is None:
+        return bar.text or ""
+    if bar.start:
+        return f"{bar.value - bar.start:+,.4g} {unit}, to {bar.value:,.4g}"
+    return f"{bar.value:,.4g}{f' ± {bar.spread:,.2g}' if bar.spread else ''} {unit}"
+
+
+def _points(series: Mapping[str, Sequence[tuple[float, float | None]]], over: str, unit: str) -> alt.Data:
+    lines = []
+    for name, points in series.items():
+        every = -(-len(points) // NUM_POINTS) or 1
+        for number, (x, y) in enumerate(points):
+            if number % every and number != len(points) - 1:
+                continue
+            known = y if y is not None and math.isfinite(y) else None
+            written = "not finite" if known is None else f"{known:,.4g} {unit}"
+            lines.append({"run": name, "x": x, "y": known, "about": f"{name}\n{over} {x:,.4g}: {written}"})
+    return data(lines)
+
+
+def _dict(chart: alt.TopLevelMixin) -> dict[str, Any]:
+    spec: dict[str, Any] = chart.to_dict()
+    return {**spec, "config": CONFIG}
+
+
+VERSION = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+"""The version of Vega-Lite that Altair writes."""

@@ -4,24 +4,26 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
+import altair as alt
 import pandas as pd
-from matplotlib.axes import Axes
 
 from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown, StepMemory
 from pipeline.memory.timeline import CATEGORIES
-from pipeline.report.breakdown import categories_of, categories_panel, in_mib, shares_table, tensors_table
+from pipeline.report.breakdown import categories_of, categories_panel, shares_table, tensors_table
 from pipeline.report.comparison import notes, overview_table
 from pipeline.report.page import Report, Section
-from pipeline.report.plot import COLOURS, WARNING, Panel, Plot, bars_of, colour, short
+from pipeline.report.plot import ABOUT, COLOURS, WARNING, Bar, Panel, Plot, bars, colour, data, layered, short
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row
 from pipeline.training.profiler import MemoryProfile, OperatorCost, TimeProfile
 
 NUM_MODULES = 12
 NUM_OPERATORS = 15
+NUM_MOMENTS = 600
+"""Points in time of the memory during a step."""
 SHARE_WORTH_SAYING = 0.01
 """Share of the tensors' peak from which the report says that the measured peak has more."""
 PHASE_COLOURS = {"data": "#BBBBBB", "forward": colour(4), "backward": colour(1), "optimizer": colour(3)}
@@ -122,8 +124,14 @@ def _phase_plot(row: Row) -> tuple[Plot, ...]:
     }
     if not phases:
         return ()
-    panel = partial(_phase_bars, phases=phases, peak_mib=row.metrics.get("peak_allocated_mib"))
-    return (Plot(name="phases", title="memory at the end of each phase", panels=(panel,)),)
+    values = [
+        Bar(name=f"after {phase}", value=mib, shade=PHASE_COLOURS.get(phase.split()[0], colour(7)))
+        for phase, mib in phases.items()
+    ]
+    peak_mib = row.metrics.get("peak_allocated_mib")
+    title = "memory at the end of each phase"
+    panel = bars(title, values, "MiB", marks={} if peak_mib is None else {"peak": peak_mib})
+    return (Plot(name="phases", title=title, panels=(panel,)),)
 
 
 def _memory_section(peak: Breakdown, course: StepMemory | None) -> Section:
@@ -131,12 +139,12 @@ def _memory_section(peak: Breakdown, course: StepMemory | None) -> Section:
     for name, size in peak.module_bytes.items():
         sizes[_without_numbers(name)] += size
     modules = dict(sizes.most_common())
-    greatest = in_mib(dict(sizes.most_common(NUM_MODULES)))
+    greatest = [Bar(name=name, value=size / MIB, shade=COLOURS[0]) for name, size in sizes.most_common(NUM_MODULES)]
     by_module = "at the peak, by module (* any layer)"
     panels: list[Panel] = [
+        *([_course(course)] if course is not None else []),
         categories_panel(peak),
-        partial(bars_of, values=greatest, title=by_module, unit="MiB", shades=COLOURS[:1]),
-        *([partial(_course, course=course)] if course is not None else []),
+        bars(by_module, greatest, "MiB"),
     ]
     return Section(
         title="memory",
@@ -153,7 +161,6 @@ def _time_section(profile: TimeProfile) -> Section:
     by_time = sorted(profile.operators, key=lambda cost: -cost.seconds)[:NUM_OPERATORS]
     by_memory = sorted(profile.operators, key=lambda cost: -cost.num_bytes)[:NUM_OPERATORS]
     total = sum(cost.seconds for cost in profile.operators) or 1.0
-    seconds = partial(_seconds_by_phase, profile=profile)
     idle = profile.device_idle_percent
     return Section(
         title="time",
@@ -165,7 +172,7 @@ def _time_section(profile: TimeProfile) -> Section:
             "Times include the profiler's overhead; open traces/trace.json.gz in ui.perfetto.dev.",
             *([f"The device was idle for {idle:.0f} % of the time."] if idle is not None else []),
         ),
-        plots=(Plot(name="time", title="time per optimizer step", panels=(seconds,)),),
+        plots=(Plot(name="time", title="time per optimizer step", panels=(_seconds_by_phase(profile),)),),
     )
 
 
@@ -189,54 +196,60 @@ def _without_numbers(name: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
-def _phase_bars(axes: Axes, *, phases: Mapping[str, float], peak_mib: float | None) -> None:
-    for index, (phase, mib) in enumerate(phases.items()):
-        axes.barh(index, mib, color=PHASE_COLOURS.get(phase.split()[0], colour(7)))
-        axes.annotate(f" {short(mib)}", (mib, index), va="center", fontsize="small")
-    if peak_mib is not None:
-        axes.axvline(peak_mib, color=WARNING, linestyle="--", label=f"peak {short(peak_mib)} MiB")
-        axes.legend(fontsize="small", loc="lower right")
-    axes.set_yticks(range(len(phases)), [f"after {phase}" for phase in phases])
-    axes.invert_yaxis()
-    axes.set(
-        title="memory at the end of each phase", xlabel="MiB", xlim=(0, max([*phases.values(), peak_mib or 0]) * 1.15)
+def _course(course: StepMemory) -> Panel:
+    """Return memory over time as stacked categories, with the phases shaded behind and the peak marked."""
+    last, moments = 1000 * course.seconds[-1], _moments(course)
+    highest = max(moments, key=lambda moment: moment["total"])
+    ends = [*(1000 * begin for _, begin in course.phases[1:]), last]
+    phases = [
+        {"start": 1000 * begin, "end": end, "middle": (1000 * begin + end) / 2, "shade": PHASE_COLOURS[phase]}
+        | {"phase": phase if end - 1000 * begin > 0.12 * last else ""}
+        for (phase, begin), end in zip(course.phases, ends, strict=True)
+    ]
+    shades = alt.Scale(domain=list(CATEGORIES), range=[colour(index) for index in range(len(CATEGORIES))])
+    x = alt.X("ms:Q", title="ms (with the recorder's overhead)", scale=alt.Scale(domain=[0, last], nice=False))
+    top = alt.Scale(domain=[0, 1.12 * highest["total"]], nice=False)
+    behind = alt.Chart(data(phases))
+    over = alt.Chart(data(moments))
+    peak = alt.Chart(data([highest])).encode(x="ms:Q", y="total:Q", **ABOUT)
+    areas = over.transform_fold(list(CATEGORIES), as_=["category", "MiB"]).transform_calculate(
+        order=f"indexof({list(CATEGORIES)}, datum.category)"
     )
-    axes.grid(axis="x", alpha=0.3)
-
-
-def _course(axes: Axes, *, course: StepMemory) -> None:
-    """Draw memory over time as stacked categories, with the phases shaded behind."""
-    mib = [[size / MIB for size in course.category_bytes[name]] for name in CATEGORIES]
-    milliseconds = [1000 * moment for moment in course.seconds]
-    colours = [colour(index) for index in range(len(CATEGORIES))]
-    axes.stackplot(milliseconds, mib, labels=CATEGORIES, colors=colours, step="post", alpha=0.85)
-    ends = [*(1000 * begin for _, begin in course.phases[1:]), milliseconds[-1]]
-    top = axes.get_ylim()[1] * 1.1
-    for (phase, begin), end in zip(course.phases, ends, strict=True):
-        axes.axvspan(1000 * begin, end, color=PHASE_COLOURS[phase], alpha=0.15, zorder=0)
-        if end - 1000 * begin > 0.12 * milliseconds[-1]:
-            axes.text((1000 * begin + end) / 2, top * 0.96, phase, ha="center", va="top", fontsize="small")
-    axes.set(
-        title="during the second optimizer step",
-        xlabel="ms (with the recorder's overhead)",
-        ylabel="MiB",
-        ylim=(0, top),
+    chart = layered(
+        behind.mark_rect(opacity=0.18).encode(x="start:Q", x2="end:Q", color=alt.Color("shade:N", scale=None)),
+        areas.mark_area(interpolate="step-after", opacity=0.85).encode(
+            x=x,
+            y=alt.Y("MiB:Q", stack="zero", title="MiB", scale=top),
+            color=alt.Color("category:N", scale=shades),
+            order="order:Q",
+        ),
+        behind.mark_text(baseline="top", dy=2).encode(x="middle:Q", y=alt.value(0), text="phase:N"),
+        over.mark_rect(opacity=0).encode(x="ms:Q", x2="end:Q", **ABOUT),
+        peak.mark_point(shape="triangle-down", filled=True, size=90, color=WARNING, yOffset=-6, opacity=1),
+        peak.mark_text(color=WARNING, dy=-16).encode(text=alt.value(f"peak {short(highest['total'])} MiB")),
     )
-    totals = [sum(parts) for parts in zip(*mib, strict=True)]
-    highest = max(range(len(totals)), key=totals.__getitem__)
-    axes.plot(milliseconds[highest], totals[highest], "v", color=WARNING, label=f"peak {short(totals[highest])} MiB")
-    axes.margins(x=0)
-    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, frameon=False)
+    return Panel(title="memory during the second optimizer step, by category", chart=chart)
 
 
-def _seconds_by_phase(axes: Axes, *, profile: TimeProfile) -> None:
-    for index, (phase, seconds) in enumerate(profile.phase_seconds.items()):
-        percent = 100 * seconds / profile.seconds_per_step
-        axes.barh(index, 1000 * seconds, color=PHASE_COLOURS[phase])
-        axes.annotate(
-            f" {short(1000 * seconds)} ms, {percent:.0f} %", (1000 * seconds, index), va="center", fontsize="small"
-        )
-    axes.set_yticks(range(len(profile.phase_seconds)), list(profile.phase_seconds))
-    axes.invert_yaxis()
-    axes.set(title="time in one optimizer step", xlabel="ms", xlim=(0, 1300 * max(profile.phase_seconds.values())))
-    axes.grid(axis="x", alpha=0.3)
+def _moments(course: StepMemory) -> list[dict[str, Any]]:
+    """Return the memory at the highest event of each of NUM_MOMENTS stretches of the step, in MiB by category."""
+    totals = [sum(parts) / MIB for parts in zip(*(course.category_bytes[name] for name in CATEGORIES), strict=True)]
+    every = -(-len(totals) // NUM_MOMENTS)
+    stretches = [range(start, min(start + every, len(totals))) for start in range(0, len(totals), every)]
+    shown = [max(stretch, key=totals.__getitem__) for stretch in stretches]
+    moments = []
+    for event, following in zip(shown, [*shown[1:], len(totals) - 1], strict=True):
+        parts = {name: course.category_bytes[name][event] / MIB for name in CATEGORIES}
+        sizes = "\n".join(f"{name} {size:,.1f} MiB" for name, size in parts.items() if size)
+        at, end = 1000 * course.seconds[event], 1000 * course.seconds[following]
+        about = f"{totals[event]:,.1f} MiB at {short(at)} ms\n{sizes}"
+        moments.append({"ms": at, "end": end, "total": totals[event], "about": about, **parts})
+    return moments
+
+
+def _seconds_by_phase(profile: TimeProfile) -> Panel:
+    values = []
+    for phase, seconds in profile.phase_seconds.items():
+        text = f"{short(1000 * seconds)} ms, {100 * seconds / profile.seconds_per_step:.0f} %"
+        values.append(Bar(name=phase, value=1000 * seconds, shade=PHASE_COLOURS[phase], text=text))
+    return bars("time in one optimizer step", values, "ms")

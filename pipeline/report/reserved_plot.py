@@ -1,11 +1,9 @@
 """The plot of what the caching allocator holds after each optimizer step of a verified answer."""
 
-from functools import partial
-
-from matplotlib.axes import Axes
+import altair as alt
 
 from pipeline.base.units import MIB
-from pipeline.report.plot import WARNING, Plot, colour
+from pipeline.report.plot import Plot, curves
 from pipeline.searching.results import Verification
 
 
@@ -13,17 +11,18 @@ def reserved_plots(verification: Verification, budget_bytes: int) -> tuple[Plot,
     """Return the reserved memory over the steps, beside its predicted peak and the budget; none of a CPU."""
     if not verification.reserved_bytes:
         return ()
-    panel = partial(_reserved, verification=verification, budget_mib=budget_bytes / MIB)
-    return (Plot(name="reserved_over_time", title="reserved memory over time", panels=(panel,)),)
-
-
-def _reserved(axes: Axes, *, verification: Verification, budget_mib: float) -> None:
     held_mib = [num_bytes / MIB for num_bytes in verification.reserved_bytes]
-    axes.plot(range(1, len(held_mib) + 1), held_mib, color=colour(0), label="reserved")
-    predicted_mib = verification.metrics.get("predicted_peak_reserved_mib")
-    if predicted_mib is not None:
-        axes.axhline(predicted_mib, color=colour(2), linestyle="--", label=f"predicted peak {predicted_mib:,.0f} MiB")
-    axes.axhline(budget_mib, color=WARNING, label=f"budget {budget_mib:,.0f} MiB")
-    axes.set(title="reserved memory over time", xlabel="optimizer step", ylabel="MiB", ylim=(0, None))
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", loc="lower right")
+    limits_mib = {
+        "budget": budget_bytes / MIB,
+        "predicted peak": verification.metrics.get("predicted_peak_reserved_mib"),
+    }
+    series = {"reserved": list(enumerate(held_mib, 1))}
+    for name, limit_mib in limits_mib.items():
+        if limit_mib is not None:
+            series[f"{name} {limit_mib:,.0f} MiB"] = [(1, limit_mib), (len(held_mib), limit_mib)]
+    title = "reserved memory over the steps of the answer"
+    return (
+        Plot(
+            name="reserved_over_time", title=title, panels=(curves(title, series, "MiB", scale=alt.Scale(zero=True)),)
+        ),
+    )

@@ -5,10 +5,16 @@ from collections.abc import Sequence
 import pandas as pd
 
 from pipeline.base.units import MIB
-from pipeline.report.page import Report, Section
+from pipeline.report.configurations import (
+    configurations_of,
+    contributions_plot,
+    left_plot,
+    plane_plot,
+)
+from pipeline.report.page import Headline, Report, Section
 from pipeline.report.reserved_plot import reserved_plots
 from pipeline.report.table import Table
-from pipeline.report.trial_plots import over_time_plot, parallel_plot, plane_plot
+from pipeline.report.trial_plots import over_time_plot, parallel_plot
 from pipeline.searching.certificate import Certificate
 from pipeline.searching.results import (
     SearchFindings,
@@ -22,6 +28,9 @@ from pipeline.searching.results import (
     speed_of,
 )
 from pipeline.training.metrics import limited_peak_mib
+
+COMMAND = "headroom main --config best.yaml"
+"""Runs the answer, in the job's folder."""
 
 
 def question(findings: SearchFindings) -> str:
@@ -58,23 +67,62 @@ def answer(findings: SearchFindings) -> str:
 def search_report(findings: SearchFindings) -> Report:
     """Return the report; at least one trial must have been measured."""
     rows, best = findings.rows, findings.best
+    configurations = configurations_of(findings)
     plots = (
+        plane_plot(findings, configurations),
+        *contributions_plot(findings, configurations),
         over_time_plot(rows),
-        plane_plot(rows, findings.budget_bytes, best),
+        *left_plot(findings, configurations),
         parallel_plot(rows, findings.budget_bytes, best),
     )
     return Report(
         entry=findings.entry,
         question=question(findings),
         answer=answer(findings),
+        headlines=() if best is None else _headlines(findings, best),
+        command=None if best is None else COMMAND,
         sections=(
+            Section(title="configurations", plots=plots),
             *_verified(findings),
-            Section(title="trials", tables=(trials_table(rows, best),), notes=findings.notes, plots=plots),
+            Section(title="trials", tables=(trials_table(rows, best),), notes=findings.notes),
             *_certified(findings),
         ),
         environment=findings.environment,
         settings=findings.settings,
     )
+
+
+def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
+    """Return speed, memory, the bound and whether the training is the same, as far as they are known."""
+    peak, speed = best.peak_bytes or 0, speed_of(best.choice, findings.rows)
+    naive, speedup = findings.naive_trial, findings.speedup
+    certificate, verification = findings.certificate, findings.verification
+    written = f"{speed:,.0f} tokens/s"
+    if naive is None or speedup is None:
+        fast = Headline(title="speed", value=written, detail="no naive configuration fits")
+    else:
+        detail = f"{written}, naive: {label(naive.choice)}"
+        fast = Headline(title="speed", value=f"{speedup:.2f} x naive", detail=detail)
+    found = [
+        fast,
+        Headline(
+            title="peak memory",
+            value=f"{peak / MIB:,.1f} MiB",
+            detail=f"{(findings.budget_bytes - peak) / MIB:,.1f} MiB of headroom in {findings.budget_bytes / MIB:,.0f}",
+        ),
+    ]
+    if certificate is not None and certificate.is_adequate and certificate.bound is not None:
+        bound = f"within {100 * max(certificate.bound, certificate.gap):.3g} %"
+        detail = f"of the best of {certificate.num_configurations:,}, {100 * certificate.confidence:.0f} % confidence"
+        found.append(Headline(title="bound", value=bound, detail=detail))
+    elif certificate is not None:
+        detail = f"the residual of the time model is {100 * certificate.residual_rms:.0f} %"
+        found.append(Headline(title="bound", value="none", detail=detail))
+    if verification is not None and verification.same_training is not None:
+        value = "yes" if verification.same_training else "no"
+        detail = f"losses differ by {verification.max_loss_difference:.2g}, tolerance {verification.tolerance:.2g}"
+        found.append(Headline(title="same training", value=value, detail=detail))
+    return tuple(found)
 
 
 def _verified(findings: SearchFindings) -> tuple[Section, ...]:

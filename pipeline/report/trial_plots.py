@@ -1,106 +1,108 @@
-"""Plots of a search: trials over time, memory against throughput, and parallel coordinates."""
+"""Plots of a search's trials: as they came, and by dimension."""
 
 import itertools
-import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
+from typing import Any
 
-from matplotlib.axes import Axes
+import altair as alt
 
 from pipeline.base.units import MIB
-from pipeline.report.plot import WARNING, Plot, colour
-from pipeline.searching.results import FEW_DIMENSIONS, Trial, columns, measured, pareto_front, speed_of
+from pipeline.report.plot import ABOUT, GREY, WARNING, Panel, Plot, colour, data, layered, names_axis
+from pipeline.searching.results import Trial, columns, label, measured
+
+FITS = alt.Scale(domain=["fits", "over the budget", "did not complete"], range=[colour(0), WARNING, GREY])
+"""Colours of trials, the same in all charts of a search."""
+ENDS = "datum.height == 0 ? 'left' : datum.height == 1 ? 'right' : 'center'"
+"""Where a value stands at its place, so that the first and the last stay in the chart."""
 
 
 def over_time_plot(rows: Sequence[Trial]) -> Plot:
-    """Return the throughput of each trial and of the best one so far."""
+    """Return the throughput of each trial and of the fastest one so far."""
     ordered = sorted(rows, key=lambda row: row.number)
-    return Plot(name="trials_over_time", title="trials over time", panels=(partial(_over_time, rows=ordered),))
-
-
-def plane_plot(rows: Sequence[Trial], budget_bytes: int, best: Trial | None) -> Plot:
-    """Return memory against throughput, with the budget and the Pareto front."""
-    panel = partial(_plane, rows=rows, budget_mib=budget_bytes / MIB, best=best)
-    return Plot(name="memory_against_throughput", title="memory against throughput", panels=(panel,))
+    speeds = [(row.tokens_per_second or 0.0) if row.fits else 0.0 for row in ordered]
+    fastest = list(itertools.accumulate(speeds, max))
+    lines = [
+        {"trial": number, "speed": row.tokens_per_second or 0, "fastest": best or None, "kind": _kind(row)}
+        | {"about": f"trial {number}: {label(row.choice)}\n{row.summary}"}
+        for number, (row, best) in enumerate(zip(ordered, fastest, strict=True), 1)
+    ]
+    base = alt.Chart().encode(
+        x=alt.X("trial:Q", axis=alt.Axis(tickMinStep=1, format="d"), scale=alt.Scale(domain=[0.5, len(rows) + 0.5])),
+        **ABOUT,
+    )
+    y_title = "tokens per second"
+    chart = layered(
+        base.mark_line(interpolate="step-after", color=colour(0), opacity=0.5).encode(
+            y=alt.Y("fastest:Q", title=y_title)
+        ),
+        base.mark_point(filled=True, size=70, opacity=1).encode(
+            y=alt.Y("speed:Q", title=y_title), color=alt.Color("kind:N", scale=FITS), shape=_shape()
+        ),
+        data=data(lines),
+    )
+    title = "trials as they came (line: the fastest so far that fits)"
+    return Plot(name="trials_over_time", title=title, panels=(Panel(title=title, chart=chart),))
 
 
 def parallel_plot(rows: Sequence[Trial], budget_bytes: int, best: Trial | None) -> Plot:
     """Return parallel coordinates: a line for each trial through its values, its memory and its throughput."""
-    panel = partial(_parallel, rows=rows, budget_mib=budget_bytes / MIB, best=best)
-    return Plot(name="parallel_coordinates", title="trials by dimension", panels=(panel,))
-
-
-def _over_time(axes: Axes, *, rows: Sequence[Trial]) -> None:
-    speeds = [(row.tokens_per_second or 0.0) if row.fits else 0.0 for row in rows]
-    incumbent = [best if best else math.nan for best in itertools.accumulate(speeds, max)]
-    numbers = list(range(1, len(rows) + 1))
-    axes.step(numbers, incumbent, where="post", color=colour(0), label="fastest so far that fits")
-    _scatter(axes, list(zip(numbers, rows, strict=True)))
-    for number, row in zip(numbers, rows, strict=True):
-        if row.tokens_per_second is None:
-            axes.axvline(number, color=WARNING, alpha=0.3, linestyle=":")
-            ends = axes.get_xaxis_transform()
-            axes.text(number, 0.02, row.outcome.replace("_", " "), transform=ends, rotation=90, ha="right", fontsize=8)
-    axes.set(title="trials over time", xlabel="trial", ylabel="tokens per second", ylim=(0, None))
-    axes.set_xticks(numbers if len(numbers) <= 20 else numbers[:: len(numbers) // 10])
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)
-
-
-def _plane(axes: Axes, *, rows: Sequence[Trial], budget_mib: float, best: Trial | None) -> None:
-    ended, front = measured(rows), pareto_front(rows)
-    _scatter(axes, [(_mib(row), row) for row in ended])
-    axes.step(
-        [_mib(row) for row in front],
-        [speed_of(row.choice, rows) for row in front],
-        where="post",
-        color=colour(2),
-        linestyle="--",
-        label="Pareto front",
-    )
-    right = max([budget_mib, *map(_mib, ended)]) * 1.08
-    axes.axvline(budget_mib, color=WARNING, label=f"budget {budget_mib:,.0f} MiB")
-    axes.axvspan(budget_mib, right, color=WARNING, alpha=0.08, label="over the budget")
-    if best is not None and best.tokens_per_second:
-        where = (_mib(best), best.tokens_per_second)
-        axes.scatter(*where, s=160, facecolors="none", edgecolors=colour(2), linewidths=2, zorder=4, label="best")
-    axes.set(title="memory against throughput", xlabel="peak memory, MiB", ylabel="tokens per second", xlim=(0, right))
-    axes.set_ylim(0, max((row.tokens_per_second or 0 for row in ended), default=1) * 1.12)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", loc="lower right")
-
-
-def _parallel(axes: Axes, *, rows: Sequence[Trial], budget_mib: float, best: Trial | None) -> None:
     ended = measured(rows)
     shown = columns(row.choice for row in rows)
-    names = list(shown)
-    peak = max([budget_mib, *map(_mib, ended)])
+    values = {name: sorted({row.choice[name] for row in rows}, key=_order) for name in shown}
+    peak = max([budget_bytes, *(row.peak_bytes or 0 for row in ended)])
     speed = max((row.tokens_per_second or 0 for row in ended), default=1.0)
-    values = {name: sorted({row.choice[name] for row in rows}, key=_order) for name in names}
+    places = [*shown.values(), "peak MiB", "tokens/s"]
+    lines = []
     for row in sorted(ended, key=lambda row: row is best):
-        heights = [_height(values[name], row.choice[name]) for name in names]
-        shade = colour(2) if row is best else colour(0) if row.fits else WARNING
-        width = 2.5 if row is best else 1.0
-        axes.plot([*heights, _mib(row) / peak, (row.tokens_per_second or 0) / speed], color=shade, lw=width, alpha=0.7)
-    for place, name in enumerate(names):
-        _scale(axes, place, {str(value): _height(values[name], value) for value in values[name]})
-    _scale(axes, len(names), {"0": 0.0, f"{peak:,.0f}": 1.0})
-    _scale(axes, len(names) + 1, {"0": 0.0, f"{speed:,.0f}": 1.0})
-    axes.plot([len(names) - 0.1, len(names) + 0.1], [budget_mib / peak] * 2, color=WARNING, lw=3)
-    headings = [
-        text.replace(".", ".\n").replace("_", "_\n" if len(names) > FEW_DIMENSIONS else "_") for text in shown.values()
+        heights = [_height(values[name], row.choice[name]) for name in shown]
+        heights += [(row.peak_bytes or 0) / peak, (row.tokens_per_second or 0) / speed]
+        kind = "best" if row is best else _kind(row)
+        about = f"{label(row.choice)}\n{row.summary}"
+        lines += [
+            {"trial": row.number, "place": place, "height": height, "kind": kind, "about": about}
+            for place, height in enumerate(heights)
+        ]
+    marks = [
+        {"place": place, "height": _height(values[name], value), "text": str(value), "below": number % 2}
+        for place, name in enumerate(shown)
+        for number, value in enumerate(values[name])
     ]
-    axes.set_xticks(range(len(names) + 2), [*headings, "peak MiB", "tokens/s"], fontsize="small")
-    axes.set(title="green: best, red: over the budget", yticks=[], ylim=(-0.05, 1.08), xlim=(-0.1, len(names) + 1.5))
-    axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
+    for place, greatest in ((len(shown), peak / MIB), (len(shown) + 1, speed)):
+        marks += [{"place": place, "height": 0, "text": "0"}, {"place": place, "height": 1, "text": f"{greatest:,.0f}"}]
+    budget = [{"place": len(shown), "height": budget_bytes / peak, "about": f"budget {budget_bytes / MIB:,.1f} MiB"}]
+    kinds = alt.Scale(domain=["best", "fits", "over the budget"], range=[colour(2), colour(0), WARNING])
+    base = alt.Chart().encode(
+        x=alt.X("height:Q", axis=None, scale=alt.Scale(domain=[-0.02, 1.02], nice=False)),
+        y=alt.Y("place:O", axis=names_axis(places), scale=alt.Scale(type="point", padding=0.5)),
+        order="place:Q",
+    )
+    at = base.properties(data=data(marks))
+    chart = layered(
+        base.properties(data=data(lines))
+        .mark_line(opacity=0.7)
+        .encode(
+            detail="trial:N",
+            color=alt.Color("kind:N", scale=kinds),
+            strokeWidth=alt.condition(alt.datum.kind == "best", alt.value(3), alt.value(1.5)),
+            **ABOUT,
+        ),
+        base.properties(data=data(budget)).mark_tick(color=WARNING, thickness=3, size=24).encode(**ABOUT),
+        at.mark_text(dy=alt.expr("datum.below ? 10 : -8"), align=alt.expr(ENDS)).encode(text="text:N"),
+    )
+    title = "trials by dimension (bar: the budget)"
+    return Plot(
+        name="parallel_coordinates", title=title, panels=(Panel(title=title, chart=chart, height=44 * len(places)),)
+    )
 
 
-def _scale(axes: Axes, place: int, labels: Mapping[str, float]) -> None:
-    """Draw one vertical axis with its values."""
-    axes.axvline(place, color="grey", lw=0.8)
-    for text, height in labels.items():
-        box = {"facecolor": "white", "alpha": 0.7, "pad": 1, "lw": 0}
-        axes.text(place + 0.04, height, text, fontsize="x-small", va="center", bbox=box)
+def _kind(row: Trial) -> str:
+    if row.tokens_per_second is None:
+        return "did not complete"
+    return "fits" if row.fits else "over the budget"
+
+
+def _shape() -> alt.Shape:
+    return alt.Shape("kind:N", scale=alt.Scale(domain=FITS.domain, range=["circle", "triangle-up", "cross"]))
 
 
 def _order(value: object) -> tuple[bool, float, str]:
@@ -109,16 +111,5 @@ def _order(value: object) -> tuple[bool, float, str]:
     return (not is_number, float(value) if isinstance(value, int | float) else 0.0, str(value))
 
 
-def _height(values: Sequence[object], value: object) -> float:
+def _height(values: Sequence[Any], value: object) -> float:
     return values.index(value) / (len(values) - 1) if len(values) > 1 else 0.5
-
-
-def _mib(row: Trial) -> float:
-    return (row.peak_bytes or 0) / MIB
-
-
-def _scatter(axes: Axes, points: Sequence[tuple[float, Trial]]) -> None:
-    for fits, marker, shade, label in ((True, "o", colour(0), "fits"), (False, "x", WARNING, "does not fit")):
-        chosen = [(x, row.tokens_per_second) for x, row in points if row.fits is fits and row.tokens_per_second]
-        if chosen:
-            axes.scatter(*zip(*chosen, strict=True), marker=marker, color=shade, label=label, zorder=3)

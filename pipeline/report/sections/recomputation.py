@@ -1,20 +1,21 @@
 """Recomputation: measured memory saving next to the theoretical one, and the number of recomputed layers."""
 
 import math
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Hashable, Sequence
+from typing import Any
 
+import altair as alt
 import pandas as pd
-from matplotlib.axes import Axes
 
 from pipeline.report.page import Section
-from pipeline.report.plot import Plot, colour
+from pipeline.report.plot import ABOUT, GREY, Panel, Plot, colour, data, layered
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row
 
 NEEDED = {"memory_saving_percent", "time_overhead_percent", "block_forwards_per_step"}
 """Metrics that a run has where it and its baseline completed."""
-MARKERS = ("o", "s", "^", "D")
+MARKERS = ("circle", "square", "triangle-up", "diamond")
+UNITS = {"layers": "layers", "saved %": "% of the peak in live tensors", "time %": "% of the time per step"}
 
 
 def theory_percent(num_layers: float) -> float:
@@ -31,10 +32,12 @@ def section(rows: Sequence[Row]) -> Section:
     frame = _depth(rows)
     if not len(frame):
         return Section(title="recomputation")
+    depths = range(1, int(frame["layers"].max()) + 3)
+    theory = [{"layers": n, "saved %": theory_percent(n), "about": "1 - 1/sqrt(layers)"} for n in depths]
     panels = (
-        partial(_savings, frame=frame),
-        partial(_overheads, frame=frame),
-        partial(_savings_against_overheads, frame=frame),
+        _points(frame, "memory saved (grey: 1 - 1/sqrt(layers))", "layers", "saved %", theory),
+        _points(frame, "time overhead", "layers", "time %"),
+        _points(frame, "saving against overhead (numbers: layers)", "time %", "saved %"),
     )
     return Section(
         title="recomputation",
@@ -67,43 +70,35 @@ def _depth(rows: Sequence[Row]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def _savings(axes: Axes, *, frame: pd.DataFrame) -> None:
-    depths = range(1, int(frame["layers"].max()) + 3)
-    axes.plot(depths, [theory_percent(n) for n in depths], ":", color=colour(7), label="1 - 1/sqrt(layers)")
-    _points(axes, frame, "layers", "saved %")
-    axes.set(title="memory saved", xlabel="layers", ylabel="% of the peak in live tensors", ylim=(0, 100))
-
-
-def _overheads(axes: Axes, *, frame: pd.DataFrame) -> None:
-    _points(axes, frame, "layers", "time %")
-    axes.set(title="time overhead", xlabel="layers", ylabel="% of the time per step", ylim=(_floor(frame), None))
-
-
-def _savings_against_overheads(axes: Axes, *, frame: pd.DataFrame) -> None:
-    _points(axes, frame, "time %", "saved %")
-    for number, (_, variant) in enumerate(frame.sort_values("time %").iterrows()):
-        where, away = (
-            (variant["time %"], variant["saved %"]),
-            6 if number % 2 else -14,
-        )  # neighbours alternate above and below
-        label = str(variant["layers"])
-        axes.annotate(label, where, textcoords="offset points", xytext=(0, away), ha="center", fontsize="x-small")
-    axes.margins(x=0.2)
-    axes.set(
-        title="saving against overhead (numbers: layers)", xlabel="% of the time per step", ylabel="% of the peak saved"
+def _points(frame: pd.DataFrame, title: str, x: str, y: str, theory: Sequence[dict[str, Any]] = ()) -> Panel:
+    """Return a point for each variant, with its depth where no axis shows that, over a line of `theory`."""
+    lines = [
+        {name: line[name] for name in ("variant", "layers", "saved %", "time %")} | {"about": _about(line)}
+        for line in frame.to_dict("records")
+    ]
+    names = list(dict.fromkeys(line["variant"] for line in lines))
+    colours = [colour(index) for index in range(len(names))]
+    shapes = [MARKERS[index % len(MARKERS)] for index in range(len(names))]
+    base = alt.Chart(data(lines)).encode(
+        x=alt.X(f"{x}:Q", title=UNITS[x], axis=alt.Axis(tickMinStep=1), scale=alt.Scale(zero=False, padding=16)),
+        y=alt.Y(f"{y}:Q", title=UNITS[y]),
+        **ABOUT,
     )
-    axes.set_ylim(0, 100)
-    axes.set_xlim(min(_floor(frame), axes.get_xlim()[0]), None)
+    layers = [
+        base.mark_point(filled=True, size=80, opacity=1).encode(
+            color=alt.Color("variant:N", scale=alt.Scale(domain=names, range=colours)),
+            shape=alt.Shape("variant:N", scale=alt.Scale(domain=names, range=shapes)),
+        )
+    ]
+    if theory:
+        layers.insert(0, base.properties(data=data(theory)).mark_line(color=GREY, strokeDash=[2, 2]))
+    if "layers" not in (x, y):
+        layers.append(base.mark_text(dy=-12).encode(text="layers:Q"))
+    return Panel(title=title, chart=layered(*layers))
 
 
-def _points(axes: Axes, frame: pd.DataFrame, x: str, y: str) -> None:
-    for index, (variant, lines) in enumerate(frame.groupby("variant", sort=False)):
-        marker = MARKERS[index % len(MARKERS)]
-        axes.scatter(lines[x], lines[y], label=str(variant), color=colour(index), marker=marker)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-
-
-def _floor(frame: pd.DataFrame) -> float:
-    """Return the lower end of an axis of overheads: zero, or less where a variant became faster."""
-    return min(0.0, float(frame["time %"].min()) * 1.2)
+def _about(line: dict[Hashable, Any]) -> str:
+    return (
+        f"{line['comparison']}: {line['variant']}\n{line['layers']} layers\n{line['saved %']:.1f} % saved, in theory "
+        f"{line['theory %']:.1f} %\n{line['time %']:+.1f} % time per step"
+    )

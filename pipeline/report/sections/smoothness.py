@@ -2,13 +2,12 @@
 
 import statistics
 from collections.abc import Sequence
-from functools import partial
 
+import altair as alt
 import pandas as pd
-from matplotlib.axes import Axes
 
 from pipeline.report.page import Section
-from pipeline.report.plot import Plot, colour, line, over_steps
+from pipeline.report.plot import Panel, Plot, curves
 from pipeline.report.table import Table
 from pipeline.training.metrics import MOVING_AVERAGE_STEPS, Row, moving_average
 
@@ -26,7 +25,7 @@ def _plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
     for comparison in dict.fromkeys(row.comparison for row in rows):
         shown = [row for row in rows if row.comparison == comparison]
         if any(row.result and row.result.steps for row in shown):
-            panels = (partial(_smoothed_losses, rows=shown), partial(_gradient_norms, rows=shown))
+            panels = (_smoothed_losses(shown), _gradient_norms(shown))
             title = f"smoothness: {comparison.replace('_', ' ')}"
             plots.append(Plot(name=f"smoothness_{comparison}", title=title, panels=panels))
     return tuple(plots)
@@ -46,26 +45,24 @@ def _smoothness(row: Row) -> dict[str, object]:
     }
 
 
-def _smoothed_losses(axes: Axes, *, rows: Sequence[Row]) -> None:
-    for index, row in enumerate(rows):
+def _smoothed_losses(rows: Sequence[Row]) -> Panel:
+    measured, smoothed = {}, {}
+    for row in rows:
         records = row.result.steps if row.result else ()
-        if not records:
-            continue
-        steps, losses = [record.step + 1 for record in records], [record.loss for record in records]
-        axes.plot(steps, losses, color=colour(index), alpha=0.25)
-        axes.plot(steps, moving_average(losses), line(index), color=colour(index), label=row.name)
-    over_steps(axes, f"loss, mean of the last {MOVING_AVERAGE_STEPS} steps", "loss")
+        if records:
+            steps, losses = [record.step + 1 for record in records], [record.loss for record in records]
+            measured[row.name] = list(zip(steps, losses, strict=True))
+            smoothed[row.name] = list(zip(steps, moving_average(losses), strict=True))
+    return curves(f"loss, mean of the last {MOVING_AVERAGE_STEPS} steps", smoothed, "loss", faint=measured)
 
 
-def _gradient_norms(axes: Axes, *, rows: Sequence[Row]) -> None:
-    for index, row in enumerate(rows):
-        records = row.result.steps if row.result else ()
-        if not records:
-            continue
-        steps, norms = [record.step + 1 for record in records], [record.grad_norm for record in records]
-        axes.plot(steps, norms, line(index), color=colour(index), label=_norm_label(row))
-    over_steps(axes, "gradient norm before clipping (mean ± deviation)", "norm")
-    axes.set_ylim(0, None)
+def _gradient_norms(rows: Sequence[Row]) -> Panel:
+    norms = {
+        _norm_label(row): [(record.step + 1, record.grad_norm) for record in row.result.steps]
+        for row in rows
+        if row.result and row.result.steps
+    }
+    return curves("gradient norm before clipping (mean ± deviation)", norms, "norm", scale=alt.Scale(zero=True))
 
 
 def _norm_label(row: Row) -> str:

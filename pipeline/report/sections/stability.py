@@ -1,14 +1,13 @@
 """Stability: how a number format changes losses, skipped steps and small gradients."""
 
 from collections.abc import Sequence
-from functools import partial
 
+import altair as alt
 import pandas as pd
-from matplotlib.axes import Axes
 
-from pipeline.report.comparison import bars
+from pipeline.report.comparison import metric_bars
 from pipeline.report.page import Section
-from pipeline.report.plot import WARNING, Plot, colour, line, over_steps
+from pipeline.report.plot import Panel, Plot, curves
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row
 
@@ -40,49 +39,47 @@ def _tables(rows: Sequence[Row]) -> tuple[Table, ...]:
 def _plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
     if not any(row.is_baseline and row.result and row.result.steps for row in rows):
         return ()
-    panels = [partial(_distances, rows=rows)]
+    panels = [_distances(rows)]
     if any(_loss_scales(row) for row in rows):
-        panels.append(partial(_scales, rows=rows))
+        panels.append(_scales(rows))
     if any("gradient_underflow_percent" in row.metrics for row in rows):
         panels.append(
-            partial(
-                bars,
-                rows=rows,
-                name="gradient_underflow_percent",
-                title="gradient that fp16 would lose without loss scaling",
-                unit="% of its non-zero elements",
+            metric_bars(
+                rows,
+                "gradient_underflow_percent",
+                "gradient that fp16 would lose without loss scaling",
+                "% of its non-zero elements",
             )
         )
     return (Plot(name="stability", title="stability of the training", panels=tuple(panels)),)
 
 
-def _distances(axes: Axes, *, rows: Sequence[Row]) -> None:
+def _distances(rows: Sequence[Row]) -> Panel:
+    """Return the distances from the baseline's loss; a distance of zero, which a logarithm lacks, is a gap."""
     baseline = next(row.result.steps for row in rows if row.is_baseline and row.result)
-    drawn = False
-    for index, row in enumerate(rows):
-        if row.is_baseline or row.result is None:
-            continue
-        pairs = list(zip(row.result.steps, baseline, strict=False))
-        away = [abs(one.loss - other.loss) for one, other in pairs]
-        axes.plot([one.step + 1 for one, _ in pairs], away, line(index), color=colour(index), label=row.name)
-        drawn = drawn or any(distance > 0 for distance in away)
-    over_steps(axes, "distance from the baseline's loss", "loss difference")
-    if drawn:
-        axes.set_yscale("log")
+    away = {
+        row.name: [
+            (one.step + 1, abs(one.loss - other.loss) or None)
+            for one, other in zip(row.result.steps, baseline, strict=False)
+        ]
+        for row in rows
+        if not row.is_baseline and row.result is not None
+    }
+    return curves("distance from the baseline's loss", away, "loss difference", scale=alt.Scale(type="log"))
 
 
-def _scales(axes: Axes, *, rows: Sequence[Row]) -> None:
-    for index, row in enumerate(rows):
-        scales = _loss_scales(row)
-        if row.result is None or not scales:
+def _scales(rows: Sequence[Row]) -> Panel:
+    scales: dict[str, list[tuple[float, float | None]]] = {}
+    skipped: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        values = _loss_scales(row)
+        if row.result is None or not values:
             continue
-        axes.plot([record.step + 1 for record in row.result.steps], scales, color=colour(index), label=row.name)
-        skipped = [(r.step + 1, scale) for r, scale in zip(row.result.steps, scales, strict=True) if r.skipped]
-        if skipped:
-            label = f"{row.name}: {len(skipped)} skipped steps"
-            axes.scatter(*zip(*skipped, strict=True), marker="x", color=WARNING, label=label, zorder=3)
-    over_steps(axes, "loss scale (x: a skipped step)", "scale")
-    axes.set_yscale("log", base=2)
+        pairs = list(zip(row.result.steps, values, strict=True))
+        scales[row.name] = [(record.step + 1, scale) for record, scale in pairs]
+        skipped[row.name] = [(record.step + 1, scale) for record, scale in pairs if record.skipped]
+    title = "loss scale (cross: a skipped step)"
+    return curves(title, scales, "scale", scale=alt.Scale(type="log", base=2), crosses=skipped)
 
 
 def _loss_scales(row: Row) -> list[float]:

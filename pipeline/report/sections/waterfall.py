@@ -1,12 +1,9 @@
 """Waterfall: the change of memory and time by each setting, from the baseline to all of them."""
 
 from collections.abc import Sequence
-from functools import partial
-
-from matplotlib.axes import Axes
 
 from pipeline.report.page import Section
-from pipeline.report.plot import WARNING, Plot, colour, label, short
+from pipeline.report.plot import WARNING, Bar, Panel, Plot, bars, colour, short
 from pipeline.training.metrics import Row
 
 NEEDED = {"peak_allocated_mib", "seconds_per_step"}
@@ -30,10 +27,10 @@ def section(rows: Sequence[Row]) -> Section:
     return Section(title="contributions", plots=(plot,) if panels else ())
 
 
-def _panels(rungs: Sequence[Row]) -> list[partial[None]]:
+def _panels(rungs: Sequence[Row]) -> list[Panel]:
     return [
-        partial(_waterfall, rungs=rungs, name="peak_allocated_mib", title="peak memory", unit="MiB"),
-        partial(_waterfall, rungs=rungs, name="seconds_per_step", title="time per optimizer step", unit="s/step"),
+        _waterfall(rungs, "peak_allocated_mib", "peak memory", "MiB"),
+        _waterfall(rungs, "seconds_per_step", "time per optimizer step", "s/step"),
     ]
 
 
@@ -52,22 +49,16 @@ def _changes(row: Row, baseline: Row) -> dict[str, str]:
     return {name: str(row.params[name]) for name in names if row.params[name] != baseline.params.get(name)}
 
 
-def _waterfall(axes: Axes, *, rungs: Sequence[Row], name: str, title: str, unit: str) -> None:
-    """Draw the first and the last value as bars, and the changes between them as steps, from top to bottom."""
+def _waterfall(rungs: Sequence[Row], name: str, title: str, unit: str) -> Panel:
+    """Return the first and the last value as bars, and the changes between them as steps, from top to bottom."""
     values = [row.metrics[name] for row in rungs]
-    labels = [rungs[0].name]
-    axes.barh(0, values[0], color=colour(0))
+    steps = [Bar(name=rungs[0].name, value=values[0], shade=colour(0))]
     for number in range(1, len(rungs)):
         before, after = values[number - 1 : number + 1]
         added = _changes(rungs[number], rungs[0]).items() - _changes(rungs[number - 1], rungs[0]).items()
-        labels.append(" ".join(f"+ {setting} {value}" for setting, value in sorted(added)))
-        axes.barh(number, after - before, left=before, color=colour(2) if after <= before else WARNING)
-        axes.plot([before, before], [number - 1.4, number + 0.4], color="grey", linewidth=0.8)
-        axes.annotate(f" {100 * (after / before - 1):+.0f} %", (max(before, after), number), va="center", fontsize=9)
-    axes.barh(len(rungs), values[-1], color=colour(0))
-    for number, value in ((0, values[0]), (len(rungs), values[-1])):
-        axes.annotate(f" {short(value)}", (value, number), va="center", fontsize=9)
-    axes.set_yticks(range(len(rungs) + 1), [label(text) for text in (*labels, rungs[-1].name)], fontsize="x-small")
-    axes.invert_yaxis()
-    axes.set(title=title, xlabel=unit, xlim=(0, max(values) * 1.15))
-    axes.grid(axis="x", alpha=0.3)
+        label = " ".join(f"+ {setting} {value}" for setting, value in sorted(added))
+        shade = colour(2) if after <= before else WARNING
+        percent = f"{100 * (after / before - 1):+.0f} %"
+        steps.append(Bar(name=label, start=before, value=after, shade=shade, text=percent))
+    steps.append(Bar(name=rungs[-1].name, value=values[-1], shade=colour(0), text=short(values[-1])))
+    return bars(title, steps, unit)

@@ -1,0 +1,290 @@
+"""Pages in a real browser: charts, the answer at another budget, cards as buttons, filters, light and dark, print."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from test_search import made_up
+
+from pipeline.base.units import MIB
+from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
+from pipeline.report.configurations import MEASURED, PREDICTED, REFUSED, configurations_of, contributions_plot
+from pipeline.report.findings import Findings, report_of
+from pipeline.report.page import to_html
+from pipeline.searching.certificate import NOT_REACHED, UNFIT, Certificate, Unmeasured
+from pipeline.searching.results import SearchFindings, Trial, Verification
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium")
+BUDGET = 100 * MIB
+TOKENS = 1000
+"""Tokens of an optimizer step."""
+CHOICES = [
+    {"micro_batch_size": micro, "checkpointing": checkpointing, "precision": precision}
+    for micro in (1, 2, 4, 8, 16)
+    for checkpointing in ("none", "every_layer")
+    for precision in ("fp32", "bf16")
+]
+NAIVE, BEST = CHOICES[8], CHOICES[13]
+LONG = "a name of eighty characters, which no page may cut off nor let scroll its screen"
+Shown = Callable[[Findings, int, str], Page]
+
+
+def trial(number: int, choice: dict[str, object]) -> Trial:
+    """Return a trial of the made-up machine."""
+    peak, speed = made_up(choice)
+    metrics = {"tokens_per_second": speed, "seconds_per_step": TOKENS / speed, "peak_allocated_mib": peak / MIB}
+    outcome = "ok" if peak <= BUDGET else "over_budget"
+    return Trial(
+        number=number,
+        choice=choice,
+        outcome=outcome,
+        detail=None,
+        fits=peak <= BUDGET,
+        peak_bytes=peak,
+        metrics=metrics,
+    )
+
+
+def search_findings() -> SearchFindings:
+    """Return a search that measured naive, one over the budget and the best, and predicted the rest."""
+    rows = tuple(trial(number, choice) for number, choice in enumerate((NAIVE, CHOICES[16], BEST)))
+    others = [choice for choice in CHOICES if choice not in [row.choice for row in rows]]
+    unmeasured = tuple(
+        Unmeasured(
+            choice=choice,
+            predicted_peak_bytes=made_up(choice)[0],
+            predicted_seconds_per_step=TOKENS / made_up(choice)[1],
+            reason=NOT_REACHED if made_up(choice)[0] <= BUDGET else UNFIT,
+        )
+        for choice in others
+    )
+    certificate = Certificate(
+        gap=0.01,
+        bound=0.02,
+        remaining_improvement=0.02,
+        confidence=0.95,
+        residual_rms=0.01,
+        is_adequate=True,
+        num_configurations=len(CHOICES),
+        num_measured=3,
+        unmeasured=unmeasured,
+        seconds_measured=3,
+        seconds_of_brute_force=20,
+    )
+    verification = Verification(
+        choice=BEST,
+        plain=NAIVE,
+        num_steps=8,
+        outcome="ok",
+        metrics=rows[2].metrics,
+        plain_outcome="ok",
+        plain_metrics=rows[0].metrics,
+        max_loss_difference=0.001,
+        tolerance=0.01,
+        seconds_measured=1,
+    )
+    return SearchFindings(
+        entry="search",
+        model="gpt2-nano",
+        effective_batch_size=16,
+        budget_bytes=BUDGET,
+        num_configurations=len(CHOICES),
+        naive=(NAIVE,),
+        shows_front=False,
+        rows=rows,
+        certificate=certificate,
+        verification=verification,
+        settings={"model": "gpt2-nano"},
+        environment={"torch": "2"},
+    )
+
+
+def plan_findings() -> PlanFindings:
+    """Return a plan of the made-up machine for three cards, one with a long name."""
+
+    def card(name: str, budget_mib: int) -> CardPlan:
+        rows = tuple(
+            PlannedRow(
+                choice=choice,
+                micro_batch_size=int(str(choice["micro_batch_size"])),
+                accumulation_steps=16 // int(str(choice["micro_batch_size"])),
+                peak_allocated_bytes=made_up(choice)[0],
+                peak_reserved_bytes=None,
+                peak_device_bytes=None,
+                fits=made_up(choice)[0] <= budget_mib * MIB,
+                seconds=TOKENS / made_up(choice)[1],
+                deviation=0.2,
+                tokens=TOKENS,
+            )
+            for choice in CHOICES
+        )
+        return CardPlan(card=name, budget_bytes=budget_mib * MIB, rows=rows, skipped=(), breakdown=None)
+
+    return PlanFindings(
+        entry="plan",
+        model="gpt2-nano",
+        effective_batch_size=16,
+        dataset_size=64,
+        cards=(card("Card A", 100), card(LONG, 60), card("Card C", 20)),
+        settings={},
+        environment={},
+    )
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+
+
+@pytest.fixture
+def shown(browser: Browser, tmp_path: Path) -> Iterator[Shown]:
+    """Open the page of findings at a width in a scheme, without a network; it must not fail."""
+    failures: list[str] = []
+
+    def open_page(findings: Findings, width: int = 1440, scheme: str = "light") -> Page:
+        file = tmp_path / "report.html"
+        file.write_text(to_html(report_of(findings)))
+        assert file.stat().st_size < 2e6
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)  # type: ignore[arg-type]
+        page = context.new_page()
+        page.on("requestfailed", lambda request: failures.append(request.url))
+        page.on("pageerror", lambda error: failures.append(str(error)))
+        page.on("console", lambda said: failures.append(said.text) if said.type in ("error", "warning") else None)
+        page.goto(f"file://{file}")
+        page.locator("html[data-drawn]").wait_for(state="attached", timeout=60_000)
+        return page
+
+    yield open_page
+    assert not failures
+
+
+def move(page: Page, budget: float) -> str:
+    """Move the budget and return the answer that is shown then."""
+    before = page.locator("output").inner_text()
+    slider = page.get_by_role("slider")
+    slider.evaluate("(slider, to) => { slider.value = to; slider.dispatchEvent(new Event('input')); }", budget)
+    expect(page.locator("output")).not_to_have_text(before)
+    return page.locator("output").inner_text()
+
+
+def rings(page: Page) -> int:
+    """Return the number of configurations with a ring."""
+    return page.locator("[data-chart=memory_against_throughput] .rings_marks path").count()
+
+
+def test_configurations_are_measured_predicted_or_refused() -> None:
+    found = configurations_of(search_findings())
+    assert len(found) == len(CHOICES)
+    for one in found:
+        peak, speed = made_up(one.choice)
+        assert (one.mib, one.speed) == (pytest.approx(peak / MIB), pytest.approx(speed))
+        is_measured = one.choice in (NAIVE, CHOICES[16], BEST)
+        assert one.kind == (MEASURED if is_measured else PREDICTED if peak <= BUDGET else REFUSED)
+
+
+def test_contributions_lead_from_naive_to_the_answer_through_known_configurations() -> None:
+    findings = search_findings()
+    [plot] = contributions_plot(findings, configurations_of(findings))
+    spec = plot.panels[0].to_spec()
+    names = json.loads(spec["layer"][0]["encoding"]["y"]["axis"]["labelExpr"].removesuffix("[datum.value]"))
+    labels = [" ".join(lines) for lines in names]
+    assert labels == ["naive", "+ precision bf16", "+ micro-batch 8", "the answer"]
+    sizes = [line["value"] for line in spec["data"]["values"]]
+    on_the_way = {**NAIVE, "precision": "bf16"}
+    assert sizes == [pytest.approx(made_up(choice)[0] / MIB) for choice in (NAIVE, on_the_way, BEST, BEST)]
+
+
+@needs_browser
+def test_a_search_answers_for_another_budget(shown: Shown) -> None:
+    page = shown(search_findings(), 1440, "light")
+    assert page.locator(".headlines dd:first-of-type").all_inner_texts() == [
+        "2.00 x naive",
+        "96.8 MiB",
+        "within 2 %",
+        "yes",
+    ]
+    own = page.locator("output").inner_text()
+    assert own.startswith("At 100.0 MiB: measured, micro-batch 8, checkpointing none, precision bf16: 96.8 MiB")
+    assert rings(page) == 1
+    less = move(page, 50)
+    assert less.startswith(
+        "At 50 MiB: nothing that was measured fits. Predicted to be faster, not measured: micro-batch"
+    )
+    assert rings(page) == 1
+    more = move(page, 180)
+    assert "measured, micro-batch 8" in more
+    assert "Predicted to be faster, not measured: micro-batch 16, checkpointing none, precision bf16" in more
+    assert rings(page) == 2
+    page.get_by_role("slider").press("ArrowLeft")
+    expect(page.locator("output")).not_to_have_text(more)
+
+
+@needs_browser
+def test_a_pointer_on_a_point_is_told_everything_of_it(shown: Shown) -> None:
+    page = shown(search_findings(), 1440, "light")
+    page.locator("[data-chart=memory_against_throughput] .measured_marks path").last.hover(force=True)
+    tip = page.locator("#vg-tooltip-element")
+    expect(tip).to_be_visible()
+    for text in ("micro-batch 8", "checkpointing none", "precision bf16", "96.8 MiB", "1,600 tokens/s", "measured, ok"):
+        expect(tip).to_contain_text(text)
+
+
+@needs_browser
+def test_the_cards_of_a_plan_are_buttons_and_its_heat_map_has_controls(shown: Shown) -> None:
+    page = shown(plan_findings(), 1440, "light")
+    sections = page.locator("section[data-choice]")
+    assert [section.is_visible() for section in sections.all()] == [True, False, False]
+    page.get_by_role("button", name=LONG).press("Enter")
+    assert [section.is_visible() for section in sections.all()] == [False, True, False]
+    chart = sections.nth(1).locator("[data-chart]").first
+    box = chart.locator("svg").bounding_box()
+    assert box is not None and box["width"] > 800
+    texts = chart.locator(".sizes_marks text")
+    bf16 = texts.all_text_contents()
+    chart.get_by_role("combobox", name="precision").select_option("fp32")
+    expect(texts.first).not_to_have_text(bf16[0])
+    cell = chart.locator(".cells_marks path").first
+    shade = cell.get_attribute("fill")
+    slider = chart.get_by_role("slider")
+    slider.evaluate("slider => { slider.value = 10; slider.dispatchEvent(new Event('input')); }")
+    expect(cell).not_to_have_attribute("fill", str(shade))
+
+
+@needs_browser
+def test_a_table_is_filtered_by_all_words(shown: Shown) -> None:
+    page = shown(plan_findings(), 1440, "light")
+    table = page.locator("section[data-choice] .table").first
+    table.get_by_role("searchbox").fill("bf16 every_layer")
+    lines = [line for line in table.locator("tbody tr").all() if line.is_visible()]
+    assert len(lines) == 5 and all({"bf16", "every_layer"} <= set(line.inner_text().split()) for line in lines)
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (768, "dark"), (390, "light")])
+@pytest.mark.parametrize("findings", [search_findings, plan_findings])
+def test_a_page_fits_its_screen(findings: Callable[[], Findings], width: int, scheme: str, shown: Shown) -> None:
+    page = shown(findings(), width, scheme)
+    for button in [*page.locator(".choices button").all(), None]:
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for chart in page.locator("[data-chart] svg:visible").all():
+            box = chart.bounding_box()
+            assert box is not None and box["width"] > 250 and box["x"] + box["width"] <= width
+        if button is not None:
+            button.click()
+    ink = page.locator("[data-chart] svg:visible .role-axis-label text").first
+    assert ink.evaluate("text => getComputedStyle(text).fill") == (
+        "rgb(27, 31, 36)" if scheme == "light" else "rgb(230, 234, 239)"
+    )
+
+
+@needs_browser
+def test_a_page_prints_every_card(shown: Shown) -> None:
+    page = shown(plan_findings(), 1440, "light")
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert all(section.is_visible() for section in page.locator("section[data-choice]").all())
+    assert page.pdf().startswith(b"%PDF")
