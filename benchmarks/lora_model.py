@@ -1,4 +1,4 @@
-"""The models of benchmarks/published on fake tensors, with the adapters and the 4-bit layers of the technique `adapter`.
+"""The models of benchmarks/published on fake tensors, with adapters and 4-bit layers of the technique `adapter`.
 
 Here is what `adapter` does not do: transformers' order of loading a quantized model straight onto a card, on which the
 allocator's rounding depends.

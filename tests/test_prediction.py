@@ -1,8 +1,8 @@
 """Predicted memory against the allocator's peaks in real runs, and the process unchanged after a prediction."""
 
 import gc
-import sys
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
