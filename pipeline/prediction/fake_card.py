@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from pipeline.prediction.four_bit import quantized_on_device
+from pipeline.prediction.four_bit import is_four_bit, quantized_on_device
 
 HOST = torch.device("meta")
 """Stands for host memory, which is not counted."""
@@ -17,7 +17,8 @@ def move_to_card(module: nn.Module) -> None:
 
     def moved_tensor(tensor: Tensor) -> Tensor:
         if id(tensor) not in moved:
-            copy = torch.empty_like(tensor, device=CARD)
+            layout = torch.contiguous_format if is_four_bit(tensor) else torch.preserve_format
+            copy = torch.empty_like(tensor, device=CARD, memory_format=layout)
             if isinstance(tensor, nn.Parameter):
                 packed = quantized_on_device(tensor, copy)
                 copy = nn.Parameter(copy, requires_grad=tensor.requires_grad) if packed is None else packed

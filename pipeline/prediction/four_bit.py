@@ -5,7 +5,7 @@ told by the operators that it consists of.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -55,7 +55,6 @@ def quantized_on_device(weight: Any, moved: Tensor) -> nn.Parameter | None:
         return None
     layer = weight.four_bit_layer
     functional = import_module("bitsandbytes.functional")
-    moved = moved.contiguous()
     packed, state = functional.quantize_4bit(moved, compress_statistics=weight.compress_statistics, quant_type="nf4")
     layer.quant_state = state
     return _parameter(packed, layer, weight.compress_statistics, state)
@@ -65,7 +64,7 @@ def quantize(module: nn.Module) -> None:
     """Quantize the weights of a module's 4-bit layers on the device that they are on."""
     for part in module.modules():
         for name, weight in part._parameters.items():
-            if weight is not None and (packed := quantized_on_device(weight, weight)) is not None:
+            if weight is not None and (packed := quantized_on_device(weight, weight.contiguous())) is not None:
                 part._parameters[name] = packed
 
 
@@ -84,12 +83,17 @@ def _operators(target: Hardware) -> Iterator[None]:
     functional, utils, default = (
         import_module(f"bitsandbytes.{name}") for name in ("functional", "backends.utils", "backends.default.ops")
     )
+    is_enabled = torch.is_autocast_enabled
     library = Library("bitsandbytes", "IMPL")  # type: ignore[no-untyped-call]
     try:
         library.impl("gemm_4bit", _product_on(target), "AutogradCPU")  # type: ignore[no-untyped-call]
         if target.capability is None:
             library.impl("quantize_4bit", _quantize_on_cpu, "AutogradCPU")  # type: ignore[no-untyped-call]
         with (
+            # peft asks whether CUDA's autocast is on, which that of a CPU stands for here, but not on a CPU.
+            patch.object(torch, "is_autocast_enabled", lambda kind="cpu": is_enabled(kind))
+            if target.capability
+            else nullcontext(),
             patch.object(functional, "create_dynamic_map", lambda: torch.empty(NUM_CODES)),
             patch.dict(functional.name2qmap, clear=True),
             patch.dict(utils._code_4bit_cache, clear=True),
