@@ -302,6 +302,8 @@ def test_paged_state_is_no_memory_of_the_allocator() -> None:
     sizes = [part.numel() for name, part in module.named_parameters() if not EMBEDDING.search(name)]
     peaks = [predict(one, find_card("t4")).breakdown.category_bytes["optimizer state"] for one in (experiment, paged)]
     assert peaks[0] - peaks[1] == 2 * sum(size for size in sizes if size >= 100_000) > 0
+    works = [predict(one, find_card("t4")).update_work for one in (experiment, paged)]
+    assert works[0] == works[1]  # what is paged is read and written too
     [unseen] = paged.not_predicted("cuda")
     assert "CUDA's managed memory" in unseen and experiment.not_predicted("cuda") == ()
 
