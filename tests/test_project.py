@@ -94,7 +94,7 @@ def test_an_installed_package_runs_from_any_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("entry", entry_points())
 def test_yaml_says_only_what_differs(entry: str) -> None:
-    structure = ("question", "comparisons", "sections", "space", "kinds", "compared")
+    structure = ("question", "comparisons", "sections", "space", "space_of_lengths", "kinds", "compared")
     for file in [FOLDER / f"{entry}.yaml"] if entry not in SINGLE else (FOLDER / "single").glob("*.yaml"):
         values = {k: v for k, v in read_yaml(file).items() if k not in structure}
         defaults = dict(dotted({k: plain(f.default) for k, f in settings_of(entry).model_fields.items()}))
