@@ -179,6 +179,9 @@ def curves(
 
     `faint` draws behind the line of its name, `crosses` marks points of it. A y that is None or not finite is a gap.
     """
+    if not series:
+        nothing = alt.Chart(data([{"text": "no run has any"}])).mark_text().encode(text="text:N")
+        return Panel(title=title, chart=nothing)
     names, slug = list(series), re.sub(r"\W+", "_", title)
     chosen = alt.selection_point(name=f"chosen_{slug}", fields=["run"], bind="legend")
     zoomed = alt.selection_interval(name=f"zoomed_{slug}", bind="scales", encodings=["x"], zoom="wheel![event.altKey]")
