@@ -39,7 +39,7 @@ IRRELEVANT = """
 CODE = ("base", "config", "memory", "models", "prediction", "techniques", "training")
 """Folders of the package that a timeline depends on."""
 
-PACKAGES = ("torch", "transformers", "peft", "flash_attn")
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "flash_attn")
 """Packages that a timeline depends on; some may be absent."""
 CPU_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """Environment variables that limit oneDNN to some of a CPU's instructions."""
