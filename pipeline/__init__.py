@@ -1,11 +1,15 @@
 """Headroom: the fastest way to train a model in the GPU memory you have, found and proven."""
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.prediction.longest import LongestFindings
     from pipeline.prediction.plan import PlanFindings
     from pipeline.searching.results import SearchFindings
+
+# peft imports bitsandbytes, which says on a CPU that it has no kernel for inference.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def plan(*, log: bool = False, **settings: Any) -> "PlanFindings":

@@ -181,3 +181,20 @@ print(torch.cuda.max_memory_allocated())
         printed(on_card, "h200", code, SIMULATED_CARD_CUDNN_WORKSPACE=size) for size in ("0", str(3 * MIB))
     )
     assert with_one - without == 3 * MIB
+
+
+def test_managed_memory_takes_nothing_of_a_card(on_card: OnCard) -> None:
+    """Paged states of bitsandbytes' optimizers, whose own CUDA library runs."""
+    code = """
+from bitsandbytes.optim import AdamW32bit, PagedAdamW32bit
+optimizers, found = [], []
+for kind in (AdamW32bit, PagedAdamW32bit):
+    parameter = torch.nn.Parameter(torch.zeros(512, 4096, device="cuda"))
+    parameter.grad = torch.ones_like(parameter)
+    optimizers.append(kind([parameter]))
+    before = torch.cuda.memory_allocated()
+    optimizers[-1].step()
+    found.append(torch.cuda.memory_allocated() - before)
+print(json.dumps(found))
+"""
+    assert printed(on_card, "h200", code) == [2 * 4 * 512 * 4096, 0]

@@ -1,7 +1,6 @@
 """Adapters: small trained matrices beside the frozen linear layers of a model, by peft."""
 
 import inspect
-import logging
 import re
 from collections.abc import Iterable
 from functools import lru_cache
@@ -182,7 +181,6 @@ class Adapter(Technique):
         """Freeze the model and add the adapters, to layers of 4-bit weights if it is QLoRA."""
         if not self.active:
             return
-        logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it misses a kernel for inference
         with _disable_current_modes():  # the imports make tensors, which are no part of the model
             import_module("peft")  # it imports bitsandbytes
         if self.adapter == "qlora":
