@@ -20,6 +20,7 @@ from torch.optim import AdamW
 
 from pipeline.base.contracts import Trainable
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.lora import linear_layers
 from pipeline.base.results import StepRecord
 from pipeline.base.technique import Mathematics
 from pipeline.config.configurations import why_refused
@@ -30,7 +31,6 @@ from pipeline.config.variants import read_yaml
 from pipeline.export.write import export_files, write_files
 from pipeline.prediction.predict import predict
 from pipeline.searching.problem import make_problem
-from pipeline.techniques.adapter import linear_layers
 from pipeline.training.loop import Loop, learning_rate
 from pipeline.training.step import backpropagate, build_step
 

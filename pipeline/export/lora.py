@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from pipeline.base.lora import is_target, linear_layers
 from pipeline.config.experiment import Experiment
 from pipeline.config.layers import built_without_weights
-from pipeline.techniques.adapter import Adapter, is_target, linear_layers
+from pipeline.techniques.adapter import Adapter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -10,14 +9,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import AfterValidator, Field, PositiveInt
-from torch import nn
-from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pipeline.base import four_bit
+from pipeline.base import four_bit, lora
 from pipeline.base.contracts import Hardware, Model, Trainable
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.four_bit import quantize_layers
+from pipeline.base.lora import add_adapters, is_target, linear_layers
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of
 from pipeline.base.user_functions import digest, is_function_name
 
@@ -26,14 +24,6 @@ FOUR_BIT_CAPABILITY = (6, 0)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SMALLEST_VOCABULARY = 300
 """The minimum of the setting vocabulary_size, with which a model is built to find its linear layers."""
-IMPORTS = """from collections.abc import Iterable
-from typing import Any
-
-import torch
-from torch import nn
-from torch.optim import Optimizer
-"""
-"""What the functions below need in an exported file."""
 
 
 def _checked_targets(value: str) -> str:
@@ -156,9 +146,6 @@ class Adapter(Technique):
         """
         if target in ("trl", "axolotl"):
             return Exported()
-        quantizing = exported_quantizing(self.qlora_double_quantization, self.qlora_float32_rest)
-        before = quantizing if self.adapter == "qlora" else Exported()
-        parts = (is_target, *([] if before.code else [linear_layers]), add_adapters, without_frozen)
         arguments = [
             "model",
             "[model.get_submodule(name) for name in {layers}]",
@@ -166,9 +153,13 @@ class Adapter(Technique):
             str(DTYPES[self.adapter_weights]),
             *(f"{name}={value}" for name, value in self._arguments().items()),
         ]
+        code, statements = [source_of(lora)], [f"add_adapters({', '.join(arguments)})"]
+        if self.adapter == "qlora":
+            code.insert(0, _code_of_four_bit())
+            statements.insert(0, _quantizing(self.qlora_double_quantization, self.qlora_float32_rest))
         return Exported(
-            code="\n\n\n".join([before.code, IMPORTS.strip(), *_sources(*parts)]).strip(),
-            prepare=f"{before.prepare}\nadd_adapters({', '.join(arguments)})".strip(),
+            code="\n\n\n".join(code),
+            prepare="\n".join(statements),
             optimizer="without_frozen({optimizer})",
             notes=("The adapters alone, to be saved: peft.get_peft_model_state_dict(model).",),
         )
@@ -221,74 +212,24 @@ def _linear_names(model: Model, name: str, code: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each for layer in built.layers for each in linear_layers(layer)))
 
 
-def is_target(name: str, target: str) -> bool:
-    """Whether a linear layer of this name inside a model's layer is one of `target`: all, attention, or its name."""
-    if target == "attention":
-        return "attn" in name or "attention" in name
-    return target == "all" or f".{name}".endswith(f".{target}")
-
-
-def linear_layers(layer: nn.Module) -> dict[str, nn.Module]:
-    """Return the linear layers inside a model's layer by name, but for those whose weights torch reads itself."""
-    from transformers.pytorch_utils import Conv1D
-
-    reads_weights = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-    owners = {name: part for name, part in layer.named_modules() if not isinstance(part, reads_weights)}
-    children = {
-        f"{name}.{own_name}".removeprefix("."): child
-        for name, owner in owners.items()
-        for own_name, child in owner.named_children()
-    }
-    return {name: child for name, child in children.items() if isinstance(child, nn.Linear | Conv1D)}
-
-
-def add_adapters(
-    model: nn.Module, layers: Iterable[nn.Module], targets: str, dtype: torch.dtype, **settings: Any
-) -> None:
-    """Freeze a model, and add adapters to the linear layers inside its layers that `targets` names, with commas."""
-    from peft import LoraConfig, inject_adapter_in_model
-    from peft.tuners.lora import LoraLayer
-    from transformers.pytorch_utils import Conv1D
-
-    adapted = {
-        part
-        for layer in layers
-        for name, part in linear_layers(layer).items()
-        if any(is_target(name, target) for target in targets.split(","))
-    }
-    names = [name for name, part in model.named_modules() if part in adapted]
-    has_transposed_weights = any(isinstance(part, Conv1D) for part in adapted)
-    config = LoraConfig(target_modules=names, fan_in_fan_out=has_transposed_weights, **settings)
-    inject_adapter_in_model(config, model)
-    for part in model.modules():
-        if isinstance(part, LoraLayer):
-            for parameter in (*part.lora_A.parameters(), *part.lora_B.parameters()):
-                parameter.data = parameter.data.to(dtype)
-
-
 def exported_quantizing(double_quantization: bool, float32_rest: bool) -> Exported:
     """Return the functions and the statement that replace the linear layers of `model` by 4-bit ones."""
-    own_code = re.sub(r"  # type: ignore\S*", "", source_of(four_bit))
-    return Exported(
-        code="\n\n\n".join([own_code, *_sources(linear_layers)]),
-        prepare=(
-            "layers = [model.get_submodule(name) for name in {layers}]\n"
-            "quantize_layers(\n"
-            "    model,\n"
-            "    ((layer, linear_layers(layer)) for layer in layers),\n"
-            f"    double_quantization={double_quantization},\n"
-            f"    float32_rest={float32_rest},\n"
-            ")"
-        ),
+    code = "\n\n\n".join([_code_of_four_bit(), inspect.getsource(linear_layers).strip()])
+    return Exported(code=code, prepare=_quantizing(double_quantization, float32_rest))
+
+
+def _code_of_four_bit() -> str:
+    return re.sub(r"  # type: ignore\S*", "", source_of(four_bit))
+
+
+def _quantizing(double_quantization: bool, float32_rest: bool) -> str:
+    """Return the statements that quantize the linear layers of `model`."""
+    return (
+        "layers = [model.get_submodule(name) for name in {layers}]\n"
+        "quantize_layers(\n"
+        "    model,\n"
+        "    ((layer, linear_layers(layer)) for layer in layers),\n"
+        f"    double_quantization={double_quantization},\n"
+        f"    float32_rest={float32_rest},\n"
+        ")"
     )
-
-
-def _sources(*functions: Any) -> list[str]:
-    return [inspect.getsource(function).strip() for function in functions]
-
-
-def without_frozen(optimizer: Optimizer) -> Optimizer:
-    """Take the parameters that are not trained from an optimizer."""
-    for group in optimizer.param_groups:
-        group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
-    return optimizer
