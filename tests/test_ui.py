@@ -135,7 +135,7 @@ def test_the_report_is_shown_among_the_artifacts(page: Page, project: Project, a
     num_trials = len(file.read_text().splitlines()) - 1
     expect(report.locator("table.sortable").nth(1).locator("tbody tr")).to_have_count(num_trials)
     expect(report.locator("html[data-drawn]")).to_be_attached()
-    expect(report.locator("[data-chart=memory_against_throughput] svg .role-mark path").first).to_be_visible()
+    expect(report.locator("[data-chart=memory_against_throughput] .measured_marks path").first).to_be_visible()
     keep(page, "report")
 
 

@@ -22,6 +22,8 @@ DASHES = ([1, 0], [6, 3], [6, 3, 1, 3], [2, 2])
 
 PANEL_PIXELS = 480
 """Width of a panel in a PNG; on the page a panel is as wide as its place."""
+WIDTH_LESS = "width - "
+"""Begin of an expression of a panel's width in pixels."""
 DOTS_PER_INCH = 140
 LABEL_CHARACTERS = 28
 LABEL_PIXELS = 200
@@ -98,13 +100,15 @@ class Plot:
 
     def to_png(self) -> bytes:
         """Return one PNG of all panels, in two columns."""
-        charts = [
-            panel.chart.properties(width=PANEL_PIXELS, height=panel.height, title=panel.title) for panel in self.panels
-        ]
-        whole = alt.concat(*charts, columns=2).resolve_scale(color="independent", strokeDash="independent")
+        width = PANEL_PIXELS * (2 if self.is_wide else 1)
+        charts = [panel.chart.properties(width=width, height=panel.height, title=panel.title) for panel in self.panels]
+        whole = alt.concat(*charts, columns=2)
+        whole = whole.resolve_scale(color="independent", shape="independent", strokeDash="independent")
         if any(panel.title != self.title for panel in self.panels):
             whole = whole.properties(title=alt.TitleParams(self.title, anchor="middle", fontSize=18, offset=12))
-        spec = {**_dict(whole), "background": "white", "padding": 12}
+        # Charts side by side have no signal of their own width.
+        fixed = json.loads(json.dumps(_dict(whole)).replace(f'"{WIDTH_LESS}', f'"{width} - '))
+        spec = {**fixed, "background": "white", "padding": 12}
         return vl_convert.vegalite_to_png(spec, vl_version=VERSION, ppi=DOTS_PER_INCH)
 
 
@@ -145,7 +149,9 @@ def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float
     ]
     y = alt.Y("place:O", axis=names_axis([bar.name for bar in values]))
     room = 12 + 7 * max((len(str(line["text"])) for line in lines), default=0)  # for the longest text, in pixels
-    scale = alt.Scale(domain=[lowest * 1.1, longest], range=[0, alt.expr(f"width - {room}")], nice=False, zero=False)
+    scale = alt.Scale(
+        domain=[lowest * 1.1, longest], range=[0, alt.expr(f"{WIDTH_LESS}{room}")], nice=False, zero=False
+    )
     x = alt.X("value:Q", title=unit, scale=scale, axis=alt.Axis(tickCount=5))
     base = alt.Chart().encode(y=y, **ABOUT)
     layers: list[alt.Chart] = [
@@ -210,7 +216,7 @@ def curves(
     ]
     if faint:
         layers.insert(0, base.properties(data=_points(faint, over, unit)).mark_line(opacity=0.25, strokeWidth=1.5))
-    if crosses:
+    if crosses and any(crosses.values()):
         at = base.properties(data=_points(crosses, over, unit))
         layers.append(at.mark_point(shape="cross", angle=45, size=60, filled=True).encode(color=alt.value(WARNING)))
     return Panel(title=title, chart=layered(*layers))
