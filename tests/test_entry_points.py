@@ -334,7 +334,8 @@ def test_the_study_opens_in_optunas_dashboard(project: Project, done: Done) -> N
     complete = [trial for trial in study["trials"] if trial["state"] == "Complete"]
     assert len(complete) == len(study["trials"]) in (4, 5)
     for trial in complete:
-        assert [value["step"] for value in trial["intermediate_values"]] == [0, 1, 2, 3]
+        steps = [value["step"] for value in trial["intermediate_values"]]
+        assert steps in ([0, 1, 2, 3], [0, 2, 4, 6])  # every second one of the verification's eight
         attributes = {one["key"]: one["value"] for one in trial["user_attrs"]}
         assert float(attributes["peak_allocated_mib"]) > 0 and float(attributes["seconds_per_step"]) > 0
         assert float(attributes["bytes_over_budget"]) <= 0
@@ -346,11 +347,13 @@ def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) ->
     trials = pd.read_csv(download(project, parent.info.run_id, "trials.csv"))
     assert len(trials) in (4, 5)  # the verification adds the plain configuration where it had no trial
     [findings] = project.folder.glob("runs/*-search-*/findings.json")
-    checked = json.loads(findings.read_text())["verification"]
+    found = json.loads(findings.read_text())
+    checked, bound = found["verification"], found["certificate"]["bound"]
     of_answer = [trials[name] == value for name, value in checked["choice"].items()]
     best = trials[np.logical_and.reduce(of_answer)].iloc[0]
     assert parent.data.metrics["best_tokens_per_second"] == pytest.approx(best["tokens_per_second"])
-    assert parent.data.metrics["bound_percent"] >= 0 and parent.data.metrics["best_speedup"] > 0
+    assert parent.data.metrics["best_speedup"] > 0
+    assert parent.data.metrics.get("bound_percent") == (None if bound is None else pytest.approx(100 * bound))
     children = project.children_of(parent)
     assert {name.partition(":")[0] for name in children} == {*(f"trial {n}" for n in range(1, 5)), "verification"}
     assert "verification: answer" in children and checked["outcome"] == checked["plain_outcome"] == "ok"
