@@ -14,9 +14,12 @@ from pathlib import Path
 
 import pytest
 from finished import Done
+from mlflow import MlflowClient
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from processes import free_port, started
 from project import Project
+
+from pipeline.tracking.ui import last_used
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 ARGUMENTS = (
@@ -48,7 +51,7 @@ def address(project: Project) -> Iterator[str]:
         lines = iter(ui.stdout or [])
         shown = next(line for line in lines if line.startswith("the runs: "))
         threading.Thread(target=lambda: deque(lines, maxlen=0), daemon=True).start()
-        yield shown.removeprefix("the runs: ").strip()
+        yield re.sub(r"experiments/\d+", "experiments/0", shown.removeprefix("the runs: ").strip())
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +88,14 @@ def unfold(page: Page, address: str, parent: str) -> None:
     page.goto(address)
     row(page, parent).get_by_role("button").first.click()
     row(page, "all three").wait_for()
+
+
+def test_it_opens_on_the_experiment_that_was_used_last(tmp_path: Path) -> None:
+    client = MlflowClient(Project.copy(tmp_path).store)
+    first, second = (client.create_experiment(name) for name in ("first", "second"))
+    for number, experiment in enumerate((first, second, first)):
+        client.create_run(experiment, start_time=number)
+    assert last_used(client) == first
 
 
 def test_the_list_shows_parents_with_their_children_and_metrics(page: Page, project: Project, address: str) -> None:

@@ -19,7 +19,7 @@ DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 
 def main(port: int) -> int:
     """Serve the UI until it is interrupted, and return its exit code; a store that is a server has a UI already."""
-    experiment = _last_used(MlflowClient())
+    experiment = last_used(MlflowClient())
     uri = get_tracking_uri()
     if uri.startswith("http"):
         _show(f"{uri}/#/experiments/{experiment}/runs")
@@ -38,7 +38,7 @@ def main(port: int) -> int:
             return 0
 
 
-def _last_used(client: MlflowClient) -> str:
+def last_used(client: MlflowClient) -> str:
     """Return the id of the experiment with the latest run; without runs, of the one that a job would use."""
     ids = [one.experiment_id for one in client.search_experiments()]
     latest = client.search_runs(ids, order_by=["attributes.start_time DESC"], max_results=1)
