@@ -437,7 +437,7 @@ def test_every_target_writes_what_a_technique_exports() -> None:
         [optimizer, rate, decay] = names["make_optimizer"](module)
         assert (type(optimizer).__name__, rate, decay) == ("AdamW", 5e-4, 0.01)
         assert module.added == math.pi
-    assert "    prepare_model(model)\n    optimizer = [torch.optim.AdamW(" in files["train.py"]
+    assert "    prepare_model(model)\n    model.to(DEVICE)\n    optimizer = [torch.optim.AdamW(" in files["train.py"]
     assert json.loads(files["training_arguments.json"])["optim"] == "sgd"
     assert "        profiler=None,\n" in files["lightning_trainer.py"]
     for name in ("training_arguments.py", "trl_sft.py"):
