@@ -134,6 +134,13 @@ LEVERS = (
         same_training=False,
         package="bitsandbytes",
     ),
+    Lever(
+        technique="adapter",
+        settings={"adapter": "qlora", "qlora_double_quantization": False},
+        models=CAUSAL,
+        same_training=False,
+        package="bitsandbytes",
+    ),
     Lever(technique="weights", settings={"weights": "bfloat16"}, same_training=False),
     Lever(
         technique="optimizer",
@@ -162,6 +169,8 @@ LEVERS = (
     Lever(technique="optimizer", settings={"optimizer": "muon"}, same_training=False),
     Lever(technique="optimizer", settings={"optimizer": "muon", "muon_scaling": "original"}, same_training=False),
 )
+BESIDE_ANOTHER = {("qlora_float32_rest", False)}
+"""Values that another technique has to accompany, and which have tests of their own: weights=bfloat16 (test_qlora)."""
 TOGETHER = Lever(
     technique="all",
     settings={
