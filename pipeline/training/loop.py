@@ -32,7 +32,7 @@ from pipeline.training.step import (
 Message = StepRecord | MemoryUse | Finished
 """An event of a training run."""
 Stop = Callable[[Sequence[float]], bool]
-"""Whether to stop early, given the seconds of each optimizer step so far."""
+"""Whether to stop early, given the seconds for each token, with padding, of each optimizer step so far."""
 
 
 class DivergedError(ArithmeticError):
