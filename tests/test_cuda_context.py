@@ -9,7 +9,7 @@ from conftest import TINY, tiny
 
 from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment
-from pipeline.jobs.plan import _budget_bytes
+from pipeline.jobs.plan_settings import budget_bytes_on
 from pipeline.memory.device import hardware_of
 from pipeline.prediction import cuda_context as context
 from pipeline.prediction.cards import CONTEXT_MIB, OTHER_CONTEXT_MIB, find_card
@@ -61,7 +61,7 @@ def test_predictions_and_plans_use_the_measured_context(measured: list[list[str]
     for prediction in (alone, one_of_many):
         assert prediction.peak_reserved_bytes is not None
         assert prediction.peak_device_bytes == prediction.peak_reserved_bytes + 321 * MIB
-    assert _budget_bytes(None, T4) == T4.memory_bytes - 321 * MIB
+    assert budget_bytes_on(None, T4) == T4.memory_bytes - 321 * MIB
     assert len(measured) == 1
 
 
@@ -69,7 +69,7 @@ def test_the_context_of_another_card_has_the_assumed_size(monkeypatch: pytest.Mo
     monkeypatch.setattr(context, "_own_device", lambda card: None)
     assert context_bytes_of(T4) == 141 * MIB and context_bytes_of(find_card("h200")) == 512 * MIB
     cpu = hardware_of(CPU)
-    assert context_bytes_of(cpu) == 0 and _budget_bytes(None, cpu) == cpu.memory_bytes
+    assert context_bytes_of(cpu) == 0 and budget_bytes_on(None, cpu) == cpu.memory_bytes
 
 
 @pytest.mark.parametrize(

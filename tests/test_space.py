@@ -34,6 +34,7 @@ LARGEST_PAGE_BYTES = 2_000_000
 def space_of(entry: str, hardware: Hardware, **settings: Any) -> tuple[Space, Refusals]:
     """Return the space of an entry point's YAML on a device, and why others of its combinations are not in it."""
     values = {**read_yaml(yaml_file(entry)), **settings}
+    values.pop("space_of_lengths", None)
     own = SpaceSettings(**{name: values.pop(name) for name in SpaceSettings.model_fields if name in values})
     values = {name: values[name] for name in values if name != "verify_steps"} | {"device": "cpu", "model": "gpt2"}
     configurations = Configurations(values, entry)

@@ -216,9 +216,9 @@ def test_a_longer_run_of_the_answer_is_compared_over_the_steps_of_the_plain_one(
     assert done.tolerance == pytest.approx(2.0 * 2.0**-17)
     assert done.reserved_bytes == tuple((10 + number) * MIB for number in range(100))
     page = to_html(search_report(findings_of(plan, trials, None, done)))
-    assert "reserved memory over time" in page
+    assert "reserved memory over the steps" in page
     on_cpu = replace(done, reserved_bytes=())
-    assert "reserved memory over time" not in to_html(search_report(findings_of(plan, trials, None, on_cpu)))
+    assert "reserved memory over the steps" not in to_html(search_report(findings_of(plan, trials, None, on_cpu)))
 
 
 def test_an_answer_that_runs_out_of_memory_as_lengths_vary_is_refuted(plan: SearchProblem) -> None:
