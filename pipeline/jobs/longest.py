@@ -1,10 +1,8 @@
 """`headroom plan --sequence_length auto`: the longest sequences that fit each card, for each configuration."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +16,15 @@ from pipeline.config.experiment import AUTO_MODEL, Experiment
 from pipeline.config.settings import RunSettings, dotted, merged, nested, validate
 from pipeline.config.space import Space, read_space, sentences
 from pipeline.config.variants import read_yaml
-from pipeline.jobs.plan_settings import AUTO_LENGTH, LENGTHS_SPACE, PlanSettings, budget_bytes_on, planned_row, targets
+from pipeline.jobs.plan_settings import (
+    AUTO_LENGTH,
+    LENGTHS_SPACE,
+    PlanSettings,
+    budget_bytes_on,
+    log_findings,
+    planned_row,
+    targets,
+)
 from pipeline.prediction.cards import note_on
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.longest import CardLengths, Longest, LongestFindings, LongestRow, largest_length
@@ -76,18 +82,11 @@ def log_longest(findings: LongestFindings, given: Mapping[str, Any], console: Co
         InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
 
     """
-    from pipeline.jobs.publish import publish
-    from pipeline.tracking.job import open_job
-
     own, values = _read(given)
-    output = Path(values.get("output", RunSettings.model_fields["output"].default))
-    with open_job("plan", f"longest sequences of {findings.model} on {own.gpu}", output) as job:
-        shared = {"model": findings.model, "effective_batch_size": findings.effective_batch_size}
-        job.params({**shared, "gpu": own.gpu, "sequence_length": AUTO_LENGTH})
-        job.file("environment.json", json.dumps(dict(findings.environment), indent=1))
-        publish(findings, {}, job, console)
-        job.succeeded = any(card.longest is not None for card in findings.cards)
-    return job.succeeded
+    fits = any(card.longest is not None for card in findings.cards)
+    subject, params = f"longest sequences of {findings.model} on {own.gpu}", {"sequence_length": AUTO_LENGTH}
+    log_findings(findings, subject, {"gpu": own.gpu, **params}, values, console, succeeded=fits)
+    return fits
 
 
 MINIMUM = int(RunSettings.model_fields["sequence_length"].metadata[0].ge)

@@ -1,10 +1,8 @@
 """`headroom plan`: the predicted memory of every configuration on each card, and the one to start with."""
 
-import json
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import AUTO_MODEL, Experiment
-from pipeline.config.settings import RunSettings, default_values, dotted, merged, nested, validate
+from pipeline.config.settings import default_values, dotted, merged, nested, validate
 from pipeline.config.space import (
     Space,
     default_space,
@@ -32,6 +30,7 @@ from pipeline.jobs.plan_settings import (
     LENGTHS_SPACE,
     PlanSettings,
     budget_bytes_on,
+    log_findings,
     planned_row,
     targets,
 )
@@ -115,19 +114,11 @@ def log_plan(findings: PlanFindings, given: Mapping[str, Any], console: Console)
         InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
 
     """
-    from pipeline.jobs.publish import publish
-    from pipeline.tracking.job import open_job
-
     own, values = _read(given)
-    output = Path(values.get("output", RunSettings.model_fields["output"].default))
-    with open_job("plan", f"{findings.model} on {own.gpu}", output) as job:
-        shared = {"model": findings.model, "effective_batch_size": findings.effective_batch_size}
-        job.params({**shared, "gpu": own.gpu})
-        job.file("environment.json", json.dumps(dict(findings.environment), indent=1))
-        publish(findings, {}, job, console)
-        console.print(cache_size(), style="dim", highlight=False, soft_wrap=True)
-        job.succeeded = any(card.recommended is not None for card in findings.cards)
-    return job.succeeded
+    fits = any(card.recommended is not None for card in findings.cards)
+    log_findings(findings, f"{findings.model} on {own.gpu}", {"gpu": own.gpu}, values, console, succeeded=fits)
+    console.print(cache_size(), style="dim", highlight=False, soft_wrap=True)
+    return fits
 
 
 def _read(given: Mapping[str, Any]) -> tuple[PlanSettings, dict[str, Any]]:

@@ -1,15 +1,22 @@
-"""What both kinds of plans share: their settings, the cards and budgets, and the row of a prediction."""
+"""What both kinds of plans share: settings, cards and budgets, the row of a prediction, and how they are logged."""
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.units import parse_budget
 from pipeline.config.experiment import Experiment
+from pipeline.config.settings import RunSettings
 from pipeline.config.space import Choice, SpaceSettings
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.cuda_context import context_bytes_of
-from pipeline.prediction.plan import PlannedRow
+from pipeline.prediction.longest import LongestFindings
+from pipeline.prediction.plan import PlanFindings, PlannedRow
 from pipeline.prediction.predict import Prediction
 from pipeline.prediction.step_time import CostPrior, estimated
 
@@ -60,3 +67,30 @@ def planned_row(
         deviation=time.deviation,
         tokens=round(prediction.num_tokens),
     )
+
+
+def log_findings(
+    findings: PlanFindings | LongestFindings,
+    subject: str,
+    params: Mapping[str, str],
+    values: Mapping[str, Any],
+    console: Console,
+    *,
+    succeeded: bool,
+) -> None:
+    """Print the report of a plan, and log it as a job with these params; `values` has the setting `output`, if given.
+
+    Raises:
+        InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
+
+    """
+    from pipeline.jobs.publish import publish
+    from pipeline.tracking.job import open_job
+
+    output = Path(values.get("output", RunSettings.model_fields["output"].default))
+    with open_job("plan", subject, output) as job:
+        shared = {"model": findings.model, "effective_batch_size": findings.effective_batch_size}
+        job.params({**shared, **params})
+        job.file("environment.json", json.dumps(dict(findings.environment), indent=1))
+        publish(findings, {}, job, console)
+        job.succeeded = succeeded

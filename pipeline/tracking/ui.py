@@ -25,13 +25,14 @@ def main(port: int) -> int:
         _show(f"{uri}/#/experiments/{experiment}/runs")
         return 0
     address = f"http://127.0.0.1:{port}"
-    words = ("--host", "127.0.0.1", "--port", str(port), "--workers", "1", "--backend-store-uri", uri)
-    with subprocess.Popen([sys.executable, "-m", "mlflow", "ui", *words]) as server:
-        while server.poll() is None and not _answers(address):
-            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
-        if server.poll() is None:
-            _show(f"{address}/#/experiments/{experiment}/runs")
+    words = ("--host", "127.0.0.1", "--port", str(port), "--workers", "1")
+    environment = {**os.environ, "MLFLOW_BACKEND_STORE_URI": uri}  # no word of a command: it may have a password
+    with subprocess.Popen([sys.executable, "-m", "mlflow", "ui", *words], env=environment) as server:
         try:
+            while server.poll() is None and not _answers(address):
+                time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+            if server.poll() is None:
+                _show(f"{address}/#/experiments/{experiment}/runs")
             return server.wait()
         except KeyboardInterrupt:  # the server has received it too
             server.wait()
