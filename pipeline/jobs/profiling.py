@@ -39,7 +39,9 @@ def profiling(plan: EntryPoint, console: Console) -> int:
         job.file("environment.json", json.dumps(about, indent=1))
         with console.status("measuring, then profiling"):
             folder = job.folder / variant.name
-            row, profile = measure_and_profile(experiment, variant.name, folder, [job], partial(_summarize, experiment))
+            row, profile = measure_and_profile(
+                experiment, variant.name, folder, [job.observer()], partial(_summarize, experiment)
+            )
         _report(plan.entry, QUESTION.format(name=variant.name), experiment, row, profile, about, job, console)
         job.succeeded = row.result is not None and row.result.outcome.completed
     return 0 if job.succeeded else 1

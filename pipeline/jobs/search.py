@@ -19,12 +19,13 @@ from pipeline.runtime.environment import environment
 from pipeline.runtime.fork_server import loading, start_server
 from pipeline.runtime.signals import interrupt_on_signal
 from pipeline.searching.feasibility import make_sampler
-from pipeline.searching.loop import Search, SearchObserver, findings_of, search_and_verify
+from pipeline.searching.loop import Search, SearchObserver, findings_of
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import make_proposer
 from pipeline.searching.results import Measurement, SearchFindings, Trial, Verification
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.study import StoredStudy
+from pipeline.searching.workers import Workers, local_workers, search_with
 
 DIRECTIONS = {"throughput": ("maximize",), "pareto": ("maximize", "minimize")}
 
@@ -44,13 +45,14 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
     """
     start_server()
     problem = make_problem(given)
+    workers = local_workers(problem.base.device, problem.settings.workers)
     for note in filter(None, (*problem.notes, left_out(problem.base))):
         console.print(note, highlight=False)
     status = f"predicting the memory of {len(problem.space.choices)} configurations"
     with console.status(status), loading("pipeline.tracking.job"):  # MLflow is imported while workers predict
         sampler = make_sampler(problem)
     interrupt_on_signal()
-    return _measure(problem, sampler, console)
+    return _measure(problem, sampler, workers, console)
 
 
 class _ProgressLine(SearchObserver):
@@ -65,7 +67,7 @@ class _ProgressLine(SearchObserver):
         self._progress.update(self._task, completed=num_measured, description=text)
 
     def waiting(self) -> None:
-        self._progress.update(self._task, description="waiting for the trials of another process")
+        self._progress.update(self._task, description="waiting for the trials of other workers")
 
     def trial(self, name: str, trial: Trial) -> None:
         self._progress.print(f"{name}: {trial.summary}", style="dim", highlight=False)
@@ -74,11 +76,13 @@ class _ProgressLine(SearchObserver):
         self._progress.print(f"{name}: {result.outcome} in {result.seconds_total:.1f} s", style="dim", highlight=False)
 
 
-def _measure(problem: SearchProblem, sampler: PredictiveSampler | None, console: Console) -> SearchFindings | None:
+def _measure(
+    problem: SearchProblem, sampler: PredictiveSampler | None, workers: Workers, console: Console
+) -> SearchFindings | None:
     from pipeline.tracking.job import Job, open_job
 
-    directions = DIRECTIONS[problem.settings.objectives]
-    study = StoredStudy(problem.settings.storage, problem.settings.study, directions, problem.identity)
+    settings, directions = problem.settings, DIRECTIONS[problem.settings.objectives]
+    study = StoredStudy(settings.storage, settings.study, directions, problem.identity, settings.worker_timeout)
     subject = f"{problem.base.settings.model} in {problem.budget_bytes / MIB:,.0f} MiB"
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
@@ -88,9 +92,9 @@ def _measure(problem: SearchProblem, sampler: PredictiveSampler | None, console:
         extra: tuple[Measurement, ...] = ()
         with Progress(*columns, console=console, transient=True) as progress:
             observer = _ProgressLine(problem, progress)
-            one = Search(problem, study, proposer, job.folder, job, observer)
+            one = Search(problem, study, proposer, job.folder, job.observer, observer)
             try:
-                verification, extra = search_and_verify(one)
+                verification, extra = search_with(workers, one)
             finally:
                 progress.stop()
                 findings = _report(one, verification, extra, job, console)

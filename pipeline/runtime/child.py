@@ -17,6 +17,7 @@ from pipeline.base.errors import first_line
 from pipeline.base.results import Outcome
 from pipeline.config.experiment import Experiment
 from pipeline.runtime.fork_server import loaded
+from pipeline.runtime.placement import Placement
 from pipeline.training.loop import DivergedError
 
 OUT_OF_MEMORY_TEXTS = (
@@ -47,13 +48,16 @@ class Failed:
     detail: str
 
 
-def child_main(experiment: Experiment, sender: Connection, log_file: Path, work: Work) -> None:
+def child_main(experiment: Experiment, sender: Connection, log_file: Path, work: Work, placement: Placement) -> None:
     """Run the experiment in this process and send its events to the parent."""
     loaded()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
     _redirect_output(log_file)
     _be_killed_first()
-    os.environ.update(experiment.environment)
+    os.environ.update({**placement.environment, **experiment.environment})
+    if placement.cores is not None:
+        os.sched_setaffinity(0, placement.cores)
+        torch.set_num_threads(len(placement.cores))
     try:
         work(experiment, experiment.prepare(), sender.send)
     except DivergedError as error:

@@ -27,6 +27,8 @@ PRELOADED = [
 ]
 """Modules that training and prediction need, in the order in which the server imports them."""
 CONTEXT.set_forkserver_preload(PRELOADED)
+_STARTING = threading.Lock()
+"""Held while a thread starts processes."""
 
 
 def start_server() -> None:
@@ -86,15 +88,21 @@ def loading(module: str) -> Iterator[None]:
 @contextlib.contextmanager
 def starting_processes() -> Iterator[None]:
     """Keep multiprocessing from running the user's script again, and Ctrl-C from leaving a process half started."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        with deferred_signals():
-            yield
-    finally:
-        sys.modules["__main__"] = main
+    with _STARTING:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            with deferred_signals():
+                yield
+        finally:
+            sys.modules["__main__"] = main
 
 
 def num_cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(cores())
+
+
+def cores() -> list[int]:
+    """Return the numbers of the cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))

@@ -1,7 +1,9 @@
 """Runs experiments in clean processes: out of memory, a crash and a time-out are outcomes, not exceptions."""
 
 import contextlib
+import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +11,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Finished, MemoryUse, Outcome, Result, StepRecord
@@ -18,14 +20,32 @@ from pipeline.config.experiment import Experiment
 from pipeline.runtime.child import Failed, Work, child_main
 from pipeline.runtime.fork_server import CONTEXT, starting_processes
 from pipeline.runtime.observer import Observer, Run
+from pipeline.runtime.placement import ANYWHERE, Placement
 from pipeline.runtime.run_folder import LOG, RunFolder
 from pipeline.training.loop import Stop, never_stop, train
 from pipeline.training.metrics import Summary, summarize
 from pipeline.training.typical_step import typical_step
 
 Summarize = Callable[[Result], Summary]
+SECONDS_BETWEEN_LOOKS = 0.2
+"""How often a run that can be cancelled looks whether it is."""
 LAST_LINES = 5
 """Lines of a crashed run's stderr that are kept in its result."""
+
+
+class Execute(Protocol):
+    """Runs an experiment in a clean process, on this machine or on another: `execute`, or a function like it."""
+
+    def __call__(
+        self,
+        experiment: Experiment,
+        log_file: Path,
+        observers: Sequence[Observer] = (),
+        *,
+        work: Work | None = None,
+        stop: Stop = never_stop,
+    ) -> Result:
+        """Return the result; `log_file` has what the process printed, and the observers receive its events."""
 
 
 @dataclass
@@ -45,27 +65,29 @@ def run(
     stop: Stop = never_stop,
     then: Work | None = None,
     summarize: Summarize | None = None,
+    executor: Execute | None = None,
 ) -> tuple[Result, Summary]:
     """Train in a clean process, write the results into the run's folder, and emit every event to the observers.
 
     `then` is further work in a second clean process; if it fails, the run fails as well. `summarize` returns
-    the summary metrics of a result, by default those that were measured.
+    the summary metrics of a result, by default those that were measured. `executor` runs the processes, by default on
+    this machine.
 
     Raises:
         KeyboardInterrupt: the user pressed Ctrl-C; what was measured is written and emitted before.
         InvalidInputError: the folder cannot be written.
 
     """
-    folder, experiment = RunFolder(this), this.experiment
+    folder, experiment, execute_it = RunFolder(this), this.experiment, executor or execute
     folder.write_config()
     measured: Result | None = None
     result, summary = _aborted(), Summary({})
     try:
         for observer in observers:
             observer.started(this)
-        measured = execute(experiment, this.folder / LOG, [_StepWriter(folder), *observers], stop=stop)
+        measured = execute_it(experiment, this.folder / LOG, [_StepWriter(folder), *observers], stop=stop)
         if then is not None and measured.outcome is not Outcome.INTERRUPTED:
-            measured = _with(execute(experiment, this.folder / "traces" / LOG, observers, work=then), measured)
+            measured = _with(execute_it(experiment, this.folder / "traces" / LOG, observers, work=then), measured)
         concluded = summarize(measured) if summarize else measured_summary(experiment, measured)
         folder.write_result(measured, concluded)
         result, summary = measured, concluded
@@ -98,15 +120,18 @@ def execute(
     *,
     work: Work | None = None,
     stop: Stop = never_stop,
+    placement: Placement = ANYWHERE,
+    cancelled: threading.Event | None = None,
 ) -> Result:
     """Train, or do other `work`, in a clean process whose output goes to `log_file`; observers receive its events.
 
-    Ctrl-C ends the process; the result has the outcome `interrupted` and what was measured until then.
+    Ctrl-C ends the process, as `cancelled` does that another thread sets; the result has the outcome `interrupted` and
+    what was measured until then.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
     received = _Received()
     receiver, sender = CONTEXT.Pipe(duplex=False)
-    arguments = (experiment, sender, log_file, work or partial(train, stop=stop))
+    arguments = (experiment, sender, log_file, work or partial(train, stop=stop), placement)
     process = CONTEXT.Process(target=child_main, args=arguments, daemon=True)
     start, limit = time.monotonic(), experiment.settings.time_limit
     try:
@@ -114,7 +139,8 @@ def execute(
             process.start()  # the first time, this waits until the fork server has imported torch and transformers
         start = time.monotonic()  # without that wait
         sender.close()
-        if not _receive_all(receiver, received, observers, None if limit is None else start + limit):
+        deadline = math.inf if limit is None else start + limit
+        if not _receive_all(receiver, received, observers, deadline, cancelled):
             process.kill()
             received.failed = Failed(Outcome.TIMED_OUT, f"ended after its time_limit of {limit:g} seconds")
     except KeyboardInterrupt:
@@ -167,12 +193,27 @@ def _with(further: Result, result: Result) -> Result:
 
 
 def _receive_all(
-    receiver: Connection, received: _Received, observers: Sequence[Observer], deadline: float | None
+    receiver: Connection,
+    received: _Received,
+    observers: Sequence[Observer],
+    deadline: float,
+    cancelled: threading.Event | None,
 ) -> bool:
-    """Receive events until the process has closed its end (True) or the deadline has passed (False)."""
+    """Receive events until the process has closed its end (True) or the deadline has passed (False).
+
+    Raises:
+        KeyboardInterrupt: `cancelled` was set.
+
+    """
     while True:
-        if not receiver.poll(None if deadline is None else max(0.0, deadline - time.monotonic())):
-            return False
+        left = deadline - time.monotonic()
+        wait = min(left, math.inf if cancelled is None else SECONDS_BETWEEN_LOOKS)
+        if not receiver.poll(None if wait == math.inf else max(0.0, wait)):
+            if cancelled is not None and cancelled.is_set():
+                raise KeyboardInterrupt
+            if wait >= left:
+                return False
+            continue
         try:
             event = receiver.recv()
         except (EOFError, OSError):  # the end, or the end in the middle of an event

@@ -10,6 +10,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import TypeVar
 
+import torch
+
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.runtime.fork_server import CONTEXT, has_server, loaded, starting_processes
 
@@ -24,7 +26,7 @@ class WorkerError(RuntimeError):
 @contextmanager
 def worker_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of worker processes; an exception in the body, such as KeyboardInterrupt, ends them at once."""
-    pool = ProcessPoolExecutor(num_processes, CONTEXT, initializer=_start_worker)
+    pool = ProcessPoolExecutor(num_processes, CONTEXT, initializer=_start_worker, initargs=(torch.get_num_threads(),))
     try:
         yield pool
     except BaseException:
@@ -70,8 +72,12 @@ def run_in_worker(function: Callable[[Argument], Returned], argument: Argument) 
     return result
 
 
-def _start_worker() -> None:
-    """Leave Ctrl-C, which reaches all processes of a terminal, to the parent, and end when the parent does."""
+def _start_worker(num_threads: int) -> None:
+    """Leave Ctrl-C, which reaches all processes of a terminal, to the parent, and end when the parent does.
+
+    What operators allocate on a CPU depends on the number of threads, so it is that of the parent.
+    """
+    torch.set_num_threads(num_threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     loaded()
     threading.Thread(target=_end_with_parent, daemon=True).start()

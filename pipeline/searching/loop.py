@@ -2,14 +2,13 @@
 
 import math
 import statistics
-import sys
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-
-import optuna
 
 from pipeline.base.results import Result
 from pipeline.config.experiment import Experiment
@@ -17,12 +16,12 @@ from pipeline.config.space import Choice
 from pipeline.prediction.summary import summary
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
-from pipeline.runtime.run import Summarize, run
+from pipeline.runtime.run import Execute, Summarize, execute, run
 from pipeline.searching.certificate import Certificate
 from pipeline.searching.judge import CONSTRAINT, OUTCOME, judge, peak_bytes
 from pipeline.searching.measurements import mean_speed
 from pipeline.searching.problem import SearchProblem
-from pipeline.searching.proposals import Proposal, Proposer
+from pipeline.searching.proposals import Proposer
 from pipeline.searching.results import (
     Measurement,
     SearchFindings,
@@ -35,7 +34,7 @@ from pipeline.searching.results import (
     speed_of,
     speeds,
 )
-from pipeline.searching.study import DETAIL, METRICS, StoredStudy
+from pipeline.searching.study import DETAIL, METRICS, Judged, Queued, StoredStudy
 from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
 from pipeline.searching.verification import Measured, StopAfter, verified_experiment, verify
 from pipeline.training.loop import Stop, never_stop
@@ -43,17 +42,21 @@ from pipeline.training.metrics import Summary
 from pipeline.training.typical_step import typical_step
 
 SECONDS_BETWEEN_POLLS = 1.0
-"""How often to check whether another process has finished its trial."""
+"""How often to check whether another worker has finished its trial."""
 
 
-class SearchObserver(Observer):
-    """Receives the events of a search in addition to those of its runs; by default it ignores them."""
+class SearchObserver:
+    """Receives the events of a search, of several workers at the same time; by default it ignores them."""
+
+    def of_run(self) -> Observer:
+        """Return what receives the events of one run."""
+        return Observer()
 
     def trials(self, num_measured: int, best: Trial | None) -> None:
         """Receive how many configurations are measured and the fastest that fits, before each trial."""
 
     def waiting(self) -> None:
-        """Called when the search starts to wait for the trials of other processes."""
+        """Called when a worker starts to wait for the trials of others."""
 
     def trial(self, name: str, trial: Trial) -> None:
         """Receive a trial that has ended."""
@@ -71,8 +74,15 @@ class Search:
     proposer: Proposer
     folder: Path
     """The folder of the runs' folders."""
-    tracker: Observer
+    tracker: Callable[[], Observer]
+    """Makes an observer of one run."""
     observer: SearchObserver
+    executor: Execute = execute
+    """How an experiment is run in a process: on which device, or on which machine."""
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the worker that chooses its next configuration."""
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    """Set when the workers are to end at once."""
 
     def run(
         self,
@@ -86,17 +96,18 @@ class Search:
         folder = self.folder / name.replace("/", "-")
         one = Run(name=name, experiment=experiment, folder=folder, labels=labels)
         conclude = summarize or partial(summary, experiment)
-        result, found = run(one, [self.tracker, self.observer], stop=stop, summarize=conclude)
+        observers = [self.tracker(), self.observer.of_run()]
+        result, found = run(one, observers, stop=stop, summarize=conclude, executor=self.executor)
         return result, dict(found.metrics)
 
     @property
     def trials(self) -> list[Trial]:
-        """The study's measured trials, including those of earlier sessions and other processes."""
+        """The study's measured trials, including those of earlier sessions and other workers."""
         return trials_of(self.problem, self.study)
 
 
 def trials_of(problem: SearchProblem, study: StoredStudy) -> list[Trial]:
-    """Return the study's measured trials, including those of earlier sessions and other processes."""
+    """Return the study's measured trials, including those of earlier sessions and other workers."""
     return [
         Trial(
             number=trial.number,
@@ -112,30 +123,49 @@ def trials_of(problem: SearchProblem, study: StoredStudy) -> list[Trial]:
 
 
 def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = ()) -> None:
-    """Measure configurations until the proposer returns None, num_trials are reached, or the deadline has passed.
+    """Measure configurations until none is worth its time, num_trials are reached, or the deadline has passed.
 
-    The deadline is in seconds of time.monotonic(); the first trial is run even after it. `extra` has measurements in
+    Several workers may do so at the same time: each goes on until nothing is left to measure or being measured. The
+    deadline is in seconds of time.monotonic(); the first trial is run even after it. `extra` has measurements in
     addition to the trials.
     """
     study, total = search.study, search.problem.settings.num_trials
-    while len(trials := search.trials) < total and (not trials or time.monotonic() < deadline):
-        search.observer.trials(len(one_per_configuration(trials)), best_trial(trials))
-        is_last_running = len(trials) + study.num_running_here >= total
-        proposal = None if is_last_running else search.proposer.next(trials, extra)
-        if proposal is not None:
-            space = search.problem.space
-            trial = study.start(proposal.choice, space, total, repeat=proposal.is_repeat)
-            if trial is not None:
-                _run_trial(search, proposal, trial, trials)
-        elif study.num_running_here:
-            search.observer.waiting()
-            time.sleep(SECONDS_BETWEEN_POLLS)
-            study.free_abandoned()
-        else:
+    while not search.cancelled.is_set() and len(trials := search.trials) < total:
+        if trials and time.monotonic() >= deadline:
             break
+        search.observer.trials(len(one_per_configuration(trials)), best_trial(trials))
+        with ExitStack() as turn:
+            turn.enter_context(search.turn)
+            if _fill_queue(search, trials, extra):
+                _run_trial(search, trials, turn.close)
+                continue
+        if not study.num_open:
+            break
+        search.observer.waiting()
+        search.cancelled.wait(SECONDS_BETWEEN_POLLS)
+        study.free_stale()
 
 
-def search_and_verify(search: Search) -> tuple[Verification | None, tuple[Measurement, ...]]:
+def _fill_queue(search: Search, trials: Sequence[Trial], extra: Sequence[Measurement]) -> bool:
+    """Whether the queue has a trial to run: that of a worker that died, or the one that is proposed now."""
+    study, problem = search.study, search.problem
+    if study.num_waiting:
+        return True
+    if len(trials) + study.num_open >= problem.settings.num_trials:
+        return False
+    one = search.proposer.next(trials, extra)
+    return one is not None and study.enqueue(
+        one.choice, problem.space, repeat=one.is_repeat, predicted_seconds=one.predicted_seconds
+    )
+
+
+RunTrials = Callable[["Search", float, Sequence[Measurement]], None]
+"""`run_trials`, or a function that does it by several workers."""
+
+
+def search_and_verify(
+    search: Search, run_trials: RunTrials = run_trials
+) -> tuple[Verification | None, tuple[Measurement, ...]]:
     """Run the trials and verify the answer, until what the verification measured leaves nothing worth a trial.
 
     Returns the last verification, None if nothing was verified, and what all of them measured. The answer is verified
@@ -193,25 +223,26 @@ def deadline_of(problem: SearchProblem) -> float:
 
 def store_measurement(search: Search, choice: Choice, result: Result, metrics: dict[str, float]) -> None:
     """Add a run that was measured outside of the trials to the study, unless its configuration has a trial."""
-    trial = search.study.start(choice, search.problem.space, sys.maxsize)
-    if trial is not None:
-        search.study.finish(trial, judge(result, metrics, search.problem.budget_bytes), result, metrics)
+    verdict = judge(result, metrics, search.problem.budget_bytes)
+    search.study.add(choice, search.problem.space, (verdict, result, metrics))
 
 
-def _run_trial(search: Search, proposal: Proposal, trial: optuna.Trial, trials: Sequence[Trial]) -> None:
-    """Run and judge one configuration after these trials."""
-    choice, experiment = proposal.choice, search.problem.experiment(proposal.choice)
-    again = " (measured again)" if proposal.is_repeat else ""
-    name = f"trial {trial.number + 1}{again}: {label(choice)}"
-    labels = {"variant": label(choice), "trial": str(trial.number + 1)}
-    stop = _trial_length(search.problem, experiment, None if proposal.is_repeat else _speed_to_beat(trials))
-    try:
-        result, metrics = search.run(name, experiment, labels, stop, partial(_summary, experiment, proposal))
-    except BaseException:
-        search.study.abandon(trial.number)
-        raise
-    search.study.finish(trial, judge(result, metrics, search.problem.budget_bytes), result, metrics)
-    search.observer.trial(name, next(one for one in search.trials if one.number == trial.number))
+def _run_trial(search: Search, trials: Sequence[Trial], began: Callable[[], None]) -> None:
+    """Run and judge the first configuration of the queue after these trials; `began` is called once it is taken."""
+    names: list[str] = []
+
+    def measure(queued: Queued) -> Judged:
+        experiment = search.problem.experiment(queued.choice)
+        again = " (measured again)" if queued.is_repeat else ""
+        names.append(f"trial {queued.number + 1}{again}: {label(queued.choice)}")
+        labels = {"variant": label(queued.choice), "trial": str(queued.number + 1)}
+        stop = _trial_length(search.problem, experiment, None if queued.is_repeat else _speed_to_beat(trials))
+        result, metrics = search.run(names[0], experiment, labels, stop, partial(_summary, experiment, queued))
+        return judge(result, metrics, search.problem.budget_bytes), result, metrics
+
+    number = search.study.run_next(measure, search.problem.settings.num_trials, began)
+    if number is not None:
+        search.observer.trial(names[0], next(one for one in search.trials if one.number == number))
 
 
 def _speed_to_beat(trials: Sequence[Trial]) -> float | None:
@@ -235,15 +266,15 @@ def _trial_length(problem: SearchProblem, experiment: Experiment, to_beat: float
     )
 
 
-def _summary(experiment: Experiment, proposal: Proposal, result: Result) -> Summary:
+def _summary(experiment: Experiment, queued: Queued, result: Result) -> Summary:
     """Return a trial's summary, with its predicted time and the mean loss of the steps that all trials share."""
     own = summary(experiment, result)
     metrics = dict(own.metrics)
     num_common = experiment.settings.timing_warmup_steps + HOPELESS_STEPS
     if len(result.steps) >= num_common:
         metrics["common_steps_loss"] = statistics.fmean(record.loss for record in result.steps[:num_common])
-    if proposal.predicted_seconds is not None:
-        metrics["predicted_seconds_per_step"] = proposal.predicted_seconds
+    if queued.predicted_seconds is not None:
+        metrics["predicted_seconds_per_step"] = queued.predicted_seconds
     return replace(own, metrics=metrics)
 
 

@@ -22,6 +22,7 @@ from pipeline.config.variants import read_yaml
 from pipeline.memory.device import device_name, find_device, free_bytes, hardware_of
 from pipeline.prediction.checkpointing_policy import resolved, with_policies
 from pipeline.runtime.environment import environment
+from pipeline.runtime.fork_server import num_cores
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.optuna_samplers import naive_choices, naive_values
 from pipeline.searching.settings import SearchSettings
@@ -108,12 +109,18 @@ class SearchProblem:
             "space.mathematics": self.settings.mathematics,
             **self._user_techniques(),
             **({"lengths": "of each micro-batch"} if self.base.lengths_vary else {}),
+            **self._share_of_cores(),
             "objectives": self.settings.objectives,
             "device_name": about["device_name"],
             "torch": about["torch"],
         }
         stored: dict[str, Any] = json.loads(json.dumps(facts))
         return stored
+
+    def _share_of_cores(self) -> dict[str, int]:
+        """Return how many cores each of several workers on a CPU has: measurements with others do not compare."""
+        is_shared = self.base.device.type == "cpu" and (self.settings.workers or 1) > 1
+        return {"cores_per_worker": num_cores() // (self.settings.workers or 1)} if is_shared else {}
 
     def _user_techniques(self) -> dict[str, str]:
         """Return a digest of the code of each user technique that has a dimension."""

@@ -33,6 +33,10 @@ class SearchSettings(SpaceSettings):
     """Steps for which a GPU trains the answer again where lengths vary, if more than verify_steps: memory fragments."""
     objectives: Literal["throughput", "pareto"] = "throughput"
     """throughput: the fastest within the budget; pareto: the Pareto front of memory and throughput as well."""
+    workers: PositiveInt | None = None
+    """Trials at the same time on this machine, each on its own GPU; none: one for each visible GPU, one on a CPU."""
+    worker_timeout: int = Field(default=60, ge=6)
+    """Seconds without a sign of life after which a worker counts as dead, and its trial is measured by another."""
     storage: str = "sqlite:///optuna.db"
     """URL of the Optuna storage that keeps the study."""
     study: str = AUTO_STUDY

@@ -1,24 +1,26 @@
-"""The study in Optuna's storage: its trials, their owners and the conditions of its measurements."""
+"""The study in Optuna's storage: its trials, the queue of those to come, and the conditions of its measurements."""
 
 import hashlib
 import json
 import time
-import uuid
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 import optuna
-from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
-from optuna.storages import BaseStorage, RDBStorage
+from optuna.exceptions import ExperimentalWarning, StorageInternalError, TrialPruned, UpdateFinishedTrialError
+from optuna.samplers import RandomSampler
+from optuna.storages import BaseStorage, RDBStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import Outcome, Result
 from pipeline.config.space import Choice, Space
-from pipeline.runtime.ownership import is_gone, is_here, this_process
+from pipeline.runtime.ownership import this_process
 from pipeline.searching.acquisition import Acquisition
 from pipeline.searching.judge import CONSTRAINT, LOWER_BOUND, OUTCOME, Verdict
 from pipeline.searching.optuna_samplers import distributions_of
@@ -26,7 +28,9 @@ from pipeline.searching.results import Measurement
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import AUTO_STUDY
 
-IDENTITY, OWNER, DETAIL, METRICS = "identity", "owner", "detail", "metrics"
+IDENTITY, WORKER, DETAIL, METRICS = "identity", "worker", "detail", "metrics"
+REPEAT, PREDICTED, TRY = "is_repeat", "predicted_seconds_per_step", "try"
+"""Attributes of a queued trial: whether its configuration may have another, its predicted time, how often it began."""
 OBJECTIVES = ("tokens per second", "peak bytes")
 """Names of the objectives, which Optuna's dashboard and plots show."""
 COMPARED_METRICS = ("peak_allocated_mib", "peak_reserved_mib", "seconds_per_step", "common_steps_loss")
@@ -35,31 +39,69 @@ PLAIN_NAME = "headroom"
 """First part of an automatic name."""
 MOST_INTERMEDIATE_VALUES = 8
 """Optimizer steps of a trial whose speed is stored, at most: each takes about 16 ms in SQLite."""
-KEY = "key"
-"""Attribute that identifies a trial that is being started among those of other processes."""
 SECONDS_FOR_A_LOCK = 20.0
 """How long to wait for a storage's file while another process locks or creates it."""
 SECONDS_BETWEEN_ATTEMPTS = 0.5
+BEATS = 12
+"""Signs of life of a worker within the time after which it counts as dead."""
+TRIES = 2
+"""How often a configuration is begun by workers that die before it is known that it is the configuration's fault."""
+
+OPEN = (TrialState.RUNNING, TrialState.WAITING)
+"""States of trials that have not ended."""
+
+Judged = tuple[Verdict, Result, Mapping[str, float]]
+"""How a run is judged, its result, and its summary metrics."""
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A trial that was taken from the queue."""
+
+    number: int
+    choice: Choice
+    is_repeat: bool
+    predicted_seconds: float | None
+    """Predicted seconds of an optimizer step; None before anything was measured, and for a repeated measurement."""
+
+
+class _NotCompletedError(RuntimeError):
+    """Ends a trial as failed: its run did not complete, or there was nothing to run."""
 
 
 class StoredStudy:
-    """One study, to which other processes may add trials at the same time."""
+    """One study, to which other threads, processes and machines may add trials at the same time.
 
-    def __init__(self, storage: str, name: str, directions: Sequence[str], identity: Mapping[str, Any]) -> None:
+    Workers share a queue: its trials in Optuna's state WAITING. A worker adds a configuration to the queue and runs
+    what is first in it. The trial of a worker that died, which no longer gives signs of life (Optuna's heartbeats),
+    returns to the queue once.
+    """
+
+    def __init__(
+        self,
+        storage: str,
+        name: str,
+        directions: Sequence[str],
+        identity: Mapping[str, Any],
+        worker_timeout: int = 60,
+    ) -> None:
         """Open the study, or create it; `auto` names it by its identity.
+
+        A worker counts as dead after `worker_timeout` seconds without a sign of life.
 
         Raises:
             InvalidInputError: the storage cannot be reached, or the study was measured under other conditions.
 
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.directions = directions
+        self._storage, self._worker_timeout = storage, worker_timeout
         with _reachable(storage, Exception):  # any error of the database and its driver
-            self._study = _open(storage, name, directions, identity)
+            self._study = _open(storage, name, directions, identity, worker_timeout)
             _name_objectives(self._study, OBJECTIVES[: len(directions)])
             self._refuse_other(identity)
-            self.free_abandoned()
-        self.directions = directions
-        self._storage = storage
+            self.free_stale()
+        self._study.sampler = RandomSampler()  # proposes nothing: all parameters of a queued trial are known
 
     @property
     def name(self) -> str:
@@ -73,71 +115,127 @@ class StoredStudy:
 
     @property
     def taken(self) -> list[Choice]:
-        """Configurations that are measured, or being measured."""
-        running = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return [dict(trial.params) for trial in (*self.trials, *running)]
+        """Configurations that are measured, being measured, or queued."""
+        return [dict(trial.params) for trial in (*self.trials, *self._open)]
 
     @property
-    def num_running_here(self) -> int:
-        """Number of trials that processes of this machine are measuring."""
-        return sum(_runs_here(trial) for trial in self._study.get_trials(deepcopy=False))
+    def num_open(self) -> int:
+        """Number of trials that any worker is measuring, and of those in the queue."""
+        return len(self._open)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of trials in the queue."""
+        return len(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+
+    @property
+    def _open(self) -> list[FrozenTrial]:
+        return list(self._study.get_trials(deepcopy=False, states=OPEN))
 
     def evaluate(self, sampler: PredictiveSampler, extra: Sequence[Measurement] = ()) -> Acquisition:
         """Return the sampler's candidates evaluated on all trials, and on the measurements `extra`."""
         return sampler.evaluate(self._study, extra=extra)
 
-    def start(self, choice: Choice, space: Space, total: int, *, repeat: bool = False) -> optuna.Trial | None:
-        """Return a running trial of this configuration; None if another process has it, or `total` is reached.
+    def enqueue(
+        self, choice: Choice, space: Space, *, repeat: bool = False, predicted_seconds: float | None = None
+    ) -> bool:
+        """Add a configuration to the queue; return False if it is taken.
 
-        A measured configuration gets a second trial only as a `repeat`, and no third. A trial is stored at once with
-        its number, configuration and owner: of two processes that choose the same at the same moment, the one with the
-        lower number has it.
+        A measured configuration gets a second trial only as a `repeat`, and no third.
         """
         if self.taken.count(dict(choice)) > repeat:
-            return None
-        key = uuid.uuid4().hex
-        trial = create_trial(
-            state=TrialState.RUNNING,
-            params=dict(choice),
-            distributions=dict(distributions_of(space)),
-            user_attrs={OWNER: this_process(), KEY: key},
+            return False
+        self._study.add_trial(
+            create_trial(
+                state=TrialState.WAITING,
+                params=dict(choice),
+                distributions=dict(distributions_of(space)),
+                user_attrs={REPEAT: repeat, PREDICTED: predicted_seconds},
+            )
         )
-        self._study.add_trial(trial)
-        trials = self._study.get_trials(deepcopy=False)
-        mine = next(trial for trial in trials if trial.user_attrs.get(KEY) == key)
-        earlier = [trial for trial in trials[: mine.number] if _is_known(trial) or trial.state is TrialState.RUNNING]
-        is_taken = [trial.params for trial in earlier].count(mine.params) > repeat
-        if is_taken or sum(_is_known(trial) or _runs_here(trial) for trial in earlier) >= total:
-            self.abandon(mine.number)
-            return None
-        return optuna.Trial(self._study, mine._trial_id)
+        return True
 
-    def finish(self, trial: optuna.Trial, verdict: Verdict, result: Result, metrics: Mapping[str, float]) -> None:
-        """Store the result of a trial; a process that is killed before the last line leaves it abandoned."""
-        trial.set_user_attr(METRICS, dict(metrics))
-        for name in set(COMPARED_METRICS) & set(metrics):
-            trial.set_user_attr(name, metrics[name])
-        trial.set_user_attr(DETAIL, result.detail)
-        trial.set_user_attr(LOWER_BOUND, verdict.is_lower_bound)
-        trial.set_user_attr(OUTCOME, result.outcome.value)
+    def run_next(self, measure: Callable[[Queued], Judged], total: int, began: Callable[[], None]) -> int | None:
+        """Take the first trial of the queue, measure and store it; return its number.
+
+        `began` is called once it is taken. None is returned if the queue was empty, if `total` trials are reached, or
+        if a trial with a lower number has the same configuration, since two workers may queue the same at the same
+        moment: such a trial is closed as interrupted.
+        """
+        number: int | None = None
+
+        def objective(trial: optuna.Trial) -> list[float]:
+            nonlocal number
+            trial.set_user_attr(WORKER, this_process())
+            began()
+            if not trial.params or self._is_superfluous(trial, total):
+                trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
+                raise _NotCompletedError("nothing to measure")
+            try:
+                known = trial.user_attrs
+                measured = measure(Queued(trial.number, dict(trial.params), known[REPEAT], known[PREDICTED]))
+            except BaseException:
+                trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
+                raise
+            number = trial.number
+            return self._store(trial, *measured)
+
+        try:
+            self._study.optimize(objective, n_trials=1, catch=(_NotCompletedError,))
+        except UpdateFinishedTrialError:  # no sign of life was stored for so long that another worker measures it again
+            return None
+        return number
+
+    def add(self, choice: Choice, space: Space, measured: Judged) -> None:
+        """Store a run that was measured outside of the queue, unless its configuration is taken."""
+        verdict, result, metrics = measured
+        if dict(choice) in self.taken:
+            return
+        self._study.add_trial(
+            create_trial(
+                state=verdict.state,
+                values=self._values(verdict) if verdict.state is TrialState.COMPLETE else None,
+                params=dict(choice),
+                distributions=dict(distributions_of(space)),
+                user_attrs=_attributes(verdict, result, metrics),
+                constraints={} if verdict.violation_bytes is None else {CONSTRAINT: verdict.violation_bytes},
+                intermediate_values=self._speeds(result) if verdict.state is TrialState.COMPLETE else None,
+            )
+        )
+
+    def _store(
+        self, trial: optuna.Trial, verdict: Verdict, result: Result, metrics: Mapping[str, float]
+    ) -> list[float]:
+        """Store the result of a trial and return its values; a worker that is killed before leaves it running."""
+        for name, value in _attributes(verdict, result, metrics).items():
+            trial.set_user_attr(name, value)
         if verdict.violation_bytes is not None:
             trial.set_constraint(CONSTRAINT, verdict.violation_bytes)
-            trial.set_user_attr(CONSTRAINT, verdict.violation_bytes)  # for optuna-dashboard, which shows no constraints
-        if verdict.state is TrialState.COMPLETE:
-            values = [value for value in (verdict.tokens_per_second, verdict.peak_bytes) if value is not None]
-            if len(self.directions) == 1:  # Optuna takes intermediate values of one objective only
-                for record in result.steps[:: len(result.steps) // MOST_INTERMEDIATE_VALUES + 1]:
-                    trial.report(record.tokens / record.seconds, record.step)
-            self._study.tell(trial, values[: len(self.directions)])
-        else:
-            self._study.tell(trial, state=verdict.state)
+        if verdict.state is TrialState.PRUNED:
+            raise TrialPruned
+        if verdict.state is not TrialState.COMPLETE:
+            raise _NotCompletedError(result.detail)
+        for step, speed in self._speeds(result).items():
+            trial.report(speed, step)
+        return self._values(verdict)
 
-    def abandon(self, number: int) -> None:
-        """Close an interrupted trial, so that its configuration may be proposed again."""
-        with suppress(UpdateFinishedTrialError):  # another process has closed it at the same moment
-            trial = optuna.Trial(self._study, self._study.trials[number]._trial_id)
-            trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
-            self._study.tell(number, state=TrialState.FAIL)
+    def _values(self, verdict: Verdict) -> list[float]:
+        known = [float(value) for value in (verdict.tokens_per_second, verdict.peak_bytes) if value is not None]
+        return known[: len(self.directions)]
+
+    def _speeds(self, result: Result) -> dict[int, float]:
+        """Return speeds by optimizer step; none of two objectives, of which Optuna takes no intermediate values."""
+        if len(self.directions) > 1:
+            return {}
+        chosen = result.steps[:: len(result.steps) // MOST_INTERMEDIATE_VALUES + 1]
+        return {record.step: record.tokens / record.seconds for record in chosen}
+
+    def _is_superfluous(self, trial: optuna.Trial, total: int) -> bool:
+        """Whether earlier trials, known or open, have its configuration already, or are as many as there may be."""
+        others = self._study.get_trials(deepcopy=False)[: trial.number]
+        earlier = [one for one in others if _is_known(one) or one.state in OPEN]
+        is_taken = [one.params for one in earlier].count(trial.params) > trial.user_attrs[REPEAT]
+        return is_taken or len(earlier) >= total
 
     def _refuse_other(self, identity: Mapping[str, Any]) -> None:
         """Store the identity with a new study, and refuse a study of another one."""
@@ -153,24 +251,60 @@ class StoredStudy:
                 "to begin another, or leave study out"
             )
 
-    def free_abandoned(self) -> None:
-        """Close the running trials of processes that ended."""
-        for trial in self._study.get_trials(states=(TrialState.RUNNING,)):
-            owner = trial.user_attrs.get(OWNER)
-            if owner is None or is_gone(owner):
-                self.abandon(trial.number)
+    def free_stale(self) -> None:
+        """Close the trials of workers that died, and queue each one again that was not begun twice.
+
+        Optuna finds those that gave a sign of life and then none. A worker that was killed as it took a trial, before
+        its first, is recognized by the attribute that it had no time to set.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            fail_stale_trials(self._study)
+        limit = datetime.now() - timedelta(seconds=2 * self._worker_timeout)  # clocks of machines differ
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if WORKER not in trial.user_attrs and trial.datetime_start is not None and trial.datetime_start < limit:
+                with suppress(UpdateFinishedTrialError, ValueError):  # another worker has closed it at the same moment
+                    self._study.tell(trial.number, state=TrialState.FAIL)
 
     def storage_errors(self) -> AbstractContextManager[None]:
         """Return a context manager that raises InvalidInputError if the storage cannot be reached."""
         return _reachable(self._storage, StorageInternalError)
 
 
-def _open(storage: str, name: str, directions: Sequence[str], identity: Mapping[str, Any]) -> optuna.Study:
+def _attributes(verdict: Verdict, result: Result, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Return the user attributes of a measured trial; one that lacks the last, OUTCOME, was not stored whole."""
+    over = {} if verdict.violation_bytes is None else {CONSTRAINT: verdict.violation_bytes}
+    return {
+        METRICS: dict(metrics),
+        **{name: metrics[name] for name in COMPARED_METRICS if name in metrics},
+        DETAIL: result.detail,
+        LOWER_BOUND: verdict.is_lower_bound,
+        **over,  # for optuna-dashboard, which shows no constraints
+        OUTCOME: result.outcome.value,
+    }
+
+
+def _queue_again(study: optuna.Study, trial: FrozenTrial) -> None:
+    """Queue the trial of a worker that died; of the second one that died with it, store that its run crashed."""
+    tries = trial.user_attrs.get(TRY, 1)
+    shared = {"params": trial.params, "distributions": trial.distributions}
+    attributes = {**{name: trial.user_attrs[name] for name in (REPEAT, PREDICTED)}, TRY: tries + 1}
+    if tries < TRIES:
+        study.add_trial(create_trial(state=TrialState.WAITING, user_attrs=attributes, **shared))
+        return
+    detail = f"the worker died in {tries} trials of this configuration"
+    crashed = {METRICS: {}, DETAIL: detail, OUTCOME: Outcome.CRASHED.value}
+    study.add_trial(create_trial(state=TrialState.FAIL, user_attrs=crashed, **shared))
+
+
+def _open(
+    storage: str | BaseStorage, name: str, directions: Sequence[str], identity: Mapping[str, Any], worker_timeout: int
+) -> optuna.Study:
     """Return the study, created if it is missing; another process may create it at the same moment."""
     deadline = time.monotonic() + SECONDS_FOR_A_LOCK
     while True:
         try:
-            opened = optuna.storages.get_storage(_waiting(storage))
+            opened = optuna.storages.get_storage(_waiting(storage, worker_timeout))
             full_name = _name_of(identity, opened) if name == AUTO_STUDY else name
             return optuna.create_study(
                 storage=opened, study_name=full_name, directions=list(directions), load_if_exists=True
@@ -198,11 +332,20 @@ def _name_of(identity: Mapping[str, Any], storage: BaseStorage) -> str:
     return PLAIN_NAME if has_identity else f"{PLAIN_NAME}-{digest}"
 
 
-def _waiting(storage: str) -> str | RDBStorage:
-    """Return a storage that waits for a locked file, longer than the 5 seconds of Python's sqlite3."""
-    if isinstance(storage, str) and storage.startswith("sqlite"):
-        return RDBStorage(storage, engine_kwargs={"connect_args": {"timeout": SECONDS_FOR_A_LOCK}})
-    return storage
+def _waiting(storage: str | BaseStorage, worker_timeout: int) -> BaseStorage:
+    """Return a storage with signs of life; one in SQLite waits for a locked file longer than the default 5 seconds."""
+    if not isinstance(storage, str):
+        return storage
+    connect = {"connect_args": {"timeout": SECONDS_FOR_A_LOCK}} if storage.startswith("sqlite") else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        return RDBStorage(
+            storage,
+            engine_kwargs=connect,
+            heartbeat_interval=max(1, worker_timeout // BEATS),
+            grace_period=worker_timeout,
+            heartbeat_stale_trial_callback=_queue_again,
+        )
 
 
 @contextmanager
@@ -224,7 +367,3 @@ def _is_known(trial: FrozenTrial) -> bool:
     interrupted = Outcome.INTERRUPTED
     is_whole = METRICS in trial.user_attrs and trial.user_attrs.get(OUTCOME, interrupted) != interrupted
     return bool(trial.state.is_finished() and is_whole)
-
-
-def _runs_here(trial: FrozenTrial) -> bool:
-    return trial.state is TrialState.RUNNING and OWNER in trial.user_attrs and is_here(trial.user_attrs[OWNER])

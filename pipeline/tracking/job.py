@@ -104,28 +104,39 @@ class TrackedRun:
         self.send()
 
 
-class Job(TrackedRun, Observer):
-    """The parent run of a job; as an observer it creates a child run for each run that it receives."""
+class Job(TrackedRun):
+    """The parent run of a job."""
 
     def __init__(self, unsent: UnsentRun, sender: Sender, entry: str) -> None:
         super().__init__(unsent, sender)
         self._entry = entry
-        self._child: TrackedRun | None = None
-        self._child_sent_at = 0.0
         self.succeeded = True
         """Whether the run ends FINISHED; a job that completed nothing sets it to False."""
+
+    def observer(self) -> Observer:
+        """Return an observer that mirrors one run of the job as a child run."""
+        return _ChildRun(self._unsent.manifest, self._sender, self._entry)
 
     def describe(self, question: str, answer: str, description: str) -> None:
         """Log question and answer as tags, and the report as the run's description in Markdown."""
         self.tags({"question": question, "answer": answer})
         self._update(tags={**self._unsent.manifest.tags, "mlflow.note.content": description})
 
+
+class _ChildRun(Observer):
+    """Mirrors one run as a child run of the job with this manifest."""
+
+    def __init__(self, parent: Manifest, sender: Sender, entry: str) -> None:
+        self._parent, self._sender, self._entry = parent, sender, entry
+        self._child: TrackedRun | None = None
+        self._sent_at = 0.0
+
     def started(self, run: Run) -> None:
-        """Begin a child run."""
+        """Begin the child run."""
         experiment, about = run.experiment, environment(run.experiment.device)
         tags = {
             **resolve_tags(),
-            "mlflow.parentRunId": str(self.run_id),
+            "mlflow.parentRunId": str(self._parent.run_id),
             "technique": self._entry,
             "device": str(experiment.device),
             **{name: value for name, value in about.items() if name in ENVIRONMENT_TAGS},
@@ -133,10 +144,9 @@ class Job(TrackedRun, Observer):
             **_environment_tag(experiment.environment),
             **run.labels,
         }
-        self._child = TrackedRun(
-            UnsentRun.create(run.folder, _manifest(self._unsent.manifest, run.name, tags)), self._sender
-        )
-        self._child_sent_at = time.monotonic()
+        manifest = _manifest(self._parent, run.name, tags)
+        self._child = TrackedRun(UnsentRun.create(run.folder, manifest), self._sender)
+        self._sent_at = time.monotonic()
         self._child.params(experiment.params())
         prepared = experiment.prepare()
         self._child.dataset(experiment.settings.corpus, prepared.digest, prepared.source, len(prepared.train))
@@ -144,8 +154,8 @@ class Job(TrackedRun, Observer):
 
     def step(self, record: StepRecord) -> None:
         """Send the optimizer steps of the last seconds."""
-        if self._child is not None and time.monotonic() - self._child_sent_at > SECONDS_BETWEEN_BATCHES:
-            self._child_sent_at = time.monotonic()
+        if self._child is not None and time.monotonic() - self._sent_at > SECONDS_BETWEEN_BATCHES:
+            self._sent_at = time.monotonic()
             self._child.send()
 
     def finished(self, result: Result, summary: Summary) -> None:
@@ -153,7 +163,6 @@ class Job(TrackedRun, Observer):
         child = self._child
         if child is None:
             return
-        self._child = None
         try:
             child.metrics(summary.metrics, step=len(result.steps))
             detail = {"outcome_detail": result.detail} if result.detail else {}

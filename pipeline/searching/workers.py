@@ -1,0 +1,69 @@
+"""The workers of a search: threads that measure configurations at the same time, each in processes of its own."""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from pipeline.runtime.placement import placements
+from pipeline.runtime.run import Execute, execute
+from pipeline.searching.loop import Search, run_trials, search_and_verify
+from pipeline.searching.results import Measurement, Verification
+
+
+@dataclass(frozen=True)
+class Workers:
+    """How each worker runs an experiment, and what ends all of them."""
+
+    executors: Sequence[Execute]
+    cancelled: threading.Event
+
+
+def local_workers(device: torch.device, num_workers: int | None) -> Workers:
+    """Return workers on this machine: None stands for one for each visible GPU, or one on a CPU.
+
+    Several workers on a CPU share its cores. torch then uses so many threads in this process as well, since what
+    operators allocate on a CPU, and so a prediction, depends on their number.
+
+    Raises:
+        InvalidInputError: there are fewer GPUs or cores than workers.
+
+    """
+    cancelled = threading.Event()
+    places = placements(device, num_workers)
+    if places[0].cores is not None:
+        torch.set_num_threads(len(places[0].cores))
+    if len(places) == 1:  # in the main thread, which Ctrl-C interrupts
+        return Workers([partial(execute, placement=places[0])], cancelled)
+    return Workers([partial(execute, placement=place, cancelled=cancelled) for place in places], cancelled)
+
+
+def search_with(workers: Workers, search: Search) -> tuple[Verification | None, tuple[Measurement, ...]]:
+    """Run the trials by all workers and verify the answer: `search_and_verify` of several workers."""
+    first = replace(search, executor=workers.executors[0], cancelled=workers.cancelled)
+    return search_and_verify(first, partial(measure_with, workers))
+
+
+def measure_with(workers: Workers, search: Search, deadline: float, extra: Sequence[Measurement] = ()) -> None:
+    """Let all workers run trials until none is left; what ends one of them ends all.
+
+    Raises:
+        KeyboardInterrupt: the user pressed Ctrl-C; each worker has ended its process and stored its trial.
+
+    """
+    if len(workers.executors) == 1:
+        run_trials(search, deadline, extra)
+        return
+    with ThreadPoolExecutor(len(workers.executors), thread_name_prefix="worker") as pool:
+        own = [replace(search, executor=one, cancelled=workers.cancelled) for one in workers.executors]
+        running = [pool.submit(run_trials, one, deadline, extra) for one in own]
+        try:
+            ended, _ = wait(running, return_when=FIRST_EXCEPTION)
+            for worker in ended:
+                worker.result()
+        except BaseException:
+            workers.cancelled.set()
+            raise
