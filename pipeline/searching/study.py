@@ -2,20 +2,18 @@
 
 import hashlib
 import json
-import time
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import optuna
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
-from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result
 from pipeline.config.space import Choice, Space
 from pipeline.runtime.ownership import is_gone, is_here, this_process
@@ -25,6 +23,7 @@ from pipeline.searching.optuna_samplers import distributions_of
 from pipeline.searching.results import Measurement
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import AUTO_STUDY
+from pipeline.searching.storage import open_storage, reachable
 
 IDENTITY, OWNER, DETAIL, METRICS = "identity", "owner", "detail", "metrics"
 OBJECTIVES = ("tokens per second", "peak bytes")
@@ -37,9 +36,6 @@ MOST_INTERMEDIATE_VALUES = 8
 """Optimizer steps of a trial whose speed is stored, at most: each takes about 16 ms in SQLite."""
 KEY = "key"
 """Attribute that identifies a trial that is being started among those of other processes."""
-SECONDS_FOR_A_LOCK = 20.0
-"""How long to wait for a storage's file while another process locks or creates it."""
-SECONDS_BETWEEN_ATTEMPTS = 0.5
 
 
 class StoredStudy:
@@ -53,8 +49,12 @@ class StoredStudy:
 
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        with _reachable(storage, Exception):  # any error of the database and its driver
-            self._study = _open(storage, name, directions, identity)
+        with reachable(storage, Exception):  # any error of the database and its driver
+            opened = open_storage(storage)
+            full_name = _name_of(identity, opened) if name == AUTO_STUDY else name
+            self._study = optuna.create_study(
+                storage=opened, study_name=full_name, directions=list(directions), load_if_exists=True
+            )
             _name_objectives(self._study, OBJECTIVES[: len(directions)])
             self._refuse_other(identity)
             self.free_abandoned()
@@ -162,24 +162,7 @@ class StoredStudy:
 
     def storage_errors(self) -> AbstractContextManager[None]:
         """Return a context manager that raises InvalidInputError if the storage cannot be reached."""
-        return _reachable(self._storage, StorageInternalError)
-
-
-def _open(storage: str, name: str, directions: Sequence[str], identity: Mapping[str, Any]) -> optuna.Study:
-    """Return the study, created if it is missing; another process may create it at the same moment."""
-    deadline = time.monotonic() + SECONDS_FOR_A_LOCK
-    while True:
-        try:
-            opened = optuna.storages.get_storage(_waiting(storage))
-            full_name = _name_of(identity, opened) if name == AUTO_STUDY else name
-            return optuna.create_study(
-                storage=opened, study_name=full_name, directions=list(directions), load_if_exists=True
-            )
-        except SQLAlchemyError as error:
-            is_being_created = "already exists" in str(error) or isinstance(error, IntegrityError)
-            if not is_being_created or time.monotonic() > deadline:
-                raise
-            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+        return reachable(self._storage, StorageInternalError)
 
 
 def _name_objectives(study: optuna.Study, names: Sequence[str]) -> None:
@@ -196,27 +179,6 @@ def _name_of(identity: Mapping[str, Any], storage: BaseStorage) -> str:
     plain = next((one for one in storage.get_all_studies() if one.study_name == PLAIN_NAME), None)
     has_identity = plain is not None and plain.user_attrs.get(IDENTITY) == identity
     return PLAIN_NAME if has_identity else f"{PLAIN_NAME}-{digest}"
-
-
-def _waiting(storage: str) -> str | RDBStorage:
-    """Return a storage that waits for a locked file, longer than the 5 seconds of Python's sqlite3."""
-    if isinstance(storage, str) and storage.startswith("sqlite"):
-        return RDBStorage(storage, engine_kwargs={"connect_args": {"timeout": SECONDS_FOR_A_LOCK}})
-    return storage
-
-
-@contextmanager
-def _reachable(storage: str, kind: type[Exception]) -> Iterator[None]:
-    try:
-        yield
-    except InvalidInputError:
-        raise
-    except kind as error:
-        first = first_line(error.__cause__ or error)
-        raise InvalidInputError(
-            f"the study's storage must be reachable, and {storage} is not ({first}); the same command resumes the "
-            "search once it is, or set storage=sqlite:///optuna.db"
-        ) from error
 
 
 def _is_known(trial: FrozenTrial) -> bool:
