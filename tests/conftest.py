@@ -119,6 +119,15 @@ def short_documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def postgresql() -> Iterator[Any]:
+    """Give a running PostgreSQL server; a test that stops it starts it again."""
+    from servers import running_postgresql  # it needs what few tests need
+
+    with running_postgresql() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Give a project in which every entry point has run, and what each printed; tests in parallel share it."""
     from finished import finish  # it needs what this module defines

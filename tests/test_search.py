@@ -457,7 +457,7 @@ def test_the_trials_fit_a_terminal_of_120_columns() -> None:
 
 def test_a_locked_storage_is_waited_for_and_then_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = f"sqlite:///{tmp_path}/optuna.db"
-    monkeypatch.setattr("pipeline.searching.study.SECONDS_FOR_A_LOCK", 0.2)
+    monkeypatch.setattr("pipeline.searching.storage.SECONDS_FOR_A_LOCK", 0.2)
     study = new_study(storage=storage)
     with closing(sqlite3.connect(tmp_path / "optuna.db", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")

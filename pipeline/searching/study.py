@@ -2,10 +2,9 @@
 
 import hashlib
 import json
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,11 +12,10 @@ from typing import Any
 import optuna
 from optuna.exceptions import ExperimentalWarning, StorageInternalError, TrialPruned, UpdateFinishedTrialError
 from optuna.samplers import RandomSampler
-from optuna.storages import BaseStorage, RDBStorage, fail_stale_trials
+from optuna.storages import BaseStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result
 from pipeline.config.space import Choice, Space
 from pipeline.runtime.ownership import this_process
@@ -27,6 +25,7 @@ from pipeline.searching.optuna_samplers import distributions_of
 from pipeline.searching.results import Measurement
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import AUTO_STUDY
+from pipeline.searching.storage import open_storage, reachable
 
 IDENTITY, WORKER, DETAIL, METRICS = "identity", "worker", "detail", "metrics"
 REPEAT, PREDICTED, TRY = "is_repeat", "predicted_seconds_per_step", "try"
@@ -39,9 +38,6 @@ PLAIN_NAME = "headroom"
 """First part of an automatic name."""
 MOST_INTERMEDIATE_VALUES = 8
 """Optimizer steps of a trial whose speed is stored, at most: each takes about 16 ms in SQLite."""
-SECONDS_FOR_A_LOCK = 20.0
-"""How long to wait for a storage's file while another process locks or creates it."""
-SECONDS_BETWEEN_ATTEMPTS = 0.5
 BEATS = 12
 """Signs of life of a worker within the time after which it counts as dead."""
 TRIES = 2
@@ -96,8 +92,17 @@ class StoredStudy:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.directions = directions
         self._storage, self._worker_timeout = storage, worker_timeout
-        with _reachable(storage, Exception):  # any error of the database and its driver
-            self._study = _open(storage, name, directions, identity, worker_timeout)
+        with reachable(storage, Exception):  # any error of the database and its driver
+            opened = open_storage(
+                storage,
+                heartbeat_interval=max(1, worker_timeout // BEATS),
+                grace_period=worker_timeout,
+                heartbeat_stale_trial_callback=_queue_again,
+            )
+            full_name = _name_of(identity, opened) if name == AUTO_STUDY else name
+            self._study = optuna.create_study(
+                storage=opened, study_name=full_name, directions=list(directions), load_if_exists=True
+            )
             _name_objectives(self._study, OBJECTIVES[: len(directions)])
             self._refuse_other(identity)
             self.free_stale()
@@ -116,12 +121,12 @@ class StoredStudy:
     @property
     def taken(self) -> list[Choice]:
         """Configurations that are measured, being measured, or queued."""
-        return [dict(trial.params) for trial in (*self.trials, *self._open)]
+        return [dict(trial.params) for trial in (*self.trials, *self._open_trials)]
 
     @property
     def num_open(self) -> int:
         """Number of trials that any worker is measuring, and of those in the queue."""
-        return len(self._open)
+        return len(self._open_trials)
 
     @property
     def num_waiting(self) -> int:
@@ -129,7 +134,7 @@ class StoredStudy:
         return len(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
     @property
-    def _open(self) -> list[FrozenTrial]:
+    def _open_trials(self) -> list[FrozenTrial]:
         return list(self._study.get_trials(deepcopy=False, states=OPEN))
 
     def evaluate(self, sampler: PredictiveSampler, extra: Sequence[Measurement] = ()) -> Acquisition:
@@ -268,7 +273,7 @@ class StoredStudy:
 
     def storage_errors(self) -> AbstractContextManager[None]:
         """Return a context manager that raises InvalidInputError if the storage cannot be reached."""
-        return _reachable(self._storage, StorageInternalError)
+        return reachable(self._storage, StorageInternalError)
 
 
 def _attributes(verdict: Verdict, result: Result, metrics: Mapping[str, float]) -> dict[str, Any]:
@@ -297,25 +302,6 @@ def _queue_again(study: optuna.Study, trial: FrozenTrial) -> None:
     study.add_trial(create_trial(state=TrialState.FAIL, user_attrs=crashed, **shared))
 
 
-def _open(
-    storage: str | BaseStorage, name: str, directions: Sequence[str], identity: Mapping[str, Any], worker_timeout: int
-) -> optuna.Study:
-    """Return the study, created if it is missing; another process may create it at the same moment."""
-    deadline = time.monotonic() + SECONDS_FOR_A_LOCK
-    while True:
-        try:
-            opened = optuna.storages.get_storage(_waiting(storage, worker_timeout))
-            full_name = _name_of(identity, opened) if name == AUTO_STUDY else name
-            return optuna.create_study(
-                storage=opened, study_name=full_name, directions=list(directions), load_if_exists=True
-            )
-        except SQLAlchemyError as error:
-            is_being_created = "already exists" in str(error) or isinstance(error, IntegrityError)
-            if not is_being_created or time.monotonic() > deadline:
-                raise
-            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
-
-
 def _name_objectives(study: optuna.Study, names: Sequence[str]) -> None:
     """Store the names of the objectives with a new study."""
     if study.metric_names is None:
@@ -330,36 +316,6 @@ def _name_of(identity: Mapping[str, Any], storage: BaseStorage) -> str:
     plain = next((one for one in storage.get_all_studies() if one.study_name == PLAIN_NAME), None)
     has_identity = plain is not None and plain.user_attrs.get(IDENTITY) == identity
     return PLAIN_NAME if has_identity else f"{PLAIN_NAME}-{digest}"
-
-
-def _waiting(storage: str | BaseStorage, worker_timeout: int) -> BaseStorage:
-    """Return a storage with signs of life; one in SQLite waits for a locked file longer than the default 5 seconds."""
-    if not isinstance(storage, str):
-        return storage
-    connect = {"connect_args": {"timeout": SECONDS_FOR_A_LOCK}} if storage.startswith("sqlite") else {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        return RDBStorage(
-            storage,
-            engine_kwargs=connect,
-            heartbeat_interval=max(1, worker_timeout // BEATS),
-            grace_period=worker_timeout,
-            heartbeat_stale_trial_callback=_queue_again,
-        )
-
-
-@contextmanager
-def _reachable(storage: str, kind: type[Exception]) -> Iterator[None]:
-    try:
-        yield
-    except InvalidInputError:
-        raise
-    except kind as error:
-        first = first_line(error.__cause__ or error)
-        raise InvalidInputError(
-            f"the study's storage must be reachable, and {storage} is not ({first}); the same command resumes the "
-            "search once it is, or set storage=sqlite:///optuna.db"
-        ) from error
 
 
 def _is_known(trial: FrozenTrial) -> bool:

@@ -1,0 +1,214 @@
+"""Opens Optuna's storage from its URL: SQLite, which waits for a lock, or PostgreSQL, which waits for its server."""
+
+import os
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import optuna
+import sqlalchemy
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+
+from pipeline.base.errors import InvalidInputError, first_line
+
+StaleTrialCallback = Callable[[optuna.Study, FrozenTrial], None]
+
+SECONDS_FOR_A_LOCK = 20.0
+"""How long to wait for a storage's file while another process locks or creates it."""
+SECONDS_TO_CONNECT = 5
+"""How long a server may take to accept a connection."""
+SECONDS_FOR_A_SERVER = 120.0
+"""How long to wait for a server that has been reached before: a restart, or a failover to another machine."""
+SECONDS_BETWEEN_ATTEMPTS = 0.5
+OLDEST_POSTGRESQL = 10
+"""The oldest major version of PostgreSQL that psycopg supports."""
+POSTGRESQL_ARGUMENTS: Mapping[str, Any] = {
+    "connect_timeout": SECONDS_TO_CONNECT,
+    "fallback_application_name": "headroom",
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+"""Arguments of libpq: a network that lost the connection is noticed within a minute; the URL's own arguments win."""
+REMEDIES = {
+    "no password supplied": "set PGPASSWORD, or write a line for it to ~/.pgpass",
+    "password authentication failed": "check the user in the URL, and PGPASSWORD or the line in ~/.pgpass",
+    "permission denied": "let its user own the database: createdb --owner USER DATABASE",
+    "does not exist": "create the database with createdb, or the user with createuser",
+}
+"""What to do, by a part of PostgreSQL's message."""
+SHUTDOWN = ("57P01", "57P02", "57P03")
+"""What PostgreSQL answers while it stops, after a crash, and while it starts."""
+REPEATABLE = (
+    *("set_study_user_attr", "set_study_system_attr", "get_study_id_from_name", "get_study_name_from_id"),
+    *("get_study_directions", "get_study_user_attrs", "get_study_system_attrs", "get_all_studies"),
+    *("set_trial_param", "set_trial_intermediate_value", "set_trial_user_attr", "set_trial_system_attr"),
+    *("get_trial", "get_all_trials", "_get_trials", "get_trial_id_from_study_id_trial_number"),
+    *("record_heartbeat", "_get_stale_trial_ids"),
+)
+"""Methods of a storage that have the same effect when they are called twice."""
+
+
+def open_storage(
+    url: str | BaseStorage,
+    *,
+    heartbeat_interval: int | None = None,
+    grace_period: int | None = None,
+    heartbeat_stale_trial_callback: StaleTrialCallback | None = None,
+) -> BaseStorage:
+    """Return the storage at `url`, or this storage; its tables are created if they are missing.
+
+    Another process may create them at the same moment. The other arguments are those of RDBStorage.
+    """
+    if not isinstance(url, str):
+        return url
+    deadline = time.monotonic() + SECONDS_FOR_A_LOCK
+    while True:
+        try:
+            storage = _connect(url, heartbeat_interval, grace_period, heartbeat_stale_trial_callback)
+            return optuna.storages.get_storage(storage)
+        except SQLAlchemyError as error:
+            is_being_created = "already exists" in str(error) or isinstance(error, IntegrityError)
+            if not is_being_created or time.monotonic() > deadline:
+                raise
+            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+
+
+@contextmanager
+def reachable(url: str, kind: type[Exception]) -> Iterator[None]:
+    """Raise InvalidInputError in place of an error of this kind, with what to do about it."""
+    try:
+        yield
+    except InvalidInputError:
+        raise
+    except kind as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, ImportError):  # the driver, or what it needs
+            raise InvalidInputError(_without_driver(url, cause.name or "psycopg")) from error
+        first = first_line(getattr(cause, "orig", None) or cause)
+        default = "the same command resumes the search once it is, or set storage=sqlite:///optuna.db"
+        remedy = next((remedy for part, remedy in REMEDIES.items() if part in first), default)
+        raise InvalidInputError(
+            f"the study's storage must be reachable, and {url} is not ({first}); {remedy}"
+        ) from error
+
+
+class PatientStorage(RDBStorage):  # type: ignore[misc]
+    """RDBStorage that repeats a call whose connection broke, and closes its connections at the end."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().__init__(*args, **kwargs)
+        except Exception:
+            if hasattr(self, "engine"):
+                self.engine.dispose()
+            raise
+        weakref.finalize(self, _close, self.engine, os.getpid())
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
+        """Set the state of a trial; where the connection broke after the state was stored, it counts as set."""
+        try:
+            return bool(super().set_trial_state_values(trial_id, state, values))
+        except Exception as error:
+            if not (_is_disconnected(error) and state.is_finished()):  # who set it to running would be unknown
+                raise
+            return self.get_trial(trial_id).state is state or self.set_trial_state_values(trial_id, state, values)
+
+
+def _repeated(name: str) -> Callable[..., Any]:
+    method = getattr(RDBStorage, name)
+
+    @wraps(method)
+    def call(self: PatientStorage, *args: Any, **kwargs: Any) -> Any:
+        deadline = time.monotonic() + SECONDS_FOR_A_SERVER
+        while True:
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:
+                if not _is_disconnected(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+
+    return call
+
+
+for _name in REPEATABLE:
+    setattr(PatientStorage, _name, _repeated(_name))
+
+
+def _connect(
+    url: str, interval: int | None, grace_period: int | None, stale_trial_callback: StaleTrialCallback | None
+) -> PatientStorage:
+    """Return the storage, connected once: from then on it waits for a server that does not answer."""
+    parts = sqlalchemy.make_url(url)
+    dialect = parts.get_backend_name()
+    options: dict[str, Any] = {}
+    if dialect == "sqlite":
+        options = {"connect_args": {"timeout": SECONDS_FOR_A_LOCK}}  # longer than the 5 seconds of Python's sqlite3
+    elif dialect == "postgresql":
+        if parts.drivername == "postgresql":
+            parts = parts.set(drivername="postgresql+psycopg")
+        arguments = {name: value for name, value in POSTGRESQL_ARGUMENTS.items() if name not in parts.query}
+        # One connection stays open in each process: a server of default settings has 100 for all workers.
+        options = {"connect_args": arguments, "pool_pre_ping": True, "pool_size": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats
+        storage = PatientStorage(
+            parts.render_as_string(hide_password=False),
+            options,
+            heartbeat_interval=interval,
+            grace_period=grace_period,
+            heartbeat_stale_trial_callback=stale_trial_callback,
+        )
+    if dialect == "postgresql":
+        _refuse_old(parts, storage.engine.dialect.server_version_info)
+    if dialect != "sqlite":
+        sqlalchemy.event.listen(storage.engine, "do_connect", _connect_patiently)
+    return storage
+
+
+def _close(engine: sqlalchemy.Engine, process: int) -> None:
+    """Close the connections of this process; a fork of it leaves them open."""
+    if os.getpid() == process:
+        engine.dispose()
+
+
+def _connect_patiently(dialect: Any, _record: Any, args: Any, kwargs: Any) -> Any:
+    """Return a connection as soon as the server accepts one."""
+    deadline = time.monotonic() + SECONDS_FOR_A_SERVER
+    while True:
+        try:
+            return dialect.connect(*args, **kwargs)
+        except dialect.loaded_dbapi.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+
+
+def _is_disconnected(error: Exception) -> bool:
+    """Whether a connection broke while it was in use, or the server announced that it would break."""
+    cause = error.__cause__ if isinstance(error, StorageInternalError) else error
+    if not isinstance(cause, DBAPIError):
+        return False
+    return cause.connection_invalidated or getattr(cause.orig, "sqlstate", None) in SHUTDOWN
+
+
+def _refuse_old(url: sqlalchemy.URL, version: tuple[int, ...]) -> None:
+    if version[0] < OLDEST_POSTGRESQL:
+        raise InvalidInputError(
+            f"storage must be PostgreSQL {OLDEST_POSTGRESQL} or newer, and the server at {url.host or 'the socket'} is "
+            f"{'.'.join(map(str, version))}; name another server, or set storage=sqlite:///optuna.db"
+        )
+
+
+def _without_driver(url: str, module: str) -> str:
+    package = "headroom[postgresql]" if module == "psycopg" else module
+    return f"storage={url} needs the package {module}, which is not installed; pip install '{package}'"
