@@ -69,7 +69,7 @@ def usage() -> str:
     lists = ["\n".join(f"  {name:{width}}  {text}" for name, text in names.items()) for names in (found, TOOLS)]
     return (
         f"usage: headroom ENTRY [--setting value ...]\n\nentry points:\n{lists[0]}\n\n"
-        f"tools, which train nothing:\n{lists[1]}\n\n"
+        f"tools:\n{lists[1]}\n\n"
         "headroom ENTRY --help lists its settings. A YAML file in ./experiments adds an entry point of its name."
     )
 

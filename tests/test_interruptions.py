@@ -48,7 +48,7 @@ def test_ctrl_c_while_a_run_starts_leaves_no_child_running(
 
     with pytest.raises(KeyboardInterrupt), open_job("main", "x", tmp_path / "runs") as job:
         monkeypatch.setattr(Experiment, "prepare", interrupted)
-        run(Run(name="one", experiment=experiment, folder=job.folder / "one"), [job.observer()])
+        run(Run(name="one", experiment=experiment, folder=job.folder / "one"), [job.children.observer()])
     assert set(statuses(store).values()) == {"KILLED"}, statuses(store)
 
 

@@ -27,8 +27,9 @@ TOOLS: Mapping[str, str] = {
     "export": "Which files train a configuration in other frameworks?",
     "report": "What did a finished job find? Writes its page again.",
     "sync": "Which results are not in the tracking store yet? Sends them.",
+    "worker": "What is left to measure of a search on another machine? Measures it here.",
 }
-"""Commands that train nothing, with their questions."""
+"""Commands with settings of their own, which take none of a run, with their questions."""
 ALIASES: Mapping[str, tuple[str, ...]] = {"handover": ("export", "--output", "handover")}
 """Older names of commands, and the words that they stand for."""
 

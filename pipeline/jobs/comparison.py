@@ -88,7 +88,9 @@ def _run_comparison(plan: EntryPoint, comparison: Comparison, job: Job, rows: li
         )
         with console.status(f"{label}: starting", refresh_per_second=REFRESHES_PER_SECOND) as status:
             progress = ProgressLine(status, label, variant.experiment.settings.num_steps)
-            result, summary = run(this, [job.observer(), progress], summarize=partial(_summarize, variant, baseline))
+            result, summary = run(
+                this, [job.children.observer(), progress], summarize=partial(_summarize, variant, baseline)
+            )
         row = make_row(result=result, skipped=None, metrics=summary.metrics)
         rows.append(row)
         baseline = row if is_baseline else baseline

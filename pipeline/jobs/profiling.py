@@ -40,7 +40,7 @@ def profiling(plan: EntryPoint, console: Console) -> int:
         with console.status("measuring, then profiling"):
             folder = job.folder / variant.name
             row, profile = measure_and_profile(
-                experiment, variant.name, folder, [job.observer()], partial(_summarize, experiment)
+                experiment, variant.name, folder, [job.children.observer()], partial(_summarize, experiment)
             )
         _report(plan.entry, QUESTION.format(name=variant.name), experiment, row, profile, about, job, console)
         job.succeeded = row.result is not None and row.result.outcome.completed

@@ -2,7 +2,8 @@
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,9 @@ from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import make_proposer
 from pipeline.searching.results import Measurement, SearchFindings, Trial, Verification
 from pipeline.searching.sampler import PredictiveSampler
+from pipeline.searching.session import session_of
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.workers import Workers, local_workers, search_with
-
-DIRECTIONS = {"throughput": ("maximize",), "pareto": ("maximize", "minimize")}
 
 
 def search(given: Mapping[str, Any], console: Console) -> int:
@@ -58,7 +58,8 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
 class _ProgressLine(SearchObserver):
     """The progress bar of a search, and a line for each trial that has ended."""
 
-    def __init__(self, problem: SearchProblem, progress: Progress) -> None:
+    def __init__(self, problem: SearchProblem, progress: Progress, lost: Callable[[int], None]) -> None:
+        self._lost = lost
         total = min(problem.settings.num_trials, len(problem.space.choices))
         self._progress, self._task = progress, progress.add_task("", total=total)
 
@@ -72,6 +73,10 @@ class _ProgressLine(SearchObserver):
     def trial(self, name: str, trial: Trial) -> None:
         self._progress.print(f"{name}: {trial.summary}", style="dim", highlight=False)
 
+    def lost(self, number: int) -> None:
+        self._progress.print(f"trial {number + 1}: its worker died; it is measured again", highlight=False)
+        self._lost(number)
+
     def check(self, name: str, result: Result) -> None:
         self._progress.print(f"{name}: {result.outcome} in {result.seconds_total:.1f} s", style="dim", highlight=False)
 
@@ -81,8 +86,8 @@ def _measure(
 ) -> SearchFindings | None:
     from pipeline.tracking.job import Job, open_job
 
-    settings, directions = problem.settings, DIRECTIONS[problem.settings.objectives]
-    study = StoredStudy(settings.storage, settings.study, directions, problem.identity, settings.worker_timeout)
+    settings = problem.settings
+    study = StoredStudy(settings.storage, settings.study, problem.directions, problem.identity, settings.worker_timeout)
     subject = f"{problem.base.settings.model} in {problem.budget_bytes / MIB:,.0f} MiB"
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
@@ -91,8 +96,8 @@ def _measure(
         verification: Verification | None = None
         extra: tuple[Measurement, ...] = ()
         with Progress(*columns, console=console, transient=True) as progress:
-            observer = _ProgressLine(problem, progress)
-            one = Search(problem, study, proposer, job.folder, job.observer, observer)
+            observer = _ProgressLine(problem, progress, partial(job.children.lost, study.name))
+            one = Search(problem, study, proposer, job.folder, job.children.observer, observer)
             try:
                 verification, extra = search_with(workers, one)
             finally:
@@ -104,6 +109,7 @@ def _measure(
         job.params({**problem.base.params(), **problem.settings.model_dump(mode="json")})
         job.tags({"device": str(problem.base.device), "study": study.name})
         job.file("environment.json", json.dumps(environment(problem.base.device), indent=1))
+        study.announce(session_of(problem, study.name, job.run_id, job.tracking_uri))
         job.succeeded = False
         findings = measure(job)
         job.succeeded = findings is not None and findings.best is not None

@@ -61,6 +61,9 @@ class SearchObserver:
     def trial(self, name: str, trial: Trial) -> None:
         """Receive a trial that has ended."""
 
+    def lost(self, number: int) -> None:
+        """Receive the number of a trial whose worker died: another worker measures its configuration again."""
+
     def check(self, name: str, result: Result) -> None:
         """Receive a run of the verification that has ended."""
 
@@ -133,6 +136,8 @@ def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = (
     while not search.cancelled.is_set() and len(trials := search.trials) < total:
         if trials and time.monotonic() >= deadline:
             break
+        for number in study.lost():
+            search.observer.lost(number)
         search.observer.trials(len(one_per_configuration(trials)), best_trial(trials))
         with ExitStack() as turn:
             turn.enter_context(search.turn)
@@ -235,7 +240,7 @@ def _run_trial(search: Search, trials: Sequence[Trial], began: Callable[[], None
         experiment = search.problem.experiment(queued.choice)
         again = " (measured again)" if queued.is_repeat else ""
         names.append(f"trial {queued.number + 1}{again}: {label(queued.choice)}")
-        labels = {"variant": label(queued.choice), "trial": str(queued.number + 1)}
+        labels = {"variant": label(queued.choice), "study": search.study.name, "trial": str(queued.number + 1)}
         stop = _trial_length(search.problem, experiment, None if queued.is_repeat else _speed_to_beat(trials))
         result, metrics = search.run(names[0], experiment, labels, stop, partial(_summary, experiment, queued))
         return judge(result, metrics, search.problem.budget_bytes), result, metrics

@@ -62,6 +62,11 @@ class SearchProblem:
         return _refusal(self.configurations, hardware_of(self.base.device), self.settings.mathematics, choice)
 
     @property
+    def directions(self) -> tuple[str, ...]:
+        """Optuna's direction of each objective: tokens per second and, for the Pareto front, peak bytes."""
+        return ("maximize", "minimize") if self.settings.objectives == "pareto" else ("maximize",)
+
+    @property
     def budget_bytes(self) -> int:
         """The budget in bytes."""
         budget = self.base.budget_bytes

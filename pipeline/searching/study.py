@@ -3,10 +3,11 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import optuna
@@ -24,6 +25,7 @@ from pipeline.searching.judge import CONSTRAINT, LOWER_BOUND, OUTCOME, Verdict
 from pipeline.searching.optuna_samplers import distributions_of
 from pipeline.searching.results import Measurement
 from pipeline.searching.sampler import PredictiveSampler
+from pipeline.searching.session import SESSION, Session
 from pipeline.searching.settings import AUTO_STUDY
 from pipeline.searching.storage import open_storage, reachable
 
@@ -92,12 +94,13 @@ class StoredStudy:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.directions = directions
         self._storage, self._worker_timeout = storage, worker_timeout
+        self._lost = SimpleQueue[int]()
         with reachable(storage, Exception):  # any error of the database and its driver
             opened = open_storage(
                 storage,
                 heartbeat_interval=max(1, worker_timeout // BEATS),
                 grace_period=worker_timeout,
-                heartbeat_stale_trial_callback=_queue_again,
+                heartbeat_stale_trial_callback=self._queue_again,
             )
             full_name = _name_of(identity, opened) if name == AUTO_STUDY else name
             self._study = optuna.create_study(
@@ -136,6 +139,10 @@ class StoredStudy:
     @property
     def _open_trials(self) -> list[FrozenTrial]:
         return list(self._study.get_trials(deepcopy=False, states=OPEN))
+
+    def announce(self, session: Session) -> None:
+        """Store the search that begins now, so that other workers can join it."""
+        self._study.set_user_attr(SESSION, asdict(session))
 
     def evaluate(self, sampler: PredictiveSampler, extra: Sequence[Measurement] = ()) -> Acquisition:
         """Return the sampler's candidates evaluated on all trials, and on the measurements `extra`."""
@@ -239,7 +246,7 @@ class StoredStudy:
         """Whether earlier trials, known or open, have its configuration already, or are as many as there may be."""
         others = self._study.get_trials(deepcopy=False)[: trial.number]
         earlier = [one for one in others if _is_known(one) or one.state in OPEN]
-        is_taken = [one.params for one in earlier].count(trial.params) > trial.user_attrs[REPEAT]
+        is_taken = [one.params for one in earlier].count(trial.params) > trial.user_attrs.get(REPEAT, False)
         return is_taken or len(earlier) >= total
 
     def _refuse_other(self, identity: Mapping[str, Any]) -> None:
@@ -271,6 +278,24 @@ class StoredStudy:
                 with suppress(UpdateFinishedTrialError, ValueError):  # another worker has closed it at the same moment
                     self._study.tell(trial.number, state=TrialState.FAIL)
 
+    def lost(self) -> Iterator[int]:
+        """Yield the numbers of the trials of dead workers that this process has found since the last call."""
+        while not self._lost.empty():
+            yield self._lost.get()
+
+    def _queue_again(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Queue the trial of a worker that died; of the second one that died with it, store that its run crashed."""
+        self._lost.put(trial.number)
+        tries = trial.user_attrs.get(TRY, 1)
+        shared = {"params": trial.params, "distributions": trial.distributions}
+        if tries < TRIES:
+            kept = {name: trial.user_attrs.get(name) for name in (REPEAT, PREDICTED)}
+            study.add_trial(create_trial(state=TrialState.WAITING, user_attrs={**kept, TRY: tries + 1}, **shared))
+            return
+        detail = f"the worker died in {tries} trials of this configuration"
+        crashed = {METRICS: {}, DETAIL: detail, OUTCOME: Outcome.CRASHED.value}
+        study.add_trial(create_trial(state=TrialState.FAIL, user_attrs=crashed, **shared))
+
     def storage_errors(self) -> AbstractContextManager[None]:
         """Return a context manager that raises InvalidInputError if the storage cannot be reached."""
         return reachable(self._storage, StorageInternalError)
@@ -287,19 +312,6 @@ def _attributes(verdict: Verdict, result: Result, metrics: Mapping[str, float]) 
         **over,  # for optuna-dashboard, which shows no constraints
         OUTCOME: result.outcome.value,
     }
-
-
-def _queue_again(study: optuna.Study, trial: FrozenTrial) -> None:
-    """Queue the trial of a worker that died; of the second one that died with it, store that its run crashed."""
-    tries = trial.user_attrs.get(TRY, 1)
-    shared = {"params": trial.params, "distributions": trial.distributions}
-    attributes = {**{name: trial.user_attrs[name] for name in (REPEAT, PREDICTED)}, TRY: tries + 1}
-    if tries < TRIES:
-        study.add_trial(create_trial(state=TrialState.WAITING, user_attrs=attributes, **shared))
-        return
-    detail = f"the worker died in {tries} trials of this configuration"
-    crashed = {METRICS: {}, DETAIL: detail, OUTCOME: Outcome.CRASHED.value}
-    study.add_trial(create_trial(state=TrialState.FAIL, user_attrs=crashed, **shared))
 
 
 def _name_objectives(study: optuna.Study, names: Sequence[str]) -> None:

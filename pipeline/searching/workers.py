@@ -44,10 +44,10 @@ def local_workers(device: torch.device, num_workers: int | None) -> Workers:
 def search_with(workers: Workers, search: Search) -> tuple[Verification | None, tuple[Measurement, ...]]:
     """Run the trials by all workers and verify the answer: `search_and_verify` of several workers."""
     first = replace(search, executor=workers.executors[0], cancelled=workers.cancelled)
-    return search_and_verify(first, partial(measure_with, workers))
+    return search_and_verify(first, partial(run_trials_with, workers))
 
 
-def measure_with(workers: Workers, search: Search, deadline: float, extra: Sequence[Measurement] = ()) -> None:
+def run_trials_with(workers: Workers, search: Search, deadline: float, extra: Sequence[Measurement] = ()) -> None:
     """Let all workers run trials until none is left; what ends one of them ends all.
 
     Raises:

@@ -8,6 +8,8 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from mlflow import MlflowClient
 from mlflow.tracking import get_tracking_uri
 from mlflow.tracking.context.registry import resolve_tags
 
-from pipeline.base.errors import InvalidInputError
+from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import Outcome, Result, StepRecord
 from pipeline.runtime.environment import allocator_configuration, environment
 from pipeline.runtime.observer import Observer, Run
@@ -23,6 +25,7 @@ from pipeline.runtime.ownership import this_process
 from pipeline.runtime.run_folder import CONFIG, LOG, RESULT, milliseconds_now, write_result_file
 from pipeline.runtime.signals import interrupt_on_signal
 from pipeline.tracking.experiment import find_or_create, set_kind
+from pipeline.tracking.lost import end_lost
 from pipeline.tracking.sender import Sender
 from pipeline.tracking.store import STATUS, check_database, portable_uri, unreachable
 from pipeline.tracking.sync import send_abandoned
@@ -109,18 +112,36 @@ class Job(TrackedRun):
 
     def __init__(self, unsent: UnsentRun, sender: Sender, entry: str) -> None:
         super().__init__(unsent, sender)
-        self._entry = entry
+        self.children = ChildRuns(unsent.manifest, sender, entry)
         self.succeeded = True
         """Whether the run ends FINISHED; a job that completed nothing sets it to False."""
 
-    def observer(self) -> Observer:
-        """Return an observer that mirrors one run of the job as a child run."""
-        return _ChildRun(self._unsent.manifest, self._sender, self._entry)
+    @property
+    def tracking_uri(self) -> str:
+        """The address of the tracking store, without a password."""
+        return self._unsent.manifest.uri
 
     def describe(self, question: str, answer: str, description: str) -> None:
         """Log question and answer as tags, and the report as the run's description in Markdown."""
         self.tags({"question": question, "answer": answer})
         self._update(tags={**self._unsent.manifest.tags, "mlflow.note.content": description})
+
+
+@dataclass(frozen=True)
+class ChildRuns:
+    """Makes the child runs of the job with this manifest."""
+
+    parent: Manifest
+    sender: Sender
+    entry: str
+
+    def observer(self) -> Observer:
+        """Return an observer that mirrors one run as a child run."""
+        return _ChildRun(self.parent, self.sender, self.entry)
+
+    def lost(self, study: str, trial: int) -> None:
+        """End in the background the run of a trial whose worker died, which no process of its own ends."""
+        self.sender.do(partial(end_lost, self.sender.client, self.parent.experiment_id, study, trial))
 
 
 class _ChildRun(Observer):
@@ -173,6 +194,49 @@ class _ChildRun(Observer):
             child.existing_files(*(file for file in files if (child.folder / file[0]).exists()))
         finally:
             child.end(STATUS[result.outcome])
+
+
+@dataclass(frozen=True)
+class JoinedJob:
+    """A job that another process has opened, and the folder of the runs that this process adds to it."""
+
+    folder: Path
+    children: ChildRuns
+
+
+@contextmanager
+def join_job(entry: str, run_id: str | None, uri: str, output: Path) -> Iterator[JoinedJob]:
+    """Yield the job of the MLflow run `run_id`, which another process has opened in the store `uri`.
+
+    Raises:
+        InvalidInputError: the tracking store of this process has no such run, or the folder cannot be written.
+
+    """
+    folder = _make_folder(output, "worker")
+    try:
+        check_database(get_tracking_uri())
+        client = MlflowClient()
+        run = client.get_run(run_id)
+    except Exception as error:  # any error of a store, its driver or its network
+        folder.rmdir()
+        raise InvalidInputError(
+            f"a worker needs the tracking store with the run of the search, {run_id}, and "
+            f"{portable_uri(get_tracking_uri())} has it not ({first_line(error)}); set MLFLOW_TRACKING_URI={uri}"
+        ) from error
+    sender = Sender(client)
+    parent = Manifest(
+        uri=portable_uri(client.tracking_uri),
+        experiment_id=run.info.experiment_id,
+        name=run.info.run_name,
+        key=run.info.run_id,
+        owner=this_process(),
+        start_time=run.info.start_time,
+        run_id=run.info.run_id,
+    )
+    try:
+        yield JoinedJob(folder, ChildRuns(parent, sender, entry))
+    finally:
+        sender.close()
 
 
 @contextmanager

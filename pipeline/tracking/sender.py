@@ -21,7 +21,7 @@ class Sender:
     """One background thread that sends the runs of a job; the first error is reported once."""
 
     def __init__(self, client: MlflowClient) -> None:
-        self._client = client
+        self.client = client
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tracking")
         self._runs: list[UnsentRun] = []
         self._paused_until = 0.0
@@ -61,7 +61,7 @@ class Sender:
         start = time.monotonic()
         if run.is_sent or start < self._paused_until:
             return
-        error = run.send(self._client)
+        error = run.send(self.client)
         if error is None:
             return
         if not self._has_reported:

@@ -1,0 +1,80 @@
+"""`headroom worker`: measures trials of a search that runs in another process, until it is done."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from pydantic import Field, PositiveInt
+from rich.console import Console
+
+from pipeline.base.contracts import Settings
+from pipeline.config.settings import RunSettings
+from pipeline.runtime.fork_server import start_server
+from pipeline.runtime.signals import interrupt_on_signal
+from pipeline.searching.feasibility import make_sampler
+from pipeline.searching.loop import Search, SearchObserver
+from pipeline.searching.problem import make_problem
+from pipeline.searching.proposals import make_proposer
+from pipeline.searching.results import Trial
+from pipeline.searching.session import read_session
+from pipeline.searching.settings import SearchSettings
+from pipeline.searching.study import StoredStudy
+from pipeline.searching.workers import local_workers, run_trials_with
+
+
+class WorkerSettings(Settings):
+    """The settings of `worker`."""
+
+    study: str = Field(min_length=1)
+    """Name of the study, which the search prints."""
+    storage: str = SearchSettings.model_fields["storage"].default
+    """URL of the Optuna storage that keeps the study."""
+    workers: PositiveInt | None = None
+    """Trials at the same time on this machine, each on its own GPU; none: one for each visible GPU, one on a CPU."""
+    output: Path = RunSettings.model_fields["output"].default
+    """Folder for the results of the trials of this machine."""
+
+
+class _Lines(SearchObserver):
+    """A line for each trial that has ended on this machine."""
+
+    def __init__(self, console: Console, lost: Callable[[int], None]) -> None:
+        self._console, self._lost = console, lost
+
+    def trial(self, name: str, trial: Trial) -> None:
+        self._console.print(f"{name}: {trial.summary}", highlight=False, soft_wrap=True)
+
+    def lost(self, number: int) -> None:
+        self._console.print(f"trial {number + 1}: its worker died; it is measured again", highlight=False)
+        self._lost(number)
+
+
+def worker(settings: WorkerSettings, console: Console) -> int:
+    """Measure trials until the search needs no more, and return the exit code 0.
+
+    Raises:
+        InvalidInputError: the study does not exist, or this machine, its versions or its device are not those of the
+            study; the storage or the tracking store cannot be reached.
+
+    """
+    start_server()
+    session = read_session(settings.storage, settings.study)
+    here = {"storage": settings.storage, "workers": settings.workers, "output": str(settings.output)}
+    problem = make_problem({**session.settings, **here})
+    workers = local_workers(problem.base.device, settings.workers)
+    sampler = make_sampler(problem)
+    study = StoredStudy(
+        settings.storage, settings.study, problem.directions, problem.identity, problem.settings.worker_timeout
+    )
+    from pipeline.tracking.job import join_job
+
+    interrupt_on_signal()
+    with join_job("search", session.run_id, session.tracking_uri, settings.output) as job, study.storage_errors():
+        proposer = make_proposer(problem, study, sampler)
+        lines = _Lines(console, partial(job.children.lost, study.name))
+        search = Search(problem, study, proposer, job.folder, job.children.observer, lines)
+        console.print(f"measuring trials of {settings.study} with {len(workers.executors)} workers", highlight=False)
+        run_trials_with(workers, search, math.inf)
+    console.print(f"nothing is left to measure; results: {job.folder}", highlight=False)
+    return 0

@@ -1,0 +1,104 @@
+"""What a search stores with its study, so that workers of other processes and machines can join it."""
+
+import hashlib
+import platform
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.searching.problem import SearchProblem
+from pipeline.searching.storage import open_storage, reachable
+
+SESSION = "session"
+"""Attribute of a study: the latest search that runs its trials."""
+PACKAGES = ("torch", "transformers", "tokenizers", "optuna")
+"""Packages of which all workers of a study need the same version."""
+OF_A_MACHINE = ("output", "workers")
+"""Settings that each worker has of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """A search that other workers can join."""
+
+    settings: Mapping[str, Any]
+    """All settings that describe the search, as JSON values."""
+    versions: Mapping[str, str]
+    """Of Python and of packages, and a digest of Headroom's code."""
+    host: str
+    run_id: str | None
+    """MLflow's id of the run below which the trials are."""
+    tracking_uri: str
+    """MLflow's store, without a password."""
+
+
+def session_of(problem: SearchProblem, study_name: str, run_id: str | None, tracking_uri: str) -> Session:
+    """Return the session of a search that begins on this machine."""
+    own = problem.settings.model_dump(mode="json")
+    settings = {**own, **problem.run_values, "study": study_name}
+    return Session(
+        settings={name: value for name, value in settings.items() if name not in OF_A_MACHINE},
+        versions=versions(),
+        host=socket.gethostname(),
+        run_id=run_id,
+        tracking_uri=tracking_uri,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions on which measurements depend."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    code = {"code of headroom": digest.hexdigest()[:12], "python": platform.python_version()}
+    return {**code, **{name: version(name) for name in PACKAGES}}
+
+
+def read_session(storage: str, name: str) -> Session:
+    """Return the session of a study.
+
+    Raises:
+        InvalidInputError: the storage cannot be reached, has no such study, or no search has run its trials; this
+            machine has other versions, or cannot share the files of the search.
+
+    """
+    with reachable(storage, Exception):
+        studies = {study.study_name: study for study in open_storage(storage).get_all_studies()}
+    if name not in studies:
+        known = ", ".join(sorted(studies)) or "none"
+        raise InvalidInputError(f"no study is called {name!r} in this storage; the studies are {known}")
+    stored = studies[name].user_attrs.get(SESSION)
+    if stored is None:
+        raise InvalidInputError(f"a worker joins a search, and none has begun the study {name!r}; start it first")
+    session = Session(**stored)
+    _refuse_other_versions(session)
+    _refuse_files_of_another_machine(storage, session)
+    return session
+
+
+def _refuse_other_versions(session: Session) -> None:
+    own = versions()
+    differing = sorted(name for name in {*own, *session.versions} if own.get(name) != session.versions.get(name))
+    if differing:
+        changes = "; ".join(
+            f"{name} is {own.get(name)}, and is {session.versions.get(name)} there" for name in differing
+        )
+        raise InvalidInputError(
+            f"a worker needs the versions of the search that it joins: {changes}; install the same on both machines"
+        )
+
+
+def _refuse_files_of_another_machine(storage: str, session: Session) -> None:
+    if session.host == socket.gethostname():
+        return
+    stores = {"storage": storage, "MLflow's store": session.tracking_uri}
+    for name, uri in stores.items():
+        if uri.startswith(("sqlite", "file:", "/")):
+            raise InvalidInputError(
+                f"workers on several machines need servers that all of them reach, and {name} of the search on "
+                f"{session.host} is a file ({uri}); use PostgreSQL and an MLflow server, see docs/scaling.md"
+            )
