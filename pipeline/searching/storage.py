@@ -12,7 +12,7 @@ from typing import Any
 import optuna
 import sqlalchemy
 from optuna.exceptions import StorageInternalError
-from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
@@ -20,6 +20,8 @@ from pipeline.base.errors import InvalidInputError, first_line
 
 StaleTrialCallback = Callable[[optuna.Study, FrozenTrial], None]
 
+IN_MEMORY = ("sqlite://", "sqlite:///:memory:")
+"""Databases that nothing of a search outlives."""
 SECONDS_FOR_A_LOCK = 20.0
 """How long to wait for a storage's file while another process locks or creates it."""
 SECONDS_TO_CONNECT = 5
@@ -70,6 +72,8 @@ def open_storage(
     """
     if not isinstance(url, str):
         return url
+    if url in IN_MEMORY:  # each thread would get a database of its own
+        return InMemoryStorage()
     deadline = time.monotonic() + SECONDS_FOR_A_LOCK
     while True:
         try:
@@ -168,11 +172,25 @@ def _connect(
             grace_period=grace_period,
             heartbeat_stale_trial_callback=stale_trial_callback,
         )
+    if dialect == "sqlite":
+        sqlalchemy.event.listen(storage.engine, "connect", _begin_nothing)
+        sqlalchemy.event.listen(storage.engine, "begin", _lock_at_once)
+        storage.engine.dispose()  # connections from before
     if dialect == "postgresql":
         _refuse_old(parts, storage.engine.dialect.server_version_info)
     if dialect != "sqlite":
         sqlalchemy.event.listen(storage.engine, "do_connect", _connect_patiently)
     return storage
+
+
+def _begin_nothing(connection: Any, _record: Any) -> None:
+    """Let SQLAlchemy begin transactions: Python's sqlite3 would begin one only at its first write."""
+    connection.isolation_level = None
+
+
+def _lock_at_once(connection: sqlalchemy.Connection) -> None:
+    """Lock the file when a transaction begins, so that two workers cannot both read that a trial waits and take it."""
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _close(engine: sqlalchemy.Engine, process: int) -> None:

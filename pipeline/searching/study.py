@@ -14,6 +14,7 @@ import optuna
 from optuna.exceptions import ExperimentalWarning, StorageInternalError, TrialPruned, UpdateFinishedTrialError
 from optuna.samplers import RandomSampler
 from optuna.storages import BaseStorage, fail_stale_trials
+from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from pipeline.base.errors import InvalidInputError
@@ -175,9 +176,12 @@ class StoredStudy:
         moment: such a trial is closed as interrupted.
         """
         number: int | None = None
+        begun: list[int] = []
 
         def objective(trial: optuna.Trial) -> list[float]:
             nonlocal number
+            if isinstance(self._study._storage, BaseHeartbeat):  # not left to Optuna's thread, which begins some time
+                self._study._storage.record_heartbeat(trial._trial_id)
             trial.set_user_attr(WORKER, this_process())
             began()
             if not trial.params or self._is_superfluous(trial, total):
@@ -187,15 +191,24 @@ class StoredStudy:
                 known = trial.user_attrs
                 measured = measure(Queued(trial.number, dict(trial.params), known[REPEAT], known[PREDICTED]))
             except BaseException:
-                trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
+                with suppress(UpdateFinishedTrialError):
+                    trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
                 raise
+            begun.append(trial.number)
+            values = self._store(trial, *measured)
             number = trial.number
-            return self._store(trial, *measured)
+            return values
 
         try:
             self._study.optimize(objective, n_trials=1, catch=(_NotCompletedError,))
-        except UpdateFinishedTrialError:  # no sign of life was stored for so long that another worker measures it again
-            return None
+        except (
+            UpdateFinishedTrialError,
+            ValueError,
+            AssertionError,
+        ):  # of Optuna, if it cannot store how a trial ended
+            if not begun or not self._study.get_trials(deepcopy=False)[begun[0]].state.is_finished():
+                raise
+            return None  # no sign of life was stored for so long that another worker has closed it
         return number
 
     def add(self, choice: Choice, space: Space, measured: Judged) -> None:
@@ -332,6 +345,7 @@ def _name_of(identity: Mapping[str, Any], storage: BaseStorage) -> str:
 
 def _is_known(trial: FrozenTrial) -> bool:
     """Whether a trial ended without being interrupted; a study of an earlier version has no METRICS."""
-    interrupted = Outcome.INTERRUPTED
-    is_whole = METRICS in trial.user_attrs and trial.user_attrs.get(OUTCOME, interrupted) != interrupted
-    return bool(trial.state.is_finished() and is_whole)
+    outcome = Outcome(trial.user_attrs.get(OUTCOME, Outcome.INTERRUPTED))
+    is_whole = METRICS in trial.user_attrs and outcome is not Outcome.INTERRUPTED
+    is_closed_by_another = outcome.completed and trial.state is TrialState.FAIL
+    return trial.state.is_finished() and is_whole and not is_closed_by_another

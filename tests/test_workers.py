@@ -1,0 +1,148 @@
+"""Several workers of one study: what they queue, what happens if one of them dies, and that none measures in vain."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+from optuna.trial import TrialState, create_trial
+from test_search import SPACE, result_of
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.results import Outcome, Result
+from pipeline.base.units import MIB
+from pipeline.config.space import Space
+from pipeline.runtime.fork_server import cores
+from pipeline.runtime.placement import ANYWHERE, placements
+from pipeline.searching.judge import judge
+from pipeline.searching.study import Judged, Queued, StoredStudy
+
+TIMEOUT = 6
+"""Seconds after which a worker of these tests counts as dead: its signs of life are a second apart."""
+DIES = """
+import os, signal, sys
+from test_search import SPACE
+from pipeline.searching.study import StoredStudy
+study = StoredStudy(sys.argv[1], "test", ("maximize",), {"budget": "100MiB"}, 6)
+study.enqueue(SPACE.choices[0], SPACE)
+study.run_next(lambda queued: os.kill(os.getpid(), signal.SIGKILL), 20, lambda: None)
+"""
+"""A worker that is killed in the middle of its trial."""
+
+
+def open_study(storage: str) -> StoredStudy:
+    return StoredStudy(storage, "test", ("maximize",), {"budget": "100MiB"}, TIMEOUT)
+
+
+def measured(queued: Queued) -> Judged:
+    result, metrics = result_of(queued.choice, oom=False)
+    return judge(result, metrics, 100 * MIB), result, metrics
+
+
+def die(storage: str) -> None:
+    """Run a worker that is killed in its trial, and wait until it counts as dead."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    killed = subprocess.run([sys.executable, "-c", DIES, storage], env={**os.environ, "PYTHONPATH": path})
+    assert killed.returncode == -9
+    time.sleep(TIMEOUT + 1.5)
+
+
+def test_the_trial_of_a_dead_worker_returns_to_the_queue_once(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    study = open_study(storage)
+    die(storage)
+    study.free_stale()
+    assert list(study.lost()) == [0] and not list(study.lost())
+    assert study.num_waiting == 1 and study.taken == SPACE.choices[:1]
+    die(storage)  # it takes the trial that waits
+    study.free_stale()
+    assert study.num_open == 0
+    [crashed] = study.trials
+    assert crashed.user_attrs["outcome"] == Outcome.CRASHED and "died in 2 trials" in crashed.user_attrs["detail"]
+    assert not study.enqueue(SPACE.choices[0], SPACE), "it would kill a third worker"
+    states = [trial.state for trial in study._study.trials]
+    assert states == [TrialState.FAIL] * len(states)
+
+
+def test_a_worker_that_is_slow_to_give_signs_of_life_loses_its_trial_and_goes_on(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    study = open_study(storage)
+    assert study.enqueue(SPACE.choices[0], SPACE)
+
+    def closed_by_another(queued: Queued) -> Judged:
+        other = open_study(storage)
+        other._study.tell(queued.number, state=TrialState.FAIL)
+        return measured(queued)
+
+    assert study.run_next(closed_by_another, 20, lambda: None) is None
+    assert study.trials == [] and study.num_open == 0
+
+
+def test_a_running_trial_without_any_sign_of_life_is_closed_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = open_study(f"sqlite:///{tmp_path}/optuna.db")
+    study._study.add_trial(
+        create_trial(state=TrialState.RUNNING)
+    )  # what a worker leaves that is killed before its first sign of life
+    study.free_stale()
+    assert study.num_open == 1
+    monkeypatch.setattr(study, "_worker_timeout", -1)
+    study.free_stale()
+    assert study.num_open == 0 and study.trials == []
+
+
+def test_workers_of_several_processes_measure_each_configuration_once(tmp_path: Path) -> None:
+    space = Space({"micro_batch_size": (1, 2, 4, 8), "precision": ("fp32", "bf16"), "seed": (1, 2, 3)})
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    studies = [StoredStudy(storage, "test", ("maximize",), {}) for _ in range(4)]  # as four processes have
+    turns, left = [threading.Lock() for _ in studies], [*space.choices, *space.choices]
+
+    def sleeping(queued: Queued) -> Judged:
+        time.sleep(0.05)
+        result = Result(outcome=Outcome.OK, detail=None, steps=(), memory=None, finished=None, seconds_total=0.2)
+        metrics = {"tokens_per_second": 1.0, "peak_allocated_mib": 1.0}
+        return judge(result, metrics, 100 * MIB), result, metrics
+
+    def work(number: int) -> None:
+        study, turn = studies[number % len(studies)], turns[number % len(studies)]
+        while left or study.num_waiting:
+            with ExitStack() as own:
+                own.enter_context(turn)
+                if study.num_waiting or (left and study.enqueue(left.pop(), space)):
+                    study.run_next(sleeping, 1000, own.close)
+
+    with ThreadPoolExecutor(8) as pool:
+        for worker in [pool.submit(work, number) for number in range(8)]:
+            worker.result()
+    counts = Counter(tuple(trial.params.items()) for trial in studies[0].trials)
+    assert len(counts) == len(space.choices) and set(counts.values()) == {1}
+    assert all(trial.state.is_finished() for trial in studies[0]._study.trials)
+
+
+def test_workers_have_a_gpu_or_a_share_of_the_cores_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, first, second = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert placements(cpu, None) == placements(cpu, 1) == placements(second, None) == [ANYWHERE]
+    shares = [place.cores for place in placements(cpu, 2)] if len(cores()) > 1 else []
+    assert all(share is not None and len(share) == len(cores()) // 2 for share in shares)
+    assert len({core for share in shares if share for core in share}) == sum(map(len, filter(None, shares)))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    shown = [place.environment["CUDA_VISIBLE_DEVICES"] for place in placements(first, None)]
+    assert shown == ["0", "1", "2", "3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-8a1f,7,5")
+    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in placements(first, 2)] == ["3", "GPU-8a1f"]
+    with pytest.raises(InvalidInputError, match="each worker needs a visible GPU of its own, .* has 4 for 5 workers"):
+        placements(first, 5)
+    with pytest.raises(InvalidInputError, match="each worker needs a core of its own"):
+        placements(cpu, len(cores()) + 1)
+    with pytest.raises(InvalidInputError, match="device=cuda:1 names one; set device=cuda, or workers=1"):
+        placements(second, 2)
