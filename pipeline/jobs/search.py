@@ -27,7 +27,7 @@ from pipeline.searching.results import Measurement, SearchFindings, Trial, Verif
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.session import session_of
 from pipeline.searching.study import StoredStudy
-from pipeline.searching.workers import Workers, local_workers, search_with
+from pipeline.searching.workers import Workers, open_workers, search_with
 
 
 def search(given: Mapping[str, Any], console: Console) -> int:
@@ -45,9 +45,13 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
     """
     start_server()
     problem = make_problem(given)
-    workers = local_workers(problem.base.device, problem.settings.workers)
     for note in filter(None, (*problem.notes, left_out(problem.base))):
         console.print(note, highlight=False)
+    with open_workers(problem.settings, problem.base.device) as workers:
+        return _predict_and_measure(problem, workers, console)
+
+
+def _predict_and_measure(problem: SearchProblem, workers: Workers, console: Console) -> SearchFindings | None:
     status = f"predicting the memory of {len(problem.space.choices)} configurations"
     with console.status(status), loading("pipeline.tracking.job"):  # MLflow is imported while workers predict
         sampler = make_sampler(problem)

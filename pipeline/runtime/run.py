@@ -33,6 +33,10 @@ LAST_LINES = 5
 """Lines of a crashed run's stderr that are kept in its result."""
 
 
+class WorkerLostError(RuntimeError):
+    """The process that hosted a run died, or its machine: the run may be measured again."""
+
+
 class Execute(Protocol):
     """Runs an experiment in a clean process, on this machine or on another: `execute`, or a function like it."""
 
@@ -227,10 +231,11 @@ def _receive_all(
         elif isinstance(event, Failed):
             received.failed = event
         for observer in observers:
-            _emit(observer, event)
+            emit(observer, event)
 
 
-def _emit(observer: Observer, event: Any) -> None:
+def emit(observer: Observer, event: Any) -> None:
+    """Pass an event of a run's process on to an observer."""
     if isinstance(event, StepRecord):
         observer.step(event)
     elif isinstance(event, MemoryUse):

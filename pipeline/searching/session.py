@@ -17,7 +17,7 @@ SESSION = "session"
 """Attribute of a study: the latest search that runs its trials."""
 PACKAGES = ("torch", "transformers", "tokenizers", "optuna")
 """Packages of which all workers of a study need the same version."""
-OF_A_MACHINE = ("output", "workers")
+OF_A_MACHINE = ("output", "workers", "executor", "ray_address")
 """Settings that each worker has of its own."""
 
 

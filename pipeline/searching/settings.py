@@ -35,6 +35,10 @@ class SearchSettings(SpaceSettings):
     """throughput: the fastest within the budget; pareto: the Pareto front of memory and throughput as well."""
     workers: PositiveInt | None = None
     """Trials at the same time on this machine, each on its own GPU; none: one for each visible GPU, one on a CPU."""
+    executor: Literal["local", "ray"] = "local"
+    """local: workers are on this machine; ray: each trial is a task of a Ray cluster (needs `pip install '.[ray]'`)."""
+    ray_address: str | None = None
+    """Address of the Ray cluster, such as auto; none: one is started on this machine."""
     worker_timeout: int = Field(default=60, ge=6)
     """Seconds without a sign of life after which a worker counts as dead, and its trial is measured by another."""
     storage: str = "sqlite:///optuna.db"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,6 +22,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result
 from pipeline.config.space import Choice, Space
 from pipeline.runtime.ownership import this_process
+from pipeline.runtime.run import WorkerLostError
 from pipeline.searching.acquisition import Acquisition
 from pipeline.searching.judge import CONSTRAINT, LOWER_BOUND, OUTCOME, Verdict
 from pipeline.searching.optuna_samplers import distributions_of
@@ -62,6 +64,16 @@ class Queued:
     is_repeat: bool
     predicted_seconds: float | None
     """Predicted seconds of an optimizer step; None before anything was measured, and for a repeated measurement."""
+
+
+@dataclass
+class _Attempt:
+    """What became of the trial that a worker took from the queue."""
+
+    number: int | None = None
+    """Its number; None if there was nothing to measure."""
+    is_lost: bool = False
+    """Whether the process that hosted its run died."""
 
 
 class _NotCompletedError(RuntimeError):
@@ -175,41 +187,51 @@ class StoredStudy:
         if a trial with a lower number has the same configuration, since two workers may queue the same at the same
         moment: such a trial is closed as interrupted.
         """
-        number: int | None = None
-        begun: list[int] = []
-
-        def objective(trial: optuna.Trial) -> list[float]:
-            nonlocal number
-            if isinstance(self._study._storage, BaseHeartbeat):  # not left to Optuna's thread, which begins some time
-                self._study._storage.record_heartbeat(trial._trial_id)
-            trial.set_user_attr(WORKER, this_process())
-            began()
-            if not trial.params or self._is_superfluous(trial, total):
-                trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
-                raise _NotCompletedError("nothing to measure")
-            try:
-                known = trial.user_attrs
-                measured = measure(Queued(trial.number, dict(trial.params), known[REPEAT], known[PREDICTED]))
-            except BaseException:
-                with suppress(UpdateFinishedTrialError):
-                    trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
-                raise
-            begun.append(trial.number)
-            values = self._store(trial, *measured)
-            number = trial.number
-            return values
-
+        attempt = _Attempt()
         try:
-            self._study.optimize(objective, n_trials=1, catch=(_NotCompletedError,))
+            self._study.optimize(
+                partial(self._objective, attempt, measure, total, began), n_trials=1, catch=(_NotCompletedError,)
+            )
         except (
             UpdateFinishedTrialError,
             ValueError,
             AssertionError,
         ):  # of Optuna, if it cannot store how a trial ended
-            if not begun or not self._study.get_trials(deepcopy=False)[begun[0]].state.is_finished():
+            trials = self._study.get_trials(deepcopy=False)
+            if attempt.number is None or not trials[attempt.number].state.is_finished():
                 raise
             return None  # no sign of life was stored for so long that another worker has closed it
-        return number
+        if attempt.is_lost and attempt.number is not None:
+            self._queue_again(self._study, self._study.trials[attempt.number])
+        return None if attempt.is_lost else attempt.number
+
+    def _objective(
+        self,
+        attempt: _Attempt,
+        measure: Callable[[Queued], Judged],
+        total: int,
+        began: Callable[[], None],
+        trial: optuna.Trial,
+    ) -> list[float]:
+        """Measure a trial, store it, and return its values."""
+        if isinstance(self._study._storage, BaseHeartbeat):  # not left to Optuna's thread, which begins some time
+            self._study._storage.record_heartbeat(trial._trial_id)
+        trial.set_user_attr(WORKER, this_process())
+        began()
+        if not trial.params or self._is_superfluous(trial, total):
+            trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
+            raise _NotCompletedError("nothing to measure")
+        attempt.number, known = trial.number, trial.user_attrs
+        try:
+            measured = measure(Queued(trial.number, dict(trial.params), known[REPEAT], known[PREDICTED]))
+        except BaseException as error:
+            with suppress(UpdateFinishedTrialError):
+                trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
+            attempt.is_lost = isinstance(error, WorkerLostError)
+            if attempt.is_lost:
+                raise _NotCompletedError(str(error)) from error
+            raise
+        return self._store(trial, *measured)
 
     def add(self, choice: Choice, space: Space, measured: Judged) -> None:
         """Store a run that was measured outside of the queue, unless its configuration is taken."""

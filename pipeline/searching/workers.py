@@ -1,8 +1,9 @@
 """The workers of a search: threads that measure configurations at the same time, each in processes of its own."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,6 +13,7 @@ from pipeline.runtime.placement import placements
 from pipeline.runtime.run import Execute, execute
 from pipeline.searching.loop import Search, run_trials, search_and_verify
 from pipeline.searching.results import Measurement, Verification
+from pipeline.searching.settings import SearchSettings
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,24 @@ class Workers:
 
     executors: Sequence[Execute]
     cancelled: threading.Event
+
+
+@contextmanager
+def open_workers(settings: SearchSettings, device: torch.device) -> Iterator[Workers]:
+    """Yield the workers that the settings ask for: on this machine, or tasks of a Ray cluster.
+
+    Raises:
+        InvalidInputError: there are fewer GPUs or cores than workers, or Ray is absent or not reachable.
+
+    """
+    if settings.executor == "local":
+        yield local_workers(device, settings.workers)
+        return
+    from pipeline.runtime.ray_executor import ray_executors  # Ray is optional
+
+    cancelled = threading.Event()
+    with ray_executors(settings.ray_address, device, settings.workers, cancelled) as executors:
+        yield Workers(executors, cancelled)
 
 
 def local_workers(device: torch.device, num_workers: int | None) -> Workers:

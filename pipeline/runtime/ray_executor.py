@@ -1,0 +1,186 @@
+"""Runs experiments as tasks of a Ray cluster, each on a GPU of its own, in a child process of the task's process.
+
+A task hosts the same `execute` as a run on this machine, and streams its events back. The process of a task serves
+further tasks: it keeps the fork server, which has imported torch, and a child's CUDA context ends with the child.
+"""
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.results import MemoryUse, Result, StepRecord
+from pipeline.config.experiment import Experiment
+from pipeline.memory.device import device_name
+from pipeline.runtime.child import Work
+from pipeline.runtime.observer import Observer
+from pipeline.runtime.placement import VISIBLE, Placement
+from pipeline.runtime.run import SECONDS_BETWEEN_LOOKS, Execute, WorkerLostError, emit, execute
+from pipeline.training.loop import Stop, never_stop
+
+PASSED_ON = ("HEADROOM_TECHNIQUES",)
+"""Environment variables that tasks need as this process has them."""
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """The last event of a task."""
+
+    result: Result
+    log: str
+
+
+class _Queue(Observer):
+    """Puts the events of a run into a queue."""
+
+    def __init__(self, events: "SimpleQueue[Any]") -> None:
+        self._events = events
+
+    def step(self, record: StepRecord) -> None:
+        self._events.put(record)
+
+    def memory(self, memory: MemoryUse) -> None:
+        self._events.put(memory)
+
+    def message(self, message: Any) -> None:
+        self._events.put(message)
+
+
+def _task(experiment: Experiment, name: str, work: Work | None, stop: Stop) -> Iterator[Any]:
+    """Run an experiment on this machine of the cluster, and yield its events, then its result and output."""
+    own_name = device_name(experiment.device)
+    if own_name != name:
+        raise InvalidInputError(f"all trials of a study run on the same hardware, and {own_name} is not {name}")
+    events: SimpleQueue[Any] = SimpleQueue()
+    shown = os.environ.get(VISIBLE)
+    placement = Placement({} if shown is None else {VISIBLE: shown})
+
+    def run(log_file: Path) -> None:
+        try:
+            result = execute(experiment, log_file, [_Queue(events)], work=work, stop=stop, placement=placement)
+            events.put(_Ended(result, log_file.read_text(errors="replace") if log_file.exists() else ""))
+        except Exception as error:
+            events.put(error)
+
+    with tempfile.TemporaryDirectory() as folder:
+        thread = threading.Thread(target=run, args=(Path(folder) / "log.txt",))
+        thread.start()
+        while True:
+            event = events.get()
+            if isinstance(event, Exception):
+                raise event
+            yield event
+            if isinstance(event, _Ended):
+                break
+        thread.join()
+
+
+@dataclass(frozen=True)
+class RayExecutor:
+    """Runs each experiment as one task."""
+
+    remote: Callable[..., Any]
+    device_name: str
+    cancelled: threading.Event
+
+    def __call__(
+        self,
+        experiment: Experiment,
+        log_file: Path,
+        observers: Sequence[Observer] = (),
+        *,
+        work: Work | None = None,
+        stop: Stop = never_stop,
+    ) -> Result:
+        """Return the result; `log_file` has what the process printed, and the observers receive its events.
+
+        Raises:
+            KeyboardInterrupt: `cancelled` was set; the task has been ended.
+            WorkerLostError: the task's process or its machine died.
+
+        """
+        import ray
+
+        events = self.remote(experiment, self.device_name, work, stop)
+        try:
+            while True:
+                ready, _ = ray.wait([events], timeout=SECONDS_BETWEEN_LOOKS)
+                if self.cancelled.is_set():
+                    raise KeyboardInterrupt
+                if not ready:
+                    continue
+                event = ray.get(next(events))
+                if isinstance(event, _Ended):
+                    break
+                for observer in observers:
+                    emit(observer, event)
+        except KeyboardInterrupt:
+            ray.cancel(events, force=True)
+            raise
+        except ray.exceptions.RayTaskError as error:  # what the task itself raised
+            raise error.cause if isinstance(error.cause, Exception) else error from None
+        except (ray.exceptions.RayError, StopIteration) as error:
+            raise WorkerLostError(f"the process of the task died: {first_line(error)}") from error
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        log_file.write_text(event.log)
+        return event.result
+
+
+@contextmanager
+def ray_executors(
+    address: str | None, device: torch.device, num_workers: int | None, cancelled: threading.Event
+) -> Iterator[list[Execute]]:
+    """Join the Ray cluster at `address`, or start one on this machine, and yield an executor for each worker.
+
+    None workers stand for one for each GPU of the cluster, or one where it has none. A task has one GPU; on a CPU it
+    has an equal share of the cluster's cores.
+
+    Raises:
+        InvalidInputError: Ray is not installed, the cluster cannot be reached, or it has too few GPUs or cores.
+
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise InvalidInputError(
+            "executor=ray needs the package ray, which is not installed; pip install 'headroom[ray]', or set "
+            "executor=local"
+        ) from error
+    _start(ray, address)
+    try:
+        resources = ray.cluster_resources()
+        kind = "GPU" if device.type == "cuda" else "CPU"
+        available = int(resources.get(kind, 0))
+        num_workers = num_workers or (available if kind == "GPU" else 1)
+        if not 0 < num_workers <= available:
+            raise InvalidInputError(
+                f"each worker needs a {kind} of its own, and the cluster has {available} for {num_workers} workers; "
+                f"set workers to {available} or less, or add machines to the cluster"
+            )
+        share = {"num_gpus": 1} if kind == "GPU" else {"num_cpus": available // num_workers}
+        remote = ray.remote(num_returns="streaming", max_retries=0, **share)(_task).remote
+        yield [RayExecutor(remote, device_name(device), cancelled)] * num_workers
+    finally:
+        ray.shutdown()
+
+
+def _start(ray: Any, address: str | None) -> None:
+    """Connect this process to a cluster; one of its own has no dashboard and is reached from this machine alone."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    variables: Mapping[str, str] = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    own = {"include_dashboard": False} if address is None else {"address": address}
+    try:
+        ray.init(log_to_driver=False, logging_level="error", runtime_env={"env_vars": dict(variables)}, **own)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise InvalidInputError(
+            f"the Ray cluster must be reachable, and {address or 'one on this machine'} is not ({first_line(error)}); "
+            "start it with: ray start --head, or leave ray_address out to start one on this machine"
+        ) from error
