@@ -112,6 +112,18 @@ class Postgresql:
             connection.execute(f"CREATE DATABASE {name}".encode())
         return name
 
+    def dump(self, database: str) -> str:
+        """Return everything that a database holds, as text."""
+        words = ["--host", "127.0.0.1", "--port", str(self.port), "--username", ADMINISTRATOR, database]
+        dumped = subprocess.run(
+            [str(self.programs / "pg_dump"), *words],
+            env={**os.environ, **self.environment},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return dumped.stdout
+
     def connect(self, database: str = "postgres") -> "psycopg.Connection[tuple[object, ...]]":
         """Return a connection that commits each statement."""
         import psycopg

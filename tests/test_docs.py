@@ -92,7 +92,7 @@ def settings_in(words: list[str]) -> dict[str, str]:
 
 def entry_and_settings(command: str) -> tuple[str, dict[str, str]]:
     words = [word for word in shlex.split(command) if not re.match(r"[A-Z_]+=", word)]
-    if words[0] == "mlflow":
+    if words[:2] == ["mlflow", "run"]:
         return words[words.index("-e") + 1], settings_in(words)
     if words[:3] == ["python", "-m", "pipeline"]:
         words = ["headroom", *words[3:]]
@@ -104,7 +104,7 @@ def test_entry_points_and_settings_of_commands_exist(page: str) -> None:
     """Those of the examples in docs/architecture.md have tests of their own."""
     for command in commands(page):
         entry, given = entry_and_settings(command)
-        if command.startswith(("headroom ", "python -m pipeline ", "mlflow ")) and not EXAMPLES.search(command):
+        if command.startswith(("headroom ", "python -m pipeline ", "mlflow run ")) and not EXAMPLES.search(command):
             assert entry in (*entry_points(), *TOOLS)
             words = [word for name, value in given.items() for word in (f"--{name}", value)]
             assert {name for name, _ in dotted(parse(entry, words))} == set(given)

@@ -13,6 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Validati
 
 from pipeline.base.contracts import Corpus, Model, SequencesKind, Settings
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.passwords import has_password
 from pipeline.base.technique import Technique
 from pipeline.config.user_techniques import UserTechniqueError, user_techniques
 
@@ -128,9 +129,16 @@ def validate(kind: type[SettingsClass], values: Mapping[str, Any], entry: str) -
     """Return an instance of `kind` with these values.
 
     Raises:
-        InvalidInputError: a name is unknown or a value invalid; the message has a line for each.
+        InvalidInputError: a value has a password, or a name is unknown or a value invalid, with a line for each.
 
     """
+    for name, value in dotted(values):
+        if isinstance(value, str) and has_password(value):
+            raise InvalidInputError(
+                f"{name} must not have a password, which others can read in process lists and in MLflow, and "
+                f"{value} has one; leave it out of the URL and set PGPASSWORD, or write it to ~/.pgpass; replace a "
+                "password that has been on a command line"
+            )
     try:
         return kind.model_validate(values)
     except ValidationError as error:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import get_tracking_uri
@@ -11,7 +10,7 @@ from mlflow.tracking import get_tracking_uri
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result, StepRecord
 from pipeline.config.settings import AllSettings, dotted, nested, validate
-from pipeline.tracking.store import check_database, unreachable
+from pipeline.tracking.store import connect, unreachable
 from pipeline.training.metrics import Row
 
 PER_STEP = ("loss", "grad_norm", "seconds", "learning_rate", "loss_scale")
@@ -29,8 +28,7 @@ class History:
 
     def __init__(self) -> None:
         try:
-            check_database(get_tracking_uri())
-            self._client = MlflowClient()
+            self._client = connect()
             self._names = {e.name: e.experiment_id for e in self._client.search_experiments()}
         except Exception as error:  # any error of a store, its driver or its network
             raise unreachable(error) from error

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.tracking import get_tracking_uri
 from mlflow.tracking.context.registry import resolve_tags
 
 from pipeline.base.errors import InvalidInputError, first_line
@@ -27,7 +26,7 @@ from pipeline.runtime.signals import interrupt_on_signal
 from pipeline.tracking.experiment import find_or_create, set_kind
 from pipeline.tracking.lost import end_lost
 from pipeline.tracking.sender import Sender
-from pipeline.tracking.store import STATUS, check_database, portable_uri, unreachable
+from pipeline.tracking.store import STATUS, connect, portable_uri, unreachable
 from pipeline.tracking.sync import send_abandoned
 from pipeline.tracking.unsent import Manifest, UnsentRun
 from pipeline.training.metrics import Summary
@@ -317,8 +316,7 @@ def _make_folder(output: Path, entry: str) -> Path:
 def _adopt_or_create(entry: str, name: str) -> tuple[MlflowClient, Any]:
     """Return the client and the run; MLFLOW_RUN_ID names the one that `mlflow run` has created for this job."""
     try:
-        check_database(get_tracking_uri())
-        client = MlflowClient()
+        client = connect()
         given = os.environ.pop("MLFLOW_RUN_ID", None)
         if given:
             run = client.get_run(given)

@@ -14,7 +14,7 @@ from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import Outcome
 from pipeline.runtime.ownership import is_gone
 from pipeline.runtime.run_folder import RESULT, STEPS
-from pipeline.tracking.store import STATUS, address_of, check_database, is_refusal
+from pipeline.tracking.store import STATUS, address_of, check_database, hide_credentials, is_refusal
 from pipeline.tracking.unsent import NAME, UnsentRun
 
 JOB_FOLDERS = "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-*-*"
@@ -40,6 +40,7 @@ def sync(output: Path) -> Iterator[SyncReport]:
 
     """
     _check(output)
+    hide_credentials()
     unreachable: dict[str, Exception] = {}
     clients: dict[str, MlflowClient] = {}
     with _locked(output):

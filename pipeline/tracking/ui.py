@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 from mlflow.tracking import get_tracking_uri
 
 from pipeline.tracking.experiment import find_or_create
+from pipeline.tracking.store import connect, unreachable
 
 SECONDS_BETWEEN_ATTEMPTS = 0.5
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
@@ -19,7 +20,11 @@ DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 
 def main(port: int) -> int:
     """Serve the UI until it is interrupted, and return its exit code; a store that is a server has a UI already."""
-    experiment = last_used(MlflowClient())
+    try:
+        experiment = last_used(connect())
+    except Exception as error:  # any error of a store, its driver or its network
+        print(f"error: {unreachable(error)}", file=sys.stderr)  # noqa: T201
+        return 2
     uri = get_tracking_uri()
     if uri.startswith("http"):
         _show(f"{uri}/#/experiments/{experiment}/runs")

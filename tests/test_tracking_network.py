@@ -1,0 +1,110 @@
+"""The database behind MLflow's server stops, or the network to the server hangs: training goes on, all arrives."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from processes import started, wait_for
+from project import SMALL, Project, as_words
+from servers import MlflowServer, Postgresql, Proxy, proxy_to
+from test_faults import unsent
+from test_sync import history
+from test_tracking_faults import PATIENT, measured_steps
+
+NUM_STEPS = 120
+SECONDS_AWAY = 20
+TIMEOUT = "2"
+
+
+@pytest.fixture(scope="module")
+def server(postgresql: Postgresql, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    """Give a tracking server that keeps its runs in PostgreSQL."""
+    store = postgresql.url(postgresql.new_database())
+    server = MlflowServer(tmp_path_factory.mktemp("server"), store, environment=postgresql.environment)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def proxy(server: MlflowServer) -> Iterator[Proxy]:
+    """Give a network to the server."""
+    with proxy_to(server.port) as network:
+        yield network
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """Give a project with a model whose steps take a while."""
+    project = Project.copy(tmp_path, with_store=False)
+    project.environment |= {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "OMP_NUM_THREADS": "1"}
+    (project.folder / "patient.py").write_text(PATIENT)
+    return project
+
+
+WORDS = [
+    "python",
+    "-m",
+    "pipeline",
+    "main",
+    *as_words({**SMALL, "model": "patient:build", "num_steps": str(NUM_STEPS)}),
+]
+
+
+def losses(project: Project, server: MlflowServer) -> list[int]:
+    """Return the steps whose loss the newest child run has in the tracking server, in order."""
+    children = project.children_of(project.parent_of("main", server.address), server.address)
+    return [step for run in children.values() for step, _ in history(MlflowClient(server.address), run).get("loss", [])]
+
+
+def num_steps(project: Project) -> int:
+    """Return how many optimizer steps the run has on local disk."""
+    return sum(file.read_text().count("\n") for file in project.folder.glob("runs/*/*/steps.jsonl"))
+
+
+def assert_all_arrived(project: Project, server: MlflowServer) -> None:
+    parent = project.parent_of("main", server.address)
+    [child] = project.children_of(parent, server.address).values()
+    assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("FINISHED", "FINISHED", "ok")
+    assert losses(project, server) == measured_steps(project) == list(range(NUM_STEPS))
+    assert not unsent(project)
+
+
+def test_a_database_that_is_away_during_a_run_misses_nothing(
+    project: Project, server: MlflowServer, postgresql: Postgresql
+) -> None:
+    project.environment["MLFLOW_TRACKING_URI"] = server.address
+    with started(project, *WORDS) as training:
+        wait_for(lambda: num_steps(project) > 3, "the first steps")
+        postgresql.stop()
+        before = num_steps(project)
+        time.sleep(SECONDS_AWAY)
+        assert num_steps(project) > before, "training goes on without the database"
+        postgresql.start()
+        out, err = training.communicate(timeout=300)
+    assert training.returncode == 0 and "s per optimizer step" in out, err
+    if unsent(project):  # the run ended while the database was away
+        assert "send it with: headroom sync" in err
+        assert project.call("python", "-m", "pipeline", "sync").returncode == 0
+    assert_all_arrived(project, server)
+
+
+def test_a_network_that_hangs_does_not_stop_training_and_misses_nothing(
+    project: Project, server: MlflowServer, proxy: Proxy
+) -> None:
+    project.environment |= {
+        "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{proxy.port}",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": TIMEOUT,
+    }
+    with started(project, *WORDS) as training:
+        wait_for(lambda: num_steps(project) > 3, "the first steps")
+        proxy.hang()
+        out, err = training.communicate(timeout=300)
+        assert training.returncode == 0 and "s per optimizer step" in out, err
+        assert "send it with: headroom sync" in err and len(measured_steps(project)) == NUM_STEPS
+    assert len(losses(project, server)) < NUM_STEPS and unsent(project)
+    proxy.flow()
+    assert project.call("python", "-m", "pipeline", "sync").returncode == 0
+    assert_all_arrived(project, server)
