@@ -13,12 +13,12 @@ from test_metrics import result
 
 from pipeline.base.results import Outcome
 from pipeline.jobs.publish import show
+from pipeline.report.answers import answer
 from pipeline.report.comparison import (
     ComparisonFindings,
-    answer,
     comparison_frame,
     notes,
-    overview_plot,
+    overview_plots,
     overview_table,
 )
 from pipeline.report.findings import FILE, read_findings, report_of, to_json
@@ -152,7 +152,7 @@ def test_a_section_takes_every_outcome(name: str, kinds: tuple[str, ...]) -> Non
 @pytest.mark.parametrize("kinds", CASES, ids="-".join)
 def test_the_overview_takes_every_outcome(kinds: tuple[str, ...]) -> None:
     shown = rows(*kinds)
-    assert overview_plot("title", shown).to_png().startswith(PNG)
+    assert all(plot.to_png().startswith(PNG) for plot in overview_plots("title", shown))
     outcomes = [r.result.outcome if r.result else "skipped" for r in shown]
     assert list(comparison_frame(shown)["outcome"]) == outcomes
     console = Console(width=120, record=True, quiet=False, file=None)
@@ -197,7 +197,7 @@ def test_square_brackets_and_dollars_are_shown_as_they_are(tmp_path: Path) -> No
     with console.capture() as capture:
         show(report_of(findings), console)
     assert "[/usr/lib/libx.so] [enforce fail at alloc_cpu.cpp:121]" in capture.get()
-    assert overview_plot("title", odd).to_png().startswith(PNG)
+    assert all(plot.to_png().startswith(PNG) for plot in overview_plots("title", odd))
 
 
 def test_other_runs_are_not_said_to_have_ended_well() -> None:

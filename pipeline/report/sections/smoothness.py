@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import altair as alt
 import pandas as pd
 
+from pipeline.report.losses import places
 from pipeline.report.page import Section
 from pipeline.report.plot import Panel, Plot, curves
 from pipeline.report.table import Table
@@ -53,7 +54,9 @@ def _smoothed_losses(rows: Sequence[Row]) -> Panel:
             steps, losses = [record.step + 1 for record in records], [record.loss for record in records]
             measured[row.name] = list(zip(steps, losses, strict=True))
             smoothed[row.name] = list(zip(steps, moving_average(losses), strict=True))
-    return curves(f"loss, mean of the last {MOVING_AVERAGE_STEPS} steps", smoothed, "loss", faint=measured)
+    return curves(
+        f"loss, mean of the last {MOVING_AVERAGE_STEPS} steps", smoothed, "loss", faint=measured, places=places(rows)
+    )
 
 
 def _gradient_norms(rows: Sequence[Row]) -> Panel:
@@ -62,7 +65,9 @@ def _gradient_norms(rows: Sequence[Row]) -> Panel:
         for row in rows
         if row.result and row.result.steps
     }
-    return curves("gradient norm before clipping (mean ± deviation)", norms, "norm", scale=alt.Scale(zero=True))
+    numbers = {_norm_label(row): number for number, row in enumerate(rows)}
+    title = "gradient norm before clipping (mean ± deviation)"
+    return curves(title, norms, "norm", scale=alt.Scale(zero=True), places=numbers)
 
 
 def _norm_label(row: Row) -> str:
