@@ -120,21 +120,23 @@ def _least(others: Sequence[Row], comparisons: Mapping[str, Sequence[Row]]) -> l
         return row.name if len(comparisons) == 1 else f"{row.comparison.replace('_', ' ')}: {row.name}"
 
     smallest, fastest = _smallest(others), _fastest(others)
-    saving, overhead = -smallest.metrics["memory_saving_percent"], fastest.metrics["time_overhead_percent"]
+    memory, time = _percents(smallest)[0], _percents(fastest)[1]
+    of_smallest = f"{name(smallest)}: {_mib(smallest)}, {_percents(smallest)[1]:+.3g} % time"
+    of_fastest = f"{name(fastest)}: {_seconds(fastest)}, {_percents(fastest)[0]:+.3g} % memory"
+    if memory >= 0:
+        of_smallest = f"next: {name(smallest)}, {memory:+.3g} %"
+    if time >= 0:
+        of_fastest = f"next: {name(fastest)}, {time:+.3g} %"
+    none = "the baseline's"
     return [
-        Headline(
-            title="least memory",
-            value=f"{saving:+.3g} % memory" if saving < 0 else "the baseline's",
-            detail=f"{name(smallest)}: {_mib(smallest)}, {smallest.metrics['time_overhead_percent']:+.3g} % time",
-        ),
-        Headline(
-            title="least time",
-            value=f"{overhead:+.3g} % time" if overhead < 0 else "the baseline's",
-            detail=f"{name(fastest)}: {_seconds(fastest)}, {-fastest.metrics['memory_saving_percent']:+.3g} % memory"
-            if overhead < 0
-            else f"next: {name(fastest)}, {overhead:+.3g} %",
-        ),
+        Headline(title="least memory", value=f"{memory:+.3g} % memory" if memory < 0 else none, detail=of_smallest),
+        Headline(title="least time", value=f"{time:+.3g} % time" if time < 0 else none, detail=of_fastest),
     ]
+
+
+def _percents(row: Row) -> tuple[float, float]:
+    """Return the changes of memory and of time per sample against the baseline, in percent."""
+    return 0.0 - row.metrics["memory_saving_percent"], row.metrics["time_overhead_percent"]
 
 
 def _losses(rows: Sequence[Row]) -> list[Headline]:
@@ -158,9 +160,10 @@ def _baseline(rows: Sequence[Row]) -> Row | None:
 
 
 def _compared(rows: Sequence[Row]) -> list[Row]:
-    """Return the variants that were measured against the baseline."""
+    """Return the variants that were measured against the baseline; those over the budget if there are no others."""
     needed = {"peak_allocated_mib", "seconds_per_step", *AGAINST_BASELINE[:3]}
-    return [row for row in rows if not row.is_baseline and _ended(row) and needed <= set(row.metrics)]
+    found = [row for row in rows if not row.is_baseline and _ended(row) and needed <= set(row.metrics)]
+    return [row for row in found if row.result is not None and row.result.outcome is Outcome.OK] or found
 
 
 def _smallest(rows: Sequence[Row]) -> Row:

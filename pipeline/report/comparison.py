@@ -93,7 +93,7 @@ def _first(comparisons: Mapping[str, Sequence[Row]], steps: Sequence[Section]) -
     pairs = tradeoff_plot(
         {name: shown(rows) for name, rows in comparisons.items() if not (is_beside and name == LADDER)}
     )
-    paired = [Section(title="what each variant saves and costs", plots=(pairs,))] if pairs else []
+    paired = [Section(title="memory and time against the baseline", plots=(pairs,))] if pairs else []
     return [*steps, *paired] if is_beside else [*paired, *steps]
 
 

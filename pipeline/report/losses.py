@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import altair as alt
 
-from pipeline.report.plot import ABOUT, Panel, about_point, curves, layered, line_encodings, points
+from pipeline.report.plot import ABOUT, Panel, about_point, curves, highlighting, layered, line_encodings, points
 from pipeline.training.metrics import Row
 
 HEIGHT, UPPER_PIXELS, LOWER_PIXELS = 370, 230, 110
 """Heights of both charts, of the losses and of the differences."""
 MOST_MARKED = 40
 """Steps up to which each is marked by a point."""
-OVER, ALL = "optimizer step", "all"
+OVER = "optimizer step"
 FITTED = alt.Scale(zero=False, nice=False)
 
 Series = Mapping[str, Sequence[tuple[float, float | None]]]
@@ -82,35 +82,30 @@ def _stacked(name: str, parts: Mapping[str, Series], numbers: Mapping[str, int])
     shown = parts["loss"]
     last = max(step for series in shown.values() for step, _ in series)
     slug = re.sub(r"\W+", "_", name)
-    chosen = alt.selection_point(name=f"chosen_{slug}", fields=["run"], bind="legend")
+    params, opacity = highlighting(slug, list(shown))
     zoomed = alt.selection_interval(name=f"zoomed_{slug}", bind="scales", encodings=["x"], zoom="wheel![event.altKey]")
-    names = alt.binding_select(options=[ALL, *shown], name="highlighted")
-    highlighted = alt.param(name=f"highlighted_{slug}", value=ALL, bind=names)
     steps = alt.binding_range(min=1, max=max(2, last - 1), step=1, name="from step")
     first = alt.param(name=f"first_{slug}", value=1, bind=steps)
     color, dashes = line_encodings(numbers, shown)
-    is_other = f"{highlighted.name} != '{ALL}' && {highlighted.name} != datum.run"
     base = alt.Chart().encode(
         x=alt.X("x:Q", title=OVER, axis=alt.Axis(tickMinStep=1, format="d", grid=False), scale=FITTED),
         color=color,
         strokeDash=dashes,
-        opacity=alt.when(is_other).then(alt.value(0.1)).when(chosen).then(alt.value(1)).otherwise(alt.value(0.1)),
+        opacity=opacity,
         **ABOUT,
     )
-    places_of_parts = {"loss": (0, UPPER_PIXELS), "difference": (HEIGHT - LOWER_PIXELS, HEIGHT)}
+    ranges = {"loss": (0, UPPER_PIXELS), "difference": (HEIGHT - LOWER_PIXELS, HEIGHT)}
     layers = []
     for unit, series in parts.items():
-        top, bottom = places_of_parts[unit] if len(parts) > 1 else (0, HEIGHT)
-        scale, axis = (
-            alt.Scale(zero=False, range=[bottom, top]),
-            alt.Axis(orient="left", tickCount=(bottom - top) // 40),
-        )
+        top, bottom = ranges[unit] if len(parts) > 1 else (0, HEIGHT)
+        scale = alt.Scale(zero=False, range=[bottom, top])
+        axis = alt.Axis(orient="left", tickCount=(bottom - top) // 40)
         layers.append(
             base.properties(data=points(series))
             .transform_filter(f"datum.x >= {first.name}")
             .transform_calculate(about=about_point(OVER, unit))
-            .mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=36, opacity=1 if last <= MOST_MARKED else 0.01))
+            .mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=36, fillOpacity=1 if last <= MOST_MARKED else 0.01))
             .encode(y=alt.Y("y:Q", title=unit, scale=scale, axis=axis))
         )
-    layers[0] = layers[0].properties(name=f"view_{slug}").add_params(chosen, zoomed, highlighted, first)
+    layers[0] = layers[0].properties(name=f"view_{slug}").add_params(*params, zoomed, first)
     return layered(*layers, resolve=alt.Resolve(scale={"y": "independent"}))

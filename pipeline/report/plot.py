@@ -32,6 +32,8 @@ LABEL_LINES = 4
 LABEL_PIXELS = 180
 LINE_PIXELS = 15
 """Height of a line of text."""
+ALL = "all"
+"""The choice of a menu with which no run stands out."""
 NUM_POINTS = 500
 MOST_POINTS = 1000
 """Points of a curve and of all curves of a chart; of longer ones every n-th is drawn, and the last one."""
@@ -156,7 +158,8 @@ def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float
         for place, (bar, end) in enumerate(zip(values, ends, strict=True))
     ]
     y = alt.Y("place:O", axis=names_axis([bar.name for bar in values]))
-    room = 12 + 7 * max((len(str(line["text"])) for line in lines), default=0)  # for the longest text, in pixels
+    # For the longest text after a bar, in pixels; where there is no bar, a text begins at zero.
+    room = 12 + 7 * max((len(str(line["text"])) for line in lines if line["value"] is not None), default=0)
     scale = alt.Scale(domain=[lowest * 1.1, longest], range=[0, alt.expr(f"width - {room}")], nice=False, zero=False)
     x = alt.X("value:Q", title=unit, scale=scale, axis=alt.Axis(tickCount=5))
     base = alt.Chart().encode(y=y, **ABOUT)
@@ -198,7 +201,7 @@ def curves(
         nothing = alt.Chart(data([{"text": "no run has any"}])).mark_text().encode(text="text:N")
         return Panel(title=title, chart=nothing)
     slug = re.sub(r"\W+", "_", title)
-    chosen = alt.selection_point(name=f"chosen_{slug}", fields=["run"], bind="legend")
+    params, opacity = highlighting(slug, list(series))
     zoomed = alt.selection_interval(name=f"zoomed_{slug}", bind="scales", encodings=["x"], zoom="wheel![event.altKey]")
     shade, dashes = line_encodings(places or {name: number for number, name in enumerate(series)}, series)
     x_axis = alt.Axis(tickMinStep=1, format="d") if over == "optimizer step" else alt.Axis()
@@ -219,12 +222,9 @@ def curves(
     marked = max(map(len, series.values()), default=0) <= 40
     main = base.properties(name=f"view_{slug}", data=points(series))
     layers: list[alt.Chart] = [
-        main.mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=36, opacity=1 if marked else 0.01))
-        .encode(
-            strokeDash=dashes,
-            opacity=alt.condition(chosen, alt.value(1), alt.value(0.12)),
-        )
-        .add_params(chosen, zoomed)
+        main.mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=36, fillOpacity=1 if marked else 0.01))
+        .encode(strokeDash=dashes, opacity=opacity)
+        .add_params(*params, zoomed)
     ]
     if faint:
         layers.insert(0, base.properties(data=points(faint)).mark_line(opacity=0.25, strokeWidth=1.5))
@@ -232,6 +232,18 @@ def curves(
         at = base.properties(data=points(crosses))
         layers.append(at.mark_point(shape="cross", angle=45, size=60, filled=True).encode(color=alt.value(WARNING)))
     return Panel(title=title, chart=layered(*layers))
+
+
+def highlighting(slug: str, names: Sequence[str]) -> tuple[tuple[alt.Parameter, ...], Any]:
+    """Return the parameters and the opacity by which one of several runs stands out: by its legend or a menu."""
+    chosen = alt.selection_point(name=f"chosen_{slug}", fields=["run"], bind="legend")
+    if len(names) < 2:
+        return (chosen,), alt.value(1)
+    menu = alt.binding_select(options=[ALL, *names], name="highlighted")
+    highlighted = alt.param(name=f"highlighted_{slug}", value=ALL, bind=menu)
+    is_other = f"{highlighted.name} != '{ALL}' && {highlighted.name} != datum.run"
+    faint = alt.value(0.1)
+    return (chosen, highlighted), alt.when(is_other).then(faint).when(chosen).then(alt.value(1)).otherwise(faint)
 
 
 def line_encodings(places: Mapping[str, int], shown: Iterable[str]) -> tuple[alt.Color, alt.StrokeDash]:
@@ -267,6 +279,7 @@ def names_axis(names: Sequence[str]) -> alt.Axis:
         title=None,
         labelExpr=f"{json.dumps(lines)}[datum.value]",
         labelLimit=LABEL_PIXELS,
+        labelPadding=6,
         ticks=False,
         domain=False,
         grid=False,

@@ -56,7 +56,8 @@ def profiling_report(findings: ProfilingFindings) -> Report:
     memory, time = findings.memory, findings.time
     plots = [
         *([course_plot(memory.course)] if memory and memory.course else []),
-        *([treemap_plot(memory.modules), _categories_plot(memory.peak)] if memory else []),
+        *([treemap_plot(memory.modules, is_wide=memory.course is None)] if memory else []),
+        *([_categories_plot(memory.peak)] if memory else []),
         *phases_plot(findings.row),
         *([_time_plot(time)] if time else []),
     ]

@@ -30,7 +30,7 @@ def tradeoff_plot(comparisons: Mapping[str, Sequence[Row]]) -> Plot | None:
         return None
     baselines = [row.name for row in rows if row.is_baseline]
     against = baselines[0] if len(baselines) == 1 else "each baseline (bold)"
-    title = f"what each variant saves (green) and costs (red) against {against}: memory above, time per sample below"
+    title = f"peak memory (above) and time per sample (below) against {against}; green saves, red costs"
     labels = [_label(row, len(comparisons) > 1) for row in rows]
     height = max([40, *(LINE_PIXELS * len(label(name)) + 8 for name in labels)])
     panel = Panel(title=title, chart=_chart(rows, labels), height=height * len(rows))
@@ -60,7 +60,7 @@ def _chart(rows: Sequence[Row], labels: Sequence[str]) -> alt.LayerChart:
         "percent:Q",
         title="% against the baseline",
         scale=alt.Scale(domain=[low, high or 1.0], range=[alt.expr(left), alt.expr(right)], nice=False, zero=True),
-        axis=alt.Axis(tickCount=7),
+        axis=alt.Axis(tickCount=alt.expr(f"width < {NARROW_PIXELS} ? 3 : 7")),
     )
     text = f"width < {NARROW_PIXELS} ? datum.narrow : datum.wide"
     base = alt.Chart(data(pairs)).encode(y=y, yOffset=alt.YOffset("measure:N", sort=list(MEASURES)), **ABOUT)
@@ -115,7 +115,7 @@ def _text(place: int, row: Row) -> list[dict[str, Any]]:
     outcome = (row.result.outcome.value if row.result else "skipped").replace("_", " ")
     reason = row.skipped or (row.result.detail if row.result else None) or ""
     if row.is_baseline and completed:
-        wide = narrow = cost
+        wide, narrow = cost, "baseline"
     elif completed:
         wide, narrow = f"not comparable with the baseline: {cost}", cost
     else:

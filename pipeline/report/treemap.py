@@ -72,7 +72,7 @@ def without_numbers(name: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
-def treemap_plot(modules: Sequence[ModuleMemory]) -> Plot:
+def treemap_plot(modules: Sequence[ModuleMemory], *, is_wide: bool = False) -> Plot:
     """Return the modules at the peak, each divided by category; identical layers are one."""
     sizes: dict[str, Counter[str]] = {}
     for one in modules:
@@ -97,7 +97,7 @@ def treemap_plot(modules: Sequence[ModuleMemory]) -> Plot:
             )
     title = "memory at the peak, by module (* any layer) and category"
     panel = Panel(title=title, chart=_chart(lines, labels), height=HEIGHT)
-    return Plot(name="modules", title=title, panels=(panel,))
+    return Plot(name="modules", title=title, panels=(panel,), is_wide=is_wide)
 
 
 def _corners(place: Rectangle) -> dict[str, object]:
