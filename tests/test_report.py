@@ -18,11 +18,11 @@ from pipeline.report.comparison import (
     ComparisonFindings,
     comparison_frame,
     notes,
-    overview_plots,
     overview_table,
 )
 from pipeline.report.findings import FILE, read_findings, report_of, to_json
 from pipeline.report.other_trainings import other_trainings
+from pipeline.report.overview import overview_plots
 from pipeline.report.page import to_html, to_markdown
 from pipeline.report.plot import Plot
 from pipeline.report.sections import NAMES, make_sections
@@ -88,7 +88,8 @@ def test_another_training_is_compared_with_float32_adamw_and_called_another() ->
     ]
     section = other_trainings("kinds", compared)
     assert section is not None
-    [table], [plot] = section.tables, section.plots
+    [table] = section.tables
+    assert not section.plots  # the baseline is the reference: the differences are below the losses
     [line] = table.frame.to_dict("records")
     assert line == {
         "variant": "ok-1",
@@ -100,7 +101,8 @@ def test_another_training_is_compared_with_float32_adamw_and_called_another() ->
         "changed": "optimizer=adamw_8bit, adamw_8bit_embeddings=8bit",
     }
     assert table.note is not None and "which is no error" in table.note and "ok-0 is AdamW on all weights" in table.note
-    assert plot.to_png().startswith(PNG)
+    elsewhere = other_trainings("kinds", [replace(row, is_baseline=row is compared[1]) for row in compared])
+    assert elsewhere is not None and elsewhere.plots[0].to_png().startswith(PNG)
     page = to_html(report_of(ComparisonFindings(entry="x", question="?", rows=tuple(compared), environment={})))
     assert "other trainings beside AdamW on all weights in float32" in page
 

@@ -9,11 +9,11 @@ from pipeline.base.results import Outcome
 from pipeline.base.truncation import Truncation
 from pipeline.base.units import MIB
 from pipeline.report.answers import answer, command, headlines, outcome_of, short_answer
-from pipeline.report.losses import losses_panel, seconds_panel
+from pipeline.report.losses import losses_panel
 from pipeline.report.other_trainings import other_trainings
+from pipeline.report.overview import overview_plots
 from pipeline.report.page import Report, Section
-from pipeline.report.phases import phases_plot
-from pipeline.report.plot import Bar, Panel, Plot, bars, colour, short
+from pipeline.report.plot import Plot
 from pipeline.report.sections import LADDER, make_sections
 from pipeline.report.table import Table
 from pipeline.report.tradeoff import tradeoff_plot
@@ -35,7 +35,6 @@ COLUMNS = {
 """Metrics of the table: heading and format."""
 WATERFALL = "waterfall"
 """The section that shows the steps of a ladder."""
-PEAK = "peak_allocated_mib"
 MOST_SHOWN = 24
 """Variants of one comparison that charts show."""
 
@@ -220,41 +219,3 @@ def notes(rows: Sequence[Row]) -> tuple[str, ...]:
         elif row.result is not None and row.result.detail:
             sentences.append(f"{row.name}: {row.result.outcome}, {row.result.detail}")
     return tuple(sentences)
-
-
-def overview_plots(title: str, rows: Sequence[Row]) -> tuple[Plot, ...]:
-    """Return peak memory, time and losses of one comparison; of a single run its memory by phase, and its losses."""
-    name = rows[0].comparison
-    if len(rows) == 1:
-        over_time = Plot(name=name, title=title, panels=(losses_panel(rows), seconds_panel(rows)))
-        return (*phases_plot(rows[0], is_wide=True), over_time)
-    panels = (
-        metric_bars(rows, PEAK, "peak memory in live tensors", "MiB"),
-        metric_bars(
-            rows,
-            "seconds_per_step",
-            "time per optimizer step (median, quartiles)",
-            "seconds",
-            spread="seconds_per_step_iqr",
-        ),
-        losses_panel(rows),
-        metric_bars(rows, "mean_loss", "mean loss over all steps", "loss"),
-    )
-    return (Plot(name=name, title=title, panels=panels),)
-
-
-def metric_bars(rows: Sequence[Row], name: str, title: str, unit: str, spread: str | None = None) -> Panel:
-    """Return a bar for each variant that completed; of others the outcome, and the memory that they had reached."""
-    values = []
-    for number, row in enumerate(rows):
-        value, text = row.metrics.get(name), None
-        half = row.metrics.get(spread, 0.0) / 2 if spread else 0.0
-        if row.result is None or not row.result.outcome.completed:
-            text = outcome_of(row).replace("_", " ")
-            if name == PEAK and value is not None:
-                text = f"{text} at {short(value)} {unit}"
-            value, half = None, 0.0
-        elif value is None:
-            text = "not measured"
-        values.append(Bar(name=row.name, value=value, shade=colour(number), text=text, spread=half))
-    return bars(title, values, unit)

@@ -1,5 +1,6 @@
 """What each variant saves and costs: memory and time against its baseline, as a pair of bars."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from pipeline.report.plot import ABOUT, LINE_PIXELS, WARNING, Panel, Plot, colou
 from pipeline.training.metrics import Row
 
 SAVES, COSTS = colour(2), WARNING
+REASON_CHARACTERS = 48
+"""Characters of the reason for which a variant was skipped; the pointer is told all of it."""
 MEASURES = ("memory", "time")
 MEASURED = {"peak_allocated_mib", "seconds_per_step"}
 OVER = ", over the budget"
@@ -120,6 +123,8 @@ def _text(place: int, row: Row) -> list[dict[str, Any]]:
         wide, narrow = f"not comparable with the baseline: {cost}", cost
     else:
         wide = narrow = outcome
+        if row.skipped:
+            wide = f"skipped: {textwrap.shorten(row.skipped, REASON_CHARACTERS, placeholder=' …')}"
     shade = "currentColor" if completed or row.skipped else WARNING
     return [
         {"place": place, "shade": shade, "wide": wide, "narrow": narrow}

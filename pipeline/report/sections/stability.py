@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import altair as alt
 import pandas as pd
 
-from pipeline.report.comparison import metric_bars
 from pipeline.report.losses import places
+from pipeline.report.overview import metric_bars
 from pipeline.report.page import Section
 from pipeline.report.plot import Panel, Plot, curves
 from pipeline.report.table import Table
