@@ -21,10 +21,11 @@ from pipeline.memory.breakdown import NUM_LARGEST_THEN
 from pipeline.report.answers import answer, command, headlines, short_answer
 from pipeline.report.command import command_of
 from pipeline.report.comparison import MOST_SHOWN, ComparisonFindings, comparison_report
+from pipeline.report.curves import MOST_POINTS
 from pipeline.report.findings import Findings
 from pipeline.report.losses import losses_panel
 from pipeline.report.page import to_html
-from pipeline.report.plot import MOST_POINTS, label
+from pipeline.report.plot import label
 from pipeline.report.profile import Advice, ProfilingFindings
 from pipeline.report.tradeoff import tradeoff_plot
 from pipeline.report.treemap import Rectangle, squarified

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import altair as alt
 
-from pipeline.report.plot import ABOUT, Panel, about_point, curves, highlighting, layered, line_encodings, points
+from pipeline.report.curves import about_point, curves, highlighting, line_encodings, points
+from pipeline.report.plot import ABOUT, Panel, layered
 from pipeline.training.metrics import Row
 
 HEIGHT, UPPER_PIXELS, LOWER_PIXELS = 370, 230, 110

@@ -8,9 +8,10 @@ import pandas as pd
 from pipeline.base.technique import Mathematics
 from pipeline.config.settings import TECHNIQUES
 from pipeline.report.comparable import incomparable
+from pipeline.report.curves import curves
 from pipeline.report.losses import places
 from pipeline.report.page import Section
-from pipeline.report.plot import Plot, curves
+from pipeline.report.plot import Plot
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row
 

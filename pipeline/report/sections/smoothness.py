@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import altair as alt
 import pandas as pd
 
+from pipeline.report.curves import curves
 from pipeline.report.losses import places
 from pipeline.report.page import Section
-from pipeline.report.plot import Panel, Plot, curves
+from pipeline.report.plot import Panel, Plot
 from pipeline.report.table import Table
 from pipeline.training.metrics import MOVING_AVERAGE_STEPS, Row, moving_average
 
