@@ -49,10 +49,11 @@ def _chart(course: StepMemory, moments: list[dict[str, Any]], highest: dict[str,
     is_left = highest["ms"] < last / 2
     return layered(
         behind.mark_rect(opacity=0.18).encode(x="start:Q", x2="end:Q", color=alt.Color("shade:N", scale=None)),
-        areas.mark_area(interpolate="step-after", opacity=0.85).encode(
+        areas.mark_area(interpolate="step-after", opacity=0.85, strokeWidth=1).encode(
             x=x,
             y=alt.Y("MiB:Q", stack="zero", title="MiB", scale=top),
             color=alt.Color("category:N", scale=category_scale()),
+            stroke=alt.Stroke("category:N", scale=category_scale()),  # a peak may be thinner than a pixel
             order="order:Q",
         ),
         behind.mark_text(baseline="top", dy=2).encode(x="middle:Q", y=alt.value(0), text="phase:N"),

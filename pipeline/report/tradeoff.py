@@ -15,8 +15,8 @@ REASON_CHARACTERS = 48
 """Characters of the reason for which a variant was skipped; the pointer is told all of it."""
 MEASURES = ("memory", "time")
 MEASURED = {"peak_allocated_mib", "seconds_per_step"}
-OVER = ", over the budget"
 AGAINST = {"memory_saving_percent", "time_overhead_percent"}
+OVER = ", over the budget"
 NARROW_PIXELS = 700
 """Width of a chart below which the bars have percentages alone."""
 ROOMS = (60, 190)
@@ -120,7 +120,7 @@ def _text(place: int, row: Row) -> list[dict[str, Any]]:
     if row.is_baseline and completed:
         wide, narrow = cost, "baseline"
     elif completed:
-        wide, narrow = f"not comparable with the baseline: {cost}", cost
+        wide, narrow = f"not comparable with the baseline: {cost}", "not comparable"
     else:
         wide = narrow = outcome
         if row.skipped:
