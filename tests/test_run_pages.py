@@ -161,7 +161,7 @@ def test_each_variant_is_a_pair_of_bars_or_says_why_not() -> None:
         0: "100 MiB, 1 s",
         3: "diverged",
         4: "out of memory",
-        5: "skipped",
+        5: "skipped: not here",
     }
     assert tradeoff_plot({"it": rows("dead", "ok")}) is None
 
