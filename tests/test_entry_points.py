@@ -52,13 +52,19 @@ TABLES = {
     "search": {"trials", "ranking", "verification", "never_run"},
 }
 PICTURES = {
-    "main": {"single"},
-    "profiling": {"phases", "memory", "time"},
-    "precision": {"formats", "stability"},
-    "accumulation": {"growing_batch", "batch_of_32", "smoothness_growing_batch", "smoothness_batch_of_32"},
-    "checkpointing": {"policies", "encoder_stack", "12_layers", "24_layers", "48_layers", "depth"},
-    "combined": {"ladder", "waterfall"},
-    "levers": {"alone", "ladder", "waterfall"},
+    "main": {"phases", "single"},
+    "profiling": {"memory", "modules", "categories", "phases", "time"},
+    "precision": {"saved_and_cost", "formats", "stability"},
+    "accumulation": {
+        "saved_and_cost",
+        "growing_batch",
+        "batch_of_32",
+        "smoothness_growing_batch",
+        "smoothness_batch_of_32",
+    },
+    "checkpointing": {"saved_and_cost", "policies", "encoder_stack", "12_layers", "24_layers", "48_layers", "depth"},
+    "combined": {"saved_and_cost", "ladder", "waterfall"},
+    "levers": {"saved_and_cost", "alone", "ladder", "waterfall"},
     "plan": {"fit", "breakdown"},  # each with the card's name
     "search": {"trials_over_time", "memory_against_throughput", "parallel_coordinates"},
 }

@@ -10,7 +10,7 @@ from conftest import tiny, with_corpus_of
 
 from pipeline.base.contracts import Trainable
 from pipeline.base.results import MemoryUse
-from pipeline.memory.breakdown import at_peak, course_of
+from pipeline.memory.breakdown import NUM_LARGEST_THEN, NUM_MOMENTS, at_peak, course_of, modules_at_peak
 from pipeline.memory.recorder import LifetimeRecorder
 from pipeline.memory.timeline import CATEGORIES, Timeline
 from pipeline.training.loop import Message, train
@@ -106,6 +106,21 @@ def test_the_breakdown_of_the_peak_adds_up() -> None:
     assert max(totals) == breakdown.peak_bytes
     assert [phase for phase, _ in course.phases] == ["forward", "backward", "optimizer"]
     assert len(course.seconds) == len(totals) and list(course.seconds) == sorted(course.seconds)
+    assert len(course.moments) <= NUM_MOMENTS and max(totals) in [totals[moment.event] for moment in course.moments]
+    for moment in course.moments:
+        largest = [course.tensors[place].num_bytes for place in moment.largest]
+        assert largest == sorted(largest, reverse=True) and len(largest) <= NUM_LARGEST_THEN
+        assert sum(largest) <= totals[moment.event]
+
+
+def test_modules_and_categories_add_up_to_the_peak() -> None:
+    timeline, _ = recorded(micro_batch_size=4)
+    breakdown, modules = at_peak(timeline), modules_at_peak(timeline)
+    by_module, by_category = Counter[str](), Counter[str]()
+    for one in modules:
+        by_module[one.module] += one.num_bytes
+        by_category[one.category] += one.num_bytes
+    assert by_module == breakdown.module_bytes and by_category == breakdown.category_bytes
 
 
 def test_recording_leaves_no_hooks_behind() -> None:

@@ -13,16 +13,16 @@ from test_metrics import result
 
 from pipeline.base.results import Outcome
 from pipeline.jobs.publish import show
+from pipeline.report.answers import answer
 from pipeline.report.comparison import (
     ComparisonFindings,
-    answer,
     comparison_frame,
     notes,
-    overview_plot,
     overview_table,
 )
 from pipeline.report.findings import FILE, read_findings, report_of, to_json
 from pipeline.report.other_trainings import other_trainings
+from pipeline.report.overview import overview_plots
 from pipeline.report.page import to_html, to_markdown
 from pipeline.report.plot import Plot
 from pipeline.report.sections import NAMES, make_sections
@@ -88,7 +88,8 @@ def test_another_training_is_compared_with_float32_adamw_and_called_another() ->
     ]
     section = other_trainings("kinds", compared)
     assert section is not None
-    [table], [plot] = section.tables, section.plots
+    [table] = section.tables
+    assert not section.plots  # the baseline is the reference: the differences are below the losses
     [line] = table.frame.to_dict("records")
     assert line == {
         "variant": "ok-1",
@@ -100,7 +101,8 @@ def test_another_training_is_compared_with_float32_adamw_and_called_another() ->
         "changed": "optimizer=adamw_8bit, adamw_8bit_embeddings=8bit",
     }
     assert table.note is not None and "which is no error" in table.note and "ok-0 is AdamW on all weights" in table.note
-    assert plot.to_png().startswith(PNG)
+    elsewhere = other_trainings("kinds", [replace(row, is_baseline=row is compared[1]) for row in compared])
+    assert elsewhere is not None and elsewhere.plots[0].to_png().startswith(PNG)
     page = to_html(report_of(ComparisonFindings(entry="x", question="?", rows=tuple(compared), environment={})))
     assert "other trainings beside AdamW on all weights in float32" in page
 
@@ -152,7 +154,7 @@ def test_a_section_takes_every_outcome(name: str, kinds: tuple[str, ...]) -> Non
 @pytest.mark.parametrize("kinds", CASES, ids="-".join)
 def test_the_overview_takes_every_outcome(kinds: tuple[str, ...]) -> None:
     shown = rows(*kinds)
-    assert overview_plot("title", shown).to_png().startswith(PNG)
+    assert all(plot.to_png().startswith(PNG) for plot in overview_plots("title", shown))
     outcomes = [r.result.outcome if r.result else "skipped" for r in shown]
     assert list(comparison_frame(shown)["outcome"]) == outcomes
     console = Console(width=120, record=True, quiet=False, file=None)
@@ -197,7 +199,7 @@ def test_square_brackets_and_dollars_are_shown_as_they_are(tmp_path: Path) -> No
     with console.capture() as capture:
         show(report_of(findings), console)
     assert "[/usr/lib/libx.so] [enforce fail at alloc_cpu.cpp:121]" in capture.get()
-    assert overview_plot("title", odd).to_png().startswith(PNG)
+    assert all(plot.to_png().startswith(PNG) for plot in overview_plots("title", odd))
 
 
 def test_other_runs_are_not_said_to_have_ended_well() -> None:

@@ -10,6 +10,10 @@ from pipeline.memory.timeline import CATEGORIES, Timeline
 
 NUM_LARGEST = 15
 """Number of the largest tensors that a breakdown lists."""
+NUM_MOMENTS = 400
+"""Number of moments of an optimizer step of which the largest tensors are listed."""
+NUM_LARGEST_THEN = 8
+"""Number of the largest tensors of a moment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,26 @@ class Breakdown:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModuleMemory:
+    """The memory of one module and one category at the peak."""
+
+    module: str
+    """Its dotted name."""
+    category: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What was alive after one event of an optimizer step."""
+
+    event: int
+    """Number of the event in that step."""
+    largest: tuple[int, ...]
+    """The largest tensors alive, as places in the tensors of the StepMemory."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepMemory:
     """Bytes alive after each event of one optimizer step."""
 
@@ -51,6 +75,10 @@ class StepMemory:
     category_bytes: Mapping[str, tuple[int, ...]]
     phases: tuple[tuple[str, float], ...]
     """Each phase and the time of its first event."""
+    moments: tuple[Moment, ...]
+    """The event with the most memory of each of NUM_MOMENTS stretches, or each event of a shorter step."""
+    tensors: tuple[LiveTensor, ...]
+    """The tensors that are among the largest at one of the moments."""
 
 
 def at_peak(timeline: Timeline) -> Breakdown:
@@ -58,7 +86,6 @@ def at_peak(timeline: Timeline) -> Breakdown:
     event = int(timeline.allocated_bytes_E.argmax())
     span, alive = timeline.span_of(event), timeline.alive(event)
     sizes, origins = timeline.num_bytes_N[alive].tolist(), [timeline.origins[number] for number in alive]
-    largest = alive[np.argsort(-timeline.num_bytes_N[alive], kind="stable")[:NUM_LARGEST]]
     return Breakdown(
         peak_bytes=int(timeline.allocated_bytes_E[event]),
         step=span.step,
@@ -67,7 +94,19 @@ def at_peak(timeline: Timeline) -> Breakdown:
         module=origins[-1].module,
         category_bytes=_summed((origin.category, size) for origin, size in zip(origins, sizes, strict=True)),
         module_bytes=_summed((origin.module, size) for origin, size in zip(origins, sizes, strict=True)),
-        largest=tuple(_described(timeline, number) for number in largest.tolist()),
+        largest=tuple(_described(timeline, number) for number in _largest(timeline, event, NUM_LARGEST)),
+    )
+
+
+def modules_at_peak(timeline: Timeline) -> tuple[ModuleMemory, ...]:
+    """Return the memory at the peak of a timeline by module and category, the largest first."""
+    alive = timeline.alive(int(timeline.allocated_bytes_E.argmax()))
+    sizes: Counter[tuple[str, str]] = Counter()
+    for number, num_bytes in zip(alive, timeline.num_bytes_N[alive].tolist(), strict=True):
+        sizes[timeline.origins[number].module, timeline.origins[number].category] += num_bytes
+    return tuple(
+        ModuleMemory(module=module, category=category, num_bytes=size)
+        for (module, category), size in sizes.most_common()
     )
 
 
@@ -86,11 +125,34 @@ def course_of(timeline: Timeline, step: int) -> StepMemory:
             for category, total in alive.items():
                 courses[category].append(total)
     start = timeline.seconds[begin]
+    events = _highest(timeline, begin, end)
+    largest = {event: _largest(timeline, event, NUM_LARGEST_THEN) for event in events}
+    listed = dict.fromkeys(storage for found in largest.values() for storage in found)
+    places = {storage: place for place, storage in enumerate(listed)}
     return StepMemory(
+        moments=tuple(
+            Moment(event=event - begin, largest=tuple(places[storage] for storage in largest[event]))
+            for event in events
+        ),
+        tensors=tuple(_described(timeline, storage) for storage in places),
         seconds=tuple(moment - start for moment in timeline.seconds[begin:end]),
         category_bytes={category: tuple(totals) for category, totals in courses.items()},
         phases=tuple((timeline.spans[number].phase, timeline.seconds[begins[number]] - start) for number in of_step),
     )
+
+
+def _highest(timeline: Timeline, begin: int, end: int) -> list[int]:
+    """Return the event with the most memory of each of NUM_MOMENTS stretches between two events."""
+    every = -(-(end - begin) // NUM_MOMENTS)
+    starts = range(begin, end, every)
+    return [start + int(timeline.allocated_bytes_E[start : min(start + every, end)].argmax()) for start in starts]
+
+
+def _largest(timeline: Timeline, event: int, count: int) -> list[int]:
+    """Return the numbers of the largest storages that are alive after an event, the largest first."""
+    alive = timeline.alive(event)
+    found: list[int] = alive[np.argsort(-timeline.num_bytes_N[alive], kind="stable")[:count]].tolist()
+    return found
 
 
 def _summed(parts: Iterable[tuple[str, int]]) -> dict[str, int]:

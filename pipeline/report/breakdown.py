@@ -20,7 +20,7 @@ def categories_panel(peak: Breakdown) -> Panel:
     """Return a bar for each category."""
     sizes = categories_of(peak)
     values = [Bar(name=name, value=size / MIB, shade=colour(CATEGORIES.index(name))) for name, size in sizes.items()]
-    return bars("at the peak, by category", values, "MiB")
+    return bars("memory at the peak, by category", values, "MiB")
 
 
 def shares_table(name: str, title: str, sizes: Mapping[str, int]) -> Table:

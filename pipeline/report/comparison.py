@@ -1,19 +1,23 @@
-"""The report of a comparison: a table, four panels and a sentence for each, and the sections that its YAML names."""
+"""The report of comparisons: the answer, what each variant saves and costs, curves and bars, and tables last."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from pipeline.base.results import Outcome
 from pipeline.base.truncation import Truncation
 from pipeline.base.units import MIB
+from pipeline.report.answers import answer, command, headlines, outcome_of, short_answer
+from pipeline.report.losses import losses_panel
 from pipeline.report.other_trainings import other_trainings
+from pipeline.report.overview import overview_plots
 from pipeline.report.page import Report, Section
-from pipeline.report.plot import Bar, Panel, Plot, bars, colour, curves
-from pipeline.report.sections import make_sections
+from pipeline.report.plot import Plot
+from pipeline.report.sections import LADDER, make_sections
 from pipeline.report.table import Table
-from pipeline.training.metrics import AGAINST_BASELINE, Row, common_settings
+from pipeline.report.tradeoff import tradeoff_plot
+from pipeline.training.metrics import Row, common_settings
 
 COLUMNS = {
     "peak_allocated_mib": ("peak MiB", "{:,.1f}"),
@@ -29,6 +33,10 @@ COLUMNS = {
     "max_loss_difference": ("loss diff.", "{:.2g}"),
 }
 """Metrics of the table: heading and format."""
+WATERFALL = "waterfall"
+"""The section that shows the steps of a ladder."""
+MOST_SHOWN = 24
+"""Variants of one comparison that charts show."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,21 +58,56 @@ def comparison_report(findings: ComparisonFindings) -> Report:
     by_comparison: dict[str, list[Row]] = {}
     for row in findings.rows:
         by_comparison.setdefault(row.comparison, []).append(row)
-    sections = [_section(findings.entry, name, rows) for name, rows in by_comparison.items()]
-    sections += filter(None, (other_trainings(name, rows) for name, rows in by_comparison.items()))
-    sections += make_sections(findings.sections, findings.rows)
-    if findings.truncations:
-        sections.append(_lengths(findings))
-    answers = [(name, answer(rows)) for name, rows in by_comparison.items()]
-    one = len(answers) == 1
+    steps = make_sections([name for name in findings.sections if name == WATERFALL], findings.rows)
+    sections = [
+        *_first(by_comparison, steps),
+        *_comparisons(findings.entry, by_comparison),
+        *filter(None, (other_trainings(name, rows) for name, rows in by_comparison.items())),
+        *make_sections([name for name in findings.sections if name != WATERFALL], findings.rows),
+        *([_lengths(findings)] if findings.truncations else []),
+    ]
+    one = len(by_comparison) == 1
+    answers = [
+        answer(rows) if one else f"{readable(name).capitalize()}: {short_answer(rows)}"
+        for name, rows in by_comparison.items()
+    ]
     return Report(
         entry=findings.entry,
         question=findings.question,
-        answer=" ".join(text if one else f"{readable(name).capitalize()}: {text}" for name, text in answers),
-        sections=tuple(sections),
+        answer=" ".join(answers),
+        headlines=headlines(by_comparison),
+        command=command(by_comparison),
+        sections=tables_last(sections),
         environment=findings.environment,
         settings=common_settings([row.params for row in findings.rows]),
     )
+
+
+def _first(comparisons: Mapping[str, Sequence[Row]], steps: Sequence[Section]) -> list[Section]:
+    """Return the charts that answer the question: each variant against its baseline, and the steps of a ladder.
+
+    Of a ladder beside other comparisons the steps come first, and its variants are not shown twice.
+    """
+    is_beside = bool(steps) and len(comparisons) > 1
+    pairs = tradeoff_plot(
+        {name: shown(rows) for name, rows in comparisons.items() if not (is_beside and name == LADDER)}
+    )
+    paired = [Section(title="memory and time against the baseline", plots=(pairs,))] if pairs else []
+    return [*steps, *paired] if is_beside else [*paired, *steps]
+
+
+def tables_last(sections: Sequence[Section]) -> tuple[Section, ...]:
+    """Return the sections with their plots, then one with all of their tables."""
+    tables = tuple(table for section in sections for table in section.tables)
+    drawn = [replace(section, tables=()) for section in sections if section.plots or section.notes or section.headlines]
+    return (*drawn, *([Section(title="tables", tables=tables)] if tables else []))
+
+
+def shown(rows: Sequence[Row]) -> list[Row]:
+    """Return the variants that charts show: the baseline, and of very many the fastest, in their order."""
+    ranked = sorted(rows, key=lambda row: (not row.is_baseline, -row.metrics.get("samples_per_second", 0.0)))
+    kept = {id(row) for row in ranked[:MOST_SHOWN]}
+    return [row for row in rows if id(row) in kept]
 
 
 def readable(name: str) -> str:
@@ -72,16 +115,39 @@ def readable(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _section(entry: str, name: str, rows: Sequence[Row]) -> Section:
-    title = f"{entry}: {readable(name)}"
+def _comparisons(entry: str, comparisons: Mapping[str, Sequence[Row]]) -> list[Section]:
+    """Return a section for each comparison, and one for all of a pair each, which the first chart shows otherwise."""
+    sections, pairs = [], []
+    for name, rows in comparisons.items():
+        section = _section(f"{entry}: {readable(name)}", rows)
+        if len(comparisons) > 1 and len(rows) == 2 and section.plots:
+            plot = Plot(name=name, title=readable(name), panels=(losses_panel(rows, readable(name)),))
+            pairs.append(replace(section, plots=(plot,)))
+        else:
+            sections.append(section)
+    if pairs:
+        sections.append(
+            Section(
+                title=f"{entry}: pairs",
+                tables=tuple(table for section in pairs for table in section.tables),
+                notes=tuple(note for section in pairs for note in section.notes),
+                plots=tuple(plot for section in pairs for plot in section.plots),
+            )
+        )
+    return sections
+
+
+def _section(title: str, rows: Sequence[Row]) -> Section:
     drawn = any(row.result is not None and row.result.steps for row in rows)
     shared = common_settings([row.params for row in rows])
     where = f"{title} ({', '.join(str(shared[name]) for name in ('model', 'device') if name in shared)})"
+    hidden = len(rows) - len(shown(rows))
+    more = f"Charts show the baseline and the fastest: {hidden} more runs are in the table."
     return Section(
         title=title,
         tables=(overview_table(title, rows),),
-        notes=notes(rows),
-        plots=(overview_plot(where, rows),) if drawn else (),
+        notes=(*notes(rows), *([more] if hidden else [])),
+        plots=overview_plots(where, shown(rows)) if drawn else (),
     )
 
 
@@ -153,84 +219,3 @@ def notes(rows: Sequence[Row]) -> tuple[str, ...]:
         elif row.result is not None and row.result.detail:
             sentences.append(f"{row.name}: {row.result.outcome}, {row.result.detail}")
     return tuple(sentences)
-
-
-def overview_plot(title: str, rows: Sequence[Row]) -> Plot:
-    """Return loss curves, mean loss, time per optimizer step and peak memory of one comparison."""
-    return Plot(
-        name=rows[0].comparison,
-        title=title,
-        panels=(
-            metric_bars(rows, "peak_allocated_mib", "peak memory in live tensors", "MiB"),
-            metric_bars(
-                rows,
-                "seconds_per_step",
-                "time per optimizer step (median, quartiles)",
-                "seconds",
-                spread="seconds_per_step_iqr",
-            ),
-            curves("loss", losses(rows), "loss"),
-            metric_bars(rows, "mean_loss", "mean loss over all steps", "loss"),
-        ),
-    )
-
-
-def answer(rows: Sequence[Row]) -> str:
-    """Return the answer of one comparison as a sentence."""
-    complete = [row for row in rows if {"peak_allocated_mib", "seconds_per_step"} <= set(row.metrics) and _ended(row)]
-    baseline = next((row for row in complete if row.is_baseline), None)
-    others = [row for row in complete if not row.is_baseline and set(AGAINST_BASELINE[:3]) <= set(row.metrics)]
-    if baseline is None:
-        ended = sum(map(_ended, rows))
-        return f"{ended} of {len(rows)} runs completed; the baseline was not measured."
-    cost = (
-        f"{baseline.name} peaks at {baseline.metrics['peak_allocated_mib']:,.1f} MiB and takes "
-        f"{baseline.metrics['seconds_per_step']:.3g} s per optimizer step"
-    )
-    if not others:
-        return f"{cost}."
-    smallest = max(others, key=lambda row: row.metrics["memory_saving_percent"])
-    fastest = max(others, key=lambda row: row.metrics["speedup"])
-    if smallest is fastest:
-        return f"{cost}; of the others {smallest.name} uses the least memory and is the fastest: {_against(smallest)}."
-    return (
-        f"{cost}; of the others {smallest.name} uses the least memory ({_against(smallest)}), and {fastest.name} is "
-        f"the fastest ({_against(fastest)})."
-    )
-
-
-def metric_bars(rows: Sequence[Row], name: str, title: str, unit: str, spread: str | None = None) -> Panel:
-    """Return a bar for each variant; a variant without this metric shows its outcome instead."""
-    values = []
-    for index, row in enumerate(rows):
-        value = row.metrics.get(name)
-        missing = "not measured" if _ended(row) else outcome_of(row).replace("_", " ")
-        half = row.metrics.get(spread, 0.0) / 2 if spread else 0.0
-        text = missing if value is None else None
-        values.append(Bar(name=row.name, value=value, shade=colour(index), text=text, spread=half))
-    return bars(title, values, unit)
-
-
-def losses(rows: Sequence[Row]) -> dict[str, list[tuple[float, float | None]]]:
-    """Return the loss of each optimizer step, counted from 1, of each variant that has one."""
-    return {
-        row.name: [(record.step + 1, record.loss) for record in row.result.steps]
-        for row in rows
-        if row.result is not None and row.result.steps
-    }
-
-
-def outcome_of(row: Row) -> str:
-    """Return the outcome of the row's run."""
-    return row.result.outcome.value if row.result else "skipped"
-
-
-def _ended(row: Row) -> bool:
-    return row.result is not None and row.result.outcome.completed
-
-
-def _against(row: Row) -> str:
-    saving, overhead = row.metrics["memory_saving_percent"], row.metrics["time_overhead_percent"]
-    memory = f"{saving:.0f} % less memory" if saving >= 0 else f"{-saving:.0f} % more memory"
-    over = ", over the budget" if row.result and row.result.outcome is Outcome.OVER_BUDGET else ""
-    return f"{memory} and {overhead:+.0f} % time per sample{over}"

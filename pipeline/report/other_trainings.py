@@ -8,8 +8,10 @@ import pandas as pd
 from pipeline.base.technique import Mathematics
 from pipeline.config.settings import TECHNIQUES
 from pipeline.report.comparable import incomparable
+from pipeline.report.curves import curves
+from pipeline.report.losses import places
 from pipeline.report.page import Section
-from pipeline.report.plot import Plot, curves
+from pipeline.report.plot import Plot
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row
 
@@ -21,7 +23,8 @@ FORMS = {"loss": "{:.4f}", **dict.fromkeys(("difference", "mean", "held out"), "
 def other_trainings(comparison: str, rows: Sequence[Row]) -> Section | None:
     """Return table and plot of the runs of a comparison that are another training; None if there are none.
 
-    Losses are compared after the first optimizer steps that a run and the reference have in common.
+    Losses are compared after the first optimizer steps that a run and the reference have in common. There is no plot
+    where the reference is the baseline, whose differences are below the losses of the comparison.
     """
     trained = [row for row in rows if row.result is not None and row.result.steps]
     changed = {row.name: changes(row) for row in trained}
@@ -48,7 +51,9 @@ def other_trainings(comparison: str, rows: Sequence[Row]) -> Section | None:
     return Section(
         title=title,
         tables=(Table(name=f"{comparison}_other_trainings", title=title, frame=frame, forms=FORMS, note=note),),
-        plots=(_plot(f"{comparison}_other_trainings", title, [reference, *compared]),),
+        plots=()
+        if reference.is_baseline
+        else (_plot(f"{comparison}_other_trainings", title, rows, reference, compared),),
     )
 
 
@@ -87,19 +92,24 @@ def _pairs(row: Row, reference: Row) -> list[tuple[float, float]]:
     return [(one.loss, other.loss) for one, other in zip(row.result.steps, reference.result.steps, strict=False)]
 
 
-def _plot(name: str, title: str, rows: Sequence[Row]) -> Plot:
-    """Return the losses of a reference, the first row, and of others, and their differences from its own."""
-    reference = rows[0]
-    pairs = {row.name: _pairs(row, reference) for row in rows}
-    num_steps = max(len(pairs[row.name]) for row in rows[1:])
+def _plot(name: str, title: str, rows: Sequence[Row], reference: Row, compared: Sequence[Row]) -> Plot:
+    """Return the losses of a reference and of others, and their differences from its own."""
+    pairs = {row.name: _pairs(row, reference) for row in (reference, *compared)}
+    num_steps = max(len(pairs[row.name]) for row in compared)
     losses = {one: [own for own, _ in pairs[one]][:num_steps] for one in pairs}
     differences = {one: [own - other for own, other in pairs[one]][:num_steps] for one in pairs}
     panels = (
-        curves("loss in the first steps", {one: list(enumerate(losses[one], 1)) for one in losses}, "loss"),
+        curves(
+            "loss in the first steps",
+            {one: list(enumerate(losses[one], 1)) for one in losses},
+            "loss",
+            places=places(rows),
+        ),
         curves(
             f"loss less that of {reference.name}",
             {one: list(enumerate(differences[one], 1)) for one in differences},
             "difference",
+            places=places(rows),
         ),
     )
     return Plot(name=name, title=title, panels=panels)

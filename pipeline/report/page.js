@@ -52,13 +52,19 @@ const whatIf = (view, output) => {
     view.signal("marked", [measured, faster].filter(Boolean).map(line => line.id)).runAsync();
   });
 };
+const moments = (view, output) => {
+  view.addSignalListener("moment", (_, moment) => { output.textContent = view.data("moments")[moment].told; });
+  view.addEventListener("pointermove", (_, item) => {
+    if (item?.datum?.told) view.signal("moment", item.datum.moment).runAsync();
+  });
+};
 const options = { renderer: "svg", actions: false, tooltip: { theme: "custom" } };
 const drawn = [...document.querySelectorAll("[data-chart]")].map(async place => {
   const spec = JSON.parse(place.querySelector("script").textContent);
   spec.config.legend.columns = Math.max(1, Math.floor((place.clientWidth || document.body.clientWidth) / 200));
   const { view } = await vegaEmbed(place.querySelector(".chart"), spec, options);
   const output = place.querySelector("output");
-  if (output) whatIf(view, output);
+  if (output) (output.className === "told" ? moments : whatIf)(view, output);
 });
 Promise.all(drawn).then(() => {
   if (buttons.length) choose(buttons[0]);

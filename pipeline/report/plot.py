@@ -1,7 +1,6 @@
 """A plot of one or more panels, each one Altair specification: interactive on the page, and all of them as one PNG."""
 
 import json
-import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -18,18 +17,18 @@ would hide."""
 WARNING = COLOURS[5]
 """The colour of configurations that do not fit and of failed runs."""
 GREY = COLOURS[7]
-DASHES = ([1, 0], [6, 3], [6, 3, 1, 3], [2, 2])
-
 PANEL_PIXELS = 480
 """Width of a panel in a PNG; on the page a panel is as wide as its place."""
-WIDTH_LESS = "width - "
-"""Begin of an expression of a panel's width in pixels."""
+WIDTH = re.compile(r"\bwidth\b")
+"""The width of a panel in pixels, in an expression."""
+EXPRESSION = re.compile(r'"(?:calculate|expr|filter)": "(?:[^"\\]|\\.)*"')
 DOTS_PER_INCH = 140
-LABEL_CHARACTERS = 28
-LABEL_PIXELS = 200
-NUM_POINTS = 500
-"""Points of a curve on the page; of a longer one, every n-th is drawn, and the last one."""
-
+LABEL_CHARACTERS = 24
+LABEL_LINES = 4
+"""Lines of the label of a bar or in a legend; a longer name keeps its begin and its end."""
+LABEL_PIXELS = 180
+LINE_PIXELS = 15
+"""Height of a line of text."""
 TEXT = {"labelColor": "currentColor", "titleColor": "currentColor"}
 CONFIG: dict[str, Any] = {
     # currentColor: the text of the page, light or dark; black in a PNG.
@@ -79,6 +78,8 @@ class Panel:
     """In pixels, without axes and legend."""
     what_if: str | None = None
     """The answer below it, which page.js replaces by that for another budget; its data are `configurations`."""
+    told: str | None = None
+    """What is told below it of one of its `moments`, which page.js replaces by what another one tells."""
 
     def to_spec(self) -> dict[str, Any]:
         """Return the Vega-Lite specification for the page, as wide as its place; the page itself has the title."""
@@ -107,8 +108,8 @@ class Plot:
         if any(panel.title != self.title for panel in self.panels):
             whole = whole.properties(title=alt.TitleParams(self.title, anchor="middle", fontSize=18, offset=12))
         # Charts side by side have no signal of their own width.
-        fixed = json.loads(json.dumps(_dict(whole)).replace(f'"{WIDTH_LESS}', f'"{width} - '))
-        spec = {**fixed, "background": "white", "padding": 12}
+        fixed = EXPRESSION.sub(lambda found: WIDTH.sub(str(width), found[0]), json.dumps(_dict(whole)))
+        spec = {**json.loads(fixed), "background": "white", "padding": 12}
         return vl_convert.vegalite_to_png(spec, vl_version=VERSION, ppi=DOTS_PER_INCH)
 
 
@@ -148,10 +149,9 @@ def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float
         for place, (bar, end) in enumerate(zip(values, ends, strict=True))
     ]
     y = alt.Y("place:O", axis=names_axis([bar.name for bar in values]))
-    room = 12 + 7 * max((len(str(line["text"])) for line in lines), default=0)  # for the longest text, in pixels
-    scale = alt.Scale(
-        domain=[lowest * 1.1, longest], range=[0, alt.expr(f"{WIDTH_LESS}{room}")], nice=False, zero=False
-    )
+    # For the longest text after a bar, in pixels; where there is no bar, a text begins at zero.
+    room = 12 + 7 * max((len(str(line["text"])) for line in lines if line["value"] is not None), default=0)
+    scale = alt.Scale(domain=[lowest * 1.1, longest], range=[0, alt.expr(f"width - {room}")], nice=False, zero=False)
     x = alt.X("value:Q", title=unit, scale=scale, axis=alt.Axis(tickCount=5))
     base = alt.Chart().encode(y=y, **ABOUT)
     layers: list[alt.Chart] = [
@@ -168,58 +168,8 @@ def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float
                 x="value:Q", y=alt.value(0), text="about:N"
             )
         )
-    return Panel(title=title, chart=layered(*layers, data=data(lines)), height=max(60, 34 * len(values)))
-
-
-def curves(
-    title: str,
-    series: Mapping[str, Sequence[tuple[float, float | None]]],
-    unit: str,
-    *,
-    over: str = "optimizer step",
-    scale: alt.Scale | None = None,
-    faint: Mapping[str, Sequence[tuple[float, float | None]]] | None = None,
-    crosses: Mapping[str, Sequence[tuple[float, float]]] | None = None,
-) -> Panel:
-    """Return a line for each series of points (x, y); one chosen in the legend stands out, alt and wheel zooms.
-
-    `faint` draws behind the line of its name, `crosses` marks points of it. A y that is None or not finite is a gap.
-    """
-    if not series:
-        nothing = alt.Chart(data([{"text": "no run has any"}])).mark_text().encode(text="text:N")
-        return Panel(title=title, chart=nothing)
-    names, slug = list(series), re.sub(r"\W+", "_", title)
-    chosen = alt.selection_point(name=f"chosen_{slug}", fields=["run"], bind="legend")
-    zoomed = alt.selection_interval(name=f"zoomed_{slug}", bind="scales", encodings=["x"], zoom="wheel![event.altKey]")
-    shade = alt.Color("run:N", scale=alt.Scale(domain=names, range=[colour(index) for index in range(len(names))]))
-    dashes = alt.Scale(domain=names, range=[DASHES[index % len(DASHES)] for index in range(len(names))])
-    x_axis = alt.Axis(tickMinStep=1, format="d") if over == "optimizer step" else alt.Axis()
-    has_points = any(y is not None and math.isfinite(y) for points in series.values() for _, y in points)
-    empty = alt.Scale(domain=[0, 1])
-    x_scale = alt.Scale(zero=False, nice=False) if has_points else empty
-    y_scale = (scale or alt.Scale(zero=False)) if has_points else empty
-    base = alt.Chart().encode(
-        x=alt.X("x:Q", title=over, axis=x_axis, scale=x_scale),
-        y=alt.Y("y:Q", title=unit, scale=y_scale),
-        color=shade,
-        **ABOUT,
-    )
-    marked = max(map(len, series.values()), default=0) <= 40
-    main = base.properties(name=f"view_{slug}", data=_points(series, over, unit))
-    layers: list[alt.Chart] = [
-        main.mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=36, opacity=1 if marked else 0.01))
-        .encode(
-            strokeDash=alt.StrokeDash("run:N", scale=dashes),
-            opacity=alt.condition(chosen, alt.value(1), alt.value(0.12)),
-        )
-        .add_params(chosen, zoomed)
-    ]
-    if faint:
-        layers.insert(0, base.properties(data=_points(faint, over, unit)).mark_line(opacity=0.25, strokeWidth=1.5))
-    if crosses and any(crosses.values()):
-        at = base.properties(data=_points(crosses, over, unit))
-        layers.append(at.mark_point(shape="cross", angle=45, size=60, filled=True).encode(color=alt.value(WARNING)))
-    return Panel(title=title, chart=layered(*layers))
+    height = max([34, *(LINE_PIXELS * len(label(bar.name)) + 4 for bar in values)])
+    return Panel(title=title, chart=layered(*layers, data=data(lines)), height=max(60, height * len(values)))
 
 
 def data(values: Sequence[Mapping[str, Any]], name: str | None = None) -> alt.Data:
@@ -233,11 +183,23 @@ def layered(*charts: alt.Chart, **shared: Any) -> alt.LayerChart:
 
 
 def names_axis(names: Sequence[str]) -> alt.Axis:
-    """Return an axis that shows, for the place of a name in `names`, the name in at most two lines."""
-    lines = json.dumps([label(name) for name in names])
-    return alt.Axis(
-        title=None, labelExpr=f"{lines}[datum.value]", labelLimit=LABEL_PIXELS, ticks=False, domain=False, grid=False
+    """Return an axis that shows, for the place of a name in `names`, the name in lines."""
+    lines = [label(name) for name in names]
+    offsets = [
+        {"test": f"length({json.dumps(lines)}[datum.value]) == {count}", "value": -LINE_PIXELS * (count - 1) / 2}
+        for count in range(2, LABEL_LINES + 1)
+    ]
+    axis = alt.Axis(
+        title=None,
+        labelExpr=f"{json.dumps(lines)}[datum.value]",
+        labelLimit=LABEL_PIXELS,
+        labelPadding=6,
+        ticks=False,
+        domain=False,
+        grid=False,
     )
+    axis["labelOffset"] = {"condition": offsets, "value": 0}  # a label begins at its place, and is to be centred
+    return axis
 
 
 def colour(index: int) -> str:
@@ -246,8 +208,9 @@ def colour(index: int) -> str:
 
 
 def label(name: str) -> list[str]:
-    """Return a name for the label of a bar, in at most two lines."""
-    return textwrap.wrap(name, LABEL_CHARACTERS, max_lines=2, placeholder=" …") or [name]
+    """Return a name in lines for a label, the last one its end."""
+    lines = textwrap.wrap(name, LABEL_CHARACTERS) or [name]
+    return lines if len(lines) <= LABEL_LINES else [*lines[: LABEL_LINES - 2], "…", lines[-1]]
 
 
 def short(value: float) -> str:
@@ -267,19 +230,6 @@ def _about(bar: Bar, unit: str) -> str:
     if bar.start:
         return f"{bar.value - bar.start:+,.4g} {unit}, to {bar.value:,.4g}"
     return f"{bar.value:,.4g}{f' ± {bar.spread:,.2g}' if bar.spread else ''} {unit}"
-
-
-def _points(series: Mapping[str, Sequence[tuple[float, float | None]]], over: str, unit: str) -> alt.Data:
-    lines = []
-    for name, points in series.items():
-        every = -(-len(points) // NUM_POINTS) or 1
-        for number, (x, y) in enumerate(points):
-            if number % every and number != len(points) - 1:
-                continue
-            known = y if y is not None and math.isfinite(y) else None
-            written = "not finite" if known is None else f"{known:,.4g} {unit}"
-            lines.append({"run": name, "x": x, "y": known, "about": f"{name}\n{over} {x:,.4g}: {written}"})
-    return data(lines)
 
 
 def _dict(chart: alt.TopLevelMixin) -> dict[str, Any]:

@@ -1,32 +1,28 @@
 """The report of a profile: memory by phase, category, module and tensor; time by phase and operator."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import altair as alt
 import pandas as pd
 
 from pipeline.base.units import MIB
-from pipeline.memory.breakdown import Breakdown, StepMemory
-from pipeline.memory.timeline import CATEGORIES
+from pipeline.memory.breakdown import Breakdown
 from pipeline.report.breakdown import categories_of, categories_panel, shares_table, tensors_table
+from pipeline.report.command import command_of
 from pipeline.report.comparison import notes, overview_table
-from pipeline.report.page import Report, Section
-from pipeline.report.plot import ABOUT, COLOURS, WARNING, Bar, Panel, Plot, bars, colour, data, layered, short
+from pipeline.report.course import course_plot
+from pipeline.report.page import Headline, Report, Section
+from pipeline.report.phases import PHASE_COLOURS, phases_plot
+from pipeline.report.plot import Bar, Plot, bars, short
 from pipeline.report.table import Table
+from pipeline.report.treemap import treemap_plot, without_numbers
 from pipeline.training.metrics import Row
 from pipeline.training.profiler import MemoryProfile, OperatorCost, TimeProfile
 
-NUM_MODULES = 12
 NUM_OPERATORS = 15
-NUM_MOMENTS = 600
-"""Points in time of the memory during a step."""
 SHARE_WORTH_SAYING = 0.01
 """Share of the tensors' peak from which the report says that the measured peak has more."""
-PHASE_COLOURS = {"data": "#BBBBBB", "forward": colour(4), "backward": colour(1), "optimizer": colour(3)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,25 +53,83 @@ class ProfilingFindings:
 
 def profiling_report(findings: ProfilingFindings) -> Report:
     """Return the report; what a failed run did not measure is left out."""
-    sections = [
-        Section(
-            title="cost",
-            tables=(overview_table("cost", [findings.row]),),
-            notes=notes([findings.row]),
-            plots=_phase_plot(findings.row),
-        ),
-        *([_advice_section(findings.advice)] if findings.advice else []),
-        *([_memory_section(findings.memory.peak, findings.memory.course)] if findings.memory else []),
-        *([_time_section(findings.time)] if findings.time else []),
+    memory, time = findings.memory, findings.time
+    plots = [
+        *([course_plot(memory.course)] if memory and memory.course else []),
+        *([treemap_plot(memory.modules, is_wide=memory.course is None)] if memory else []),
+        *([_categories_plot(memory.peak)] if memory else []),
+        *phases_plot(findings.row),
+        *([_time_plot(time)] if time else []),
+    ]
+    tables = [
+        *([_advice_table(findings.advice)] if findings.advice else []),
+        overview_table("cost", [findings.row]),
+        *(_memory_tables(memory) if memory else []),
+        *(_time_tables(time) if time else []),
     ]
     return Report(
         entry=findings.entry,
         question=findings.question,
         answer=_answer(findings),
-        sections=tuple(sections),
+        headlines=_headlines(findings),
+        command=_command(findings),
+        sections=(
+            Section(title="memory and time", plots=tuple(plots), notes=(*notes([findings.row]), *_time_notes(time))),
+            Section(title="tables", tables=tuple(tables)),
+        ),
         environment=findings.environment,
         settings=findings.row.params,
     )
+
+
+def _headlines(findings: ProfilingFindings) -> tuple[Headline, ...]:
+    """Return the peak, its largest part, the time per step, and the setting to try."""
+    found = []
+    if findings.memory is not None:
+        peak = findings.memory.peak
+        largest, size = max(peak.category_bytes.items(), key=lambda pair: pair[1])
+        where = f"{peak.phase} of step {peak.step + 1}, {peak.operator} in {peak.module or 'the whole model'}"
+        found += [
+            Headline(title="peak memory in tensors", value=f"{peak.peak_bytes / MIB:,.4g} MiB", detail=where),
+            Headline(
+                title=f"largest part: {largest}",
+                value=f"{100 * size / peak.peak_bytes:.0f} %",
+                detail=f"{size / MIB:,.4g} MiB at the peak",
+            ),
+        ]
+    if findings.time is not None:
+        phase, percent = _longest_phase(findings.time)
+        seconds = findings.row.metrics.get("seconds_per_step", findings.time.seconds_per_step)
+        detail = f"{percent:.0f} % of it {phase}"
+        found.append(Headline(title="time per optimizer step", value=f"{seconds:,.3g} s", detail=detail))
+    tried = _tried(findings)
+    if tried is not None:
+        name, value = next(iter(_changes(tried).items()))
+        found.append(Headline(title="to try", value=f"{name} {value}", detail=tried.evidence))
+    return tuple(found)
+
+
+def _command(findings: ProfilingFindings) -> str:
+    """Return the command that profiles the configuration again, with the setting to try if there is one."""
+    tried = _tried(findings)
+    return command_of("profiling", findings.row.params, None if tried is None else _changes(tried))
+
+
+def _tried(findings: ProfilingFindings) -> Advice | None:
+    """Return the first advice if it has settings to change."""
+    return next((one for one in findings.advice[:1] if one.setting), None)
+
+
+def _changes(advice: Advice) -> dict[str, str]:
+    """Return the settings to change, by name."""
+    changes = (setting.partition("=") for setting in (advice.setting or "").split(", "))
+    return {name: value for name, _, value in changes}
+
+
+def _longest_phase(time: TimeProfile) -> tuple[str, float]:
+    """Return the phase that takes most of the time, and its percentage."""
+    greatest = max(time.phase_seconds, key=time.phase_seconds.__getitem__)
+    return greatest, 100 * time.phase_seconds[greatest] / time.seconds_per_step
 
 
 def _answer(findings: ProfilingFindings) -> str:
@@ -84,18 +138,18 @@ def _answer(findings: ProfilingFindings) -> str:
         sentences.append(f"The run did not complete: {findings.row.result.outcome}.")
     if findings.memory is not None:
         peak = findings.memory.peak
-        parts = ", ".join(f"{name} {100 * size / peak.peak_bytes:.0f} %" for name, size in peak.category_bytes.items())
+        largest, size = max(peak.category_bytes.items(), key=lambda pair: pair[1])
         sentences.append(
-            f"Memory peaks at {peak.peak_bytes / MIB:,.1f} MiB in the {peak.phase} phase of optimizer step "
-            f"{peak.step + 1}, at {peak.operator} in {peak.module or 'the model as a whole'}: {parts}."
+            f"Memory peaks at {peak.peak_bytes / MIB:,.1f} MiB in the {peak.phase} phase, "
+            f"{100 * size / peak.peak_bytes:.0f} % of it {largest}."
         )
         sentences += _beside_tensors(findings.row, peak.peak_bytes / MIB)
     if findings.time is not None:
-        phases = findings.time.phase_seconds
-        greatest = max(phases, key=phases.__getitem__)
-        percent = 100 * phases[greatest] / findings.time.seconds_per_step
-        sentences.append(f"Most of the time goes into {greatest} ({percent:.0f} %).")
-    sentences += [f"{one.text} Try {one.setting}." if one.setting else one.text for one in findings.advice[:1]]
+        phase, percent = _longest_phase(findings.time)
+        sentences.append(f"Most of the time goes into {phase} ({percent:.0f} %).")
+    for one in findings.advice[:1]:
+        finding = one.text.partition(". ")[0].removesuffix(".")
+        sentences.append(f"{finding}: try {one.setting}." if one.setting else one.text)
     return " ".join(sentences)
 
 
@@ -111,68 +165,53 @@ def _beside_tensors(row: Row, tensors_mib: float) -> list[str]:
     ]
 
 
-def _advice_section(advice: Sequence[Advice]) -> Section:
+def _advice_table(advice: Sequence[Advice]) -> Table:
     lines = [{"finding": one.text, "evidence": one.evidence, "setting": one.setting or "-"} for one in advice]
-    return Section(title="advice", tables=(Table(name="advice", title="advice", frame=pd.DataFrame(lines)),))
+    return Table(name="advice", title="advice", frame=pd.DataFrame(lines))
 
 
-def _phase_plot(row: Row) -> tuple[Plot, ...]:
-    phases = {
-        name.removeprefix("allocated_after_").removesuffix("_mib").replace("_", " "): value
-        for name, value in row.metrics.items()
-        if name.startswith("allocated_after_")
-    }
-    if not phases:
-        return ()
-    values = [
-        Bar(name=f"after {phase}", value=mib, shade=PHASE_COLOURS.get(phase.split()[0], colour(7)))
-        for phase, mib in phases.items()
-    ]
-    peak_mib = row.metrics.get("peak_allocated_mib")
-    title = "memory at the end of each phase"
-    panel = bars(title, values, "MiB", marks={} if peak_mib is None else {"peak": peak_mib})
-    return (Plot(name="phases", title=title, panels=(panel,)),)
+def _categories_plot(peak: Breakdown) -> Plot:
+    panel = categories_panel(peak)
+    return Plot(name="categories", title=panel.title, panels=(panel,))
 
 
-def _memory_section(peak: Breakdown, course: StepMemory | None) -> Section:
+def _memory_tables(memory: MemoryProfile) -> tuple[Table, ...]:
     sizes = Counter[str]()
-    for name, size in peak.module_bytes.items():
-        sizes[_without_numbers(name)] += size
-    modules = dict(sizes.most_common())
-    greatest = [Bar(name=name, value=size / MIB, shade=COLOURS[0]) for name, size in sizes.most_common(NUM_MODULES)]
-    by_module = "at the peak, by module (* any layer)"
-    panels: list[Panel] = [
-        *([_course(course)] if course is not None else []),
-        categories_panel(peak),
-        bars(by_module, greatest, "MiB"),
-    ]
-    return Section(
-        title="memory",
-        tables=(
-            shares_table("categories", "memory at the peak, by category", categories_of(peak)),
-            shares_table("modules", f"memory {by_module}", modules),
-            tensors_table("tensors", "the largest tensors alive at the peak", peak),
-        ),
-        plots=(Plot(name="memory", title="memory at the peak", panels=tuple(panels)),),
+    for name, size in memory.peak.module_bytes.items():
+        sizes[without_numbers(name)] += size
+    return (
+        shares_table("categories", "memory at the peak, by category", categories_of(memory.peak)),
+        shares_table("modules", "memory at the peak, by module (* any layer)", dict(sizes.most_common())),
+        tensors_table("tensors", "the largest tensors alive at the peak", memory.peak),
     )
 
 
-def _time_section(profile: TimeProfile) -> Section:
+def _time_plot(profile: TimeProfile) -> Plot:
+    values = []
+    for phase, seconds in profile.phase_seconds.items():
+        text = f"{short(1000 * seconds)} ms, {100 * seconds / profile.seconds_per_step:.0f} %"
+        values.append(Bar(name=phase, value=1000 * seconds, shade=PHASE_COLOURS[phase], text=text))
+    title = "time in one optimizer step, by phase"
+    return Plot(name="time", title=title, panels=(bars(title, values, "ms"),))
+
+
+def _time_notes(profile: TimeProfile | None) -> tuple[str, ...]:
+    if profile is None:
+        return ()
+    idle = profile.device_idle_percent
+    return (
+        "Times by phase and operator include the profiler's overhead; open traces/trace.json.gz in ui.perfetto.dev.",
+        *([f"The device was idle for {idle:.0f} % of the time."] if idle is not None else []),
+    )
+
+
+def _time_tables(profile: TimeProfile) -> tuple[Table, ...]:
     by_time = sorted(profile.operators, key=lambda cost: -cost.seconds)[:NUM_OPERATORS]
     by_memory = sorted(profile.operators, key=lambda cost: -cost.num_bytes)[:NUM_OPERATORS]
     total = sum(cost.seconds for cost in profile.operators) or 1.0
-    idle = profile.device_idle_percent
-    return Section(
-        title="time",
-        tables=(
-            _operators_table("operators_by_time", "operators by time, in one optimizer step", by_time, total),
-            _operators_table("operators_by_memory", "operators by memory, in one optimizer step", by_memory, total),
-        ),
-        notes=(
-            "Times include the profiler's overhead; open traces/trace.json.gz in ui.perfetto.dev.",
-            *([f"The device was idle for {idle:.0f} % of the time."] if idle is not None else []),
-        ),
-        plots=(Plot(name="time", title="time per optimizer step", panels=(_seconds_by_phase(profile),)),),
+    return (
+        _operators_table("operators_by_time", "operators by time, in one optimizer step", by_time, total),
+        _operators_table("operators_by_memory", "operators by memory, in one optimizer step", by_memory, total),
     )
 
 
@@ -189,67 +228,3 @@ def _operators_table(name: str, title: str, costs: Sequence[OperatorCost], total
     ]
     forms = {"calls": "{:,.0f}", "ms": "{:,.3f}", "%": "{:.1f}", "MiB kept": "{:,.2f}"}
     return Table(name=name, title=title, frame=pd.DataFrame(lines), forms=forms)
-
-
-def _without_numbers(name: str) -> str:
-    """Return a module's name with * for the number of its layer, so that identical layers add up."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-
-
-def _course(course: StepMemory) -> Panel:
-    """Return memory over time as stacked categories, with the phases shaded behind and the peak marked."""
-    last, moments = 1000 * course.seconds[-1], _moments(course)
-    highest = max(moments, key=lambda moment: moment["total"])
-    ends = [*(1000 * begin for _, begin in course.phases[1:]), last]
-    phases = [
-        {"start": 1000 * begin, "end": end, "middle": (1000 * begin + end) / 2, "shade": PHASE_COLOURS[phase]}
-        | {"phase": phase if end - 1000 * begin > 0.12 * last else ""}
-        for (phase, begin), end in zip(course.phases, ends, strict=True)
-    ]
-    shades = alt.Scale(domain=list(CATEGORIES), range=[colour(index) for index in range(len(CATEGORIES))])
-    x = alt.X("ms:Q", title="ms (with the recorder's overhead)", scale=alt.Scale(domain=[0, last], nice=False))
-    top = alt.Scale(domain=[0, 1.12 * highest["total"]], nice=False)
-    behind = alt.Chart(data(phases))
-    over = alt.Chart(data(moments))
-    peak = alt.Chart(data([highest])).encode(x="ms:Q", y="total:Q", **ABOUT)
-    areas = over.transform_fold(list(CATEGORIES), as_=["category", "MiB"]).transform_calculate(
-        order=f"indexof({list(CATEGORIES)}, datum.category)"
-    )
-    chart = layered(
-        behind.mark_rect(opacity=0.18).encode(x="start:Q", x2="end:Q", color=alt.Color("shade:N", scale=None)),
-        areas.mark_area(interpolate="step-after", opacity=0.85).encode(
-            x=x,
-            y=alt.Y("MiB:Q", stack="zero", title="MiB", scale=top),
-            color=alt.Color("category:N", scale=shades),
-            order="order:Q",
-        ),
-        behind.mark_text(baseline="top", dy=2).encode(x="middle:Q", y=alt.value(0), text="phase:N"),
-        over.mark_rect(opacity=0).encode(x="ms:Q", x2="end:Q", **ABOUT),
-        peak.mark_point(shape="triangle-down", filled=True, size=90, color=WARNING, yOffset=-6, opacity=1),
-        peak.mark_text(color=WARNING, dy=-16).encode(text=alt.value(f"peak {short(highest['total'])} MiB")),
-    )
-    return Panel(title="memory during the second optimizer step, by category", chart=chart)
-
-
-def _moments(course: StepMemory) -> list[dict[str, Any]]:
-    """Return the memory at the highest event of each of NUM_MOMENTS stretches of the step, in MiB by category."""
-    totals = [sum(parts) / MIB for parts in zip(*(course.category_bytes[name] for name in CATEGORIES), strict=True)]
-    every = -(-len(totals) // NUM_MOMENTS)
-    stretches = [range(start, min(start + every, len(totals))) for start in range(0, len(totals), every)]
-    shown = [max(stretch, key=totals.__getitem__) for stretch in stretches]
-    moments = []
-    for event, following in zip(shown, [*shown[1:], len(totals) - 1], strict=True):
-        parts = {name: course.category_bytes[name][event] / MIB for name in CATEGORIES}
-        sizes = "\n".join(f"{name} {size:,.1f} MiB" for name, size in parts.items() if size)
-        at, end = 1000 * course.seconds[event], 1000 * course.seconds[following]
-        about = f"{totals[event]:,.1f} MiB at {short(at)} ms\n{sizes}"
-        moments.append({"ms": at, "end": end, "total": totals[event], "about": about, **parts})
-    return moments
-
-
-def _seconds_by_phase(profile: TimeProfile) -> Panel:
-    values = []
-    for phase, seconds in profile.phase_seconds.items():
-        text = f"{short(1000 * seconds)} ms, {100 * seconds / profile.seconds_per_step:.0f} %"
-        values.append(Bar(name=phase, value=1000 * seconds, shade=PHASE_COLOURS[phase], text=text))
-    return bars("time in one optimizer step", values, "ms")

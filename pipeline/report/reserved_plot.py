@@ -3,7 +3,8 @@
 import altair as alt
 
 from pipeline.base.units import MIB
-from pipeline.report.plot import Plot, curves
+from pipeline.report.curves import curves
+from pipeline.report.plot import Plot
 from pipeline.searching.results import Verification
 
 

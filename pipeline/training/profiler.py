@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from pipeline.base.contracts import Prepared
 from pipeline.config.experiment import Experiment
-from pipeline.memory.breakdown import Breakdown, StepMemory, at_peak, course_of
+from pipeline.memory.breakdown import Breakdown, ModuleMemory, StepMemory, at_peak, course_of, modules_at_peak
 from pipeline.memory.device import occupy
 from pipeline.memory.inside import InsideOf, nothing_inside
 from pipeline.memory.meter import WATCHED_STEPS
@@ -43,6 +43,8 @@ class MemoryProfile:
     """The memory of the first two optimizer steps."""
 
     peak: Breakdown
+    modules: tuple[ModuleMemory, ...]
+    """The memory at the peak by module and category."""
     course: StepMemory | None
     """The memory over the second optimizer step; None if the run did not complete it."""
     matrix_products_float32_percent: float | None
@@ -123,6 +125,7 @@ def memory_profile(timeline: Timeline) -> MemoryProfile:
             sizes[origin.dtype] += num_bytes
     return MemoryProfile(
         peak=at_peak(timeline),
+        modules=modules_at_peak(timeline),
         course=course_of(timeline, WATCHED_STEPS - 1) if complete else None,
         matrix_products_float32_percent=100 * sizes[torch.float32] / sizes.total() if sizes else None,
     )

@@ -11,6 +11,8 @@ from pipeline.training.metrics import Row
 if TYPE_CHECKING:
     from pipeline.report.page import Section
 
+LADDER = "ladder"
+"""Name of a comparison whose variants are meant to add up."""
 NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 """The sections that there are."""
 

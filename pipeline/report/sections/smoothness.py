@@ -6,8 +6,10 @@ from collections.abc import Sequence
 import altair as alt
 import pandas as pd
 
+from pipeline.report.curves import curves
+from pipeline.report.losses import places
 from pipeline.report.page import Section
-from pipeline.report.plot import Panel, Plot, curves
+from pipeline.report.plot import Panel, Plot
 from pipeline.report.table import Table
 from pipeline.training.metrics import MOVING_AVERAGE_STEPS, Row, moving_average
 
@@ -53,7 +55,9 @@ def _smoothed_losses(rows: Sequence[Row]) -> Panel:
             steps, losses = [record.step + 1 for record in records], [record.loss for record in records]
             measured[row.name] = list(zip(steps, losses, strict=True))
             smoothed[row.name] = list(zip(steps, moving_average(losses), strict=True))
-    return curves(f"loss, mean of the last {MOVING_AVERAGE_STEPS} steps", smoothed, "loss", faint=measured)
+    return curves(
+        f"loss, mean of the last {MOVING_AVERAGE_STEPS} steps", smoothed, "loss", faint=measured, places=places(rows)
+    )
 
 
 def _gradient_norms(rows: Sequence[Row]) -> Panel:
@@ -62,7 +66,9 @@ def _gradient_norms(rows: Sequence[Row]) -> Panel:
         for row in rows
         if row.result and row.result.steps
     }
-    return curves("gradient norm before clipping (mean ± deviation)", norms, "norm", scale=alt.Scale(zero=True))
+    numbers = {_norm_label(row): number for number, row in enumerate(rows)}
+    title = "gradient norm before clipping (mean ± deviation)"
+    return curves(title, norms, "norm", scale=alt.Scale(zero=True), places=numbers)
 
 
 def _norm_label(row: Row) -> str:

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 import altair as alt
 import pandas as pd
 
-from pipeline.report.comparison import metric_bars
+from pipeline.report.curves import curves
+from pipeline.report.losses import places
+from pipeline.report.overview import metric_bars
 from pipeline.report.page import Section
-from pipeline.report.plot import Panel, Plot, curves
+from pipeline.report.plot import Panel, Plot
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row
 
@@ -65,7 +67,8 @@ def _distances(rows: Sequence[Row]) -> Panel:
         for row in rows
         if not row.is_baseline and row.result is not None
     }
-    return curves("distance from the baseline's loss", away, "loss difference", scale=alt.Scale(type="log"))
+    scale = alt.Scale(type="log")
+    return curves("distance from the baseline's loss", away, "loss difference", scale=scale, places=places(rows))
 
 
 def _scales(rows: Sequence[Row]) -> Panel:
@@ -79,7 +82,7 @@ def _scales(rows: Sequence[Row]) -> Panel:
         scales[row.name] = [(record.step + 1, scale) for record, scale in pairs]
         skipped[row.name] = [(record.step + 1, scale) for record, scale in pairs if record.skipped]
     title = "loss scale (cross: a skipped step)"
-    return curves(title, scales, "scale", scale=alt.Scale(type="log", base=2), crosses=skipped)
+    return curves(title, scales, "scale", scale=alt.Scale(type="log", base=2), crosses=skipped, places=places(rows))
 
 
 def _loss_scales(row: Row) -> list[float]:

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 
 from pipeline.report.page import Section
 from pipeline.report.plot import WARNING, Bar, Panel, Plot, bars, colour, short
+from pipeline.report.sections import LADDER
 from pipeline.training.metrics import Row
 
 NEEDED = {"peak_allocated_mib", "seconds_per_step"}
 DERIVED = {"accumulation_steps", "effective_batch_size", "user_code"}
 """Settings that follow from others, which the waterfall names."""
-LADDER = "ladder"
-"""Name of a comparison whose variants are meant to add up."""
 FEWEST = 3
 """Rungs of the shortest ladder: the baseline and two more."""
 
@@ -23,7 +22,11 @@ def section(rows: Sequence[Row]) -> Section:
     """
     rungs = _rungs([row for row in rows if row.comparison == LADDER])
     panels = _panels(rungs) if len(rungs) >= FEWEST else []
-    plot = Plot(name="waterfall", title="what each setting adds", panels=tuple(panels))
+    plot = Plot(
+        name="waterfall",
+        title="what each setting adds, one after another (green: less, red: more)",
+        panels=tuple(panels),
+    )
     return Section(title="contributions", plots=(plot,) if panels else ())
 
 

@@ -1,0 +1,199 @@
+"""The answer of a comparison: figures, one sentence, and the command that goes on."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from pipeline.base.results import Outcome
+from pipeline.report.command import command_of
+from pipeline.report.other_trainings import changes
+from pipeline.report.page import Headline
+from pipeline.training.metrics import AGAINST_BASELINE, Row
+
+NUM_FIGURES = 4
+LEAST_SAVING_PERCENT = 1.0
+"""Saving of memory from which on the answer of one of several comparisons is the variant that saves most."""
+
+
+def answer(rows: Sequence[Row]) -> str:
+    """Return the answer of one comparison as a sentence."""
+    baseline, others = _baseline(rows), _compared(rows)
+    if baseline is None:
+        ended = sum(map(_ended, rows))
+        return f"{ended} of {len(rows)} runs completed; the baseline was not measured."
+    if not others:
+        return (
+            f"{baseline.name} peaks at {baseline.metrics['peak_allocated_mib']:,.1f} MiB and takes "
+            f"{baseline.metrics['seconds_per_step']:.3g} s per optimizer step{_failures(rows)}."
+        )
+    smallest, fastest = _smallest(others), _fastest(others)
+    is_smaller, is_faster = smallest.metrics["memory_saving_percent"] > 0, fastest.metrics["speedup"] > 1
+    if smallest is fastest and is_smaller and is_faster:
+        return f"{smallest.name} uses the least memory and time: {_against(smallest)}{_failures(rows)}."
+    memory = f"{smallest.name} uses the least memory: {_against(smallest)}"
+    time = f"{fastest.name} is the fastest: {_against(fastest)}"
+    return (
+        f"{memory if is_smaller else f'None uses less memory than {baseline.name}'}. "
+        f"{time if is_faster else f'None is faster than {baseline.name}'}{_failures(rows)}."
+    )
+
+
+def short_answer(rows: Sequence[Row]) -> str:
+    """Return the answer of one of several comparisons: the variant that saves most, of memory or else of time."""
+    baseline, others = _baseline(rows), _compared(rows)
+    if baseline is None or not others:
+        return answer(rows)
+    best = _smallest(others)
+    if best.metrics["memory_saving_percent"] < LEAST_SAVING_PERCENT:
+        best = _fastest(others)
+    return f"{best.name} takes {_against(best)}{_failures(rows)}."
+
+
+def headlines(comparisons: Mapping[str, Sequence[Row]]) -> tuple[Headline, ...]:
+    """Return the figures of the answer over all comparisons of a job."""
+    rows = [row for each in comparisons.values() for row in each]
+    if len(rows) == 1:
+        return _of_one(rows[0])
+    others = [row for each in comparisons.values() if _baseline(each) for row in _compared(each)]
+    found = [*_least(others, comparisons), *_losses(rows)]
+    incomplete = [row for row in rows if not _ended(row)]
+    if incomplete:
+        count = Counter(outcome_of(row).replace("_", " ") for row in incomplete)
+        detail = ", ".join(f"{number} {outcome}" for outcome, number in count.items())
+        found.append(
+            Headline(title="completed", value=f"{len(rows) - len(incomplete)} of {len(rows)} runs", detail=detail)
+        )
+    baseline = _baseline(rows)
+    if len(comparisons) == 1 and baseline is not None:
+        detail = f"{_seconds(baseline)}: {baseline.name}"
+        found.insert(0, Headline(title="baseline", value=_mib(baseline), detail=detail))
+    return tuple(found[-NUM_FIGURES:])
+
+
+def command(comparisons: Mapping[str, Sequence[Row]]) -> str | None:
+    """Return the command that profiles the only run, or runs the best one again; None if none completed.
+
+    The best one is the variant that is the fastest against its baseline, or saves most memory if none is faster.
+    """
+    rows = [row for each in comparisons.values() for row in each]
+    ended = [row for row in rows if _ended(row)]
+    if not ended:
+        return None
+    others = [row for each in comparisons.values() if _baseline(each) for row in _compared(each)]
+    if not others:
+        best = max(ended, key=lambda row: row.metrics.get("samples_per_second", 0.0))
+        return command_of("profiling" if len(rows) == 1 else "main", best.params)
+    fastest = _fastest(others)
+    return command_of("main", (fastest if fastest.metrics["speedup"] > 1 else _smallest(others)).params)
+
+
+def outcome_of(row: Row) -> str:
+    """Return the outcome of the row's run."""
+    return row.result.outcome.value if row.result else "skipped"
+
+
+def _of_one(row: Row) -> tuple[Headline, ...]:
+    """Return the cost of a single run."""
+    metrics, found = row.metrics, []
+    if "peak_allocated_mib" in metrics:
+        error = metrics.get("prediction_error_percent")
+        detail = "" if error is None else f"prediction error {abs(error):.2f} %"
+        found.append(Headline(title="peak memory", value=_mib(row), detail=detail))
+    if "seconds_per_step" in metrics:
+        detail = f"{metrics['tokens_per_second']:,.4g} tokens/s" if "tokens_per_second" in metrics else ""
+        found.append(Headline(title="time per optimizer step", value=f"{_seconds(row)}", detail=detail))
+    if "final_loss" in metrics:
+        detail = f"mean over all steps {metrics['mean_loss']:.4g}" if "mean_loss" in metrics else ""
+        found.append(Headline(title="final loss", value=f"{metrics['final_loss']:.4g}", detail=detail))
+    if "eval_loss" in metrics:
+        found.append(Headline(title="held-out loss", value=f"{metrics['eval_loss']:.4g}", detail="after the last step"))
+    if not _ended(row):
+        found.insert(0, Headline(title="outcome", value=outcome_of(row).replace("_", " "), detail="lower bounds"))
+    return tuple(found[:NUM_FIGURES])
+
+
+def _least(others: Sequence[Row], comparisons: Mapping[str, Sequence[Row]]) -> list[Headline]:
+    """Return which variants use the least memory and time."""
+    if not others:
+        return []
+
+    def name(row: Row) -> str:
+        return row.name if len(comparisons) == 1 else f"{row.comparison.replace('_', ' ')}: {row.name}"
+
+    smallest, fastest = _smallest(others), _fastest(others)
+    memory, time = _percents(smallest)[0], _percents(fastest)[1]
+    of_smallest = f"{name(smallest)}: {_mib(smallest)}, {_percents(smallest)[1]:+.3g} % time"
+    of_fastest = f"{name(fastest)}: {_seconds(fastest)}, {_percents(fastest)[0]:+.3g} % memory"
+    if memory >= 0:
+        of_smallest = f"next: {name(smallest)}, {memory:+.3g} %"
+    if time >= 0:
+        of_fastest = f"next: {name(fastest)}, {time:+.3g} %"
+    none = "the baseline's"
+    return [
+        Headline(title="least memory", value=f"{memory:+.3g} % memory" if memory < 0 else none, detail=of_smallest),
+        Headline(title="least time", value=f"{time:+.3g} % time" if time < 0 else none, detail=of_fastest),
+    ]
+
+
+def _percents(row: Row) -> tuple[float, float]:
+    """Return the changes of memory and of time per sample against the baseline, in percent."""
+    return 0.0 - row.metrics["memory_saving_percent"], row.metrics["time_overhead_percent"]
+
+
+def _losses(rows: Sequence[Row]) -> list[Headline]:
+    """Return how far the losses of variants that are the same training differ; else the lowest held-out loss."""
+    same = [row for row in rows if "max_loss_difference" in row.metrics and not row.is_baseline and not changes(row)]
+    if same:
+        worst = max(same, key=lambda row: row.metrics["max_loss_difference"])
+        value = f"{worst.metrics['max_loss_difference']:.2g}"
+        return [Headline(title="largest loss difference", value=value, detail=f"in any step: {worst.name}")]
+    held_out = [row for row in rows if "eval_loss" in row.metrics]
+    if not held_out:
+        return []
+    lowest = min(held_out, key=lambda row: row.metrics["eval_loss"])
+    return [Headline(title="lowest held-out loss", value=f"{lowest.metrics['eval_loss']:.4g}", detail=lowest.name)]
+
+
+def _baseline(rows: Sequence[Row]) -> Row | None:
+    """Return the baseline if it completed and was measured."""
+    needed = {"peak_allocated_mib", "seconds_per_step"}
+    return next((row for row in rows if row.is_baseline and _ended(row) and needed <= set(row.metrics)), None)
+
+
+def _compared(rows: Sequence[Row]) -> list[Row]:
+    """Return the variants that were measured against the baseline; those over the budget if there are no others."""
+    needed = {"peak_allocated_mib", "seconds_per_step", *AGAINST_BASELINE[:3]}
+    found = [row for row in rows if not row.is_baseline and _ended(row) and needed <= set(row.metrics)]
+    return [row for row in found if row.result is not None and row.result.outcome is Outcome.OK] or found
+
+
+def _smallest(rows: Sequence[Row]) -> Row:
+    return max(rows, key=lambda row: row.metrics["memory_saving_percent"])
+
+
+def _fastest(rows: Sequence[Row]) -> Row:
+    return max(rows, key=lambda row: row.metrics["speedup"])
+
+
+def _ended(row: Row) -> bool:
+    return row.result is not None and row.result.outcome.completed
+
+
+def _failures(rows: Sequence[Row]) -> str:
+    """Return how many variants ran but did not complete, as the end of a sentence."""
+    failed = [row for row in rows if row.result is not None and not _ended(row)]
+    return f"; {len(failed)} of {len(rows)} did not complete" if failed else ""
+
+
+def _against(row: Row) -> str:
+    saving, overhead = row.metrics["memory_saving_percent"], row.metrics["time_overhead_percent"]
+    memory = f"{saving:.0f} % less memory" if saving >= 0 else f"{-saving:.0f} % more memory"
+    over = ", over the budget" if row.result and row.result.outcome is Outcome.OVER_BUDGET else ""
+    return f"{memory}, {overhead:+.0f} % time per sample{over}"
+
+
+def _mib(row: Row) -> str:
+    return f"{row.metrics['peak_allocated_mib']:,.4g} MiB"
+
+
+def _seconds(row: Row) -> str:
+    return f"{row.metrics['seconds_per_step']:.3g} s"

@@ -1,0 +1,96 @@
+"""The memory during one optimizer step as stacked categories, and the largest tensors at each moment."""
+
+from typing import Any
+
+import altair as alt
+
+from pipeline.base.units import MIB
+from pipeline.memory.breakdown import LiveTensor, StepMemory
+from pipeline.memory.timeline import CATEGORIES
+from pipeline.report.phases import PHASE_COLOURS
+from pipeline.report.plot import ABOUT, WARNING, Panel, Plot, colour, data, layered, short
+
+NARROW_SHARE = 0.08
+"""Share of the step below which a phase has no room for its name."""
+
+
+def category_scale() -> alt.Scale:
+    """Return the colours of the categories, which are the same in all charts."""
+    return alt.Scale(domain=list(CATEGORIES), range=[colour(number) for number in range(len(CATEGORIES))])
+
+
+def course_plot(course: StepMemory) -> Plot:
+    """Return memory over time by category, the phases shaded, the peak marked, and a moment to move."""
+    title = "memory during the second optimizer step, by category"
+    moments = _moments(course)
+    highest = max(moments, key=lambda moment: moment["total"])
+    panel = Panel(title=title, chart=_chart(course, moments, highest), height=380, told=highest["told"])
+    return Plot(name="memory", title=title, panels=(panel,), is_wide=True)
+
+
+def _chart(course: StepMemory, moments: list[dict[str, Any]], highest: dict[str, Any]) -> alt.LayerChart:
+    last = 1000 * course.seconds[-1]
+    ends = [*(1000 * begin for _, begin in course.phases[1:]), last]
+    phases = [
+        {"start": 1000 * begin, "end": end, "middle": (1000 * begin + end) / 2, "shade": PHASE_COLOURS[phase]}
+        | {"phase": phase if end - 1000 * begin > NARROW_SHARE * last else ""}
+        for (phase, begin), end in zip(course.phases, ends, strict=True)
+    ]
+    x = alt.X("ms:Q", title="ms (with the recorder's overhead)", scale=alt.Scale(domain=[0, last], nice=False))
+    top = alt.Scale(domain=[0, 1.12 * highest["total"]], nice=False)
+    slider = alt.binding_range(min=0, max=len(moments) - 1, step=1, name="moment")
+    moment = alt.param(name="moment", value=highest["moment"], bind=slider)
+    behind = alt.Chart(data(phases))
+    over = alt.Chart()
+    peak = alt.Chart(data([highest])).encode(x="ms:Q", y="total:Q", **ABOUT)
+    areas = over.transform_fold(list(CATEGORIES), as_=["category", "MiB"]).transform_calculate(
+        order=f"indexof({list(CATEGORIES)}, datum.category)"
+    )
+    is_left = highest["ms"] < last / 2
+    return layered(
+        behind.mark_rect(opacity=0.18).encode(x="start:Q", x2="end:Q", color=alt.Color("shade:N", scale=None)),
+        areas.mark_area(interpolate="step-after", opacity=0.85, strokeWidth=1).encode(
+            x=x,
+            y=alt.Y("MiB:Q", stack="zero", title="MiB", scale=top),
+            color=alt.Color("category:N", scale=category_scale()),
+            stroke=alt.Stroke("category:N", scale=category_scale()),  # a peak may be thinner than a pixel
+            order="order:Q",
+        ),
+        behind.mark_text(baseline="top", dy=2).encode(x="middle:Q", y=alt.value(0), text="phase:N"),
+        over.mark_rect(opacity=0).encode(x="ms:Q", x2="end:Q", **ABOUT).properties(name="moments"),
+        over.transform_filter(f"datum.moment == {moment.name}")
+        .mark_rule(strokeWidth=1.5, strokeDash=[4, 3], opacity=0.8)
+        .encode(x="ms:Q"),
+        peak.mark_point(shape="triangle-down", filled=True, size=90, color=WARNING, yOffset=-6, opacity=1),
+        peak.mark_text(color=WARNING, dx=10 if is_left else -10, dy=-12, align="left" if is_left else "right").encode(
+            text=alt.value(f"peak {short(highest['total'])} MiB")
+        ),
+        data=data(moments, "moments"),
+    ).add_params(moment)
+
+
+def _moments(course: StepMemory) -> list[dict[str, Any]]:
+    """Return the memory at each moment in MiB by category, and what is told of it."""
+    found = []
+    events = [moment.event for moment in course.moments]
+    for number, (moment, following) in enumerate(
+        zip(course.moments, [*events[1:], len(course.seconds) - 1], strict=True)
+    ):
+        parts = {name: course.category_bytes[name][moment.event] / MIB for name in CATEGORIES}
+        total, at = sum(parts.values()), 1000 * course.seconds[moment.event]
+        sizes = ", ".join(f"{name} {size:,.4g}" for name, size in parts.items() if size)
+        phase = next(name for name, begin in reversed(course.phases) if 1000 * begin <= at)
+        where = f"{total:,.4g} MiB at {short(at)} ms, in {phase}"
+        lines = [_described(course.tensors[place]) for place in moment.largest]
+        found.append(
+            {"moment": number, "ms": round(at, 3), "end": round(1000 * course.seconds[following], 3), "total": total}
+            | {"about": f"{where}\n{sizes}", "told": "\n".join([f"{where}; the largest tensors alive:", *lines])}
+            | {name: round(size, 3) for name, size in parts.items()}
+        )
+    return found
+
+
+def _described(tensor: LiveTensor) -> str:
+    shape = " x ".join(map(str, tensor.shape))
+    where = tensor.module or "the whole model"
+    return f"{tensor.num_bytes / MIB:,.4g} MiB, {where}: {tensor.operator}, {shape} {tensor.dtype}, {tensor.category}"

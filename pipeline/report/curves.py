@@ -1,0 +1,115 @@
+"""Lines over the optimizer steps of runs: each has its colour in all charts, and one of several can stand out."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import altair as alt
+
+from pipeline.report.plot import ABOUT, COLOURS, WARNING, Panel, colour, data, label, layered
+
+DASHES = ([1, 0], [6, 3], [6, 3, 1, 3], [2, 2])
+ALL = "all"
+"""The choice of a menu with which no run stands out."""
+NUM_POINTS = 500
+MOST_POINTS = 1000
+"""Points of a curve and of all curves of a chart; of longer ones every n-th is drawn, and the last one."""
+
+
+def curves(
+    title: str,
+    series: Mapping[str, Sequence[tuple[float, float | None]]],
+    unit: str,
+    *,
+    over: str = "optimizer step",
+    scale: alt.Scale | None = None,
+    faint: Mapping[str, Sequence[tuple[float, float | None]]] | None = None,
+    crosses: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    places: Mapping[str, int] | None = None,
+) -> Panel:
+    """Return a line for each series of points (x, y); one chosen in the legend stands out, alt and wheel zooms.
+
+    `faint` draws behind the line of its name, `crosses` marks points of it. A y that is None or not finite is a gap.
+    `places` are the numbers by which the series have their colours and dashes, in their own order by default.
+    """
+    if not series:
+        nothing = alt.Chart(data([{"text": "no run has any"}])).mark_text().encode(text="text:N")
+        return Panel(title=title, chart=nothing)
+    slug = re.sub(r"\W+", "_", title)
+    params, opacity = highlighting(slug, list(series))
+    zoomed = alt.selection_interval(name=f"zoomed_{slug}", bind="scales", encodings=["x"], zoom="wheel![event.altKey]")
+    shade, dashes = line_encodings(places or {name: number for number, name in enumerate(series)}, series)
+    x_axis = alt.Axis(tickMinStep=1, format="d") if over == "optimizer step" else alt.Axis()
+    has_points = any(y is not None and math.isfinite(y) for points in series.values() for _, y in points)
+    empty = alt.Scale(domain=[0, 1])
+    x_scale = alt.Scale(zero=False, nice=False) if has_points else empty
+    y_scale = (scale or alt.Scale(zero=False)) if has_points else empty
+    base = (
+        alt.Chart()
+        .encode(
+            x=alt.X("x:Q", title=over, axis=x_axis, scale=x_scale),
+            y=alt.Y("y:Q", title=unit, scale=y_scale),
+            color=shade,
+            **ABOUT,
+        )
+        .transform_calculate(about=about_point(over, unit))
+    )
+    marked = max(map(len, series.values()), default=0) <= 40
+    main = base.properties(name=f"view_{slug}", data=points(series))
+    layers: list[alt.Chart] = [
+        main.mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=36, fillOpacity=1 if marked else 0.01))
+        .encode(strokeDash=dashes, opacity=opacity)
+        .add_params(*params, zoomed)
+    ]
+    if faint:
+        layers.insert(0, base.properties(data=points(faint)).mark_line(opacity=0.25, strokeWidth=1.5))
+    if crosses and any(crosses.values()):
+        at = base.properties(data=points(crosses))
+        layers.append(at.mark_point(shape="cross", angle=45, size=60, filled=True).encode(color=alt.value(WARNING)))
+    return Panel(title=title, chart=layered(*layers))
+
+
+def highlighting(slug: str, names: Sequence[str]) -> tuple[tuple[alt.Parameter, ...], Any]:
+    """Return the parameters and the opacity by which one of several runs stands out: by its legend or a menu."""
+    chosen = alt.selection_point(name=f"chosen_{slug}", fields=["run"], bind="legend")
+    if len(names) < 2:
+        return (chosen,), alt.value(1)
+    menu = alt.binding_select(options=[ALL, *names], name="highlighted")
+    highlighted = alt.param(name=f"highlighted_{slug}", value=ALL, bind=menu)
+    is_other = f"{highlighted.name} != '{ALL}' && {highlighted.name} != datum.run"
+    faint = alt.value(0.1)
+    return (chosen, highlighted), alt.when(is_other).then(faint).when(chosen).then(alt.value(1)).otherwise(faint)
+
+
+def line_encodings(places: Mapping[str, int], shown: Iterable[str]) -> tuple[alt.Color, alt.StrokeDash]:
+    """Return colour and dashes of the lines of the field `run`, each by its number among `places`."""
+    names = list(shown)
+    numbers = [places[name] for name in names]
+    shades = alt.Scale(domain=names, range=[colour(number) for number in numbers])
+    turns = [number + number // len(COLOURS) for number in numbers]  # the ninth has the colour of the first
+    dashes = alt.Scale(domain=names, range=[DASHES[turn % len(DASHES)] for turn in turns])
+    lines = json.dumps({name: label(name) for name in names})
+    legend = alt.Legend(labelExpr=f"{lines}[datum.value]", symbolType="stroke", symbolSize=250, symbolStrokeWidth=3)
+    return alt.Color("run:N", scale=shades, legend=legend), alt.StrokeDash("run:N", scale=dashes, legend=legend)
+
+
+def points(series: Mapping[str, Sequence[tuple[float, float | None]]]) -> alt.Data:
+    """Return the points (x, y) of each series as data with the fields `run`, `x` and `y`."""
+    limit = max(2, min(NUM_POINTS, MOST_POINTS // max(1, len(series))))
+    lines = []
+    for name, line in series.items():
+        every = -(-len(line) // limit) or 1
+        for number, (x, y) in enumerate(line):
+            if number % every == 0 or number == len(line) - 1:
+                known = float(f"{y:.7g}") if y is not None and math.isfinite(y) else None
+                lines.append({"run": name, "x": x, "y": known})
+    return data(lines)
+
+
+def about_point(over: str, unit: str) -> str:
+    """Return the expression of what is told of one of `points`."""
+    before, after = json.dumps(f"\n{over} "), json.dumps(f" {unit}")
+    value = f"isValid(datum.y) ? format(datum.y, ',.4~g') + {after} : 'not finite'"
+    return f"datum.run + {before} + format(datum.x, ',.4~g') + ': ' + ({value})"

@@ -1,0 +1,112 @@
+"""The losses of runs over their optimizer steps, above their differences from the baseline's."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+import altair as alt
+
+from pipeline.report.curves import about_point, curves, highlighting, line_encodings, points
+from pipeline.report.plot import ABOUT, Panel, layered
+from pipeline.training.metrics import Row
+
+HEIGHT, UPPER_PIXELS, LOWER_PIXELS = 370, 230, 110
+"""Heights of both charts, of the losses and of the differences."""
+MOST_MARKED = 40
+"""Steps up to which each is marked by a point."""
+OVER = "optimizer step"
+FITTED = alt.Scale(zero=False, nice=False)
+
+Series = Mapping[str, Sequence[tuple[float, float | None]]]
+
+
+def losses(rows: Sequence[Row]) -> dict[str, list[tuple[float, float | None]]]:
+    """Return the loss of each optimizer step, counted from 1, of each variant that has one.
+
+    Losses of runs that diverged are gaps where they are far above all others.
+    """
+    trained = [row.result for row in rows if row.result is not None and row.result.steps]
+    usual = [record.loss for result in trained if result.outcome.completed for record in result.steps]
+    limit = 2 * max(usual) - min(usual) if usual else math.inf
+    return {
+        row.name: [(record.step + 1, record.loss if record.loss <= limit else None) for record in row.result.steps]
+        for row in rows
+        if row.result is not None and row.result.steps
+    }
+
+
+def places(rows: Sequence[Row]) -> dict[str, int]:
+    """Return the number of each variant, by which it has the same colour in each chart."""
+    return {row.name: number for number, row in enumerate(rows)}
+
+
+def losses_panel(rows: Sequence[Row], of: str = "") -> Panel:
+    """Return the losses of variants, of the comparison `of`, with their differences from the baseline's below.
+
+    There are differences where the effective batch is the same. Controls show one variant, or later steps alone.
+    """
+    found, baseline = losses(rows), next((row for row in rows if row.is_baseline), rows[0])
+    size = baseline.metrics.get("effective_batch_size")
+    alike = [row.name for row in rows if row.name in found and row.metrics.get("effective_batch_size") == size]
+    title = f"{of}{': ' if of else ''}loss of each optimizer step"
+    parts = {"loss": found}
+    if baseline.name in found and len(alike) > 1:
+        title += f", and below it less that of {baseline.name}"
+        parts["difference"] = {
+            name: [
+                (step, _less(loss, other))
+                for (step, loss), (_, other) in zip(found[name], found[baseline.name], strict=False)
+            ]
+            for name in alike
+        }
+    if not found:
+        return curves(title, found, "loss")
+    return Panel(title=title, chart=_stacked(rows[0].comparison, parts, places(rows)), height=HEIGHT)
+
+
+def seconds_panel(rows: Sequence[Row]) -> Panel:
+    """Return the time of each optimizer step."""
+    seconds: dict[str, list[tuple[float, float | None]]] = {
+        row.name: [(record.step + 1, record.seconds) for record in row.result.steps]
+        for row in rows
+        if row.result is not None and row.result.steps
+    }
+    return curves("time of each optimizer step", seconds, "seconds", scale=alt.Scale(zero=True), places=places(rows))
+
+
+def _less(loss: float | None, other: float | None) -> float | None:
+    return None if loss is None or other is None else loss - other
+
+
+def _stacked(name: str, parts: Mapping[str, Series], numbers: Mapping[str, int]) -> alt.LayerChart:
+    """Return curves of the losses, and of the differences if there are any, that share steps, zoom and legend."""
+    shown = parts["loss"]
+    last = max(step for series in shown.values() for step, _ in series)
+    slug = re.sub(r"\W+", "_", name)
+    params, opacity = highlighting(slug, list(shown))
+    zoomed = alt.selection_interval(name=f"zoomed_{slug}", bind="scales", encodings=["x"], zoom="wheel![event.altKey]")
+    steps = alt.binding_range(min=1, max=max(2, last - 1), step=1, name="from step")
+    first = alt.param(name=f"first_{slug}", value=1, bind=steps)
+    color, dashes = line_encodings(numbers, shown)
+    base = alt.Chart().encode(
+        x=alt.X("x:Q", title=OVER, axis=alt.Axis(tickMinStep=1, format="d", grid=False), scale=FITTED),
+        color=color,
+        strokeDash=dashes,
+        opacity=opacity,
+        **ABOUT,
+    )
+    ranges = {"loss": (0, UPPER_PIXELS), "difference": (HEIGHT - LOWER_PIXELS, HEIGHT)}
+    layers = []
+    for unit, series in parts.items():
+        top, bottom = ranges[unit] if len(parts) > 1 else (0, HEIGHT)
+        scale = alt.Scale(zero=False, range=[bottom, top])
+        axis = alt.Axis(orient="left", tickCount=(bottom - top) // 40)
+        layers.append(
+            base.properties(data=points(series))
+            .transform_filter(f"datum.x >= {first.name}")
+            .transform_calculate(about=about_point(OVER, unit))
+            .mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=36, fillOpacity=1 if last <= MOST_MARKED else 0.01))
+            .encode(y=alt.Y("y:Q", title=unit, scale=scale, axis=axis))
+        )
+    layers[0] = layers[0].properties(name=f"view_{slug}").add_params(*params, zoomed, first)
+    return layered(*layers, resolve=alt.Resolve(scale={"y": "independent"}))

@@ -1,0 +1,119 @@
+"""A treemap: rectangles whose areas are the memory of modules, divided by category."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import altair as alt
+
+from pipeline.base.units import MIB
+from pipeline.memory.breakdown import ModuleMemory
+from pipeline.report.course import category_scale
+from pipeline.report.plot import ABOUT, Panel, Plot, data, layered
+
+HEIGHT = 320
+ASPECT = 2.1
+"""Width by height for which rectangles are as square as possible; in pixels they are stretched to the page."""
+CHARACTER_PIXELS, LINE_PIXELS = 7, 14
+DARK = ("parameters",)
+"""Categories whose colour needs white text."""
+
+
+class Rectangle(NamedTuple):
+    """A rectangle by its left upper corner."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+def squarified(sizes: Sequence[float], place: Rectangle) -> list[Rectangle]:
+    """Return rectangles that fill `place`, with areas proportional to sizes, which are positive and descend.
+
+    Each row along the shorter side takes further rectangles as long as the worst of them gets more square (Bruls,
+    Huizing and van Wijk 2000, Squarified Treemaps).
+    """
+    found: list[Rectangle] = []
+    x, y, width, height = place
+    left = list(sizes)
+    while left:
+        side = min(width, height)
+        area = width * height / sum(left)
+        row = left[:1]
+        while len(row) < len(left) and _worst(left[: len(row) + 1], area, side) <= _worst(row, area, side):
+            row = left[: len(row) + 1]
+        thickness, offset = sum(row) * area / side, 0.0
+        for size in row:
+            length = size * area / thickness
+            if width >= height:
+                found.append(Rectangle(x, y + offset, thickness, length))
+            else:
+                found.append(Rectangle(x + offset, y, length, thickness))
+            offset += length
+        if width >= height:
+            x, width = x + thickness, width - thickness
+        else:
+            y, height = y + thickness, height - thickness
+        left = left[len(row) :]
+    return found
+
+
+def _worst(row: Sequence[float], area: float, side: float) -> float:
+    """Return the largest ratio of the sides in a row of rectangles along `side`."""
+    thickness = sum(row) * area / side
+    lengths = [size * area / thickness for size in row]
+    return max(max(thickness / length, length / thickness) for length in lengths)
+
+
+def without_numbers(name: str) -> str:
+    """Return a module's name with * for the number of its layer, so that identical layers add up."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def treemap_plot(modules: Sequence[ModuleMemory], *, is_wide: bool = False) -> Plot:
+    """Return the modules at the peak, each divided by category; identical layers are one."""
+    sizes: dict[str, Counter[str]] = {}
+    for one in modules:
+        sizes.setdefault(without_numbers(one.module) or "the whole model", Counter())[one.category] += one.num_bytes
+    ordered = sorted(sizes, key=lambda name: -sizes[name].total())
+    total = sum(size.total() for size in sizes.values())
+    lines, labels = [], []
+    whole = Rectangle(0, 0, ASPECT, 1)
+    for name, place in zip(ordered, squarified([sizes[name].total() for name in ordered], whole), strict=True):
+        parts = sizes[name].most_common()
+        inside = squarified([size for _, size in parts], place)
+        for (category, size), part in zip(parts, inside, strict=True):
+            about = f"{name}\n{category}: {size / MIB:,.4g} MiB, {100 * size / total:.1f} % of the peak"
+            lines.append(_corners(part) | {"category": category, "about": about})
+        text = f"{'.'.join(name.split('.')[-2:])}\n{sizes[name].total() / MIB:,.3g} MiB"
+        needed = CHARACTER_PIXELS * max(map(len, text.split("\n")))
+        if place.height * HEIGHT > 2 * LINE_PIXELS + 6:
+            labels.append(
+                _corners(inside[0])
+                | {"text": text, "needed": needed, "share": place.width / ASPECT}
+                | {"shade": "white" if parts[0][0] in DARK else "black"}
+            )
+    title = "memory at the peak, by module (* any layer) and category"
+    panel = Panel(title=title, chart=_chart(lines, labels), height=HEIGHT)
+    return Plot(name="modules", title=title, panels=(panel,), is_wide=is_wide)
+
+
+def _corners(place: Rectangle) -> dict[str, object]:
+    x, y, width, height = place
+    return {"x": round(x, 5), "x2": round(x + width, 5), "y": round(y, 5), "y2": round(y + height, 5)}
+
+
+def _chart(lines: Sequence[dict[str, object]], labels: Sequence[dict[str, object]]) -> alt.LayerChart:
+    x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, ASPECT], nice=False))
+    y = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[1, 0], nice=False))
+    return layered(
+        alt.Chart(data(lines))
+        .mark_rect(stroke="white", strokeWidth=1)
+        .encode(x=x, x2="x2:Q", y=y, y2="y2:Q", color=alt.Color("category:N", scale=category_scale()), **ABOUT),
+        alt.Chart(data(labels))
+        .transform_filter("width * datum.share > datum.needed + 8")
+        .mark_text(align="left", baseline="top", dx=5, dy=5, lineBreak="\n")
+        .encode(x=x, y=y, text="text:N", color=alt.Color("shade:N", scale=None)),
+    )

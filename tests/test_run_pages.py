@@ -1,0 +1,292 @@
+"""Pages of runs: their answer, each variant against its baseline, losses to zoom, and a profile to explore."""
+
+# ruff: noqa: F811 - fixtures of test_pages
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from conftest import tiny
+from playwright.sync_api import Page, expect
+from test_pages import Shown, browser, needs_browser, shown  # noqa: F401
+from test_report import GOOD, rows, with_losses
+
+from pipeline.base.results import Outcome
+from pipeline.cli import parse
+from pipeline.config.experiment import make_experiment
+from pipeline.memory.breakdown import NUM_LARGEST_THEN
+from pipeline.report.answers import answer, command, headlines, short_answer
+from pipeline.report.command import command_of
+from pipeline.report.comparison import MOST_SHOWN, ComparisonFindings, comparison_report
+from pipeline.report.curves import MOST_POINTS
+from pipeline.report.findings import Findings
+from pipeline.report.losses import losses_panel
+from pipeline.report.page import to_html
+from pipeline.report.plot import label
+from pipeline.report.profile import Advice, ProfilingFindings
+from pipeline.report.tradeoff import tradeoff_plot
+from pipeline.report.treemap import Rectangle, squarified
+from pipeline.training.metrics import Row
+from pipeline.training.profiler import MemoryProfile, ProfileMessage, TimeProfile, profile_run
+
+LONG = "a variant whose name has eighty characters, of which only the last differ: case "
+
+
+def measured(row: Row, mib: float, seconds: float, baseline: Row | None = None, **changes: Any) -> Row:
+    """Return the row with this peak and time, and with both against a baseline."""
+    metrics = {**row.metrics, "peak_allocated_mib": mib, "seconds_per_step": seconds, "samples_per_second": 1 / seconds}
+    if baseline is not None:
+        other = baseline.metrics
+        metrics |= {
+            "memory_saving_percent": 100 * (1 - mib / other["peak_allocated_mib"]),
+            "time_overhead_percent": 100 * (seconds / other["seconds_per_step"] - 1),
+            "speedup": other["seconds_per_step"] / seconds,
+        }
+    return replace(row, metrics=metrics, **changes)
+
+
+def variants() -> list[Row]:
+    """Return a baseline, two variants with long names, one that diverged, one out of memory, one that was skipped."""
+    first, second, third, diverged, dead, skipped = rows("ok", "ok", "ok", "diverged", "dead", "skipped")
+    plain = measured(first, 100, 1.0, name="plain")
+    return [
+        plain,
+        measured(second, 40, 1.3, plain, name=f"{LONG}A"),
+        measured(third, 80, 0.8, plain, name=f"{LONG}B"),
+        replace(diverged, name="diverges", params=plain.params),
+        replace(dead, name="too large", params=plain.params),
+        replace(skipped, name="flash", params=plain.params),
+    ]
+
+
+def comparison_findings() -> ComparisonFindings:
+    """Return the findings of these variants."""
+    return ComparisonFindings(
+        entry="combined",
+        question="What do they cost?",
+        rows=tuple(variants()),
+        environment={"torch": "2"},
+        sections=("waterfall", "differences"),
+    )
+
+
+@cache
+def profiling_findings() -> ProfilingFindings:
+    """Return the profile of a tiny model."""
+    received: list[ProfileMessage] = []
+    experiment = tiny()
+    profile_run(experiment, experiment.prepare(), received.append)
+    advice = Advice(text="It is large. So it is.", evidence="it: 1 MiB", setting="loss_kernel=chunked")
+    return ProfilingFindings(
+        entry="profiling",
+        question="Where?",
+        row=replace(rows("ok")[0], params=experiment.params()),
+        memory=next(part for part in reversed(received) if isinstance(part, MemoryProfile)),
+        time=next(part for part in received if isinstance(part, TimeProfile)),
+        advice=(advice,),
+        environment={},
+    )
+
+
+def values_of(findings: ComparisonFindings) -> dict[str, str]:
+    """Return the figures of the answer by their titles."""
+    return {one.title: one.value for one in comparison_report(findings).headlines}
+
+
+def test_the_answer_is_a_sentence_figures_and_a_command() -> None:
+    shown = variants()
+    assert answer(shown) == (
+        f"{LONG}A uses the least memory: 60 % less memory, +30 % time per sample. {LONG}B is the fastest: 20 % less "
+        "memory, -20 % time per sample; 2 of 6 did not complete."
+    )
+    assert short_answer(shown) == f"{LONG}A takes 60 % less memory, +30 % time per sample; 2 of 6 did not complete."
+    assert values_of(comparison_findings()) == {
+        "least memory": "-60 % memory",
+        "least time": "-20 % time",
+        "largest loss difference": "0",
+        "completed": "3 of 6 runs",
+    }
+    assert command({"it": shown}) == command_of("main", shown[2].params)
+
+
+def test_a_baseline_that_none_surpasses_is_the_answer() -> None:
+    first, second = rows("ok", "ok")
+    plain = measured(first, 100, 1.0, name="plain")
+    worse = measured(second, 120, 2.0, plain, name="worse")
+    assert answer([plain, worse]) == "None uses less memory than plain. None is faster than plain."
+    found = {one.title: one for one in headlines({"it": [plain, worse]})}
+    assert found["least memory"].value == found["least time"].value == "the baseline's"
+    assert found["least time"].detail == "next: worse, +100 %"
+
+
+def test_the_figures_of_one_run_are_its_costs() -> None:
+    [row] = rows("ok")
+    findings = ComparisonFindings(entry="main", question="?", rows=(measured(row, 10, 0.5),), environment={})
+    assert list(values_of(findings)) == ["peak memory", "time per optimizer step", "final loss", "held-out loss"]
+    assert values_of(findings)["peak memory"] == "10 MiB"
+    found = comparison_report(findings).command
+    assert found is not None and found.startswith("headroom profiling ")
+
+
+def test_a_command_makes_the_same_run_again() -> None:
+    experiment = tiny(precision="bf16", budget="64MiB", micro_batch_size=2, max_grad_norm="none", num_steps=7)
+    words = shlex.split(command_of("main", experiment.params()))
+    assert words[:2] == ["headroom", "main"] and "--learning_rate" not in words
+    assert make_experiment(parse("main", words[2:]), "main").params() == experiment.params()
+    changed = shlex.split(
+        command_of("main", experiment.params(), {"precision": "fp32", "checkpointing": "every_layer"})
+    )
+    assert "--precision" not in changed or changed[changed.index("--precision") + 1] == "fp32"
+    assert changed[changed.index("--checkpointing") + 1] == "every_layer"
+
+
+def test_each_variant_is_a_pair_of_bars_or_says_why_not() -> None:
+    plot = tradeoff_plot({"it": variants()})
+    assert plot is not None
+    spec = plot.panels[0].to_spec()
+    axis = spec["layer"][0]["encoding"]["y"]["axis"]
+    names = [" ".join(lines) for lines in json.loads(axis["labelExpr"].removesuffix("[datum.value]"))]
+    assert names == [row.name for row in variants()]
+    bars, texts = spec["layer"][0]["data"]["values"], spec["layer"][-1]["data"]["values"]
+    assert [(bar["place"], bar["measure"], round(bar["percent"])) for bar in bars] == [
+        (1, "memory", -60),
+        (1, "time", 30),
+        (2, "memory", -20),
+        (2, "time", -20),
+    ]
+    assert {text["place"]: text["wide"] for text in texts} == {
+        0: "100 MiB, 1 s",
+        3: "diverged",
+        4: "out of memory",
+        5: "skipped: not here",
+    }
+    assert tradeoff_plot({"it": rows("dead", "ok")}) is None
+
+
+def test_a_name_that_is_too_long_keeps_its_end() -> None:
+    assert " ".join(label(f"{LONG}A")) == f"{LONG}A"
+    assert label(f"{LONG}{LONG}B")[-2:] == ["…", "only the last differ: case B"[-len(label(f"{LONG}{LONG}B")[-1]) :]]
+
+
+def series_of(spec: dict[str, Any]) -> list[dict[str, list[float | None]]]:
+    """Return the values of each run, of the losses and of the differences."""
+    found = []
+    for layer in spec["layer"]:
+        values: dict[str, list[float | None]] = {}
+        for point in layer["data"]["values"]:
+            values.setdefault(point["run"], []).append(point["y"])
+        found.append(values)
+    return found
+
+
+def test_losses_stand_above_their_differences_from_the_baseline() -> None:
+    first, second, third = rows("ok", "ok", "ok")
+    compared = [with_losses(first, 5.0, 4.0, 3.5), with_losses(second, 5.0, 4.5), with_losses(third, 5.0, 4.0, 3.0)]
+    other_batch = {**third.metrics, "effective_batch_size": 8.0}
+    upper, lower = series_of(losses_panel([*compared[:2], replace(compared[2], metrics=other_batch)]).to_spec())
+    assert upper == {"ok-0": [5, 4, 3.5], "ok-1": [5, 4.5], "ok-2": [5, 4, 3]}
+    assert lower == {"ok-0": [0, 0, 0], "ok-1": [0, 0.5]}
+
+
+def test_a_run_that_diverged_does_not_hide_the_others() -> None:
+    first, second = rows("ok", "ok")
+    plain, away = with_losses(first, 5.0, 4.0), with_losses(second, 5.0, 1e9)
+    assert away.result is not None
+    away = replace(away, result=replace(away.result, outcome=Outcome.DIVERGED))
+    upper, lower = series_of(losses_panel([plain, away]).to_spec())
+    assert upper["ok-1"] == [5, None] and lower["ok-1"] == [0, None]
+
+
+def test_rectangles_of_a_treemap_fill_it_by_size() -> None:
+    sizes = [6.0, 6, 4, 3, 2, 2, 1]  # the example of Bruls, Huizing and van Wijk
+    found = squarified(sizes, Rectangle(0, 0, 6, 4))
+    assert [one.width * one.height for one in found] == pytest.approx(sizes)
+    assert found[:3] == [Rectangle(0, 0, 3, 2), Rectangle(0, 2, 3, 2), pytest.approx((3, 0, 12 / 7, 7 / 3))]
+    for number, one in enumerate(found):
+        assert min(one.x, one.y) >= 0 and one.x + one.width <= 6.001 and one.y + one.height <= 4.001
+        for other in found[:number]:
+            overlap_x = min(one.x + one.width, other.x + other.width) - max(one.x, other.x)
+            overlap_y = min(one.y + one.height, other.y + other.height) - max(one.y, other.y)
+            assert min(overlap_x, overlap_y) < 1e-9
+    assert squarified([], Rectangle(0, 0, 1, 1)) == []
+
+
+def test_a_page_of_many_long_runs_stays_small() -> None:
+    """40 runs of 600 steps with long names."""
+    [row] = rows("ok")
+    steps = tuple(replace(GOOD.steps[0], step=step, loss=5 + step / 7) for step in range(600))
+    many = tuple(
+        replace(row, name=f"{LONG}{number}", is_baseline=not number, result=replace(GOOD, steps=steps))
+        for number in range(40)
+    )
+    findings = ComparisonFindings(
+        entry="compare", question="?", rows=many, environment={}, sections=("smoothness", "stability", "differences")
+    )
+    report = comparison_report(findings)
+    assert len(to_html(report)) < 2e6
+    [losses] = [panel for plot in report.plots for panel in plot.panels if "loss of each" in panel.title]
+    upper, _ = series_of(losses.to_spec())
+    assert len(upper) == MOST_SHOWN and sum(map(len, upper.values())) <= 2 * MOST_POINTS
+    assert any("16 more runs are in the table" in note for section in report.sections for note in section.notes)
+
+
+@needs_browser
+def test_losses_are_highlighted_and_zoomed_by_keyboard(shown: Shown) -> None:
+    page = shown(comparison_findings(), 1440, "light")
+    chart = page.locator("[data-chart=ladder]", has_text="loss of each optimizer step")
+    lines = chart.locator(".mark-line path")
+    assert {line.get_attribute("opacity") for line in lines.all()} <= {None, "1"}
+    chart.get_by_role("combobox", name="highlighted").select_option("plain")
+    expect(lines.nth(1)).to_have_attribute("opacity", "0.1")
+    drawn = lines.first.get_attribute("d")
+    chart.get_by_role("slider", name="from step").press("ArrowRight")
+    expect(lines.first).not_to_have_attribute("d", str(drawn))
+
+
+@needs_browser
+def test_a_moment_of_a_profile_lists_its_largest_tensors(shown: Shown) -> None:
+    page = shown(profiling_findings(), 1440, "light")
+    assert page.locator(".headlines dd:first-of-type").all_inner_texts()[-1] == "loss_kernel chunked"
+    assert page.locator("header code").inner_text().startswith("headroom profiling --")
+    told = page.locator("output.told")
+    at_peak = told.inner_text()
+    assert "MiB, loss: " in at_peak and 2 < len(at_peak.splitlines()) <= 1 + NUM_LARGEST_THEN
+    page.get_by_role("slider", name="moment").press("Home")
+    expect(told).not_to_have_text(at_peak)
+    assert "in forward; the largest tensors alive:" in told.inner_text()
+    first = told.inner_text()
+    moments = page.locator("[data-chart=memory] .moments_marks path")
+    moments.nth(moments.count() // 2).hover(force=True)
+    expect(told).not_to_have_text(first)
+    expect(page.locator("#vg-tooltip-element")).to_contain_text("parameters")
+    assert page.locator("[data-chart=modules] .mark-rect path").count() > 5
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (768, "dark"), (390, "light")])
+@pytest.mark.parametrize("findings", [comparison_findings, profiling_findings])
+def test_a_page_of_runs_fits_its_screen(
+    findings: Callable[[], Findings], width: int, scheme: str, shown: Shown
+) -> None:
+    page = shown(findings(), width, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    first = page.locator("[data-chart] svg").first.bounding_box()
+    assert first is not None and first["width"] > 0.8 * width
+    assert_nothing_is_cut_off(page, width)
+
+
+def assert_nothing_is_cut_off(page: Page, width: int) -> None:
+    """Assert that charts and their texts are inside the page."""
+    for chart in page.locator("[data-chart] svg").all():
+        box = chart.bounding_box()
+        assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width
+    texts = page.locator("[data-chart] svg text").evaluate_all(
+        "texts => texts.map(text => [text.textContent, text.getBoundingClientRect(), "
+        "text.closest('svg').getBoundingClientRect()]).map(([words, own, all]) => "
+        "[words, own.left - all.left, all.right - own.right])"
+    )
+    cut = [(words, left, right) for words, left, right in texts if words and min(left, right) < -1]
+    assert not cut
