@@ -49,11 +49,14 @@ SECONDS_BETWEEN_POLLS = 1.0
 class SearchObserver(Observer):
     """Receives the events of a search in addition to those of its runs; by default it ignores them."""
 
-    def trials(self, num_measured: int, best: Trial | None) -> None:
-        """Receive how many configurations are measured and the fastest that fits, before each trial."""
+    def trials(self, trials: Sequence[Trial]) -> None:
+        """Receive the trials that have ended, before each trial."""
 
     def waiting(self) -> None:
         """Called when the search starts to wait for the trials of other processes."""
+
+    def proposed(self, proposal: Proposal) -> None:
+        """Receive the configuration that is measured next, with the bound on the best one so far."""
 
     def trial(self, name: str, trial: Trial) -> None:
         """Receive a trial that has ended."""
@@ -119,13 +122,14 @@ def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = (
     """
     study, total = search.study, search.problem.settings.num_trials
     while len(trials := search.trials) < total and (not trials or time.monotonic() < deadline):
-        search.observer.trials(len(one_per_configuration(trials)), best_trial(trials))
+        search.observer.trials(trials)
         is_last_running = len(trials) + study.num_running_here >= total
         proposal = None if is_last_running else search.proposer.next(trials, extra)
         if proposal is not None:
             space = search.problem.space
             trial = study.start(proposal.choice, space, total, repeat=proposal.is_repeat)
             if trial is not None:
+                search.observer.proposed(proposal)
                 _run_trial(search, proposal, trial, trials)
         elif study.num_running_here:
             search.observer.waiting()
