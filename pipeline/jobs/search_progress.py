@@ -59,7 +59,7 @@ class SearchProgress(SearchObserver):
         self._best: Trial | None = None
         self._speed = 0.0
         self._bound: float | None = None
-        self._state, self._last_line = "starting", ""
+        self._state = "starting"
         self._bar = Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
         self._task = self._bar.add_task("", total=num_trials)
         self._live = Live(
@@ -87,9 +87,8 @@ class SearchProgress(SearchObserver):
     def proposed(self, proposal: Proposal) -> None:
         """Show the bound on the fastest configuration so far."""
         self._bound = proposal.bound
-        if not self._console.is_terminal and self._so_far != self._last_line and self._best is not None:
-            self._last_line = self._so_far
-            self._print(f"so far: {self._so_far}")
+        if not self._console.is_terminal and self._best is not None:
+            self._print(f"so far: {self._speed:,.0f} tokens/s, {self._bound_text}")
 
     def waiting(self) -> None:
         """Show that other processes measure what is left."""
@@ -124,8 +123,13 @@ class SearchProgress(SearchObserver):
         if self._best is None:
             return "nothing that was measured fits yet"
         peak_mib = (self._best.peak_bytes or 0) / MIB
-        bound = "no bound" if self._bound is None else f"within {100 * self._bound:.3g} % of the best"
-        return f"{self._speed:,.0f} tokens/s, {peak_mib:,.1f} MiB, {bound}: {label(self._best.choice)}"
+        name = label(self._best.choice)
+        return f"{self._speed:,.0f} tokens/s, {self._bound_text}, {peak_mib:,.1f} MiB: {name}"
+
+    @property
+    def _bound_text(self) -> str:
+        """The bound of its speed, as text."""
+        return "no bound" if self._bound is None else f"within {100 * self._bound:.3g} % of the best"
 
     def _shown(self) -> RenderableType:
         """Return what the terminal shows now, each part in one line."""

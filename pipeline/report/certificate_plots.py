@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 
 from pipeline.report.configurations import MEASURED, PREDICTED, REFUSED, Configuration
-from pipeline.report.plot import ABOUT, GREY, WARNING, Panel, Plot, colour, data, layered, names_axis
+from pipeline.report.plot import ABOUT, GREY, WARNING, WIDTH_LESS, Panel, Plot, colour, data, layered, names_axis
 from pipeline.searching.certificate import Certificate
 from pipeline.searching.results import SearchFindings, heading, speed_of
 
@@ -24,7 +24,7 @@ def certificate_plots(findings: SearchFindings, configurations: Sequence[Configu
     speed = speed_of(best.choice, findings.rows)
     return (
         *_chance_plot(certificate),
-        *_likely_plot(configurations, best.choice, speed),
+        *(_likely_plot(configurations, best.choice, speed) if certificate.is_adequate else ()),
         *_left_plot(configurations, speed),
     )
 
@@ -33,7 +33,7 @@ def _chance_plot(certificate: Certificate) -> tuple[Plot, ...]:
     """Return the probability that a configuration is faster than the answer by more than x percent, for any x."""
     distributions = {
         "one that was not measured": certificate.remaining_improvements,
-        "any, by the noise of the answer too": certificate.improvements,
+        "any, with the answer's noise": certificate.improvements,
     }
     lines = [
         {"which": which, "percent": round(100 * share, 2), "chance": 100 - percent}
@@ -46,18 +46,21 @@ def _chance_plot(certificate: Certificate) -> tuple[Plot, ...]:
     limit, bound = 100 * (1 - certificate.confidence), 100 * max(certificate.bound, certificate.gap)
     mark = {"bound": bound, "limit": limit, "about": f"within {bound:.3g} %, {100 - limit:.0f} % confidence"}
     base = alt.Chart().encode(
-        x=alt.X("percent:Q", title="faster than the answer by more than, % of its time"),
+        x=alt.X("percent:Q", title="faster than the answer by more than, %", axis=alt.Axis(tickCount=8)),
         y=alt.Y("chance:Q", title="probability, %", scale=alt.Scale(domain=[0, 100])),
         color=alt.Color("which:N", scale=alt.Scale(domain=list(distributions), range=[colour(4), colour(0)])),
         **ABOUT,
     )
     at = alt.Chart(data([mark])).encode(**ABOUT)
+    is_left = bound < 50 * max(map(max, distributions.values()))  # of the middle, so that the text has room beside it
+    style: dict[str, Any] = {"align": "left", "dx": 5} if is_left else {"align": "right", "dx": -5}
+    text = at.mark_text(color=WARNING, dy=12, **style)
     chart = layered(
         base.mark_line(strokeWidth=2.5, interpolate="step-before"),
         base.mark_point(filled=True, size=36, opacity=0.01),
         at.mark_rule(color=WARNING, strokeDash=[6, 3]).encode(y="limit:Q"),
         at.mark_rule(color=WARNING, strokeWidth=2).encode(x="bound:Q"),
-        at.mark_text(color=WARNING, align="left", dx=5, dy=12).encode(x="bound:Q", y=alt.value(0), text="about:N"),
+        text.encode(x="bound:Q", y=alt.value(0), text=alt.value(f"{bound:.3g} %")),
         data=data(lines),
     )
     title = "how likely is it that something faster is left? (red: the bound)"
@@ -79,7 +82,9 @@ def _likely_plot(configurations: Sequence[Configuration], answer: Mapping[str, A
     ]
     names = [_difference(one.choice, answer) for one in likely]
     base = alt.Chart().encode(y=alt.Y("place:O", axis=names_axis(names)), **ABOUT)
-    x = alt.X("low:Q", title="predicted speed against the answer's, % (95 % interval; right: probability to be faster)")
+    scale = alt.Scale(range=[0, alt.expr(f"{WIDTH_LESS}48")], nice=False)  # right of it are the probabilities
+    axis = alt.Axis(tickCount=6, titleAnchor="end")
+    x = alt.X("low:Q", title="predicted speed against the answer's, %", scale=scale, axis=axis)
     at = base.encode(x=alt.X("middle:Q"))
     chart = layered(
         base.mark_rule(color=colour(4), strokeWidth=3, opacity=0.6).encode(x=x, x2="high:Q"),
@@ -88,7 +93,7 @@ def _likely_plot(configurations: Sequence[Configuration], answer: Mapping[str, A
         alt.Chart(data([{"x": 0}])).mark_rule(color=colour(2), strokeWidth=2).encode(x="x:Q"),
         data=data(lines),
     )
-    title = "what may be faster than the answer (green), by its differences from it"
+    title = "what may be faster than the answer (green), how probably, with its 95 % interval"
     panel = Panel(title=title, chart=chart, height=max(80, 36 * len(likely)))
     return (Plot(name="may_be_faster", title=title, panels=(panel,)),)
 

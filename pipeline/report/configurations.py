@@ -152,15 +152,20 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
     marked = alt.param(name="marked", value=[answer])
     kinds = [MEASURED, PREDICTED, REFUSED]
     colours = alt.Scale(domain=kinds, range=[colour(0), colour(4), GREY])
+    fills = alt.Scale(domain=kinds, range=[colour(0), "transparent", "transparent"])
     shapes = alt.Scale(domain=kinds, range=["circle", "circle", "cross"])
     scale_x = alt.Scale(domain=[0, highest * 1.04], nice=False)
     scale_y = alt.Scale(domain=[0, 1.1 * max((one.speed for one in configurations), default=1.0)], nice=True)
     base = alt.Chart().encode(
-        x=alt.X("mib:Q", title="peak memory that the budget limits, MiB", scale=scale_x),
+        x=alt.X("mib:Q", title="peak memory that the budget limits, MiB", scale=scale_x, axis=alt.Axis(tickCount=10)),
         y=alt.Y("speed:Q", title="tokens per second", scale=scale_y),
         **ABOUT,
     )
-    points = base.encode(color=alt.Color("kind:N", scale=colours), shape=alt.Shape("kind:N", scale=shapes))
+    points = base.encode(
+        stroke=alt.Stroke("kind:N", scale=colours),
+        fill=alt.Fill("kind:N", scale=fills),
+        shape=alt.Shape("kind:N", scale=shapes),
+    )
     over = alt.expr("datum.mib > budget ? 0.35 : 1")
     edge = alt.Chart(data([{}]))
     chart = layered(
@@ -168,19 +173,16 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
             x=alt.XDatum(alt.expr("budget"), type="quantitative"), x2=alt.value("width")
         ),
         edge.mark_rule(color=WARNING, strokeWidth=2).encode(x=alt.XDatum(alt.expr("budget"), type="quantitative")),
-        points.transform_filter(alt.datum.kind == PREDICTED)
-        .properties(name="intervals")
-        .mark_rule(clip=True, strokeWidth=1, opacity=0.25)
-        .encode(y="slow:Q", y2="fast:Q", shape=alt.Undefined),
-        points.transform_filter(alt.datum.kind != MEASURED).mark_point(
-            filled=False, size=45, strokeWidth=1.5, opacity=over
-        ),
+        base.transform_filter(alt.datum.kind == PREDICTED)
+        .mark_rule(clip=True, color=colour(4), strokeWidth=1, opacity=0.2)
+        .encode(y="slow:Q", y2="fast:Q"),
+        points.transform_filter(alt.datum.kind != MEASURED).mark_point(size=45, strokeWidth=1.5, opacity=over),
         base.properties(data=data(front))
         .mark_line(interpolate="step-after", color=colour(2), strokeDash=[6, 3])
         .encode(tooltip=alt.value(None)),
         points.transform_filter(alt.datum.kind == MEASURED)
         .properties(name="measured")
-        .mark_point(filled=True, size=80, opacity=over),
+        .mark_point(size=80, opacity=over),
         base.transform_filter("indexof(marked, datum.id) >= 0")
         .properties(name="rings")
         .mark_point(shape="circle", size=320, strokeWidth=3, color=colour(2), filled=False, opacity=1),

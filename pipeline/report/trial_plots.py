@@ -15,6 +15,7 @@ FITS = alt.Scale(
     domain=["fits", "over the budget", "did not complete", BEFORE], range=[colour(0), WARNING, GREY, colour(4)]
 )
 """Colours of trials, the same in all charts of a search."""
+FILLS = alt.Scale(domain=FITS.domain, range=[colour(0), WARNING, GREY, "transparent"])
 SHAPES = alt.Scale(domain=FITS.domain, range=["circle", "triangle-up", "cross", "circle"])
 ENDS = "datum.height == 0 ? 'left' : datum.height == 1 ? 'right' : 'center'"
 """Where a value stands at its place, so that the first and the last stay in the chart."""
@@ -47,14 +48,15 @@ def over_time_plot(rows: Sequence[Trial]) -> Plot:
     line = base.mark_line(interpolate="step-after", color=colour(0), opacity=0.5)
     points = base.encode(
         y=alt.Y("speed:Q", title=y_title),
-        color=alt.Color("kind:N", scale=FITS),
+        stroke=alt.Stroke("kind:N", scale=FITS),
+        fill=alt.Fill("kind:N", scale=FILLS),
         shape=alt.Shape("kind:N", scale=SHAPES),
     )
     layers = [line.encode(y=alt.Y("fastest:Q", title=y_title))]
     if predicted:
         hollow = points.properties(data=data(predicted))
-        layers.append(hollow.mark_point(filled=False, size=70, opacity=1, strokeWidth=1.5))
-    layers.append(points.mark_point(filled=True, size=70, opacity=1))
+        layers.append(hollow.mark_point(size=70, opacity=1, strokeWidth=1.5))
+    layers.append(points.mark_point(size=70, opacity=1))
     chart = layered(*layers, data=data(lines))
     title = "trials as they came (line: the fastest so far that fits)"
     return Plot(name="trials_over_time", title=title, panels=(Panel(title=title, chart=chart),))
@@ -63,11 +65,14 @@ def over_time_plot(rows: Sequence[Trial]) -> Plot:
 def session_plot(seconds: Mapping[str, float]) -> tuple[Plot, ...]:
     """Return where the time of the session went; none if it is not known."""
     total = sum(seconds.values())
+    parts = [
+        (f"{name}{': starting, choosing, storing' if name == 'overhead' else ''}", seconds[name]) for name in seconds
+    ]
     values = [
         Bar(name=name, value=value, shade=colour(0), text=f"{value:,.1f} s, {100 * value / total:.0f} %")
-        for name, value in seconds.items()
+        for name, value in parts
     ]
-    title = f"where the {total:,.0f} s of this session went (overhead: choosing, storing, starting)"
+    title = f"where the {total:,.0f} s of this session went"
     return (Plot(name="session", title=title, panels=(bars(title, values, "s"),)),) if total else ()
 
 
