@@ -14,7 +14,6 @@ from pipeline.searching.certificate import UNFIT, Unmeasured
 from pipeline.searching.results import (
     SearchFindings,
     Trial,
-    heading,
     label,
     one_per_configuration,
     pareto_front,
@@ -24,7 +23,7 @@ from pipeline.searching.results import (
 MEASURED, PREDICTED, REFUSED = "measured", "predicted, not measured", "predicted not to fit, or failed"
 DEVIATIONS = 1.96
 """Standard deviations on each side of the mean that hold 95 % of a normal distribution."""
-NUM_SHOWN = 2000
+NUM_SHOWN = 1500
 """Configurations of the chart, so that the page stays small: the fastest of those that were not measured."""
 
 
@@ -45,7 +44,7 @@ class Configuration:
     failed: bool = False
     """Whether it was measured, and did not complete or was refuted."""
     about: str
-    """All that is known of it, in lines."""
+    """All that is known of it, in lines; the first is its label."""
     chance: float | None = None
     """Probability with which it is faster than the answer; None if it is not predicted."""
 
@@ -94,7 +93,7 @@ def _measured(row: Trial, findings: SearchFindings, tokens_per_step: float) -> C
         fast=speed,
         kind=REFUSED if failed else MEASURED,
         failed=failed,
-        about="\n".join([_described(row.choice), *lines]),
+        about="\n".join([label(row.choice), *lines]),
     )
 
 
@@ -102,15 +101,11 @@ def _unmeasured(one: Unmeasured, peak_bytes: int, speed: float, findings: Search
     seconds, deviation = one.predicted_seconds_per_step or 0.0, one.predicted_deviation or 0.0
     factor = math.exp(DEVIATIONS * deviation)
     fit, chance = one.probability_of_fit, one.probability_of_improvement
+    interval = f" (95 %: {speed / factor:,.0f} to {speed * factor:,.0f})" if deviation else ""
     lines = [
-        f"predicted {_memory(peak_bytes, findings.budget_bytes)}"
-        + ("" if fit is None else f", fits with a probability of {100 * fit:.0f} %"),
-        f"predicted {_time(speed, speed * seconds)}"
-        + (
-            f", {speed / factor:,.0f} to {speed * factor:,.0f} tokens/s with a probability of 95 %" if deviation else ""
-        ),
-        f"not measured: {one.reason}",
-        *([] if chance is None else [f"faster than the answer with a probability of {100 * chance:.0f} %"]),
+        f"predicted {_memory(peak_bytes, findings.budget_bytes)}{'' if fit is None else f', fits: {100 * fit:.0f} %'}",
+        f"predicted {speed:,.0f} tokens/s{interval}, {seconds:.3g} s a step",
+        f"not measured: {one.reason}{'' if chance is None else f'; faster than the answer: {100 * chance:.0f} %'}",
     ]
     return Configuration(
         choice=one.choice,
@@ -119,7 +114,7 @@ def _unmeasured(one: Unmeasured, peak_bytes: int, speed: float, findings: Search
         slow=speed / factor,
         fast=speed * factor,
         kind=REFUSED if one.reason == UNFIT else PREDICTED,
-        about="\n".join([_described(one.choice), *lines]),
+        about="\n".join([label(one.choice), *lines]),
         chance=chance,
     )
 
@@ -133,7 +128,7 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
     lines = [
         {"id": place, "mib": round(one.mib, 2), "speed": round(one.speed, 1), "kind": one.kind}
         | ({"slow": round(one.slow), "fast": round(one.fast)} if one.kind == PREDICTED else {})
-        | {"failed": one.failed, "name": label(one.choice), "about": one.about}
+        | {"failed": one.failed, "about": one.about}
         for place, one in enumerate(configurations)
     ]
     front = [
@@ -197,10 +192,6 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
     )
     panel = Panel(title=title, chart=chart, height=420, what_if=what_if)
     return Plot(name="memory_against_throughput", title=title, panels=(panel,), is_wide=True)
-
-
-def _described(choice: Mapping[str, Any]) -> str:
-    return "\n".join(f"{heading(name)} {value}" for name, value in choice.items())
 
 
 def _memory(peak_bytes: int, budget_bytes: int) -> str:
