@@ -206,6 +206,6 @@ def test_a_terminal_shows_the_incumbent_the_bound_and_the_runs_of_all_workers() 
     assert (
         "so far: 1,600 tokens/s, within 12.5 % of the best, 96.8 MiB: micro-batch 8, checkpointing none, pre…" in text
     )
-    assert "trial 4: micro-batch 2: step 5 of at most 10, loss 8.5000" in text
-    assert "trial 5: micro-batch 4: step 1 of at most 10, loss 8.5000" in text
+    assert "step 5 of at most 10, loss 8.5000: trial 4: micro-batch 2" in text
+    assert "step 1 of at most 10, loss 8.5000: trial 5: micro-batch 4" in text
     assert " 3/10 " in text and max(map(len, text.splitlines())) <= 100

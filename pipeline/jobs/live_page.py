@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,8 @@ class LivePage:
         try:
             javascript()
             start = self._now()
-            page = to_html(report_of(make_findings()), f"{state}, written at {time.strftime('%H:%M:%S')}")
+            report = replace(report_of(make_findings()), command=None)  # what it would run is written at the end
+            page = to_html(report, f"{state}, written at {time.strftime('%H:%M:%S')}")
             write_atomically(self.file, page.encode())
             self._due = self._now() + (self._now() - start) / SHARE
         finally:

@@ -35,12 +35,12 @@ class _Running:
         return VERIFICATION if "verification" in self.run.labels else TRIALS
 
     def __str__(self) -> str:
-        """Return its name with its optimizer step, as far as it is."""
+        """Return its optimizer step and its name."""
         if self.last is None:
-            return f"{self.run.name}: starting"
+            return f"starting {self.run.name}"
         num_steps = self.run.experiment.settings.num_steps
         at_most = "at most " if self.activity == TRIALS else ""
-        return f"{self.run.name}: step {self.last.step + 1} of {at_most}{num_steps}, loss {self.last.loss:.4f}"
+        return f"step {self.last.step + 1} of {at_most}{num_steps}, loss {self.last.loss:.4f}: {self.run.name}"
 
 
 class SearchProgress(SearchObserver):

@@ -97,7 +97,7 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
     certificate, verification = findings.certificate, findings.verification
     written = f"{speed:,.0f} tokens/s"
     if naive is None or speedup is None:
-        fast = Headline(title="speed", value=written, detail="no naive configuration fits")
+        fast = Headline(title="speed", value=written, detail="no naive configuration that fits was measured")
     else:
         detail = f"{written}, naive: {label(naive.choice)}"
         fast = Headline(title="speed", value=f"{speedup:.2f} x naive", detail=detail)
