@@ -65,7 +65,7 @@ PICTURES = {
     "checkpointing": {"saved_and_cost", "policies", "encoder_stack", "12_layers", "24_layers", "48_layers", "depth"},
     "combined": {"saved_and_cost", "ladder", "waterfall"},
     "levers": {"saved_and_cost", "alone", "ladder", "waterfall"},
-    "plan": {"fit", "breakdown"},  # each with the card's name
+    "plan": {"fit"},  # with the card's name
     "search": {"trials_over_time", "memory_against_throughput", "parallel_coordinates"},
 }
 """What each entry point's parent run shows."""

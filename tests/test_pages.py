@@ -11,7 +11,8 @@ from test_search import made_up
 
 from pipeline.base.units import MIB
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
-from pipeline.report.configurations import MEASURED, PREDICTED, REFUSED, configurations_of, contributions_plot
+from pipeline.report.configurations import MEASURED, PREDICTED, REFUSED, configurations_of
+from pipeline.report.contributions import contributions_plot
 from pipeline.report.findings import Findings, report_of
 from pipeline.report.page import to_html
 from pipeline.searching.certificate import NOT_REACHED, UNFIT, Certificate, Unmeasured
@@ -59,6 +60,9 @@ def search_findings() -> SearchFindings:
             predicted_peak_bytes=made_up(choice)[0],
             predicted_seconds_per_step=TOKENS / made_up(choice)[1],
             reason=NOT_REACHED if made_up(choice)[0] <= BUDGET else UNFIT,
+            predicted_deviation=0.1,
+            probability_of_fit=0.97 if made_up(choice)[0] <= BUDGET else 0.0,
+            probability_of_improvement=0.25 if choice["micro_batch_size"] == 8 else 0.0,
         )
         for choice in others
     )
@@ -74,6 +78,8 @@ def search_findings() -> SearchFindings:
         unmeasured=unmeasured,
         seconds_measured=3,
         seconds_of_brute_force=20,
+        remaining_improvements=tuple(max(0.0, (percent - 85) / 500) for percent in range(101)),
+        improvements=tuple(max(0.0, (percent - 75) / 1000) for percent in range(101)),
     )
     verification = Verification(
         choice=BEST,
@@ -100,6 +106,7 @@ def search_findings() -> SearchFindings:
         verification=verification,
         settings={"model": "gpt2-nano"},
         environment={"torch": "2"},
+        seconds={"predicting": 2.0, "trials": 3.0, "verification": 1.0, "overhead": 0.5},
     )
 
 
@@ -119,6 +126,7 @@ def plan_findings() -> PlanFindings:
                 seconds=TOKENS / made_up(choice)[1],
                 deviation=0.2,
                 tokens=TOKENS,
+                category_bytes={"parameters": 5 * MIB, "activations": made_up(choice)[0] - 5 * MIB},
             )
             for choice in CHOICES
         )
@@ -230,8 +238,39 @@ def test_a_pointer_on_a_point_is_told_everything_of_it(shown: Shown) -> None:
     page.locator("[data-chart=memory_against_throughput] .measured_marks path").last.hover(force=True)
     tip = page.locator("#vg-tooltip-element")
     expect(tip).to_be_visible()
-    for text in ("micro-batch 8", "checkpointing none", "precision bf16", "96.8 MiB", "1,600 tokens/s", "measured, ok"):
+    told = ("96.8 MiB, 3.2 MiB of headroom", "1,600 tokens/s, 0.625 s a step", "measured: trial 3 ok")
+    for text in ("micro-batch 8", "checkpointing none", "precision bf16", *told):
         expect(tip).to_contain_text(text)
+    page.locator("[data-chart=may_be_faster] svg").scroll_into_view_if_needed()
+    page.locator("[data-chart=may_be_faster] .mark-symbol path").first.hover(force=True)
+    told = ("fits: 97 %", "tokens/s (95 %: ", "not measured: the search ended before it; faster than the answer: 25 %")
+    for text in ("micro-batch 8", *told):
+        expect(tip).to_contain_text(text)
+
+
+def test_a_search_shows_what_is_left_and_where_its_time_went() -> None:
+    report = report_of(search_findings())
+    plots = {plot.name: plot.panels[0].to_spec() for plot in report.plots}
+    chances = {line["chance"]: line["percent"] for line in plots["certificate"]["data"]["values"][:101]}
+    assert (chances[100], chances[5]) == (0, 2)  # the bound is what is exceeded with a probability of 5 %
+    likely = plots["may_be_faster"]["data"]["values"]
+    assert [line["chance"] for line in likely] == ["25 %"] * 2 and likely[0]["low"] < likely[0]["middle"]
+    lengths = [line["value"] for line in plots["session"]["data"]["values"]]
+    assert lengths == [2.0, 3.0, 1.0, 0.5]
+
+
+@needs_browser
+def test_a_plan_shows_the_memory_of_the_configuration_under_the_pointer(shown: Shown) -> None:
+    page = shown(plan_findings(), 1440, "light")
+    [map_of_card, memory] = page.locator("section[data-choice] [data-chart]").all()[:2]
+    texts = memory.locator(".amounts_marks text")
+    start = texts.all_text_contents()
+    expect(memory.locator("output")).to_contain_text("micro-batch 8, checkpointing none, precision bf16")
+    map_of_card.locator(".cells_marks path").first.hover(force=True)
+    expect(memory.locator("output")).to_contain_text("micro-batch 1, checkpointing none, precision bf16")
+    peak = made_up(CHOICES[1])[0] / MIB
+    expect(texts.nth(3)).to_have_text(f"{peak - 5:,.0f}")
+    assert texts.first.text_content() == start[0] == "5"
 
 
 @needs_browser
@@ -243,7 +282,7 @@ def test_the_cards_of_a_plan_are_buttons_and_its_heat_map_has_controls(shown: Sh
     assert [section.is_visible() for section in sections.all()] == [False, True, False]
     chart = sections.nth(1).locator("[data-chart]").first
     box = chart.locator("svg").bounding_box()
-    assert box is not None and box["width"] > 800
+    assert box is not None and box["width"] > 600
     texts = chart.locator(".sizes_marks text")
     bf16 = texts.all_text_contents()
     chart.get_by_role("combobox", name="precision").select_option("fp32")

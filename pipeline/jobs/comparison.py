@@ -1,9 +1,10 @@
 """The entry points that compare variants, and `main`: what does each variant cost, and what does it save?"""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.status import Status
@@ -13,6 +14,7 @@ from pipeline.base.truncation import Truncation
 from pipeline.config.entry_points import SINGLE
 from pipeline.config.variants import Comparison, EntryPoint, Variant
 from pipeline.jobs.lengths import left_out, predicted_truncations
+from pipeline.jobs.live_page import LivePage
 from pipeline.jobs.policies import with_policies
 from pipeline.report.sections import check_sections
 from pipeline.runtime.environment import environment
@@ -22,6 +24,9 @@ from pipeline.runtime.shape_check import check_shapes
 from pipeline.tracking.job import Job, open_job
 from pipeline.training.metrics import Row, Summary, against_baseline, common_settings
 from pipeline.training.typical_step import lengths_note
+
+if TYPE_CHECKING:
+    from pipeline.report.comparison import ComparisonFindings
 
 REFRESHES_PER_SECOND = 4
 """Of the progress line: each refresh takes time from a training that uses every core."""
@@ -41,9 +46,10 @@ def measure(plan: EntryPoint, console: Console) -> int:
         job.tags({"device": str(first.device)})
         job.file("environment.json", json.dumps(about, indent=1))
         rows: list[Row] = []
+        page = LivePage(job.folder)
         try:
             for comparison in plan.comparisons:
-                _run_comparison(plan, comparison, job, rows, console)
+                _run_comparison(plan, comparison, job, rows, partial(_write, page, plan, rows, about), console)
         finally:
             if rows:
                 _report(plan, rows, about, job, console)
@@ -62,7 +68,14 @@ class ProgressLine(Observer):
         self._status.update(f"{self._label}: step {record.step + 1} of {self._num_steps}, loss {record.loss:.4f}")
 
 
-def _run_comparison(plan: EntryPoint, comparison: Comparison, job: Job, rows: list[Row], console: Console) -> None:
+def _run_comparison(
+    plan: EntryPoint,
+    comparison: Comparison,
+    job: Job,
+    rows: list[Row],
+    after_run: Callable[[], None],
+    console: Console,
+) -> None:
     """Run a comparison's variants, the baseline first, and add them to `rows`."""
     baseline: Row | None = None
     for variant in sorted(comparison.variants, key=lambda variant: variant.name != comparison.baseline):
@@ -95,6 +108,7 @@ def _run_comparison(plan: EntryPoint, comparison: Comparison, job: Job, rows: li
         rows.append(row)
         baseline = row if is_baseline else baseline
         console.print(f"{label}: {result.outcome} in {result.seconds_total:.1f} s", style="dim", highlight=False)
+        after_run()
 
 
 def _summarize(variant: Variant, baseline: Row | None, result: Result) -> Summary:
@@ -108,19 +122,28 @@ def _summarize(variant: Variant, baseline: Row | None, result: Result) -> Summar
     return replace(own, metrics={**own.metrics, **compared})
 
 
-def _report(plan: EntryPoint, rows: Sequence[Row], about: Mapping[str, str], job: Job, console: Console) -> None:
-    """Print and log the report; pandas and Altair are imported here, after the runs."""
-    from pipeline.jobs.publish import publish
-    from pipeline.report.comparison import ComparisonFindings, comparison_frame
+def _write(page: LivePage, plan: EntryPoint, rows: Sequence[Row], about: Mapping[str, str]) -> None:
+    """Write the page of what is measured, if anything is left to run."""
+    total = len(list(plan.variants))
+    if len(rows) < total:
+        page.write(partial(_findings, plan, rows, about), f"{len(rows)} of {total} variants")
 
-    findings = ComparisonFindings(
-        entry=plan.entry,
-        question=plan.question,
-        rows=tuple(rows),
-        environment=about,
-        sections=plan.sections,
-        truncations=_truncations(plan, rows[0]),
+
+def _findings(plan: EntryPoint, rows: Sequence[Row], about: Mapping[str, str]) -> "ComparisonFindings":
+    """Return the findings of these rows; pandas and Altair are imported here, between and after the runs."""
+    from pipeline.report.comparison import ComparisonFindings
+
+    return ComparisonFindings(
+        entry=plan.entry, question=plan.question, rows=tuple(rows), environment=about, sections=plan.sections
     )
+
+
+def _report(plan: EntryPoint, rows: Sequence[Row], about: Mapping[str, str], job: Job, console: Console) -> None:
+    """Print and log the report."""
+    from pipeline.jobs.publish import publish
+    from pipeline.report.comparison import comparison_frame
+
+    findings = replace(_findings(plan, rows, about), truncations=_truncations(plan, rows[0]))
     publish(findings, {"comparison.csv": comparison_frame(rows).to_csv(index=False)}, job, console)
 
 

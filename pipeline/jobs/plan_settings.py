@@ -66,6 +66,7 @@ def planned_row(
         seconds=time.seconds,
         deviation=time.deviation,
         tokens=round(prediction.num_tokens),
+        category_bytes=dict(prediction.breakdown.category_bytes),
     )
 
 

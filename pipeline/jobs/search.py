@@ -2,25 +2,27 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pipeline.base.errors import first_line
 from pipeline.base.files import write_atomically
-from pipeline.base.results import Result
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.jobs.lengths import left_out
+from pipeline.jobs.live_page import LivePage
+from pipeline.jobs.search_progress import SearchProgress
+from pipeline.jobs.session_clock import PREDICTING, SessionClock
 from pipeline.runtime.environment import environment
 from pipeline.runtime.fork_server import loading, start_server
 from pipeline.runtime.signals import interrupt_on_signal
 from pipeline.searching.feasibility import make_sampler
-from pipeline.searching.loop import Search, SearchObserver, findings_of
+from pipeline.searching.loop import Search, findings_of
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import make_proposer
 from pipeline.searching.results import Measurement, SearchFindings, Trial, Verification
@@ -43,70 +45,58 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
         InvalidInputError: a setting is wrong, nothing is predicted to fit the budget, or a storage cannot be reached.
 
     """
+    clock = SessionClock()
     start_server()
     problem = make_problem(given)
     for note in filter(None, (*problem.notes, left_out(problem.base))):
         console.print(note, highlight=False)
     with open_workers(problem.settings, problem.base.device) as workers:
-        return _predict_and_measure(problem, workers, console)
+        return _predict_and_measure(problem, workers, clock, console)
 
 
-def _predict_and_measure(problem: SearchProblem, workers: Workers, console: Console) -> SearchFindings | None:
+def _predict_and_measure(
+    problem: SearchProblem, workers: Workers, clock: SessionClock, console: Console
+) -> SearchFindings | None:
     status = f"predicting the memory of {len(problem.space.choices)} configurations"
+    clock.begin(PREDICTING)
     with console.status(status), loading("pipeline.tracking.job"):  # MLflow is imported while workers predict
         sampler = make_sampler(problem)
+    clock.end(PREDICTING)
     interrupt_on_signal()
-    return _measure(problem, sampler, workers, console)
-
-
-class _ProgressLine(SearchObserver):
-    """The progress bar of a search, and a line for each trial that has ended."""
-
-    def __init__(self, problem: SearchProblem, progress: Progress, lost: Callable[[int], None]) -> None:
-        self._lost = lost
-        total = min(problem.settings.num_trials, len(problem.space.choices))
-        self._progress, self._task = progress, progress.add_task("", total=total)
-
-    def trials(self, num_measured: int, best: Trial | None) -> None:
-        text = "nothing fits yet" if best is None else f"best {best.tokens_per_second:,.0f} tokens/s"
-        self._progress.update(self._task, completed=num_measured, description=text)
-
-    def waiting(self) -> None:
-        self._progress.update(self._task, description="waiting for the trials of other workers")
-
-    def trial(self, name: str, trial: Trial) -> None:
-        self._progress.print(f"{name}: {trial.summary}", style="dim", highlight=False)
-
-    def lost(self, number: int) -> None:
-        self._progress.print(f"trial {number + 1}: its worker died; it is measured again", highlight=False)
-        self._lost(number)
-
-    def check(self, name: str, result: Result) -> None:
-        self._progress.print(f"{name}: {result.outcome} in {result.seconds_total:.1f} s", style="dim", highlight=False)
+    return _measure(problem, sampler, workers, clock, console)
 
 
 def _measure(
-    problem: SearchProblem, sampler: PredictiveSampler | None, workers: Workers, console: Console
+    problem: SearchProblem,
+    sampler: PredictiveSampler | None,
+    workers: Workers,
+    clock: SessionClock,
+    console: Console,
 ) -> SearchFindings | None:
     from pipeline.tracking.job import Job, open_job
 
     settings = problem.settings
     study = StoredStudy(settings.storage, settings.study, problem.directions, problem.identity, settings.worker_timeout)
     subject = f"{problem.base.settings.model} in {problem.budget_bytes / MIB:,.0f} MiB"
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    total = min(problem.settings.num_trials, len(problem.space.choices))
 
     def measure(job: Job) -> SearchFindings | None:
         proposer = make_proposer(problem, study, sampler)
         verification: Verification | None = None
         extra: tuple[Measurement, ...] = ()
-        with Progress(*columns, console=console, transient=True) as progress:
-            observer = _ProgressLine(problem, progress, partial(job.children.lost, study.name))
-            one = Search(problem, study, proposer, job.folder, job.children.observer, observer)
-            try:
+        page = LivePage(job.folder)
+
+        def write_page() -> None:
+            if trials := one.trials:
+                page.write(partial(_findings, one, trials, clock), f"{len(trials)} of at most {total} trials")
+
+        progress = SearchProgress(console, total, clock, write_page, partial(job.children.lost, study.name))
+        one = Search(problem, study, proposer, job.folder, job.children.observer, progress)
+        try:
+            with progress:
                 verification, extra = search_with(workers, one)
-            finally:
-                progress.stop()
-                findings = _report(one, verification, extra, job, console)
+        finally:
+            findings = _report(one, verification, extra, clock, job, console)
         return findings
 
     with open_job("search", subject, problem.base.settings.output) as job, study.storage_errors():
@@ -120,8 +110,25 @@ def _measure(
     return findings
 
 
+def _findings(
+    search: Search,
+    trials: Sequence[Trial],
+    clock: SessionClock,
+    verification: Verification | None = None,
+    extra: Sequence[Measurement] = (),
+) -> SearchFindings:
+    """Return the findings of these trials."""
+    certificate = search.proposer.certificate(trials, extra)
+    return replace(findings_of(search.problem, trials, certificate, verification), seconds=clock.seconds)
+
+
 def _report(
-    search: Search, verification: Verification | None, extra: Sequence[Measurement], job: Any, console: Console
+    search: Search,
+    verification: Verification | None,
+    extra: Sequence[Measurement],
+    clock: SessionClock,
+    job: Any,
+    console: Console,
 ) -> SearchFindings | None:
     """Print and log what was found, and write the answer as files; return None if nothing was measured.
 
@@ -133,7 +140,7 @@ def _report(
     problem, trials = search.problem, search.trials
     if not trials:
         return None
-    findings = findings_of(problem, trials, search.proposer.certificate(trials, extra), verification)
+    findings = _findings(search, trials, clock, verification, extra)
     best = findings.best
     if best is not None:
         experiment = problem.experiment(dict(best.choice))

@@ -1,7 +1,7 @@
 """Plans: the predicted memory of every configuration on a card, and the recommended one."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.base.results import limited_peak
@@ -26,6 +26,8 @@ class PlannedRow:
     """Standard deviation of the logarithm of these seconds: 0.2 is about 20 %."""
     tokens: int
     """Tokens of a typical optimizer step, without padding."""
+    category_bytes: Mapping[str, int] = field(default_factory=dict)
+    """What is allocated at the peak, by purpose."""
 
     @property
     def tokens_per_second(self) -> float:

@@ -37,7 +37,7 @@ const choose = chosen => {
 buttons.forEach(button => button.addEventListener("click", () => choose(button)));
 
 const number = (value, digits = 0) => value.toLocaleString("en", { maximumFractionDigits: digits });
-const about = line => `${line.name}: ${number(line.mib, 1)} MiB, ${number(line.speed)} tokens/s`;
+const about = line => `${line.about.split("\n")[0]}: ${number(line.mib, 1)} MiB, ${number(line.speed)} tokens/s`;
 const fastest = lines => lines.reduce((best, line) => best === null || line.speed > best.speed ? line : best, null);
 const whatIf = (view, output) => {
   const lines = view.data("configurations"), [answer] = view.signal("marked"), own = view.signal("budget");
@@ -59,17 +59,51 @@ const moments = (view, output) => {
   });
 };
 const options = { renderer: "svg", actions: false, tooltip: { theme: "custom" } };
+const views = new Map();
 const drawn = [...document.querySelectorAll("[data-chart]")].map(async place => {
   const spec = JSON.parse(place.querySelector("script").textContent);
   spec.config.legend.columns = Math.max(1, Math.floor((place.clientWidth || document.body.clientWidth) / 200));
   const { view } = await vegaEmbed(place.querySelector(".chart"), spec, options);
+  views.set(place, view);
   const output = place.querySelector("output");
-  if (output) (output.className === "told" ? moments : whatIf)(view, output);
+  if (output && !("follows" in place.dataset)) (output.className === "told" ? moments : whatIf)(view, output);
 });
+// Shows in a panel what the pointer is on in the one before it.
+const follow = place => ["mouseover", "click"].forEach(kind =>
+  views.get(place.previousElementSibling).addEventListener(kind, (_, item) => {
+    if (!item?.datum?.parts) return;
+    place.querySelector("output").textContent = item.datum.about;
+    const view = views.get(place), names = view.data("parts").map(part => part.name);
+    view.data("parts", names.map((name, index) => ({ name, mib: item.datum.parts[index] }))).runAsync();
+  }));
+const page = document.documentElement, viewKey = `view of ${location.pathname}`;
+const controls = () => [...document.querySelectorAll("input, select")];
 Promise.all(drawn).then(() => {
-  if (buttons.length) choose(buttons[0]);
-  document.documentElement.dataset.drawn = "yes";
+  document.querySelectorAll("[data-follows]").forEach(follow);
+  // A page that has loaded itself again looks as its reader left it.
+  const left = JSON.parse(sessionStorage.getItem(viewKey) ?? "{}");
+  sessionStorage.removeItem(viewKey);
+  if (buttons.length) choose(buttons.find(button => button.textContent === left.chosen) ?? buttons[0]);
+  if (left.values?.length === controls().length) controls().forEach((control, number) => {
+    if (control.value === left.values[number]) return;
+    control.value = left.values[number];
+    ["input", "change"].forEach(kind => control.dispatchEvent(new Event(kind)));
+  });
+  if (left.top !== undefined) scrollTo(0, left.top);
+  page.dataset.drawn = "yes";
 });
+if (page.dataset.reloadSeconds) {
+  let touched = 0;
+  const touch = () => { touched = Date.now(); };
+  ["pointermove", "pointerdown", "keydown", "wheel"].forEach(kind => addEventListener(kind, touch));
+  setInterval(() => {
+    if (document.hidden || Date.now() - touched < 5000) return;  // not while its reader works with it
+    const chosen = buttons.find(button => button.getAttribute("aria-pressed") === "true")?.textContent;
+    const view = { top: scrollY, chosen, values: controls().map(control => control.value) };
+    sessionStorage.setItem(viewKey, JSON.stringify(view));
+    location.reload();
+  }, 1000 * page.dataset.reloadSeconds);
+}
 window.addEventListener("beforeprint", () => {
   document.querySelectorAll("details").forEach(part => { part.open = true; });
   document.querySelectorAll("section[data-choice]").forEach(part => { part.hidden = false; });

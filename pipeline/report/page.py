@@ -71,10 +71,13 @@ class Report:
         return list(dict.fromkeys(section.choice for section in self.sections if section.choice is not None))
 
 
-def to_html(report: Report) -> str:
-    """Return the report as one HTML page with its charts and the scripts that draw them."""
+def to_html(report: Report, running: str | None = None) -> str:
+    """Return the report as one HTML page with its charts and the scripts that draw them.
+
+    `running` says how far a job is that is not finished; the page then says so, and loads itself again.
+    """
     own = (files("pipeline.report") / "page.js").read_text()
-    return _template().render(report=report, vega=javascript(), own=own)
+    return _template().render(report=report, running=running, vega=javascript(), own=own)
 
 
 def to_markdown(report: Report) -> str:

@@ -6,10 +6,14 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from typing import Any, cast
 
 import altair as alt
 import vl_convert
+from altair.utils.schemapi import debug_mode
+
+from pipeline.base.files import cache_folder, write_atomically
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
 """Okabe and Ito's palette for colour-blind readers (jfly.uni-koeln.de/color), with grey for black, which a dark page
@@ -80,6 +84,9 @@ class Panel:
     """The answer below it, which page.js replaces by that for another budget; its data are `configurations`."""
     told: str | None = None
     """What is told below it of one of its `moments`, which page.js replaces by what another one tells."""
+    follows: str | None = None
+    """What is known of the configuration whose `parts` it shows; page.js replaces both by what the pointer is on in the
+    panel before it."""
 
     def to_spec(self) -> dict[str, Any]:
         """Return the Vega-Lite specification for the page, as wide as its place; the page itself has the title."""
@@ -174,7 +181,8 @@ def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float
 
 def data(values: Sequence[Mapping[str, Any]], name: str | None = None) -> alt.Data:
     """Return data that stand in the specification itself."""
-    return alt.Data(values=list(values), **({} if name is None else {"name": name}))  # type: ignore[no-untyped-call]
+    with debug_mode(False):  # which would validate every line
+        return alt.Data(values=list(values), **({} if name is None else {"name": name}))  # type: ignore[no-untyped-call]
 
 
 def layered(*charts: alt.Chart, **shared: Any) -> alt.LayerChart:
@@ -220,8 +228,12 @@ def short(value: float) -> str:
 
 @cache
 def javascript() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script, which defines `vegaEmbed`."""
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed", vl_version=VERSION)
+    """Return Vega, Vega-Lite and Vega-Embed as one script, which defines `vegaEmbed`; it takes seconds to bundle."""
+    file = cache_folder() / f"vega-embed-{VERSION}-{version('vl-convert-python')}.js"
+    if not file.exists():
+        script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed", vl_version=VERSION)
+        write_atomically(file, script.encode())
+    return file.read_text()
 
 
 def _about(bar: Bar, unit: str) -> str:
@@ -233,7 +245,7 @@ def _about(bar: Bar, unit: str) -> str:
 
 
 def _dict(chart: alt.TopLevelMixin) -> dict[str, Any]:
-    spec: dict[str, Any] = chart.to_dict()
+    spec: dict[str, Any] = chart.to_dict(validate=False)  # which takes most of its time; tests validate
     return {**spec, "config": CONFIG}
 
 

@@ -5,16 +5,13 @@ from collections.abc import Sequence
 import pandas as pd
 
 from pipeline.base.units import MIB
-from pipeline.report.configurations import (
-    configurations_of,
-    contributions_plot,
-    left_plot,
-    plane_plot,
-)
+from pipeline.report.certificate_plots import certificate_plots
+from pipeline.report.configurations import configurations_of, plane_plot
+from pipeline.report.contributions import contributions_plot
 from pipeline.report.page import Headline, Report, Section
 from pipeline.report.reserved_plot import reserved_plots
 from pipeline.report.table import Table
-from pipeline.report.trial_plots import over_time_plot, parallel_plot
+from pipeline.report.trial_plots import over_time_plot, parallel_plot, session_plot
 from pipeline.searching.certificate import Certificate
 from pipeline.searching.results import (
     SearchFindings,
@@ -72,7 +69,8 @@ def search_report(findings: SearchFindings) -> Report:
         plane_plot(findings, configurations),
         *contributions_plot(findings, configurations),
         over_time_plot(rows),
-        *left_plot(findings, configurations),
+        *certificate_plots(findings, configurations),
+        *session_plot(findings.seconds),
         parallel_plot(rows, findings.budget_bytes, best),
     )
     return Report(
@@ -99,7 +97,7 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
     certificate, verification = findings.certificate, findings.verification
     written = f"{speed:,.0f} tokens/s"
     if naive is None or speedup is None:
-        fast = Headline(title="speed", value=written, detail="no naive configuration fits")
+        fast = Headline(title="speed", value=written, detail="no naive configuration that fits was measured")
     else:
         detail = f"{written}, naive: {label(naive.choice)}"
         fast = Headline(title="speed", value=f"{speedup:.2f} x naive", detail=detail)
@@ -168,7 +166,7 @@ def trials_table(rows: Sequence[Trial], best: Trial | None) -> Table:
             **{shown[name]: row.choice[name] for name in shown},
             "outcome": row.outcome,
             "peak MiB": None if row.peak_bytes is None else row.peak_bytes / MIB,
-            "predicted MiB": _predicted_mib(row),
+            "predicted MiB": row.predicted_mib,
             "s/step": row.metrics.get("seconds_per_step"),
             "predicted s/step": row.metrics.get("predicted_seconds_per_step"),
             "tokens/s": row.tokens_per_second,
@@ -224,11 +222,6 @@ def verification_table(verification: Verification) -> Table:
     ]
     forms = {"peak MiB": "{:,.1f}", "tokens/s": "{:,.0f}", "final loss": "{:.4f}"}
     return Table(name="verification", title="the answer, trained again", frame=pd.DataFrame(lines), forms=forms)
-
-
-def _predicted_mib(row: Trial) -> float | None:
-    """Return the predicted peak that the budget limits."""
-    return row.metrics.get("predicted_peak_reserved_mib", row.metrics.get("predicted_peak_allocated_mib"))
 
 
 def _on_front(row: Trial, rows: Sequence[Trial]) -> str:

@@ -1,17 +1,22 @@
 """Plots of a search's trials: as they came, and by dimension."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
 
 from pipeline.base.units import MIB
-from pipeline.report.plot import ABOUT, GREY, WARNING, Panel, Plot, colour, data, layered, names_axis
+from pipeline.report.plot import ABOUT, GREY, WARNING, Bar, Panel, Plot, bars, colour, data, layered, names_axis
 from pipeline.searching.results import Trial, columns, label, measured
 
-FITS = alt.Scale(domain=["fits", "over the budget", "did not complete"], range=[colour(0), WARNING, GREY])
+BEFORE = "predicted before it ran"
+FITS = alt.Scale(
+    domain=["fits", "over the budget", "did not complete", BEFORE], range=[colour(0), WARNING, GREY, colour(4)]
+)
 """Colours of trials, the same in all charts of a search."""
+FILLS = alt.Scale(domain=FITS.domain, range=[colour(0), WARNING, GREY, "transparent"])
+SHAPES = alt.Scale(domain=FITS.domain, range=["circle", "triangle-up", "cross", "circle"])
 ENDS = "datum.height == 0 ? 'left' : datum.height == 1 ? 'right' : 'center'"
 """Where a value stands at its place, so that the first and the last stay in the chart."""
 
@@ -26,22 +31,49 @@ def over_time_plot(rows: Sequence[Trial]) -> Plot:
         | {"about": f"trial {number}: {label(row.choice)}\n{row.summary}"}
         for number, (row, best) in enumerate(zip(ordered, fastest, strict=True), 1)
     ]
+    predicted = [
+        {"trial": number, "speed": row.metrics["tokens_per_second"] * row.metrics["seconds_per_step"] / seconds}
+        | {
+            "kind": BEFORE,
+            "about": f"trial {number}: {label(row.choice)}\npredicted before it ran: {seconds:.3g} s a step",
+        }
+        for number, row in enumerate(ordered, 1)
+        if (seconds := row.metrics.get("predicted_seconds_per_step")) and row.tokens_per_second
+    ]
     base = alt.Chart().encode(
         x=alt.X("trial:Q", axis=alt.Axis(tickMinStep=1, format="d"), scale=alt.Scale(domain=[0.5, len(rows) + 0.5])),
         **ABOUT,
     )
     y_title = "tokens per second"
-    chart = layered(
-        base.mark_line(interpolate="step-after", color=colour(0), opacity=0.5).encode(
-            y=alt.Y("fastest:Q", title=y_title)
-        ),
-        base.mark_point(filled=True, size=70, opacity=1).encode(
-            y=alt.Y("speed:Q", title=y_title), color=alt.Color("kind:N", scale=FITS), shape=_shape()
-        ),
-        data=data(lines),
+    line = base.mark_line(interpolate="step-after", color=colour(0), opacity=0.5)
+    points = base.encode(
+        y=alt.Y("speed:Q", title=y_title),
+        stroke=alt.Stroke("kind:N", scale=FITS),
+        fill=alt.Fill("kind:N", scale=FILLS),
+        shape=alt.Shape("kind:N", scale=SHAPES),
     )
+    layers = [line.encode(y=alt.Y("fastest:Q", title=y_title))]
+    if predicted:
+        hollow = points.properties(data=data(predicted))
+        layers.append(hollow.mark_point(size=70, opacity=1, strokeWidth=1.5))
+    layers.append(points.mark_point(size=70, opacity=1))
+    chart = layered(*layers, data=data(lines))
     title = "trials as they came (line: the fastest so far that fits)"
     return Plot(name="trials_over_time", title=title, panels=(Panel(title=title, chart=chart),))
+
+
+def session_plot(seconds: Mapping[str, float]) -> tuple[Plot, ...]:
+    """Return where the time of the session went; none if it is not known."""
+    total = sum(seconds.values())
+    parts = [
+        (f"{name}{': starting, choosing, storing' if name == 'overhead' else ''}", seconds[name]) for name in seconds
+    ]
+    values = [
+        Bar(name=name, value=value, shade=colour(0), text=f"{value:,.1f} s, {100 * value / total:.0f} %")
+        for name, value in parts
+    ]
+    title = f"where the {total:,.0f} s of this session went"
+    return (Plot(name="session", title=title, panels=(bars(title, values, "s"),)),) if total else ()
 
 
 def parallel_plot(rows: Sequence[Trial], budget_bytes: int, best: Trial | None) -> Plot:
@@ -99,10 +131,6 @@ def _kind(row: Trial) -> str:
     if row.tokens_per_second is None:
         return "did not complete"
     return "fits" if row.fits else "over the budget"
-
-
-def _shape() -> alt.Shape:
-    return alt.Shape("kind:N", scale=alt.Scale(domain=FITS.domain, range=["circle", "triangle-up", "cross"]))
 
 
 def _order(value: object) -> tuple[bool, float, str]:

@@ -30,6 +30,16 @@ Rivals = tuple[int, ...]
 """Measured candidates that another one has to beat."""
 
 
+@dataclass(frozen=True)
+class Gains:
+    """Posterior samples of improvements over the best measured candidate, in log seconds."""
+
+    of_remaining_S: Vector
+    """By the fastest candidate that is left; 0 where it is not faster."""
+    of_all_S: Vector
+    """By the fastest of all, whose measurements are uncertain as well."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rules:
     """The goal of a search and its limits."""
@@ -60,8 +70,16 @@ class Acquisition:
     """The same bound for the best unmeasured candidate alone: what further measurements may gain."""
     feasible: frozenset[int]
     """Indices of the candidates that fit with a probability of at least `fit_confidence`."""
+    probability_of_fit: Vector
+    """Probability with which each fits the budget."""
     predicted_seconds: Vector | None
     """Predicted seconds of an optimizer step of each; None before anything was measured."""
+    posterior: GaussianMixture
+    """Of the logarithm of the seconds per token of each."""
+    incumbent: int | None
+    """Index of the best measured candidate; None if nothing that fits was measured, or the whole front is searched."""
+    gains: Gains | None
+    """The samples of which `remaining_improvement` and `bound` are quantiles; None where they are."""
     residual_rms: float
     """Root mean square residual of the time model, as a fraction."""
     again: int | None
@@ -89,7 +107,8 @@ def evaluate(candidates: Sequence[Candidate], measured: Measurements, rules: Rul
     rivals = _rivals(candidates, measured, rules.whole_front)
     improvement_N = _expected_improvement(measured, rivals, posterior)
     remaining = feasible - measured.taken
-    remaining_improvement, bound = _bounds(posterior, measured, rivals, remaining)
+    gains = _gains(posterior, measured, rivals, remaining)
+    remaining_improvement = None if gains is None else quantile(gains.of_remaining_S, CONFIDENCE)
     tokens_N = np.array([candidate.num_tokens for candidate in candidates])
     few = len(measured.log_seconds) < MIN_MEASUREMENTS
     is_open = remaining_improvement is None or remaining_improvement > rules.gap or few
@@ -98,10 +117,14 @@ def evaluate(candidates: Sequence[Candidate], measured: Measurements, rules: Rul
     return Acquisition(
         next=following,
         best_remaining=best_remaining if following is None else following,
-        bound=bound,
+        bound=None if gains is None else quantile(gains.of_all_S, CONFIDENCE),
         remaining_improvement=remaining_improvement,
         feasible=feasible,
+        probability_of_fit=probability_N,
         predicted_seconds=np.exp(mean_N) * tokens_N if measured.log_seconds else None,
+        posterior=posterior,
+        incumbent=None if rules.whole_front else measured.incumbent,
+        gains=gains,
         residual_rms=0.0 if few else time.residual_rms,
         again=None if few else _again(measured, time.leave_one_out),
     )
@@ -154,16 +177,16 @@ def _expected_improvement(measured: Measurements, rivals: Sequence[Rivals], post
     return improvement_N
 
 
-def _bounds(
+def _gains(
     posterior: GaussianMixture, measured: Measurements, rivals: Sequence[Rivals], remaining: frozenset[int]
-) -> tuple[float | None, float | None]:
-    """Return two fractions of time that hold with CONFIDENCE; None if nothing that fits was measured.
+) -> Gains | None:
+    """Return samples of two differences; None if nothing that fits was measured.
 
     The first is by how much the fastest of `remaining` beats the fastest measured one. The second is by how much the
     fastest of all beats the incumbent: the fastest measured one, whose own time is uncertain as well.
     """
     if not measured.fitting or any(not rivals[number] for number in remaining):
-        return None, None
+        return None
     groups: dict[Rivals, list[int]] = {}
     for number in remaining | measured.fitting:
         groups.setdefault(rivals[number], []).append(number)
@@ -188,12 +211,12 @@ def _bounds(
             gains_of_all.append(to_beat_S - np.minimum(fastest_S, fastest_of_left_S))
         of_remaining.append(np.max(gains, axis=0))
         of_all.append(np.max(gains_of_all, axis=0))
-    return _upper_bound(of_remaining), _upper_bound(of_all)
+    return Gains(np.concatenate(of_remaining), np.concatenate(of_all))
 
 
-def _upper_bound(differences: Sequence[Vector]) -> float:
-    """Return the CONFIDENCE quantile of differences in log seconds as a fraction of time; at least 0."""
-    return float(max(0.0, -np.expm1(-np.quantile(np.concatenate(differences), CONFIDENCE))))
+def quantile(gains_S: Vector, share: float) -> float:
+    """Return a quantile of differences in log seconds as a fraction of time; at least 0."""
+    return float(max(0.0, -np.expm1(-np.quantile(gains_S, share))))
 
 
 def _choose(

@@ -19,6 +19,12 @@ class Unmeasured:
     predicted_seconds_per_step: float | None
     reason: str
     """One of UNFIT, SLOWER and NOT_REACHED."""
+    predicted_deviation: float | None = None
+    """Standard deviation of the logarithm of these seconds: 0.2 is about 20 %."""
+    probability_of_fit: float | None = None
+    """None if no time model predicts it, as the next."""
+    probability_of_improvement: float | None = None
+    """Probability with which it is faster than the answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +50,10 @@ class Certificate:
     """Device time of all trials, from the start of each process to its end."""
     seconds_of_brute_force: float | None
     """Estimated device time of measuring the whole space, each configuration as long as the median trial."""
+    remaining_improvements: tuple[float, ...] = ()
+    """The distribution of which `remaining_improvement` is a quantile: its quantiles at 0, 1, ... and 100 %."""
+    improvements: tuple[float, ...] = ()
+    """The same of `bound`."""
 
     @property
     def summary(self) -> str:

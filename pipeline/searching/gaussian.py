@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtr
 
 Vector = NDArray[np.float64]
 """One number for each configuration."""
@@ -132,11 +132,15 @@ class Gaussian:
         The probability is negligible if the mean of the difference exceeds NEGLIGIBLE_DEVIATIONS of its standard
         deviations.
         """
+        difference_N, deviation_N = self.difference_from(index)
+        may: NDArray[np.bool_] = difference_N <= NEGLIGIBLE_DEVIATIONS * deviation_N
+        return may
+
+    def difference_from(self, index: int) -> tuple[Vector, Vector]:
+        """Return the mean and the standard deviation of each configuration's difference from one of them."""
         covariance_N = self.covariance_with(np.array([index]))[:, 0]
         variance_N = self.variance_N + self.variance_N[index] - 2 * covariance_N
-        deviation_N = np.sqrt(np.maximum(variance_N, 0.0))
-        may: NDArray[np.bool_] = self.mean_N - self.mean_N[index] <= NEGLIGIBLE_DEVIATIONS * deviation_N
-        return may
+        return self.mean_N - self.mean_N[index], np.sqrt(np.maximum(variance_N, 0.0))
 
     def samples(self, indices: Sequence[int], num_samples: int) -> Matrix:
         """Return `num_samples` samples of some configurations, one a row, always with the same seed.
@@ -208,6 +212,23 @@ class GaussianMixture:
         """Return the mean of each configuration."""
         mean: Vector = self.weights @ np.stack([component.mean_N for component in self.components])
         return mean
+
+    @property
+    def deviation_N(self) -> Vector:
+        """Return the standard deviation of each configuration."""
+        mean_MN = np.stack([component.mean_N for component in self.components])
+        variance_MN = np.stack([np.maximum(component.variance_N, 0.0) for component in self.components])
+        deviation: Vector = np.sqrt(self.weights @ (variance_MN + np.square(mean_MN - self.mean_N)))
+        return deviation
+
+    def probability_below(self, index: int) -> Vector:
+        """Return the probability of each configuration to be below one of them; 0 for that one."""
+        probability_N = np.zeros(len(self.mean_N))
+        for weight, component in zip(self.weights, self.components, strict=True):
+            difference_N, deviation_N = component.difference_from(index)
+            probability_N += weight * ndtr(-difference_N / np.maximum(deviation_N, 1e-9))
+        probability_N[index] = 0.0
+        return probability_N
 
     def condition(self, values: Mapping[int, float]) -> "GaussianMixture":
         """Return the mixture with every component conditioned on `values`, and the weights as they are."""

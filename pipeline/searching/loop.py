@@ -21,7 +21,7 @@ from pipeline.searching.certificate import Certificate
 from pipeline.searching.judge import CONSTRAINT, OUTCOME, judge, peak_bytes
 from pipeline.searching.measurements import mean_speed
 from pipeline.searching.problem import SearchProblem
-from pipeline.searching.proposals import Proposer
+from pipeline.searching.proposals import Proposal, Proposer
 from pipeline.searching.results import (
     Measurement,
     SearchFindings,
@@ -45,18 +45,20 @@ SECONDS_BETWEEN_POLLS = 1.0
 """How often to check whether another worker has finished its trial."""
 
 
-class SearchObserver:
-    """Receives the events of a search, of several workers at the same time; by default it ignores them."""
+class SearchObserver(Observer):
+    """Receives the events of a search in addition to those of its runs; by default it ignores them.
 
-    def of_run(self) -> Observer:
-        """Return what receives the events of one run."""
-        return Observer()
+    Those of one run come from one thread, and several threads may run trials at the same time.
+    """
 
-    def trials(self, num_measured: int, best: Trial | None) -> None:
-        """Receive how many configurations are measured and the fastest that fits, before each trial."""
+    def trials(self, trials: Sequence[Trial]) -> None:
+        """Receive the trials that have ended, before each trial."""
 
     def waiting(self) -> None:
         """Called when a worker starts to wait for the trials of others."""
+
+    def proposed(self, proposal: Proposal) -> None:
+        """Receive the configuration that is measured next, with the bound on the best one so far."""
 
     def trial(self, name: str, trial: Trial) -> None:
         """Receive a trial that has ended."""
@@ -99,7 +101,7 @@ class Search:
         folder = self.folder / name.replace("/", "-")
         one = Run(name=name, experiment=experiment, folder=folder, labels=labels)
         conclude = summarize or partial(summary, experiment)
-        observers = [self.tracker(), self.observer.of_run()]
+        observers = [self.tracker(), self.observer]
         result, found = run(one, observers, stop=stop, summarize=conclude, executor=self.executor)
         return result, dict(found.metrics)
 
@@ -138,7 +140,7 @@ def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = (
             break
         for number in study.lost():
             search.observer.lost(number)
-        search.observer.trials(len(one_per_configuration(trials)), best_trial(trials))
+        search.observer.trials(trials)
         with ExitStack() as turn:
             turn.enter_context(search.turn)
             if _fill_queue(search, trials, extra):
@@ -159,9 +161,10 @@ def _fill_queue(search: Search, trials: Sequence[Trial], extra: Sequence[Measure
     if len(trials) + study.num_open >= problem.settings.num_trials:
         return False
     one = search.proposer.next(trials, extra)
-    return one is not None and study.enqueue(
-        one.choice, problem.space, repeat=one.is_repeat, predicted_seconds=one.predicted_seconds
-    )
+    if one is None:
+        return False
+    search.observer.proposed(one)
+    return study.enqueue(one.choice, problem.space, repeat=one.is_repeat, predicted_seconds=one.predicted_seconds)
 
 
 RunTrials = Callable[["Search", float, Sequence[Measurement]], None]

@@ -2,11 +2,11 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pipeline.config.space import Choice
-from pipeline.searching.acquisition import CONFIDENCE, Acquisition
+from pipeline.searching.acquisition import CONFIDENCE, Acquisition, quantile
 from pipeline.searching.certificate import NOT_REACHED, SLOWER, UNFIT, Certificate, Unmeasured
 from pipeline.searching.optuna_samplers import choose, next_naive
 from pipeline.searching.problem import SearchProblem
@@ -24,6 +24,8 @@ class Proposal:
     """Predicted seconds of an optimizer step; None before anything was measured, and for a repeated measurement."""
     is_repeat: bool = False
     """Whether it was measured before."""
+    bound: float | None = None
+    """Upper bound of the fraction by which the best configuration is faster than the best measured one so far."""
 
 
 class Proposer(Protocol):
@@ -90,14 +92,16 @@ class PredictiveProposer:
         """Return what to measure again, else the best candidate, or TPE's if the time model is not adequate."""
         acquisition = self._study.evaluate(self._sampler, extra)
         if acquisition.again is not None:
-            return Proposal(self._sampler.candidates[acquisition.again].choice, is_repeat=True)
+            choice = self._sampler.candidates[acquisition.again].choice
+            return Proposal(choice, is_repeat=True, bound=acquisition.bound)
         if not acquisition.is_adequate:
             return self._by_tpe(acquisition)
         if acquisition.next is None:
             return None
         seconds = acquisition.predicted_seconds
+        predicted_seconds = None if seconds is None else float(seconds[acquisition.next])
         choice = self._sampler.candidates[acquisition.next].choice
-        return Proposal(choice, None if seconds is None else float(seconds[acquisition.next]))
+        return Proposal(choice, predicted_seconds, bound=acquisition.bound)
 
     def naive(self, rows: Sequence[Trial], answer: Choice) -> Choice | None:
         """Return the first naive configuration that is feasible."""
@@ -111,8 +115,15 @@ class PredictiveProposer:
         counting = one_per_configuration(rows)
         choices = [*(row.choice for row in counting), *(one.choice for one in extra)]
         measured = {self._sampler.number_of(choice) for choice in choices} - {None}
+        deviation, incumbent = acquisition.posterior.deviation_N, acquisition.incumbent
+        improvement = None if incumbent is None else acquisition.posterior.probability_below(incumbent)
         unmeasured = [
-            self._unmeasured(number, acquisition)
+            replace(
+                self._unmeasured(number, acquisition),
+                predicted_deviation=float(deviation[number]),
+                probability_of_fit=float(acquisition.probability_of_fit[number]),
+                probability_of_improvement=None if improvement is None else float(improvement[number]),
+            )
             for number in range(len(self._sampler.candidates))
             if number not in measured
         ]
@@ -128,6 +139,7 @@ class PredictiveProposer:
             unmeasured=tuple(unmeasured),
             seconds_measured=_seconds_of(rows),
             seconds_of_brute_force=_brute_force(counting, unmeasured),
+            **_distributions(acquisition),
         )
 
     def _by_tpe(self, acquisition: Acquisition) -> Proposal | None:
@@ -153,6 +165,18 @@ class PredictiveProposer:
 def make_proposer(problem: SearchProblem, study: StoredStudy, sampler: PredictiveSampler | None) -> Proposer:
     """Return the predictive proposer with its sampler, or that of one of Optuna's samplers if `sampler` is None."""
     return OptunaProposer(problem, study) if sampler is None else PredictiveProposer(problem, study, sampler)
+
+
+def _distributions(acquisition: Acquisition) -> dict[str, tuple[float, ...]]:
+    """Return the distributions of a certificate; none if the time model is not adequate."""
+    gains = acquisition.gains if acquisition.is_adequate else None
+    if gains is None:
+        return {}
+    shares = [percent / 100 for percent in range(101)]
+    return {
+        "remaining_improvements": tuple(quantile(gains.of_remaining_S, share) for share in shares),
+        "improvements": tuple(quantile(gains.of_all_S, share) for share in shares),
+    }
 
 
 def _fitting(rows: Sequence[Trial]) -> list[Choice]:

@@ -1,7 +1,7 @@
 """What a search found: its trials, the check of its answer, and all that its report needs."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.base.results import Outcome
@@ -36,6 +36,11 @@ class Trial:
     def tokens_per_second(self) -> float | None:
         """Throughput; None if the run did not complete."""
         return self.metrics.get("tokens_per_second") if self.outcome in ("ok", "over_budget") else None
+
+    @property
+    def predicted_mib(self) -> float | None:
+        """The predicted peak that the budget limits; None if there is none."""
+        return self.metrics.get("predicted_peak_reserved_mib", self.metrics.get("predicted_peak_allocated_mib"))
 
     @property
     def summary(self) -> str:
@@ -232,6 +237,8 @@ class SearchFindings:
     """The automatic budget, and why values of the space were removed; a sentence each."""
     settings: Mapping[str, Any]
     environment: Mapping[str, str]
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Wall-clock time of the session so far by what it did, until the report was made."""
 
     @property
     def best(self) -> Trial | None:

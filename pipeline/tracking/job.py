@@ -213,14 +213,13 @@ def join_job(entry: str, run_id: str | None, uri: str, output: Path) -> Iterator
     """
     folder = _make_folder(output, "worker")
     try:
-        check_database(get_tracking_uri())
-        client = MlflowClient()
+        client = connect()
         run = client.get_run(run_id)
     except Exception as error:  # any error of a store, its driver or its network
         folder.rmdir()
         raise InvalidInputError(
-            f"a worker needs the tracking store with the run of the search, {run_id}, and "
-            f"{portable_uri(get_tracking_uri())} has it not ({first_line(error)}); set MLFLOW_TRACKING_URI={uri}"
+            f"a worker needs the tracking store with the run of the search, {run_id}, which is {uri}, and does not "
+            f"reach it ({first_line(error)}); start it, or set MLFLOW_TRACKING_URI"
         ) from error
     sender = Sender(client)
     parent = Manifest(

@@ -1,0 +1,154 @@
+"""The progress of a search in the terminal: the fastest configuration so far, its bound, and the runs that go on."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.text import Text
+
+from pipeline.base.results import Result, StepRecord
+from pipeline.base.units import MIB
+from pipeline.jobs.session_clock import TRIALS, VERIFICATION, SessionClock
+from pipeline.runtime.observer import Run
+from pipeline.searching.loop import SearchObserver
+from pipeline.searching.proposals import Proposal
+from pipeline.searching.results import Trial, best_trial, label, speed_of
+from pipeline.training.metrics import Summary
+
+REFRESHES_PER_SECOND = 4
+"""Of the terminal: each refresh takes time from a training that uses every core."""
+
+
+@dataclass
+class _Running:
+    """A run that goes on."""
+
+    run: Run
+    last: StepRecord | None = None
+
+    @property
+    def activity(self) -> str:
+        """What the clock counts it as."""
+        return VERIFICATION if "verification" in self.run.labels else TRIALS
+
+    def __str__(self) -> str:
+        """Return its optimizer step and its name."""
+        if self.last is None:
+            return f"starting {self.run.name}"
+        num_steps = self.run.experiment.settings.num_steps
+        at_most = "at most " if self.activity == TRIALS else ""
+        return f"step {self.last.step + 1} of {at_most}{num_steps}, loss {self.last.loss:.4f}: {self.run.name}"
+
+
+class SearchProgress(SearchObserver):
+    """Shows a search in the terminal, or as plain lines where there is none; a context manager.
+
+    The events of one run come from one thread; several threads may run trials at the same time. `between_runs` is
+    called before each trial and after each run of the verification, and `lost` with the number of a trial whose worker
+    died.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        num_trials: int,
+        clock: SessionClock,
+        between_runs: Callable[[], None],
+        lost: Callable[[int], None],
+    ) -> None:
+        self._console, self._clock, self._between_runs, self._lost = console, clock, between_runs, lost
+        self._running: dict[int, _Running] = {}
+        """By the thread that receives the events of the run."""
+        self._best: Trial | None = None
+        self._speed = 0.0
+        self._bound: float | None = None
+        self._state = "starting"
+        self._bar = Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
+        self._task = self._bar.add_task("", total=num_trials)
+        self._live = Live(
+            console=console, get_renderable=self._shown, refresh_per_second=REFRESHES_PER_SECOND, transient=True
+        )
+
+    def __enter__(self) -> "SearchProgress":
+        """Begin to show it, where there is a terminal."""
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove it from the terminal."""
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def trials(self, trials: Sequence[Trial]) -> None:
+        """Show how many trials have ended, and the fastest configuration that fits."""
+        self._best, self._state = best_trial(trials), "choosing the next configuration"
+        self._speed = 0.0 if self._best is None else speed_of(self._best.choice, trials)
+        self._bar.update(self._task, completed=len(trials))
+        self._between_runs()
+
+    def proposed(self, proposal: Proposal) -> None:
+        """Show the bound on the fastest configuration so far."""
+        self._bound = proposal.bound
+        if not self._console.is_terminal and self._best is not None:
+            self._print(f"so far: {self._speed:,.0f} tokens/s, {self._bound_text}")
+
+    def waiting(self) -> None:
+        """Show that other workers measure what is left."""
+        self._state = "waiting for the trials of other workers"
+
+    def started(self, run: Run) -> None:
+        """Show a run that starts."""
+        running = self._running[threading.get_ident()] = _Running(run)
+        self._clock.begin(running.activity)
+
+    def step(self, record: StepRecord) -> None:
+        """Show an optimizer step."""
+        self._running[threading.get_ident()].last = record
+
+    def finished(self, result: Result, summary: Summary) -> None:
+        """Show no more of a run."""
+        self._clock.end(self._running.pop(threading.get_ident()).activity)
+        self._state = "storing the result"
+
+    def trial(self, name: str, trial: Trial) -> None:
+        """Print a trial that has ended."""
+        self._print(f"{name}: {trial.summary}")
+
+    def lost(self, number: int) -> None:
+        """Print that a trial is measured again, and pass it on."""
+        self._print(f"trial {number + 1}: its worker died; it is measured again")
+        self._lost(number)
+
+    def check(self, name: str, result: Result) -> None:
+        """Print a run of the verification that has ended."""
+        self._print(f"{name}: {result.outcome} in {result.seconds_total:.1f} s")
+        self._between_runs()
+
+    @property
+    def _so_far(self) -> str:
+        """The fastest configuration so far and its bound, as text."""
+        if self._best is None:
+            return "nothing that was measured fits yet"
+        peak_mib = (self._best.peak_bytes or 0) / MIB
+        name = label(self._best.choice)
+        return f"{self._speed:,.0f} tokens/s, {self._bound_text}, {peak_mib:,.1f} MiB: {name}"
+
+    @property
+    def _bound_text(self) -> str:
+        """The bound of its speed, as text."""
+        return "no bound" if self._bound is None else f"within {100 * self._bound:.3g} % of the best"
+
+    def _shown(self) -> RenderableType:
+        """Return what the terminal shows now, each part in one line."""
+        running = [str(one) for one in list(self._running.values())] or [self._state]
+        lines = [Text(f"so far: {self._so_far}", style="bold"), *map(Text, running)]
+        for line in lines:
+            line.no_wrap, line.overflow = True, "ellipsis"
+        return Group(*lines, self._bar)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, style="dim", highlight=False)

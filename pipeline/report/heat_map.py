@@ -1,0 +1,146 @@
+"""The heat map of a card's plan: the predicted peak of every configuration, at any budget, and what it is made of."""
+
+from collections.abc import Sequence
+
+import altair as alt
+
+from pipeline.base.units import MIB
+from pipeline.memory.timeline import CATEGORIES
+from pipeline.prediction.plan import CardPlan, PlannedRow, expected_order
+from pipeline.report.plot import ABOUT, GREY, Panel, Plot, colour, data, layered, names_axis
+from pipeline.searching.results import heading, label
+
+AXES = ("micro_batch_size", "checkpointing")
+"""The dimensions along the axes of a heat map; the others are its controls."""
+SHARES = alt.Scale(domain=[0, 100, 100.001, 200], range=["#D6ECF9", "#56B4E9", "#F6C7A3", "#D55E00"], clamp=True)
+"""Colours of shares of the budget: blue fits, red does not; dark text can be read on all of them."""
+
+
+def seconds_text(seconds: float) -> str:
+    """Return the estimated time of a step as text."""
+    return f"{seconds:.3g} s"
+
+
+def percent_text(row: PlannedRow) -> str:
+    """Return the uncertainty of a row's time as text."""
+    return f"± {100 * row.deviation:.0f} %"
+
+
+def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
+    """Return a heat map of micro-batch and checkpointing, and the memory of the configuration under the pointer.
+
+    The other dimensions and the budget are its controls.
+    """
+    rows = _of_fastest(card.rows, num_cells)
+    most_bytes = max(row.peak_bytes for row in rows)
+    unit, unit_bytes = ("GiB", 2**30) if most_bytes >= 2**33 else ("MiB", MIB)
+    start = card.recommended or min(rows, key=lambda row: row.peak_bytes)
+    sizes = sorted({row.micro_batch_size for row in rows})
+    policies = list(dict.fromkeys(str(row.choice.get("checkpointing", "")) for row in rows))
+    values = {key: list(dict.fromkeys(str(row.choice[key]) for row in rows)) for key in rows[0].choice}
+    controls = [key for key in values if key not in AXES and len(values[key]) > 1]
+    cells = [
+        {"micro": row.micro_batch_size, "policy": policies.index(str(row.choice.get("checkpointing", "")))}
+        | {
+            "peak": round(row.peak_bytes / unit_bytes, 3),
+            "text": f"{row.peak_bytes / unit_bytes:,.{1 if unit == 'GiB' else 0}f}",
+        }
+        | {f"of_{place}": str(row.choice[key]) for place, key in enumerate(controls)}
+        | {"best": row is card.recommended, "about": _about(row, card), "parts": list(_parts(row).values())}
+        for row in rows
+    ]
+    chosen = [
+        alt.param(
+            name=f"of_{place}_chosen",
+            value=str(start.choice[key]),
+            bind=alt.binding_select(options=values[key], name=heading(key)),
+        )
+        for place, key in enumerate(controls)
+    ]
+    budget = card.budget_bytes / unit_bytes
+    most = 1.1 * most_bytes / unit_bytes  # a greater budget changes nothing
+    bound = alt.param(
+        name="budget",
+        value=round(budget, 2),
+        bind=alt.binding_range(min=0, max=round(most, 2), step=round(most / 500, 3), name=f"budget, {unit}"),
+    )
+    base = (
+        alt.Chart()
+        .transform_filter(" && ".join(f"datum.of_{n} == of_{n}_chosen" for n in range(len(controls))) or "true")
+        .transform_calculate(share="100 * datum.peak / budget")
+        .encode(
+            x=alt.X("micro:O", title="micro-batch", sort=sizes, axis=alt.Axis(labelAngle=0, grid=False)),
+            y=alt.Y("policy:O", axis=names_axis(policies)),
+            **ABOUT,
+        )
+    )
+    legend = alt.Legend(title="% of the budget", gradientLength=200, values=[0, 50, 100, 150, 200])
+    chart = layered(
+        base.properties(name="cells")
+        .mark_rect(cornerRadius=3)
+        .encode(color=alt.Color("share:Q", scale=SHARES, legend=legend)),
+        base.properties(name="sizes").mark_text(color="#111111").encode(text="text:N"),
+        base.transform_filter("datum.best").mark_rect(filled=False, stroke=colour(2), strokeWidth=4, cornerRadius=3),
+        data=data(cells),
+    ).add_params(bound, *chosen)
+    title = f"predicted peak, {unit} (blue fits, red does not{'; green frame: start here' if card.recommended else ''})"
+    given = ", ".join(f"{heading(key)} {start.choice[key]}" for key in controls)
+    panel = Panel(title=title, chart=chart, height=max(120, 44 * len(policies)))
+    of_card = f"what fits {card.card}{f', with {given}' if given else ''}"
+    return Plot(name=name, title=of_card, panels=(panel, _memory_panel(start, card, rows)))
+
+
+def _memory_panel(start: PlannedRow, card: CardPlan, rows: Sequence[PlannedRow]) -> Panel:
+    """Return the memory at the peak of a configuration by purpose, to which page.js adds what is under the pointer."""
+    parts = _parts(start)
+    most_mib = max((mib for row in rows if row.fits for mib in _parts(row).values()), default=max(parts.values()))
+    shades = alt.Scale(domain=list(parts), range=[*map(colour, range(len(CATEGORIES))), GREY])
+    lines = [{"name": name, "mib": mib} for name, mib in parts.items()]
+    base = alt.Chart().encode(
+        y=alt.Y("name:N", sort=list(parts), title=None, axis=alt.Axis(ticks=False, domain=False, grid=False)),
+        x=alt.X("mib:Q", title="MiB", scale=alt.Scale(domain=[0, 1.15 * most_mib], nice=False)),
+        tooltip=["name:N", alt.Tooltip("mib:Q", title="MiB", format=",.0f")],
+    )
+    chart = layered(
+        base.mark_bar(clip=True).encode(color=alt.Color("name:N", scale=shades, legend=None)),
+        base.properties(name="amounts").mark_text(align="left", dx=3).encode(text=alt.Text("mib:Q", format=",.0f")),
+        data=data(lines, "parts"),
+    )
+    return Panel(
+        title="what is in memory at the peak of the configuration under the pointer",
+        chart=chart,
+        height=34 * len(parts),
+        follows=_about(start, card),
+    )
+
+
+def _parts(row: PlannedRow) -> dict[str, int]:
+    """Return the MiB of each purpose at the peak, and of what the caching allocator has reserved besides."""
+    parts = {name: row.category_bytes.get(name, 0) for name in CATEGORIES}
+    parts["reserved besides"] = row.peak_bytes - row.peak_allocated_bytes
+    return {name: round(num_bytes / MIB) for name, num_bytes in parts.items()}
+
+
+def _of_fastest(rows: Sequence[PlannedRow], num_cells: int) -> list[PlannedRow]:
+    """Return the rows of the combinations of controls that have the fastest configurations that fit."""
+    groups: dict[tuple[str, ...], list[PlannedRow]] = {}
+    for row in sorted(rows, key=lambda row: (not row.fits, *expected_order(row))):
+        groups.setdefault(tuple(str(value) for key, value in row.choice.items() if key not in AXES), []).append(row)
+    shown: list[PlannedRow] = []
+    for group in groups.values():
+        if shown and len(shown) + len(group) > num_cells:
+            break
+        shown += group
+    order = {id(row): place for place, row in enumerate(rows)}
+    return sorted(shown, key=lambda row: order[id(row)])
+
+
+def _about(row: PlannedRow, card: CardPlan) -> str:
+    left_mib = (card.budget_bytes - row.peak_bytes) / MIB
+    lines = [
+        label(row.choice),
+        f"accumulation {row.accumulation_steps}",
+        f"{row.peak_bytes / MIB:,.0f} MiB, {abs(left_mib):,.0f} MiB {'of headroom' if row.fits else 'too many'}",
+        f"{seconds_text(row.seconds)} a step, {row.tokens_per_second:,.0f} tokens/s ({percent_text(row)})",
+    ]
+    return "\n".join(lines)
