@@ -93,8 +93,3 @@ def starting_processes() -> Iterator[None]:
             yield
     finally:
         sys.modules["__main__"] = main
-
-
-def num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
