@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from conftest import Received, tiny
+from project import Project
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
@@ -55,8 +56,12 @@ def losses(result: Result) -> list[float]:
         pytest.param({"sequences": "padded", "sequence_length": 64}, id="padded"),
         pytest.param({"max_grad_norm": 0.5, "learning_rate": 0.01}, id="clipped"),
         pytest.param({"precision": "fp16", "initial_loss_scale": 2.0**40}, id="skipped steps"),
-        pytest.param({"adapter": "qlora"}, id="frozen parameters"),
-        pytest.param({"optimizer": "muon", "checkpointing": "every_layer", "loss_kernel": "chunked"}, id="techniques"),
+        pytest.param({"adapter": "qlora"}, id="frozen parameters", marks=pytest.mark.slow),
+        pytest.param(
+            {"optimizer": "muon", "checkpointing": "every_layer", "loss_kernel": "chunked"},
+            id="techniques",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_two_processes_train_as_one(settings: dict[str, Any], log: Path) -> None:
@@ -183,11 +188,11 @@ def test_the_slowest_rank_and_the_largest_are_what_is_measured(log: Path) -> Non
     "settings",
     [
         pytest.param({}, id="plain"),
-        pytest.param({"micro_batch_size": 4}, id="no accumulation"),
+        pytest.param({"micro_batch_size": 4}, id="no accumulation", marks=pytest.mark.slow),
         pytest.param({"precision": "bf16", "sequences": "grouped"}, id="bf16"),
         pytest.param({"checkpointing": "every_layer", "loss_kernel": "chunked"}, id="recomputation"),
         pytest.param({"optimizer": "sgd", "causal_lm__width": 128}, id="several buckets"),
-        pytest.param({"adapter": "qlora"}, id="frozen parameters"),
+        pytest.param({"adapter": "qlora"}, id="frozen parameters", marks=pytest.mark.slow),
     ],
 )
 def test_the_memory_of_a_rank_is_predicted(settings: dict[str, Any], log: Path) -> None:
@@ -252,3 +257,36 @@ def test_more_processes_than_devices_are_refused(kind: str, what: str) -> None:
 )
 def test_world_size_is_searched_where_there_are_several_gpus(kind: str, count: int | None, values: Any) -> None:
     assert Accumulation.values_to_try("world_size", machine(kind, count)) == values
+
+
+@pytest.mark.parametrize(
+    ("entry", "settings", "message"),
+    [
+        ("profiling", {"world_size": "2"}, "profiling looks at one process, and world_size is 2"),
+        ("main", {"world_size": "1000", "effective_batch_size": "1000"}, "world_size=1000 needs as many CPU cores"),
+        ("main", {"world_size": "2", "effective_batch_size": "3"}, "1 x 2 does not divide 3; set world_size to one"),
+    ],
+)
+def test_commands_refuse_what_several_processes_cannot_do(
+    entry: str, settings: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    done = Project.copy(tmp_path).here(entry, {"device": "cpu", "micro_batch_size": "1", **settings})
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+
+
+@pytest.mark.slow
+def test_a_search_measures_several_processes(tmp_path: Path) -> None:
+    """Its answer is trained again beside a plain configuration of one process, with the same losses."""
+    space = '{"micro_batch_size": [1, 2], "world_size": [1, 2]}'
+    settings = {"device": "cpu", "model": "gpt2-nano", "sequence_length": "32", "vocabulary_size": "512"}
+    more = {
+        "effective_batch_size": "4",
+        "causal_lm.num_layers": "2",
+        "causal_lm.width": "32",
+        "causal_lm.num_heads": "2",
+    }
+    done = Project.copy(tmp_path).here("search", {**settings, **more, "space": space, "num_trials": "4"})
+    assert done.returncode == 0, done.stderr
+    assert "world_size 2" in done.stdout
+    assert "its losses are those of plain training" in " ".join(done.stdout.split())

@@ -1,6 +1,6 @@
 """Data parallelism: torch's DistributedDataParallel around the loss of a step, for all ranks of a run."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from inspect import signature
 from itertools import count
 
@@ -37,10 +37,12 @@ def data_parallel(step: Step, ranks: Ranks) -> Step:
     _share_a_zero(step.trainable.module)
     arguments: dict[str, bool] = {"gradient_as_bucket_view": True, _syncs_buffers(): False}
     loss = DistributedDataParallel(_Loss(step.trainable), **arguments)  # type: ignore[arg-type]
-    loss.register_comm_hook(ranks, _sum_over_ranks)
+    sums = _Sums(ranks, [])
+    loss.register_comm_hook(sums, _sum_over_ranks)
     updates = count()
 
     def zero_gradients(optimizer: Optimizer) -> None:
+        sums.release_buckets()
         if next(updates) == 0:
             _share_a_zero(step.trainable.module)
         else:
@@ -74,10 +76,25 @@ def _syncs_buffers() -> str:
     return newer if newer in signature(DistributedDataParallel).parameters else older
 
 
-def _sum_over_ranks(ranks: Ranks, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+@dataclass(frozen=True)
+class _Sums:
+    """The sums of gradients over all ranks that have begun since the last update."""
+
+    ranks: Ranks
+    begun: list[dist.Work]
+
+    def release_buckets(self) -> None:
+        """Let go of the buckets, which NCCL holds until a sum is waited for, or a thread of its own sees its end."""
+        for work in self.begun:
+            work.wait()
+        self.begun.clear()
+
+
+def _sum_over_ranks(sums: _Sums, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Return the future sum of a bucket over all ranks: a communication hook of DDP."""
-    ranks.entered()
+    sums.ranks.entered()
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None  # it is asynchronous
+    sums.begun.append(work)
     summed: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
     return summed
