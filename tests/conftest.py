@@ -46,7 +46,7 @@ IS_SIMULATED = "SIMULATED_CARD_NAME" in os.environ
 LONGEST = (
     *("cuda_entry_points", "cuda_budget"),
     *("entry_points", "faults", "search_faults", "tracking_faults", "docs", "compare", "plan", "ui"),
-    *("worker_pool", "user_functions", "claims", "export", "export_trl"),
+    *("data_parallel", "worker_pool", "user_functions", "claims", "export", "export_trl"),
     *("search", "search_benchmarks", "extrapolate_depth"),
 )
 """Files of tests that take longest, by what follows `test_`; the first makes what others share."""

@@ -19,7 +19,7 @@ from conftest import Received, tiny
 from pipeline.base.contracts import Prepared
 from pipeline.base.results import MemoryUse, Outcome, Result, StepRecord
 from pipeline.config.experiment import Experiment
-from pipeline.runtime.child import OUT_OF_MEMORY_TEXTS
+from pipeline.runtime.failures import OUT_OF_MEMORY_TEXTS
 from pipeline.runtime.observer import Run
 from pipeline.runtime.run import execute, run
 from pipeline.runtime.run_folder import read_steps

@@ -18,8 +18,9 @@ from conftest import ROOT, tiny
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
+from pipeline.memory.device import num_cores
 from pipeline.prediction.predict_all import predict_all
-from pipeline.runtime.fork_server import has_server, loading, num_cores, start_server, stop_server
+from pipeline.runtime.fork_server import has_server, loading, start_server, stop_server
 from pipeline.runtime.worker_pool import WorkerError, run_all, run_in_worker, worker_pool
 
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)

@@ -20,7 +20,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result
 from pipeline.base.units import MIB
 from pipeline.config.space import Space
-from pipeline.runtime.fork_server import cores
+from pipeline.memory.device import cores
 from pipeline.runtime.placement import ANYWHERE, placements
 from pipeline.searching.judge import judge
 from pipeline.searching.study import Judged, Queued, StoredStudy
@@ -140,8 +140,14 @@ def test_workers_have_a_gpu_or_a_share_of_the_cores_each(monkeypatch: pytest.Mon
     assert shown == ["0", "1", "2", "3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-8a1f,7,5")
     assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in placements(first, 2)] == ["3", "GPU-8a1f"]
-    with pytest.raises(InvalidInputError, match="each worker needs a visible GPU of its own, .* has 4 for 5 workers"):
+    with pytest.raises(
+        InvalidInputError, match="each worker needs a visible GPU of its own, .* enough for 4 of 5 workers"
+    ):
         placements(first, 5)
+    assert placements(first, None, num_devices=4) == [ANYWHERE]
+    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in placements(first, None, 2)] == ["3,GPU-8a1f", "7,5"]
+    with pytest.raises(InvalidInputError, match="each worker needs 2 visible GPUs of its own, .* enough for 2 of 3"):
+        placements(first, 3, 2)
     with pytest.raises(InvalidInputError, match="each worker needs a core of its own"):
         placements(cpu, len(cores()) + 1)
     with pytest.raises(InvalidInputError, match="device=cuda:1 names one; set device=cuda, or workers=1"):

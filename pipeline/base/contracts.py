@@ -51,6 +51,8 @@ class Hardware:
     """CUDA compute capability; None for a device that is not CUDA."""
     num_multiprocessors: int | None
     """Number of streaming multiprocessors, on which the buffers of sums depend; None likewise."""
+    count: int | None = None
+    """GPUs of the machine, or the CPU's cores that a process may use; None if it need not be in this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)

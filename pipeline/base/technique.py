@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pipeline.base.contracts import Hardware, Model, Settings, Trainable
+from pipeline.base.ranks import Ranks
 
 Context = Callable[[], AbstractContextManager[object]]
 """Makes a context manager."""
@@ -22,6 +23,11 @@ MakeOptimizer = Callable[[nn.Module], Optimizer]
 """Makes the optimizer of a model's parameters."""
 ROUNDOFF = {"fp32": 2.0**-17, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
 """Relative tolerance of a loss by number format: half the spacing of its numbers; for fp32 that of a sum of 64."""
+
+
+def free_gradients(optimizer: Optimizer) -> None:
+    """Free the gradients of an optimizer's parameters."""
+    optimizer.zero_grad(set_to_none=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +39,7 @@ class Step:
     micro_batch_size: int
     """Sequences in one forward pass."""
     accumulation_steps: int
-    """Forward and backward passes in one optimizer step."""
+    """Forward and backward passes in one optimizer step, of each rank."""
     scaler: torch.amp.GradScaler
     """Scales losses and unscales gradients; a disabled one leaves both as they are."""
     make_optimizer: MakeOptimizer
@@ -45,6 +51,12 @@ class Step:
     """Entered around every forward pass."""
     run_context: Context = nullcontext
     """Entered once, around all optimizer steps."""
+    ranks: Ranks = field(default_factory=Ranks)
+    """The processes that take it together."""
+    accumulation_context: Context = nullcontext
+    """Entered around every forward pass of an optimizer step but the last one."""
+    zero_gradients: Callable[[Optimizer], None] = free_gradients
+    """Called after each update."""
 
     def with_forward_context(self, context: Context) -> Self:
         """Return a copy that enters `context` around every forward pass, inside the existing contexts."""
@@ -234,6 +246,11 @@ class Technique(Settings, ABC):
     def not_predicted(self) -> str | None:
         """What a prediction of memory does not see with these settings; None if it sees everything."""
         return None
+
+    @property
+    def untimed(self) -> tuple[str, ...]:
+        """The settings whose time is not that of the work which a prediction counts; they may have any effect."""
+        return () if self.not_predicted is None else tuple(type(self).model_fields)
 
     @classmethod
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:

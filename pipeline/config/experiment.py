@@ -28,7 +28,7 @@ from pipeline.config.settings import (
     validate,
 )
 from pipeline.config.user_techniques import is_user_technique
-from pipeline.memory.device import find_device, hardware_of, total_bytes
+from pipeline.memory.device import find_device, hardware_of, num_cores, total_bytes
 
 AUTO_MODEL = {"cuda": "gpt2", "cpu": "gpt2-nano"}
 """The model for `model: auto` on each kind of device."""
@@ -81,6 +81,16 @@ class Experiment:
         return int(self.settings.micro_batch_size)  # type: ignore[attr-defined]
 
     @property
+    def accumulation_steps(self) -> int:
+        """Forward and backward passes of a rank in one optimizer step."""
+        return int(self.settings.accumulation_steps)  # type: ignore[attr-defined]
+
+    @property
+    def world_size(self) -> int:
+        """Processes that train together."""
+        return int(self.settings.world_size)  # type: ignore[attr-defined]
+
+    @property
     def environment(self) -> dict[str, str]:
         """The environment variables that its techniques need in the process before the first CUDA call."""
         return {name: value for technique in self.techniques for name, value in technique.environment().items()}
@@ -97,6 +107,11 @@ class Experiment:
             unseen.append(
                 f"sequences={self.settings.sequences}: predicted for the longest micro-batch; as lengths vary, CUDA's "
                 "allocator reserves more, and within a tight budget can run out of memory later"
+            )
+        if kind == "cuda" and self.world_size > 1:
+            unseen.append(
+                f"world_size={self.world_size}: predicted for one rank, without the buffers of NCCL, which torch's "
+                "allocator does not count"
             )
         return tuple(unseen)
 
@@ -158,6 +173,10 @@ class Experiment:
         )
         return _with_room_for_evaluation(prepared, settings.eval_steps * self.effective_batch_size)
 
+    def on_device(self, device: str) -> "Experiment":
+        """Return the same run on another device."""
+        return Experiment(self.settings.model_copy(update={"device": device}))
+
     def with_random_weights(self, device: str) -> "Experiment":
         """Return the same run on another device, with random weights in place of pretrained ones."""
         changes: dict[str, Any] = {"device": device}
@@ -182,6 +201,12 @@ class Experiment:
         return max(
             (technique.layer_reach(self.settings) for technique in self.techniques if technique.active), default=1
         )
+
+    @property
+    def num_threads(self) -> int | None:
+        """Threads of a rank on a CPU, whose cores the ranks share; None if it is torch's own choice."""
+        is_shared = self.world_size > 1 and self.device.type == "cpu"
+        return max(1, num_cores() // self.world_size) if is_shared else None
 
     def params(self) -> dict[str, Any]:
         """Return every setting that the run uses by its dotted name, and digests of the user's code that it uses."""

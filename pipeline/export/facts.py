@@ -41,6 +41,9 @@ class Facts:
 
     micro_batch_size: int
     accumulation_steps: int
+    """Of one process."""
+    world_size: int
+    """Processes that train together."""
     effective_batch_size: int
     precision: str
     """fp32, tf32, fp16 or bf16."""
@@ -145,7 +148,14 @@ class Facts:
         other = every if self.every_n_layers else f"checkpointing={self.checkpointing}"
         policy = policies.get(self.checkpointing, other)
         cut = f"micro-batches of {self.micro_batch_size} sequences x {self.accumulation_steps} accumulation steps"
+        if self.world_size > 1:
+            cut += f" x {self.world_size} processes"
         return ", ".join([self.model, cut, self.precision, policy, *self.others])
+
+    @property
+    def in_one_process(self) -> "Facts":
+        """The same training in one process: its passes are those of all processes."""
+        return replace(self, accumulation_steps=self.accumulation_steps * self.world_size, world_size=1)
 
     @property
     def has_prepare(self) -> bool:
@@ -213,7 +223,8 @@ def facts_of(experiment: Experiment) -> Facts:
     others = _others(experiment, IN_FACTS)
     return Facts(
         micro_batch_size=settings.micro_batch_size,
-        accumulation_steps=settings.accumulation_steps,
+        accumulation_steps=experiment.accumulation_steps,
+        world_size=experiment.world_size,
         effective_batch_size=experiment.effective_batch_size,
         precision=settings.precision,
         initial_loss_scale=settings.initial_loss_scale,

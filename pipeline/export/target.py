@@ -40,13 +40,25 @@ def render(template: str, facts: Facts, **more: Any) -> str:
     return _environment().get_template(template).render(facts=facts, **more)
 
 
+def factors(facts: Facts) -> str:
+    """Return by what a loss over the whole window's targets is multiplied, since means are taken over both."""
+    return "accumulation steps" if facts.world_size == 1 else "accumulation steps x processes"
+
+
 def uneven_note(facts: Facts, remedy: str) -> list[str]:
     """Return a note for micro-batches that differ in their number of targets."""
     pads = facts.is_padded or facts.packs_documents
-    if not (pads or facts.masked) or facts.accumulation_steps == 1:
+    if not (pads or facts.masked) or facts.accumulation_steps * facts.world_size == 1:
         return []
     cause = "padding" if pads else "tokens that are no targets"
     return [f"It averages micro-batches, which with {cause} have different numbers of targets: {remedy}."]
+
+
+def processes_note(facts: Facts, command: str) -> list[str]:
+    """Return a note for several processes; `command` starts them."""
+    if facts.world_size == 1:
+        return []
+    return [f"{facts.world_size} processes train together: start them with {command}."]
 
 
 def lengths_note(facts: Facts) -> list[str]:

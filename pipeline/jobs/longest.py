@@ -25,6 +25,7 @@ from pipeline.jobs.plan_settings import (
     planned_row,
     targets,
 )
+from pipeline.memory.device import num_cores
 from pipeline.prediction.cards import note_on
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.longest import CardLengths, Longest, LongestFindings, LongestRow, largest_length
@@ -32,7 +33,7 @@ from pipeline.prediction.longest import longest_that_fits as longest_of
 from pipeline.prediction.plan_experiments import experiments_on
 from pipeline.prediction.rates import cost_prior, note_on_rates
 from pipeline.runtime.environment import environment
-from pipeline.runtime.fork_server import has_server, num_cores
+from pipeline.runtime.fork_server import has_server
 from pipeline.runtime.worker_pool import run_all, worker_pool
 
 EXAMPLE_LENGTH = 256

@@ -42,6 +42,7 @@ from pipeline.prediction.plan_experiments import experiments_on
 from pipeline.prediction.plan_reasons import reasons_for
 from pipeline.prediction.predict_all import predict_each
 from pipeline.prediction.rates import cost_prior, note_on_rates
+from pipeline.prediction.step_time import note_on_ranks
 from pipeline.prediction.trace_cache import cache_size
 from pipeline.runtime.environment import environment
 from pipeline.training.typical_step import lengths_note
@@ -162,6 +163,7 @@ def _card_plan(
     notes = [
         note_on(target),
         note_on_rates(target),
+        note_on_ranks(max((one.world_size for one in experiments), default=1)),
         *dict.fromkeys(sentence for one in experiments for sentence in one.not_predicted(target.kind)),
         *map(_lengths_note, {one.settings.sequences: one for one in experiments}.values()),
     ]

@@ -1,7 +1,9 @@
 """What both kinds of plans share: settings, cards and budgets, the row of a prediction, and how they are logged."""
 
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +32,22 @@ class PlanSettings(SpaceSettings):
     """The settings that `plan` adds to those of a run."""
 
     gpu: str = "auto"
-    """Cards to plan for, separated by commas: h100, rtx4090, t4, ...; cpu; auto: the device of this machine."""
+    """Cards to plan for, separated by commas: h100, rtx4090, 2xt4, ...; cpu; auto: the device of this machine."""
 
 
 def targets(text: str) -> list[Hardware]:
-    """Return the devices to plan for; they need not be in this machine."""
-    names = [name.strip() for name in text.split(",")]
-    return [
-        hardware_of(find_device(name)) if name in ("auto", "cpu") or name.startswith("cuda") else find_card(name)
-        for name in names
-    ]
+    """Return the devices to plan for; they need not be in this machine. `2xt4` is a machine with two of them."""
+    return [_target(name.strip()) for name in text.split(",")]
+
+
+def _target(name: str) -> Hardware:
+    if name in ("auto", "cpu") or name.startswith("cuda"):
+        return hardware_of(find_device(name))
+    several = re.fullmatch(r"([1-9]\d*)x(.+)", name)
+    if several is None:
+        return find_card(name)
+    card = find_card(several[2])
+    return replace(card, count=int(several[1]), name=f"{several[1]} x {card.name}")
 
 
 def budget_bytes_on(text: str | None, target: Hardware) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Result
 from pipeline.config.experiment import Experiment
 from pipeline.config.variants import EntryPoint
@@ -28,7 +29,18 @@ QUESTION = "Where are the memory and the time of {name}?"
 
 
 def profiling(plan: EntryPoint, console: Console) -> int:
-    """Profile the one configuration of `plan`, print and log the report; return the exit code: 1 if it failed."""
+    """Profile the one configuration of `plan`, print and log the report; return the exit code: 1 if it failed.
+
+    Raises:
+        InvalidInputError: it has several processes.
+
+    """
+    world_size = next(plan.variants).experiment.world_size
+    if world_size > 1:
+        raise InvalidInputError(
+            f"profiling looks at one process, and world_size is {world_size}; set world_size=1, and "
+            "effective_batch_size to that of one process"
+        )
     check_shapes(variant.experiment for variant in plan.variants)
     [variant] = with_policies(plan).variants
     experiment = variant.experiment

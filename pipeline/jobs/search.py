@@ -50,7 +50,7 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
     problem = make_problem(given)
     for note in filter(None, (*problem.notes, left_out(problem.base))):
         console.print(note, highlight=False)
-    with open_workers(problem.settings, problem.base.device) as workers:
+    with open_workers(problem) as workers:
         return _predict_and_measure(problem, workers, clock, console)
 
 

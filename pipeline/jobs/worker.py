@@ -62,7 +62,7 @@ def worker(settings: WorkerSettings, console: Console) -> int:
     session = read_session(settings.storage, settings.study)
     here = {"storage": settings.storage, "workers": settings.workers, "output": str(settings.output)}
     problem = make_problem({**session.settings, **here})
-    workers = local_workers(problem.base.device, settings.workers)
+    workers = local_workers(problem, settings.workers)
     sampler = make_sampler(problem)
     study = StoredStudy(
         settings.storage, settings.study, problem.directions, problem.identity, problem.settings.worker_timeout

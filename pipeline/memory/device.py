@@ -1,5 +1,6 @@
 """The device of a run: found by its name, with its model, memory and compute capability."""
 
+import os
 import platform
 import re
 from pathlib import Path
@@ -126,4 +127,15 @@ def hardware_of(device: torch.device) -> Hardware:
         memory_bytes=total_bytes(device),
         capability=(properties.major, properties.minor) if properties else None,
         num_multiprocessors=properties.multi_processor_count if properties else None,
+        count=torch.cuda.device_count() if properties else num_cores(),
     )
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(cores())
+
+
+def cores() -> list[int]:
+    """Return the numbers of the cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))

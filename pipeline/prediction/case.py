@@ -46,8 +46,8 @@ class Case:
     @cached_property
     def of_any_size(self) -> Path:
         """A file name that cases have in common which differ only in the size of their recorded micro-batches."""
-        num_passes = self.experiment.effective_batch_size // self.size
-        split = {"micro_batch_size": 1, "accumulation_steps": num_passes, "effective_batch_size": num_passes}
+        num_rows = self.experiment.accumulation_steps * self.experiment.world_size
+        split = {"micro_batch_size": 1, "effective_batch_size": num_rows}
         experiment = Experiment(self.experiment.settings.model_copy(update=split))
         return trace_file(experiment, self.target, self.prepared, 0, str(self.identity))
 
@@ -80,13 +80,14 @@ class Case:
 
         On a CPU the whole batch is alive during all micro-batches, so it stays the same; elsewhere it grows.
         """
-        settings, passes = self.experiment.settings, self.experiment.effective_batch_size // self.size
-        changes = {"micro_batch_size": size, "effective_batch_size": passes * size}
+        settings, passes = self.experiment.settings, self.experiment.accumulation_steps
+        num_rows = passes * size * self.experiment.world_size
+        changes = {"micro_batch_size": size, "effective_batch_size": num_rows}
         keeps_batch = self.target.kind == "cpu" and passes > 1
         return replace(
             self,
             experiment=Experiment(settings.model_copy(update=changes)),
-            num_rows=self.num_rows if keeps_batch else passes * size,
+            num_rows=self.num_rows if keeps_batch else num_rows,
         )
 
     def without(self, techniques: list[Technique]) -> "Case":

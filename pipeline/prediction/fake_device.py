@@ -10,8 +10,10 @@ from pipeline.prediction.cached_operators import CachedFakeTensorMode
 from pipeline.prediction.cuda_operators import cuda_operators
 from pipeline.prediction.fake_card import HOST
 from pipeline.prediction.four_bit import four_bit_layers
+from pipeline.prediction.gradient_buckets import GradientBuckets
 from pipeline.prediction.grouped_products import grouped_products
 from pipeline.prediction.patches import clipping_in_lists, without_values
+from pipeline.training import data_parallel
 
 
 @contextmanager
@@ -26,6 +28,7 @@ def simulated(target: Hardware, *, has_documents: bool = False) -> Iterator[Cach
         without_values(counts_host_memory=target.kind == "cpu", has_documents=has_documents),
         operators,
         patch.object(offloading, "HOST", HOST if target.capability else offloading.HOST),
+        patch.object(data_parallel, "DistributedDataParallel", GradientBuckets),
         clipping,
         grouped_products(),
         four_bit_layers(target),

@@ -113,7 +113,7 @@ def predict(
         expandable_segments = uses_expandable_segments(experiment)
     prepared = prepared or experiment.read_corpus()
     timeline, typical = trace(experiment, target, prepared), typical_step(experiment, prepared)
-    pass_work = timeline.pass_work(experiment.effective_batch_size // experiment.micro_batch_size)
+    pass_work = timeline.pass_work(experiment.accumulation_steps)
     requests = Requests.of(timeline, experiment.settings.num_steps)
     peaks = (
         on_card(requests, target.memory_bytes - context_bytes, expandable_segments) if target.kind == "cuda" else None

@@ -9,10 +9,11 @@ from typing import Any
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.config.experiment import Experiment
+from pipeline.memory.device import num_cores
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.families import derivation_round, family_of, others_need
 from pipeline.prediction.predict import Prediction, predict
-from pipeline.runtime.fork_server import has_server, num_cores
+from pipeline.runtime.fork_server import has_server
 from pipeline.runtime.worker_pool import run_all, worker_pool
 
 NUM_WORTH_A_SERVER = 32

@@ -1,9 +1,12 @@
 """Recordings: an Experiment's timeline on fake tensors of a device that this machine need not have."""
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import device
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
@@ -38,7 +41,11 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
     build = _from_host if target.capability else _on_cpu
     try:
         has_documents = "position_ids" in prepared.train.batch([0])
-        with quantized_states(experiment, target), simulated(target, has_documents=has_documents) as mode:
+        with (
+            _threads(experiment.num_threads),
+            quantized_states(experiment, target),
+            simulated(target, has_documents=has_documents) as mode,
+        ):
             example, inside_of = replace(prepared, train=rows), WorkspaceTable(target)
             timeline = record_lifetimes(on_fake_device, example, build=build, inside_of=inside_of, run=mode.run)
         return with_sorted_releases(timeline)
@@ -48,6 +55,17 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
         if is_function_name(experiment.settings.model):
             raise user_code_error(experiment.settings.model, error) from error
         raise
+
+
+@contextmanager
+def _threads(num_threads: int | None) -> Iterator[None]:
+    """Let torch compute with so many threads, on which the memory of some of a CPU's operators depends."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _from_host(experiment: Experiment, prepared: Prepared) -> Trainable:

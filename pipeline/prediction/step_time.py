@@ -94,6 +94,16 @@ def step_seconds(passes_NK: Array, num_passes_N: Array, updates_NK: Array, costs
     return seconds_N
 
 
+def note_on_ranks(largest_world_size: int) -> str | None:
+    """Return what the estimated times leave out where configurations have several ranks; None if none has."""
+    if largest_world_size == 1:
+        return None
+    return (
+        "world_size: estimated times are those of one rank on a device of its own; the time in which gradients are "
+        "added over the ranks depends on how the cards are connected, and is left out"
+    )
+
+
 def estimated(prediction: Prediction, num_passes: int, prior: CostPrior) -> StepTime:
     """Return the estimated time of an optimizer step that takes so many passes."""
     passes_NK, updates_NK = (amounts(work)[None] for work in (prediction.pass_work, prediction.update_work))

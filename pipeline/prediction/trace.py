@@ -47,7 +47,8 @@ def trace(experiment: Experiment, target: Hardware, prepared: Prepared) -> Timel
 
     """
     experiment = experiment.with_random_weights(experiment.settings.device)
-    settings, size, num_rows = experiment.settings, experiment.micro_batch_size, experiment.effective_batch_size
+    settings, num_rows = experiment.settings, experiment.effective_batch_size
+    size = experiment.micro_batch_size * experiment.world_size
     case = Case(
         experiment,
         target,

@@ -96,13 +96,3 @@ def starting_processes() -> Iterator[None]:
                 yield
         finally:
             sys.modules["__main__"] = main
-
-
-def num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(cores())
-
-
-def cores() -> list[int]:
-    """Return the numbers of the cores that this process may use."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))

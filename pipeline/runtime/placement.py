@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.runtime.fork_server import cores
+from pipeline.memory.device import cores
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Environment variable with the GPUs that CUDA shows to a process."""
@@ -27,35 +27,39 @@ ANYWHERE = Placement()
 """On the device of the experiment, and on all cores."""
 
 
-def placements(device: torch.device, num_workers: int | None) -> list[Placement]:
-    """Return the place of each worker; None: a worker for each visible GPU, or one on a CPU.
+def placements(device: torch.device, num_workers: int | None, num_devices: int = 1) -> list[Placement]:
+    """Return the place of each worker, which has `num_devices` GPUs; None: as many as the visible GPUs allow, or one
+    on a CPU.
 
-    A single worker runs on the device itself. Of several, each sees one GPU alone, which is its first, or has an equal
-    share of the cores.
+    A single worker runs on the device itself. Of several, each sees its own GPUs, or has an equal share of the cores.
 
     Raises:
         InvalidInputError: there are fewer GPUs or cores than workers, or several workers are to share one named GPU.
 
     """
-    num_available = torch.cuda.device_count() if device.type == "cuda" else len(cores())
+    is_cuda = device.type == "cuda"
+    num_available = torch.cuda.device_count() // num_devices if is_cuda else len(cores())
     if num_workers is None:
-        num_workers = num_available if device.type == "cuda" and not device.index else 1
+        num_workers = max(1, num_available) if is_cuda and not device.index else 1
     if num_workers == 1:
         return [ANYWHERE]
     if num_workers > num_available:
-        kind = "visible GPU" if device.type == "cuda" else "core"
+        kind = f"{num_devices} visible GPUs" if num_devices > 1 else "a visible GPU" if is_cuda else "a core"
         raise InvalidInputError(
-            f"each worker needs a {kind} of its own, and this machine has {num_available} for {num_workers} workers; "
-            f"set workers to {num_available} or less"
+            f"each worker needs {kind} of its own, and this machine has enough for {num_available} of {num_workers} "
+            f"workers; set workers to {num_available} or less"
         )
-    if device.type == "cuda":
+    if is_cuda:
         if device.index:
             raise InvalidInputError(
                 f"{num_workers} workers need as many GPUs, and device={device} names one; set device=cuda, or workers=1"
             )
         shown = os.environ.get(VISIBLE)
-        names = shown.split(",") if shown else [str(number) for number in range(num_available)]
-        return [Placement({VISIBLE: name.strip()}) for name in names[:num_workers]]
+        names = (
+            [name.strip() for name in shown.split(",")] if shown else list(map(str, range(torch.cuda.device_count())))
+        )
+        groups = [names[start : start + num_devices] for start in range(0, num_workers * num_devices, num_devices)]
+        return [Placement({VISIBLE: ",".join(group)}) for group in groups]
     share = len(cores()) // num_workers
     own = [cores()[number * share : (number + 1) * share] for number in range(num_workers)]
     return [Placement(cores=frozenset(some)) for some in own]

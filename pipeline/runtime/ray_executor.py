@@ -136,12 +136,12 @@ class RayExecutor:
 
 @contextmanager
 def ray_executors(
-    address: str | None, device: torch.device, num_workers: int | None, cancelled: threading.Event
+    address: str | None, device: torch.device, num_workers: int | None, num_devices: int, cancelled: threading.Event
 ) -> Iterator[list[Execute]]:
     """Join the Ray cluster at `address`, or start one on this machine, and yield an executor for each worker.
 
-    None workers stand for one for each GPU of the cluster, or one where it has none. A task has one GPU; on a CPU it
-    has an equal share of the cluster's cores.
+    None workers stand for as many as the GPUs of the cluster allow, or one where it has none. A task has `num_devices`
+    GPUs; on a CPU it has an equal share of the cluster's cores.
 
     Raises:
         InvalidInputError: Ray is not installed, the cluster cannot be reached, or it has too few GPUs or cores.
@@ -158,14 +158,15 @@ def ray_executors(
     try:
         resources = ray.cluster_resources()
         kind = "GPU" if device.type == "cuda" else "CPU"
-        available = int(resources.get(kind, 0))
+        available = int(resources.get(kind, 0)) // (num_devices if kind == "GPU" else 1)
         num_workers = num_workers or (available if kind == "GPU" else 1)
         if not 0 < num_workers <= available:
+            needed = f"{num_devices} GPUs" if num_devices > 1 else f"a {kind}"
             raise InvalidInputError(
-                f"each worker needs a {kind} of its own, and the cluster has {available} for {num_workers} workers; "
+                f"each worker needs {needed} of its own, and the cluster has enough for {available} of {num_workers}; "
                 f"set workers to {available} or less, or add machines to the cluster"
             )
-        share = {"num_gpus": 1} if kind == "GPU" else {"num_cpus": available // num_workers}
+        share = {"num_gpus": num_devices} if kind == "GPU" else {"num_cpus": available // num_workers}
         remote = ray.remote(num_returns="streaming", max_retries=0, **share)(_task).remote
         yield [RayExecutor(remote, device_name(device), cancelled)] * num_workers
     finally:

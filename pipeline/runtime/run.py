@@ -1,8 +1,6 @@
 """Runs experiments in clean processes: out of memory, a crash and a time-out are outcomes, not exceptions."""
 
 import contextlib
-import math
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,15 +11,19 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Finished, MemoryUse, Outcome, Result, StepRecord
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
-from pipeline.runtime.child import Failed, Work, child_main
+from pipeline.runtime.child import Work, child_main
+from pipeline.runtime.failures import Failed, killed
 from pipeline.runtime.fork_server import CONTEXT, starting_processes
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.placement import ANYWHERE, Placement
 from pipeline.runtime.run_folder import LOG, RunFolder
+from pipeline.runtime.watch import Watch
 from pipeline.training.loop import Stop, never_stop, train
 from pipeline.training.metrics import Summary, summarize
 from pipeline.training.typical_step import typical_step
@@ -29,6 +31,8 @@ from pipeline.training.typical_step import typical_step
 Summarize = Callable[[Result], Summary]
 SECONDS_BETWEEN_LOOKS = 0.2
 """How often a run that can be cancelled looks whether it is."""
+SECONDS_TO_END = 30.0
+"""How long a process may take to end after its last event, or after it was killed."""
 LAST_LINES = 5
 """Lines of a crashed run's stderr that are kept in its result."""
 
@@ -135,18 +139,20 @@ def execute(
     log_file.parent.mkdir(parents=True, exist_ok=True)
     received = _Received()
     receiver, sender = CONTEXT.Pipe(duplex=False)
-    arguments = (experiment, sender, log_file, work or partial(train, stop=stop), placement)
-    process = CONTEXT.Process(target=child_main, args=arguments, daemon=True)
+    progress = CONTEXT.RawArray("Q", experiment.world_size)
+    arguments = (experiment, sender, log_file, work or partial(train, stop=stop), placement, progress)
+    # a daemonic process could not start its ranks
+    process = CONTEXT.Process(target=child_main, args=arguments, daemon=experiment.world_size == 1)
     start, limit = time.monotonic(), experiment.settings.time_limit
     try:
         with starting_processes():
             process.start()  # the first time, this waits until the fork server has imported torch and transformers
         start = time.monotonic()  # without that wait
         sender.close()
-        deadline = math.inf if limit is None else start + limit
-        if not _receive_all(receiver, received, observers, deadline, cancelled):
-            process.kill()
-            received.failed = Failed(Outcome.TIMED_OUT, f"ended after its time_limit of {limit:g} seconds")
+        watch = Watch(limit, progress, SECONDS_BETWEEN_LOOKS if cancelled else None)
+        if reason := _receive_all(receiver, received, observers, watch, cancelled):
+            _kill(process)
+            received.failed = Failed(Outcome.TIMED_OUT, reason)
     except KeyboardInterrupt:
         _kill(process)
         received.failed = Failed(Outcome.INTERRUPTED, f"interrupted after {len(received.steps)} optimizer steps")
@@ -200,28 +206,25 @@ def _receive_all(
     receiver: Connection,
     received: _Received,
     observers: Sequence[Observer],
-    deadline: float,
+    watch: Watch,
     cancelled: threading.Event | None,
-) -> bool:
-    """Receive events until the process has closed its end (True) or the deadline has passed (False).
+) -> str | None:
+    """Receive events until the process has closed its end (None) or takes too long: then return why.
 
     Raises:
         KeyboardInterrupt: `cancelled` was set.
 
     """
     while True:
-        left = deadline - time.monotonic()
-        wait = min(left, math.inf if cancelled is None else SECONDS_BETWEEN_LOOKS)
-        if not receiver.poll(None if wait == math.inf else max(0.0, wait)):
+        while not receiver.poll(watch.seconds_to_wait()):
             if cancelled is not None and cancelled.is_set():
                 raise KeyboardInterrupt
-            if wait >= left:
-                return False
-            continue
+            if reason := watch.why_too_long():
+                return reason
         try:
             event = receiver.recv()
         except (EOFError, OSError):  # the end, or the end in the middle of an event
-            return True
+            return None
         if isinstance(event, StepRecord):
             received.steps.append(event)
         elif isinstance(event, MemoryUse):
@@ -245,17 +248,27 @@ def emit(observer: Observer, event: Any) -> None:
 
 
 def _kill(process: BaseProcess) -> None:
-    if process.pid is not None:  # it was started
-        process.kill()
+    """Kill a process, if it was started, and its ranks: one that hangs does not end by itself."""
+    if process.pid is None:
+        return
+    try:
+        ranks = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        ranks = []
+    process.kill()
+    for rank in ranks:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rank.kill()
+    psutil.wait_procs(ranks, timeout=SECONDS_TO_END)
 
 
 def _await_end(process: BaseProcess) -> None:
     """Wait until a process has ended, if it was started; kill it if it has not after its last event."""
     if process.pid is None:
         return
-    process.join(timeout=30)
+    process.join(timeout=SECONDS_TO_END)
     if process.is_alive():
-        process.kill()
+        _kill(process)
         process.join()
 
 
@@ -266,9 +279,10 @@ def _judge(
     if received.failed is not None:
         return received.failed.outcome, received.failed.detail
     if received.finished is None and exit_code != 0:
-        if exit_code == -signal.SIGKILL:
-            return Outcome.OUT_OF_MEMORY, "killed by SIGKILL, probably by the kernel for lack of memory"
-        return Outcome.CRASHED, _how_it_died(exit_code, log_file)
+        failure = killed(exit_code) if exit_code is not None and exit_code < 0 else None
+        if failure is not None and failure.outcome is Outcome.OUT_OF_MEMORY:
+            return failure.outcome, failure.detail
+        return Outcome.CRASHED, _how_it_died(failure.detail if failure else f"exit code {exit_code}", log_file)
     budget = experiment.budget_bytes
     peak = received.memory.peak_bytes if received.memory else None
     if budget is not None and peak is not None and peak > budget:
@@ -276,9 +290,7 @@ def _judge(
     return Outcome.OK, None
 
 
-def _how_it_died(exit_code: int | None, log_file: Path) -> str:
-    by_signal = exit_code is not None and exit_code < 0
-    end = f"signal {signal.Signals(-(exit_code or 0)).name}" if by_signal else f"exit code {exit_code}"
+def _how_it_died(end: str, log_file: Path) -> str:
     log = log_file.read_text(errors="replace") if log_file.exists() else ""
     lines = [line for line in log.splitlines() if line.strip()]
     return "\n".join([end, *lines[-LAST_LINES:]])

@@ -5,7 +5,6 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice, Value
@@ -98,16 +97,15 @@ def _at_size(size: int, works: Mapping[int, Works]) -> Works:
 
 
 def _candidate(choice: Choice, experiment: Experiment, prediction: Prediction | None, works: Works) -> Candidate:
-    settings: Any = experiment.settings
-    untraced = [each for each in experiment.techniques if each.not_predicted is not None]
+    untimed = {name for each in experiment.techniques for name in each.untimed}
     return Candidate(
         choice=choice,
         micro_batch_size=experiment.micro_batch_size,
-        num_passes=settings.accumulation_steps,
+        num_passes=experiment.accumulation_steps,
         num_tokens=(prediction or typical_step(experiment, experiment.read_corpus())).num_tokens,
         pass_work=works[0],
         update_work=works[1],
-        untraced=frozenset(name for each in untraced for name in type(each).model_fields if name in choice),
+        untraced=frozenset(untimed & choice.keys()),
         predicted_bytes=prediction.peak_bytes if prediction else None,
         fits=prediction.fits if prediction else _may_fit,
     )

@@ -19,10 +19,9 @@ from pipeline.config.experiment import Experiment, why_untimed
 from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, merged, nested, validate
 from pipeline.config.space import Choice, Space, default_space, read_space, sentences, size_of
 from pipeline.config.variants import read_yaml
-from pipeline.memory.device import device_name, find_device, free_bytes, hardware_of
+from pipeline.memory.device import device_name, find_device, free_bytes, hardware_of, num_cores
 from pipeline.prediction.checkpointing_policy import resolved, with_policies
 from pipeline.runtime.environment import environment
-from pipeline.runtime.fork_server import num_cores
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.optuna_samplers import naive_choices, naive_values
 from pipeline.searching.settings import SearchSettings
@@ -65,6 +64,11 @@ class SearchProblem:
     def directions(self) -> tuple[str, ...]:
         """Optuna's direction of each objective: tokens per second and, for the Pareto front, peak bytes."""
         return ("maximize", "minimize") if self.settings.objectives == "pareto" else ("maximize",)
+
+    @property
+    def num_devices(self) -> int:
+        """The most devices that a configuration of the space trains on."""
+        return max(int(str(size)) for size in self.space.dimensions.get("world_size", (self.base.world_size,)))
 
     @property
     def budget_bytes(self) -> int:

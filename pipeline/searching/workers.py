@@ -12,8 +12,8 @@ import torch
 from pipeline.runtime.placement import placements
 from pipeline.runtime.run import Execute, execute
 from pipeline.searching.loop import Search, run_trials, search_and_verify
+from pipeline.searching.problem import SearchProblem
 from pipeline.searching.results import Measurement, Verification
-from pipeline.searching.settings import SearchSettings
 
 
 @dataclass(frozen=True)
@@ -25,24 +25,27 @@ class Workers:
 
 
 @contextmanager
-def open_workers(settings: SearchSettings, device: torch.device) -> Iterator[Workers]:
-    """Yield the workers that the settings ask for: on this machine, or tasks of a Ray cluster.
+def open_workers(problem: SearchProblem) -> Iterator[Workers]:
+    """Yield the workers that the search asks for: on this machine, or tasks of a Ray cluster.
 
     Raises:
         InvalidInputError: there are fewer GPUs or cores than workers, or Ray is absent or not reachable.
 
     """
+    settings = problem.settings
     if settings.executor == "local":
-        yield local_workers(device, settings.workers)
+        yield local_workers(problem, settings.workers)
         return
     from pipeline.runtime.ray_executor import ray_executors  # Ray is optional
 
     cancelled = threading.Event()
-    with ray_executors(settings.ray_address, device, settings.workers, cancelled) as executors:
+    with ray_executors(
+        settings.ray_address, problem.base.device, settings.workers, problem.num_devices, cancelled
+    ) as executors:
         yield Workers(executors, cancelled)
 
 
-def local_workers(device: torch.device, num_workers: int | None) -> Workers:
+def local_workers(problem: SearchProblem, num_workers: int | None) -> Workers:
     """Return workers on this machine: None stands for one for each visible GPU, or one on a CPU.
 
     Several workers on a CPU share its cores. torch then uses so many threads in this process as well, since what
@@ -53,7 +56,7 @@ def local_workers(device: torch.device, num_workers: int | None) -> Workers:
 
     """
     cancelled = threading.Event()
-    places = placements(device, num_workers)
+    places = placements(problem.base.device, num_workers, problem.num_devices)
     if places[0].cores is not None:
         torch.set_num_threads(len(places[0].cores))
     if len(places) == 1:  # in the main thread, which Ctrl-C interrupts

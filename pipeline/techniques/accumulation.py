@@ -1,23 +1,26 @@
-"""Gradient accumulation: the sequences of one optimizer step in several forward and backward passes."""
+"""Gradient accumulation: the sequences of one optimizer step in several passes, and in several processes."""
 
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 from pydantic import PositiveInt
 
+from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Mathematics, Step, Technique
 
 
 class Accumulation(Technique):
-    """effective_batch_size = micro_batch_size x accumulation_steps, exactly."""
+    """effective_batch_size = micro_batch_size x accumulation_steps x world_size, exactly."""
 
     micro_batch_size: PositiveInt = 8
     """Sequences in one forward pass."""
     accumulation_steps: PositiveInt | None = None
-    """Forward and backward passes per optimizer step; by default effective_batch_size / micro_batch_size, or 1."""
+    """Passes per optimizer step; by default effective_batch_size / (micro_batch_size x world_size), or 1."""
     effective_batch_size: PositiveInt | None = None
-    """Sequences in one optimizer step; by default micro_batch_size x accumulation_steps."""
+    """Sequences in one optimizer step; by default micro_batch_size x accumulation_steps x world_size."""
+    world_size: PositiveInt = 1
+    """Processes that train together (DistributedDataParallel), each on a GPU of its own, or on its share of the CPU."""
 
     @property
     def mathematics(self) -> Mathematics:
@@ -27,30 +30,90 @@ class Accumulation(Technique):
     @property
     def active(self) -> bool:
         """Whether an optimizer step has more than one forward pass."""
-        return (self.resolved().accumulation_steps or 1) > 1
+        return self.world_size > 1 or (self.resolved().accumulation_steps or 1) > 1
+
+    @property
+    def layer_period(self) -> int | None:
+        """None with several processes: the gradients of all layers share buckets."""
+        return 1 if self.world_size == 1 else None
+
+    @property
+    def untimed(self) -> tuple[str, ...]:
+        """The number of processes, if there are several: what they exchange is not counted."""
+        return ("world_size",) if self.world_size > 1 else ()
+
+    @classmethod
+    def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
+        """Return the numbers of processes for a machine with several GPUs: powers of two, and one for each GPU.
+
+        The processes of a CPU share its cores, and gain nothing.
+        """
+        if setting != "world_size":
+            return super().values_to_try(setting, hardware)
+        count = hardware.count or 1
+        if hardware.kind != "cuda":
+            return (1,)
+        return (*(2**power for power in range(count.bit_length()) if 2**power < count), count)
 
     def resolved(self) -> Self:
-        """Return a copy with all three numbers; two of them must give the third exactly."""
+        """Return a copy with all four numbers; with world_size, two of the others must give the third exactly.
+
+        Where only world_size does not divide the batch, conflict() refuses it: a space leaves such combinations out.
+        """
         micro, steps, effective = self.micro_batch_size, self.accumulation_steps, self.effective_batch_size
         if effective is None:
             steps = steps or 1
+            effective = micro * steps * self.world_size
         elif effective % micro:
-            divisors = [n for n in range(1, effective + 1) if effective % n == 0]
             raise InvalidInputError(
                 f"micro_batch_size must divide effective_batch_size: {micro} does not divide {effective}; "
-                f"take one of {', '.join(map(str, divisors))}"
+                f"take one of {_divisors(effective)}"
             )
         elif steps is None:
-            steps = effective // micro
-        elif micro * steps != effective:
+            steps = max(1, effective // (micro * self.world_size))
+        elif micro * steps * self.world_size != effective:
+            others = f" x {self.world_size}" if self.world_size > 1 else ""
             raise InvalidInputError(
-                f"micro_batch_size x accumulation_steps must be effective_batch_size: {micro} x {steps} is not "
-                f"{effective}; leave accumulation_steps out and it is derived"
+                f"micro_batch_size x accumulation_steps{' x world_size' if others else ''} must be "
+                f"effective_batch_size: {micro} x {steps}{others} is not {effective}; leave accumulation_steps out and "
+                "it is derived"
             )
-        return self.model_copy(update={"accumulation_steps": steps, "effective_batch_size": micro * steps})
+        return self.model_copy(update={"accumulation_steps": steps, "effective_batch_size": effective})
+
+    def unsupported(self, hardware: Hardware) -> str | None:
+        """Return that the machine has fewer GPUs, or cores, than processes."""
+        count = hardware.count
+        if self.world_size == 1 or count is None or self.world_size <= count:
+            return None
+        what = "GPUs, one for each process" if hardware.kind == "cuda" else "CPU cores, one or more for each process"
+        return f"world_size={self.world_size} needs as many {what}, and there are {count}; set it to {count} or less"
+
+    def conflict(self, settings: Any) -> str | None:
+        """Return that the processes cannot share the batch, or begin at another GPU than the first."""
+        micro, world, effective = self.micro_batch_size, self.world_size, settings.effective_batch_size
+        if world == 1:
+            return None
+        if effective % (micro * world):
+            remedy = f"set world_size to one of {_divisors(effective)}"
+            if effective % world == 0:
+                remedy = f"set micro_batch_size to one of {_divisors(effective // world)}"
+            return (
+                f"micro_batch_size x world_size must divide effective_batch_size: {micro} x {world} does not divide "
+                f"{effective}; {remedy}"
+            )
+        if settings.device not in ("auto", "cpu", "cuda", "cuda:0"):
+            return (
+                f"the processes of world_size={world} take the visible GPUs from the first one on, and device is "
+                f"{settings.device}; leave device out, and choose GPUs with CUDA_VISIBLE_DEVICES"
+            )
+        return None
 
     def apply(self, step: Step) -> Step:
         """Split every optimizer step into `accumulation_steps` passes of `micro_batch_size` sequences."""
         split = self.resolved()
         assert split.accumulation_steps is not None  # resolved() has set it
         return replace(step, micro_batch_size=split.micro_batch_size, accumulation_steps=split.accumulation_steps)
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)

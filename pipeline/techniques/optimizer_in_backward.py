@@ -52,6 +52,11 @@ class OptimizerInBackward(Technique):
                 f"{rule}, before the norm of all gradients is known, and max_grad_norm is {settings.max_grad_norm:g}; "
                 "set max_grad_norm=none, which is another training, or optimizer_in_backward=false"
             )
+        if settings.world_size > 1:
+            return (
+                f"{rule}, before the ranks have added theirs, and world_size is {settings.world_size}; set "
+                "world_size=1 or optimizer_in_backward=false"
+            )
         if settings.accumulation_steps != 1:
             return (
                 f"{rule}, after one backward pass, and accumulation_steps is {settings.accumulation_steps}; "

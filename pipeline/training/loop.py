@@ -12,6 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from pipeline.base.contracts import Prepared, Sequences, split
+from pipeline.base.ranks import CollectiveEntered, Ranks
 from pipeline.base.results import Finished, MemoryUse, StepRecord
 from pipeline.base.technique import Step
 from pipeline.config.experiment import Experiment
@@ -29,7 +30,7 @@ from pipeline.training.step import (
     unmarked,
 )
 
-Message = StepRecord | MemoryUse | Finished
+Message = StepRecord | MemoryUse | Finished | CollectiveEntered
 """An event of a training run."""
 Stop = Callable[[Sequence[float]], bool]
 """Whether to stop early, given the seconds for each token, with padding, of each optimizer step so far."""
@@ -48,17 +49,20 @@ def train(experiment: Experiment, prepared: Prepared, emit: Callable[[Message], 
     """Train, and emit each optimizer step, the memory used and the final measurements.
 
     Training ends after num_steps optimizer steps, or as soon as `stop` returns True, which is called after each step.
+    With several ranks each emits the slowest one's times and the largest one's memory, or its own where it fails.
 
     Raises:
         DivergedError: a loss was infinite or NaN; the steps before it have been emitted.
 
     """
-    settings = experiment.settings
+    settings, ranks = experiment.settings, Ranks(experiment.world_size, emit)
     meter = make_meter(experiment.device)
     occupy(experiment.device, experiment.budget_bytes)
     try:
         torch.manual_seed(settings.seed)
-        step = build_step(experiment, prepared)
+        step = build_step(experiment, prepared, ranks=ranks)
+        if ranks.rank:  # the weights are those of all ranks, and the dropout is its own
+            torch.manual_seed(settings.seed + ranks.rank)
         meter.mark(0, "load")
         optimizer = step.make_optimizer(step.trainable.module)
         with step.run_context():
@@ -67,15 +71,17 @@ def train(experiment: Experiment, prepared: Prepared, emit: Callable[[Message], 
                 loop.advance(1, meter.mark)
             loop.advance(WATCHED_STEPS - 1, meter.mark)
             meter.stop()
-            emit(meter.read())
+            emit(ranks.largest_use(meter.read()))
             loop.advance(settings.num_steps - WATCHED_STEPS, stop=stop)
             eval_loss = None
             if settings.eval_steps:
                 meter.begin_evaluation()
                 eval_loss = evaluate(step, prepared.held_out, settings.eval_steps)
-    finally:
+    except BaseException:
         meter.stop()
         emit(meter.read())
+        raise
+    emit(ranks.largest_use(meter.read()))
     with step.run_context():
         last = loop.window(loop.num_launched - 1)
         if eval_loss is not None and not math.isfinite(eval_loss):
@@ -134,7 +140,7 @@ class Loop:
         self._seconds_per_position: list[float] = []
 
     def window(self, number: int) -> Window:
-        """Return the micro-batches of optimizer step `number`, counted from 0, on the CPU.
+        """Return this rank's micro-batches of optimizer step `number`, counted from 0, on the CPU.
 
         Those of the watched steps are as long as the longest sequence of the corpus, so that a run that cannot hold the
         largest micro-batch fails at once. They are not timed, and padding changes no loss.
@@ -147,7 +153,7 @@ class Loop:
             batches = self._sequences.micro_batches(rows, size)
         nums_tokens, nums_targets = zip(*map(self._sequences.count, batches), strict=True)
         num_positions = sum(map(self._sequences.num_positions, batches))
-        return Window(batches, sum(nums_tokens), sum(nums_targets), num_positions)
+        return Window(self.step.ranks.own(batches), sum(nums_tokens), sum(nums_targets), num_positions)
 
     def advance(self, num_steps: int, mark: Callable[[int, str], None] = unmarked, stop: Stop = never_stop) -> None:
         """Take the next `num_steps` optimizer steps, fewer if `stop` returns True, and emit all of them.
@@ -205,7 +211,7 @@ class Loop:
         end: Any,
     ) -> None:
         """Wait for the end of an optimizer step and emit its record."""
-        seconds = self._clock.between(start, end)
+        [seconds] = self.step.ranks.largest([self._clock.between(start, end)])
         self._seconds_per_position.append(seconds / window.num_positions)
         loss, grad_norm = output.loss.item(), output.grad_norm.item()
         scaled = self.step.scaler.is_enabled()

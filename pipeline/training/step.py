@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,9 +14,11 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW, Optimizer
 
 from pipeline.base.contracts import Batch, Prepared, Sequences, Trainable
+from pipeline.base.ranks import Ranks
 from pipeline.base.technique import Step
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import RunSettings
+from pipeline.training.data_parallel import data_parallel
 
 SMALLEST_FP16 = 2.0**-25
 """Half of fp16's smallest positive number: this and all smaller values round to zero (IEEE 754, ties to even)."""
@@ -46,7 +48,7 @@ class StepOutput:
 
 @dataclass(frozen=True)
 class Window:
-    """The micro-batches of one optimizer step."""
+    """The micro-batches of one optimizer step: this rank's, with the numbers of all ranks."""
 
     batches: tuple[Batch, ...]
     num_tokens: int
@@ -75,8 +77,10 @@ def on_device(experiment: Experiment, prepared: Prepared) -> Trainable:
     return trainable
 
 
-def build_step(experiment: Experiment, prepared: Prepared, build: Build = on_device) -> Step:
-    """Build the model and return its Step, with every technique applied."""
+def build_step(
+    experiment: Experiment, prepared: Prepared, build: Build = on_device, ranks: Ranks | None = None
+) -> Step:
+    """Build the model and return its Step, with every technique applied, for this process as one of `ranks`."""
     trainable = build(experiment, prepared)
     step = Step(
         trainable=trainable,
@@ -88,7 +92,9 @@ def build_step(experiment: Experiment, prepared: Prepared, build: Build = on_dev
     )
     for technique in experiment.techniques:
         step = technique.apply(step)
-    return step
+    if experiment.world_size == 1:
+        return step
+    return data_parallel(step, ranks or Ranks(experiment.world_size))
 
 
 def make_optimizer(module: nn.Module, settings: RunSettings) -> Optimizer:
@@ -108,8 +114,8 @@ def optimizer_step(
     """Take one optimizer step over a window of micro-batches, without waiting for the device.
 
     The loss is the window's summed loss divided by `num_targets`, the targets of the whole window, so it does not
-    depend on the micro-batch size. `mark` is called at the end of each forward pass (`forward`), of each backward pass
-    (`backward`) and of the step (`optimizer`).
+    depend on the micro-batch size; with several ranks it is the sum of all. `mark` is called at the end of each forward
+    pass (`forward`), of each backward pass (`backward`) and of the step (`optimizer`).
     """
     loss_scale = step.scaler.scale(torch.ones((), device=step.device))
     losses = backpropagate(step, window, num_targets, mark)
@@ -118,17 +124,20 @@ def optimizer_step(
     grad_norm = _clip_gradients(step, max_grad_norm)
     step.scaler.step(optimizer)
     step.scaler.update()
-    optimizer.zero_grad(set_to_none=True)
+    step.zero_gradients(optimizer)
     mark("optimizer")
-    return StepOutput(torch.stack(losses).sum(), grad_norm, loss_scale)
+    loss = torch.stack(losses).sum()
+    step.ranks.add(loss)
+    return StepOutput(loss, grad_norm, loss_scale)
 
 
 def backpropagate(step: Step, window: Sequence[Batch], num_targets: int, mark: Mark = unmarked) -> list[Tensor]:
     """Run forward and backward passes over a window's micro-batches; return each one's share of the window's loss."""
     losses = []
-    for batch in window:
+    for number, batch in enumerate(window):
         batch = {name: tensor.to(step.device, non_blocking=True) for name, tensor in batch.items()}
-        with step.forward_context():
+        is_last = number == len(window) - 1
+        with nullcontext() if is_last else step.accumulation_context(), step.forward_context():
             loss = step.trainable.loss(step.trainable.module, batch, num_targets)
         mark("forward")
         step.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -150,7 +159,7 @@ def _clip_gradients(step: Step, max_grad_norm: float | None) -> Tensor:
 def evaluate(step: Step, held_out: Sequences, eval_steps: int) -> float:
     """Return the mean loss per target over the first held-out sequences, at most `eval_steps` effective batches."""
     module = step.trainable.module
-    effective_batch_size = step.micro_batch_size * step.accumulation_steps
+    effective_batch_size = step.micro_batch_size * step.accumulation_steps * step.ranks.size
     count = min(len(held_out), eval_steps * effective_batch_size)
     total = torch.zeros((), device=step.device)
     num_targets = 0
@@ -158,10 +167,12 @@ def evaluate(step: Step, held_out: Sequences, eval_steps: int) -> float:
     with torch.no_grad():
         for start in range(0, count, effective_batch_size):
             rows = range(start, min(start + effective_batch_size, count))
-            for batch in held_out.micro_batches(rows, step.micro_batch_size):
-                num_targets += held_out.count(batch)[1]
+            batches = held_out.micro_batches(rows, step.micro_batch_size)
+            num_targets += sum(held_out.count(batch)[1] for batch in batches)
+            for batch in step.ranks.own(batches):
                 with step.forward_context():
                     total += step.trainable.loss(module, {k: v.to(step.device) for k, v in batch.items()}, 1)
+    step.ranks.add(total)
     module.train()
     return total.item() / num_targets
 
@@ -173,7 +184,7 @@ def gradient_underflow_percent(step: Step, optimizer: Optimizer, window: Window)
     sizes = [p.grad.abs() for p in step.trainable.module.parameters() if p.grad is not None]
     lost = sum(int(((size > 0) & (size <= SMALLEST_FP16)).sum()) for size in sizes)
     total = sum(int((size > 0).sum()) for size in sizes)
-    optimizer.zero_grad(set_to_none=True)
+    step.zero_gradients(optimizer)
     return 100 * lost / total if total else 0.0
 
 

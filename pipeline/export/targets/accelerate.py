@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from pipeline.export.facts import Facts
-from pipeline.export.target import Target, lengths_note, render
+from pipeline.export.target import Target, lengths_note, processes_note, render
 
 
 class Accelerate(Target):
@@ -23,7 +23,7 @@ class Accelerate(Target):
 
     def differences(self, facts: Facts) -> list[str]:
         """Return what the launcher's file has no key for, and what Accelerate refuses."""
-        notes = lengths_note(facts)
+        notes = processes_note(facts, "the launcher, which reads num_processes") + lengths_note(facts)
         if facts.precision == "tf32":
             notes.append("The launcher's file has no key for tf32: accelerate_setup.py enables it.")
         if facts.checkpointed:

@@ -7,7 +7,7 @@ from pipeline.base.chat_template import ANSWERS
 from pipeline.base.tokenizing import HELD_OUT_EVERY
 from pipeline.export.facts import Facts
 from pipeline.export.literals import LINE_LENGTH
-from pipeline.export.target import Target, render
+from pipeline.export.target import Target, processes_note, render
 from pipeline.export.trainer_arguments import trainer_schedule
 
 NOT_MEASURED = "This is not the training that was measured: "
@@ -32,7 +32,9 @@ class Axolotl(Target):
 
     def differences(self, facts: Facts) -> list[str]:
         """Return what the file has no key for, and what axolotl does differently."""
+        visible = f"axolotl train axolotl.yaml where {facts.world_size} GPUs are visible"
         notes = [
+            *processes_note(facts, visible),
             *_model_notes(facts),
             *_precision_notes(facts),
             *_data_notes(facts),

@@ -4,7 +4,7 @@ import json
 from typing import Any, ClassVar
 
 from pipeline.export.facts import DEFAULT_LOSS_SCALE, Facts
-from pipeline.export.target import Target, lengths_note, render, uneven_note
+from pipeline.export.target import Target, factors, lengths_note, processes_note, render, uneven_note
 
 
 class DeepSpeed(Target):
@@ -24,7 +24,8 @@ class DeepSpeed(Target):
 
     def differences(self, facts: Facts) -> list[str]:
         """Return what the configuration has no key for, and what DeepSpeed does differently."""
-        notes = lengths_note(facts)
+        command = f"deepspeed --num_gpus {facts.world_size} your_script.py"
+        notes = processes_note(facts, command) + lengths_note(facts)
         if facts.has_warmup or facts.schedule == "linear":
             notes.append(
                 "DeepSpeed's own schedulers are one step later than the measured schedule: deepspeed_setup.py sets the "
@@ -41,7 +42,7 @@ class DeepSpeed(Target):
         if facts.scales_loss and facts.initial_loss_scale != DEFAULT_LOSS_SCALE:
             measured = f"{facts.initial_loss_scale:g} was measured"
             notes.append(f"Under torch_autocast the first loss scale is {DEFAULT_LOSS_SCALE:g}, and {measured}.")
-        remedy = "pass engine.backward the summed loss x accumulation steps / targets of the whole window"
+        remedy = f"pass engine.backward the summed loss x {factors(facts)} / targets of the whole window"
         return notes + uneven_note(facts, remedy)
 
 

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from pipeline.export.facts import Facts
-from pipeline.export.target import Target, lengths_note, render, uneven_note
+from pipeline.export.target import Target, factors, lengths_note, processes_note, render, uneven_note
 
 
 class Lightning(Target):
@@ -18,7 +18,7 @@ class Lightning(Target):
 
     def differences(self, facts: Facts) -> list[str]:
         """Return what the Trainer has no argument for, and what Lightning does differently."""
-        notes = lengths_note(facts)
+        notes = processes_note(facts, "the script itself: devices starts the others") + lengths_note(facts)
         if facts.has_prepare:
             settings = ", ".join([*(["checkpointing"] if facts.checkpointed else []), *facts.in_python])
             notes.append(f"The Trainer has no argument for {settings}: call prepare_model(model) before fit().")
@@ -30,7 +30,7 @@ class Lightning(Target):
             notes.append(
                 "Lightning does not clip gradients under autocast with a fused optimizer: AdamW is not fused here."
             )
-        remedy = "return the summed loss x accumulation steps / targets of the whole window"
+        remedy = f"return the summed loss x {factors(facts)} / targets of the whole window"
         return notes + uneven_note(facts, remedy)
 
 

@@ -17,7 +17,7 @@ class PyTorch(Target):
         return (
             {}
             if facts.configuration is None
-            else {"train.py": render("train.py.jinja", facts, watched_steps=WATCHED_STEPS)}
+            else {"train.py": render("train.py.jinja", facts.in_one_process, watched_steps=WATCHED_STEPS)}
         )
 
     def differences(self, facts: Facts) -> list[str]:
@@ -29,4 +29,9 @@ class PyTorch(Target):
             else "The bytes of a text file are its tokens; a .npy file holds the token ids of any tokenizer, one "
             "document after the other."
         )
-        return [*losses, f"It reads the token ids that Headroom prepared, in the same order. {other}"]
+        alone = (
+            [f"It is for one process, which takes the passes of all {facts.world_size}: its time is not that measured."]
+            if facts.world_size > 1
+            else []
+        )
+        return [*losses, *alone, f"It reads the token ids that Headroom prepared, in the same order. {other}"]

@@ -4,7 +4,7 @@ import json
 from typing import ClassVar
 
 from pipeline.export.facts import Facts
-from pipeline.export.target import Target, documents_note, render
+from pipeline.export.target import Target, documents_note, processes_note, render
 from pipeline.export.trainer_arguments import prepares_layers, trainer_arguments, trainer_notes
 
 
@@ -31,7 +31,8 @@ class HuggingFace(Target):
 
     def differences(self, facts: Facts) -> list[str]:
         """Return what no argument can express, and what Trainer does differently."""
-        notes = ["Trainer shuffles the sequences in its own order; the last optimizer step of an epoch may have fewer."]
+        notes = processes_note(facts, f"torchrun --nproc_per_node={facts.world_size} your_script.py")
+        notes.append("Trainer shuffles the sequences in its own order; an epoch's last optimizer step may have fewer.")
         if facts.configuration is not None:
             notes.append(
                 "With the JSON alone Trainer counts one target too many in every sequence of GPT-2, and its loss is "

@@ -6,7 +6,7 @@ from pipeline.base.technique import Exported
 from pipeline.base.tokenizing import HELD_OUT_EVERY
 from pipeline.export.conversations import finding_of_answers
 from pipeline.export.facts import Facts
-from pipeline.export.target import Target, render
+from pipeline.export.target import Target, processes_note, render
 from pipeline.export.trainer_arguments import prepares_layers, trainer_arguments, trainer_notes
 from pipeline.techniques.adapter import exported_quantizing
 
@@ -41,13 +41,14 @@ class Trl(Target):
 
     def differences(self, facts: Facts) -> list[str]:
         """Return what it reads, and what SFTTrainer does differently."""
-        losses = "It has the measured losses, step by step, but for the masks of dropout."
+        until = "" if facts.world_size == 1 else " up to the end of the first epoch"
+        losses = f"It has the measured losses, step by step{until}, but for the masks of dropout."
         packed = (
             f"This is not the training that was measured: SFTTrainer packs {PACKED_TOGETHER} conversations at a time, "
             f"and of {facts.num_documents} all were packed; the sequences are others, its memory and time are the same."
         )
         notes = [packed] if _packs_parts(facts) else [] if facts.missing else [losses]
-        notes += _data_notes(facts)
+        notes += processes_note(facts, f"torchrun --nproc_per_node={facts.world_size} trl_sft.py") + _data_notes(facts)
         notes.append(
             "SFTTrainer computes the loss in chunks of tokens, without all logits in memory (seen in TRL 1.16), and "
             f"loss_kernel={facts.loss_kernel} was measured: the loss is the same, its memory and time are not."

@@ -1,0 +1,65 @@
+"""The ranks of a run: the processes that take its optimizer steps together, and what they exchange."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeline.base.results import MemoryUse
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True)
+class CollectiveEntered:
+    """The event that a rank is about to wait for the other ranks; the rank that has entered the fewest is awaited."""
+
+
+class Ranks:
+    """The processes of a run, each on a device of its own; without a process group nothing is exchanged.
+
+    Prediction has no process group: there this process is the first of `size` ranks.
+    """
+
+    def __init__(self, size: int = 1, emit: Callable[[CollectiveEntered], Any] = lambda _: None) -> None:
+        self.size, self._emit = size, emit
+        self._has_group = size > 1 and dist.is_initialized()
+        self.rank = dist.get_rank() if self._has_group else 0
+        """This process's number, counted from 0."""
+
+    def own(self, micro_batches: Sequence[Part]) -> tuple[Part, ...]:
+        """Return this rank's share of micro-batches: in each pass the ranks take the next ones, in their order."""
+        return tuple(micro_batches[self.rank :: self.size])
+
+    def entered(self) -> None:
+        """Emit that a collective operation begins."""
+        if self._has_group:
+            self._emit(CollectiveEntered())
+
+    def add(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over all ranks, without waiting for the device."""
+        if self._has_group:
+            self.entered()
+            dist.all_reduce(tensor)
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Return the largest value of all ranks for each of these numbers, which are on the host."""
+        if not self._has_group:
+            return list(values)
+        self.entered()
+        tensor = torch.tensor(values, dtype=torch.float64, device="cpu")
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        largest: list[float] = tensor.tolist()
+        return largest
+
+    def largest_use(self, use: MemoryUse) -> MemoryUse:
+        """Return the largest value of all ranks for each measurement of memory."""
+        names = [each.name for each in fields(use) if isinstance(getattr(use, each.name), int)]
+        sizes = [*(getattr(use, name) for name in names), *(phase.allocated_bytes for phase in use.phases)]
+        values = [int(value) for value in self.largest(sizes)]
+        of_phases = zip(use.phases, values[len(names) :], strict=True)
+        phases = tuple(replace(phase, allocated_bytes=num_bytes) for phase, num_bytes in of_phases)
+        return replace(use, phases=phases, **dict(zip(names, values, strict=False)))

@@ -1,0 +1,46 @@
+"""How long a run may take: its time limit, and how long all of its ranks may stand still."""
+
+import time
+from collections.abc import Sequence
+
+STILL_SECONDS = 600.0
+"""How long no rank may enter a collective operation, as long as NCCL waits by default."""
+LOOK_SECONDS = 1.0
+"""How often the ranks are looked at."""
+
+
+class Watch:
+    """Watches a run from its start on; `progress` is how many collective operations each rank has entered.
+
+    `look_seconds` is how often to look at it for another reason; None if there is none.
+    """
+
+    def __init__(self, time_limit: float | None, progress: Sequence[int], look_seconds: float | None = None) -> None:
+        self._look_seconds = LOOK_SECONDS if look_seconds is None and len(progress) > 1 else look_seconds
+        self._time_limit, self._progress = time_limit, progress
+        self._start = self._moved = time.monotonic()
+        self._seen = list(progress)
+
+    def seconds_to_wait(self) -> float | None:
+        """Return after how many seconds to look at it next; None if it has all the time."""
+        left = None if self._time_limit is None else max(0.0, self._start + self._time_limit - time.monotonic())
+        return min((seconds for seconds in (left, self._look_seconds) if seconds is not None), default=None)
+
+    def why_too_long(self) -> str | None:
+        """Return why the run is ended: it has taken too long, or its ranks stand still; None if it goes on."""
+        now, counts = time.monotonic(), list(self._progress)
+        if counts != self._seen:
+            self._seen, self._moved = counts, now
+        if self._time_limit is not None and now >= self._start + self._time_limit:
+            return f"ended after its time_limit of {self._time_limit:g} seconds{self._awaited()}"
+        if any(counts) and now >= self._moved + STILL_SECONDS:
+            return f"ended after {STILL_SECONDS:g} seconds without progress{self._awaited()}"
+        return None
+
+    def _awaited(self) -> str:
+        """Return which ranks the others waited for: those that have entered the fewest collective operations."""
+        fewest = min(self._progress)
+        awaited = [str(rank) for rank, count in enumerate(self._progress) if count == fewest]
+        if len(awaited) == len(self._progress):
+            return ""
+        return f"; the other ranks waited for rank {', '.join(awaited)}"

@@ -1,0 +1,100 @@
+"""Data parallelism: torch's DistributedDataParallel around the loss of a step, for all ranks of a run."""
+
+from dataclasses import dataclass, replace
+from inspect import signature
+from itertools import count
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from pipeline.base.contracts import Batch, Trainable
+from pipeline.base.ranks import Ranks
+from pipeline.base.technique import Step
+
+
+class _Loss(nn.Module):
+    """The loss of a model as a module, so that whatever it calls of the model is inside DDP's forward pass."""
+
+    def __init__(self, trainable: Trainable) -> None:
+        super().__init__()
+        self.model, self._loss = trainable.module, trainable.loss
+
+    def forward(self, batch: Batch, num_targets: int) -> Tensor:
+        return self._loss(self.model, batch, num_targets)
+
+
+def data_parallel(step: Step, ranks: Ranks) -> Step:
+    """Return a step whose gradients are summed over all ranks in the last backward pass of an optimizer step.
+
+    The sum, not DDP's mean, is the gradient of the window's loss: each rank divides its losses by all ranks' targets.
+    Gradients are views of DDP's buckets from the start and stay there: freed ones would become a second copy while they
+    accumulate. DDP makes its buckets anew after the first update, in the order of the gradients.
+    """
+    _share_a_zero(step.trainable.module)
+    arguments: dict[str, bool] = {"gradient_as_bucket_view": True, _syncs_buffers(): False}
+    loss = DistributedDataParallel(_Loss(step.trainable), **arguments)  # type: ignore[arg-type]
+    sums = _Sums(ranks, [])
+    loss.register_comm_hook(sums, _sum_over_ranks)
+    updates = count()
+
+    def zero_gradients(optimizer: Optimizer) -> None:
+        sums.release_buckets()
+        if next(updates) == 0:
+            _share_a_zero(step.trainable.module)
+        else:
+            optimizer.zero_grad(set_to_none=False)
+
+    def loss_of(_: nn.Module, batch: Batch, num_targets: int) -> Tensor:
+        computed: Tensor = (loss if torch.is_grad_enabled() else loss.module)(batch, num_targets)
+        return computed
+
+    return replace(
+        step,
+        ranks=ranks,
+        trainable=replace(step.trainable, loss=loss_of),
+        accumulation_context=loss.no_sync,
+        zero_gradients=zero_gradients,
+    )
+
+
+def _share_a_zero(module: nn.Module) -> None:
+    """Make all gradients of a type views of one zero: DDP replaces them by views of new buckets, with their value."""
+    zeros: dict[torch.dtype, Tensor] = {}
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            zero = zeros.setdefault(parameter.dtype, torch.zeros((), dtype=parameter.dtype, device=parameter.device))
+            parameter.grad = zero.expand_as(parameter)
+
+
+def _syncs_buffers() -> str:
+    """Return the name of the argument that makes rank 0's buffers those of all ranks before each forward pass."""
+    newer, older = "forward_sync_buffers", "broadcast_buffers"
+    return newer if newer in signature(DistributedDataParallel).parameters else older
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """The sums of gradients over all ranks that have begun since the last update."""
+
+    ranks: Ranks
+    begun: list[dist.Work]
+
+    def release_buckets(self) -> None:
+        """Let go of the buckets, which NCCL holds until a sum is waited for, or a thread of its own sees its end."""
+        for work in self.begun:
+            work.wait()
+        self.begun.clear()
+
+
+def _sum_over_ranks(sums: _Sums, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Return the future sum of a bucket over all ranks: a communication hook of DDP."""
+    sums.ranks.entered()
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    assert work is not None  # it is asynchronous
+    sums.begun.append(work)
+    summed: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
+    return summed

@@ -1,0 +1,292 @@
+"""Training in several processes: the training of one, whatever ends a rank, and the memory of a rank."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from conftest import Received, tiny
+from project import Project
+
+from pipeline.base.contracts import Hardware
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.results import Outcome, Result
+from pipeline.config.experiment import Experiment
+from pipeline.memory.device import hardware_of
+from pipeline.prediction.predict import predict
+from pipeline.runtime import watch
+from pipeline.runtime.run import execute
+from pipeline.techniques.accumulation import Accumulation
+from pipeline.training.loop import train
+
+TWO = {"world_size": 2, "effective_batch_size": 8, "micro_batch_size": 2}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Path]:
+    """Give a log file, and prove that a run leaves no process that writes to it."""
+    file = tmp_path / "log.txt"
+    yield file
+    left = [process.pid for process in psutil.process_iter() if str(file) in _open_files(process)]
+    assert not left
+
+
+def _open_files(process: psutil.Process) -> list[str]:
+    try:
+        return [one.path for one in process.open_files()]
+    except psutil.Error:
+        return []
+
+
+def losses(result: Result) -> list[float]:
+    assert result.outcome is Outcome.OK, result.detail
+    return [record.loss for record in result.steps]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="packed"),
+        pytest.param({"sequences": "padded", "sequence_length": 64}, id="padded"),
+        pytest.param({"max_grad_norm": 0.5, "learning_rate": 0.01}, id="clipped"),
+        pytest.param({"precision": "fp16", "initial_loss_scale": 2.0**40}, id="skipped steps"),
+        pytest.param({"adapter": "qlora"}, id="frozen parameters", marks=pytest.mark.slow),
+        pytest.param(
+            {"optimizer": "muon", "checkpointing": "every_layer", "loss_kernel": "chunked"},
+            id="techniques",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_two_processes_train_as_one(settings: dict[str, Any], log: Path) -> None:
+    one, two = (execute(tiny(**TWO | {"world_size": size, "eval_steps": 3} | settings), log) for size in (1, 2))
+    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+    assert [record.grad_norm for record in two.steps] == pytest.approx(
+        [record.grad_norm for record in one.steps], rel=1e-3, nan_ok=True
+    )
+    assert [(record.tokens, record.skipped) for record in two.steps] == [
+        (record.tokens, record.skipped) for record in one.steps
+    ]
+    assert one.finished is not None and two.finished is not None
+    assert two.finished.eval_loss == pytest.approx(one.finished.eval_loss, rel=1e-5)
+
+
+def hang(_: object) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def be_killed(_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_at_once(_: object) -> None:
+    os._exit(7)
+
+
+def run_out_of_memory(_: object) -> None:
+    torch.empty(2**60)
+
+
+def raise_an_error(_: object) -> None:
+    raise ValueError("a bad number")
+
+
+def stop_short(which: int, act: Callable[[object], None], experiment: Experiment, prepared: Any, emit: Any) -> None:
+    """Train, and act in one rank at the end of its second optimizer step."""
+
+    def emit_or_act(event: Any) -> None:
+        emit(event)
+        if torch.distributed.get_rank() == which and getattr(event, "step", None) == 1:
+            act(event)
+
+    train(experiment, prepared, emit_or_act)
+
+
+@pytest.mark.parametrize(
+    ("rank", "act", "outcome", "detail"),
+    [
+        (0, be_killed, Outcome.OUT_OF_MEMORY, "killed by SIGKILL"),
+        (1, be_killed, Outcome.OUT_OF_MEMORY, "killed by SIGKILL"),
+        (1, exit_at_once, Outcome.CRASHED, "exit code 7"),
+        (1, run_out_of_memory, Outcome.OUT_OF_MEMORY, "can't allocate memory"),
+        (0, raise_an_error, Outcome.CRASHED, "ValueError: a bad number"),
+    ],
+)
+def test_a_rank_that_fails_ends_all_and_is_named(
+    act: Callable[[object], None], outcome: Outcome, detail: str, rank: int, log: Path
+) -> None:
+    received = Received()
+    result = execute(tiny(**TWO), log, [received], work=partial(stop_short, rank, act))
+    assert result.outcome is outcome
+    assert result.detail is not None
+    assert result.detail.startswith(f"rank {rank}: ")
+    assert detail in result.detail
+    assert len(received.steps) == len(result.steps) == 2
+
+
+def test_a_rank_that_hangs_is_named_at_the_time_limit(log: Path) -> None:
+    result = execute(tiny(**TWO, time_limit=5), log, work=partial(stop_short, 1, hang))
+    assert result.outcome is Outcome.TIMED_OUT
+    assert result.detail == "ended after its time_limit of 5 seconds; the other ranks waited for rank 1"
+
+
+def test_ranks_that_stand_still_are_ended(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "STILL_SECONDS", 2.0)
+    result = execute(tiny(**TWO), log, work=partial(stop_short, 0, hang))
+    assert result.outcome is Outcome.TIMED_OUT
+    assert result.detail == "ended after 2 seconds without progress; the other ranks waited for rank 0"
+
+
+def test_a_loss_that_is_not_finite_ends_all_ranks(log: Path) -> None:
+    result = execute(tiny(**TWO, learning_rate=1e30, max_grad_norm=None, learning_rate_warmup_steps=0), log)
+    assert result.outcome is Outcome.DIVERGED
+    assert "the loss of optimizer step" in str(result.detail)
+
+
+def stop_after_three(seconds: Any) -> bool:
+    return len(seconds) == 3
+
+
+def test_all_ranks_stop_at_the_same_step(log: Path) -> None:
+    result = execute(tiny(**TWO, num_steps=30), log, stop=stop_after_three)
+    assert len(losses(result)) == 3
+
+
+def slow_and_large_in_rank_1(experiment: Experiment, prepared: Any, emit: Any) -> None:
+    """Train with a rank whose optimizer takes longer and keeps more memory."""
+    if torch.distributed.get_rank() == 1:
+        step, kept = torch.optim.AdamW.step, list[torch.Tensor]()
+
+        def slow_step(self: torch.optim.AdamW, closure: None = None) -> None:
+            step(self, closure)
+            kept.append(torch.ones(2**20))
+            time.sleep(0.2)
+
+        torch.optim.AdamW.step = slow_step  # type: ignore[method-assign, assignment]
+    train(experiment, prepared, emit)
+
+
+def test_the_slowest_rank_and_the_largest_are_what_is_measured(log: Path) -> None:
+    plain, other = (execute(tiny(**TWO), log, work=work) for work in (None, slow_and_large_in_rank_1))
+    assert all(record.seconds >= 0.2 for record in other.steps)
+    assert plain.memory is not None and other.memory is not None
+    more_bytes = 2 * 2**20 * torch.float32.itemsize
+    assert other.memory.phases[-1].allocated_bytes == pytest.approx(
+        plain.memory.phases[-1].allocated_bytes + more_bytes, abs=2048
+    )
+    assert other.memory.peak_allocated_bytes is not None and plain.memory.peak_allocated_bytes is not None
+    assert other.memory.peak_allocated_bytes > plain.memory.peak_allocated_bytes + more_bytes // 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"micro_batch_size": 4}, id="no accumulation", marks=pytest.mark.slow),
+        pytest.param({"precision": "bf16", "sequences": "grouped"}, id="bf16"),
+        pytest.param({"checkpointing": "every_layer", "loss_kernel": "chunked"}, id="recomputation"),
+        pytest.param({"optimizer": "sgd", "causal_lm__width": 128}, id="several buckets"),
+        pytest.param({"adapter": "qlora"}, id="frozen parameters", marks=pytest.mark.slow),
+    ],
+)
+def test_the_memory_of_a_rank_is_predicted(settings: dict[str, Any], log: Path) -> None:
+    experiment = tiny(**TWO | {"eval_steps": 0} | settings)
+    result = execute(experiment, log)
+    assert result.memory is not None, result.detail
+    predicted = predict(experiment, hardware_of(experiment.device)).peak_allocated_bytes
+    assert predicted == pytest.approx(result.memory.peak_allocated_bytes, rel=0.01)
+
+
+def test_gradients_stay_in_their_buckets(log: Path) -> None:
+    """Accumulation in several processes costs no second copy of the gradients."""
+    one, two = (execute(tiny(**TWO | {"world_size": size, "eval_steps": 0}), log) for size in (1, 2))
+    assert one.memory is not None and two.memory is not None
+    assert two.memory.peak_allocated_bytes == pytest.approx(one.memory.peak_allocated_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"micro_batch_size": 8}, "set micro_batch_size to one of 1, 2, 4"),
+        ({"effective_batch_size": 9, "micro_batch_size": 3}, "set world_size to one of 1, 3, 9"),
+        ({"optimizer_in_backward": True, "max_grad_norm": None}, "before the ranks have added theirs"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused(settings: dict[str, Any], message: str) -> None:
+    reason = tiny(**TWO | settings).unsupported()
+    assert reason is not None
+    assert message in reason
+
+
+def test_a_product_that_is_not_the_batch_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="micro_batch_size x accumulation_steps x world_size"):
+        tiny(**TWO, accumulation_steps=3)
+
+
+def machine(kind: str, count: int | None) -> Hardware:
+    capability, num_multiprocessors = ((9, 0), 132) if kind == "cuda" else (None, None)
+    return Hardware(
+        kind=kind,
+        name="a device",
+        memory_bytes=2**35,
+        capability=capability,
+        num_multiprocessors=num_multiprocessors,
+        count=count,
+    )
+
+
+@pytest.mark.parametrize(("kind", "what"), [("cuda", "GPUs"), ("cpu", "CPU cores")])
+def test_more_processes_than_devices_are_refused(kind: str, what: str) -> None:
+    experiment = tiny(**TWO)
+    assert experiment.unsupported(machine(kind, 2)) is experiment.unsupported(machine(kind, None)) is None
+    reason = experiment.unsupported(machine(kind, 1))
+    assert reason is not None
+    assert f"as many {what}" in reason
+    assert "there are 1; set it to 1 or less" in reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "values"),
+    [("cuda", 1, (1,)), ("cuda", 4, (1, 2, 4)), ("cuda", 6, (1, 2, 4, 6)), ("cuda", None, (1,)), ("cpu", 64, (1,))],
+)
+def test_world_size_is_searched_where_there_are_several_gpus(kind: str, count: int | None, values: Any) -> None:
+    assert Accumulation.values_to_try("world_size", machine(kind, count)) == values
+
+
+@pytest.mark.parametrize(
+    ("entry", "settings", "message"),
+    [
+        ("profiling", {"world_size": "2"}, "profiling looks at one process, and world_size is 2"),
+        ("main", {"world_size": "1000", "effective_batch_size": "1000"}, "world_size=1000 needs as many CPU cores"),
+        ("main", {"world_size": "2", "effective_batch_size": "3"}, "1 x 2 does not divide 3; set world_size to one"),
+    ],
+)
+def test_commands_refuse_what_several_processes_cannot_do(
+    entry: str, settings: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    done = Project.copy(tmp_path).here(entry, {"device": "cpu", "micro_batch_size": "1", **settings})
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+
+
+@pytest.mark.slow
+def test_a_search_measures_several_processes(tmp_path: Path) -> None:
+    """Its answer is trained again beside a plain configuration of one process, with the same losses."""
+    space = '{"micro_batch_size": [1, 2], "world_size": [1, 2]}'
+    settings = {"device": "cpu", "model": "gpt2-nano", "sequence_length": "32", "vocabulary_size": "512"}
+    more = {
+        "effective_batch_size": "4",
+        "causal_lm.num_layers": "2",
+        "causal_lm.width": "32",
+        "causal_lm.num_heads": "2",
+    }
+    done = Project.copy(tmp_path).here("search", {**settings, **more, "space": space, "num_trials": "4"})
+    assert done.returncode == 0, done.stderr
+    assert "world_size 2" in done.stdout
+    assert "its losses are those of plain training" in " ".join(done.stdout.split())

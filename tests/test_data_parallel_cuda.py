@@ -1,0 +1,38 @@
+"""Two ranks on two simulated cards: their memory is the predicted one, and what the machine lacks is refused."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import OnCard
+
+pytestmark = pytest.mark.gpu
+
+FOLDER = Path(__file__).parent / "cuda_without_gpu" / "ranks"
+CONFIGURATIONS = (
+    {"precision": "bf16"},
+    {"checkpointing": "every_layer", "loss_kernel": "chunked", "sequences": "grouped"},
+    {"adapter": "lora", "weights": "bfloat16"},
+)
+
+
+def test_the_memory_of_a_rank_on_a_card_is_predicted(on_card: OnCard, tmp_path: Path) -> None:
+    library = tmp_path / "kept_copies.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, FOLDER / "kept_copies.c", "-ldl"], check=True)
+    words = (str(FOLDER / "measure.py"), str(tmp_path), *map(json.dumps, CONFIGURATIONS))
+    done = on_card("h200", *words, num_devices=2, LD_PRELOAD=str(library), PYTHONPATH=".")
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == len(CONFIGURATIONS)
+    for settings, one in zip(CONFIGURATIONS, found, strict=True):
+        assert one["outcome"] == "ok", (settings, one["detail"])
+        for measured, predicted in (one["allocated"], one["reserved"]):
+            assert predicted == pytest.approx(measured, rel=0.001), settings
+
+
+def test_more_processes_than_cards_are_refused(on_card: OnCard) -> None:
+    words = ("-m", "pipeline", "main", "--device", "cuda", "--model", "gpt2-nano", "--world_size", "3")
+    done = on_card("t4", *words, "--micro_batch_size", "1", num_devices=2)
+    assert done.returncode == 2
+    assert "world_size=3 needs as many GPUs, one for each process, and there are 2" in " ".join(done.stderr.split())
