@@ -4,12 +4,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
+import sqlalchemy
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 from processes import free_port
@@ -158,6 +160,41 @@ def test_a_server_that_is_away_for_a_while_loses_no_trial(
     trials = study.trials
     assert {trial.state for trial in trials} == {TrialState.COMPLETE} and len(after) == 3
     assert [trial.user_attrs["number"] for trial in trials] == list(range(len(trials)))
+
+
+CALLS: dict[str, Callable[[RDBStorage, int, int], Any]] = {
+    "a list of trials": lambda storage, study, trial: storage._get_trials(study, None, {trial}, trial),
+    "a trial": lambda storage, study, trial: storage.get_trial(trial),
+    "a new trial": lambda storage, study, trial: storage.create_new_trial(study),
+    "an attribute": lambda storage, study, trial: storage.set_trial_user_attr(trial, "name", 1),
+    "a heartbeat": lambda storage, study, trial: storage.record_heartbeat(trial),
+    "a result": lambda storage, study, trial: storage.set_trial_state_values(trial, TrialState.COMPLETE, [1.0]),
+}
+
+
+@pytest.mark.parametrize("at", ["first statement", "commit"])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_whose_connection_breaks_is_repeated(url: str, postgresql: Postgresql, call: str, at: str) -> None:
+    opened = open_storage(url)
+    study = optuna.create_study(storage=opened, study_name="broken", direction="maximize")
+    trial = study.ask()._trial_id
+    backend: Any = opened._backend  # type: ignore[attr-defined]
+    broken = []
+
+    def break_connection(connection: Any, *_: Any) -> None:
+        if not broken:
+            broken.append(connection.connection.dbapi_connection.info.backend_pid)
+            with postgresql.connect() as other:
+                other.execute("SELECT pg_terminate_backend(%s)", broken)
+
+    event = {"first statement": "before_cursor_execute", "commit": "commit"}[at]
+    sqlalchemy.event.listen(backend.engine, event, break_connection)
+    CALLS[call](backend, study._study_id, trial)
+    assert broken
+    [stored, *others] = optuna.load_study(storage=open_storage(url), study_name="broken").trials
+    assert len(others) == (call == "a new trial")
+    assert stored.user_attrs == ({"name": 1} if call == "an attribute" else {})
+    assert stored.values == ([1.0] if call == "a result" else None)
 
 
 def test_a_network_that_is_cut_or_hangs_for_a_while_loses_no_trial(

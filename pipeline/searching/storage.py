@@ -14,7 +14,7 @@ import sqlalchemy
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, PendingRollbackError, SQLAlchemyError
 
 from pipeline.base.errors import InvalidInputError, first_line
 
@@ -214,9 +214,9 @@ def _connect_patiently(dialect: Any, _record: Any, args: Any, kwargs: Any) -> An
 def _is_disconnected(error: Exception) -> bool:
     """Whether a connection broke while it was in use, or the server announced that it would break."""
     cause = error.__cause__ if isinstance(error, StorageInternalError) else error
-    if not isinstance(cause, DBAPIError):
-        return False
-    return cause.connection_invalidated or getattr(cause.orig, "sqlstate", None) in SHUTDOWN
+    if isinstance(cause, DBAPIError):
+        return cause.connection_invalidated or getattr(cause.orig, "sqlstate", None) in SHUTDOWN
+    return isinstance(cause, PendingRollbackError)  # of a statement that Optuna tries after the one that failed
 
 
 def _refuse_old(url: sqlalchemy.URL, version: tuple[int, ...]) -> None:
