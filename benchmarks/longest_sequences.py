@@ -82,8 +82,8 @@ def _run(given: argparse.Namespace) -> int:
     done = {(row["model"], row["adapter"], int(row["gib"])) for row in journal.rows()}
     left = {
         (model, adapter): [gib for gib in map(int, sizes) if (model, adapter, gib) not in done]
-        for adapter in adapters
         for model in models
+        for adapter in adapters
     }
     with ProcessPoolExecutor(given.processes, get_context("spawn")) as pool:
         waiting = {pool.submit(searched, *key, gib, deadline) for key, gib in left.items() if gib}
@@ -118,7 +118,7 @@ class Lengths:
     def longest(self, budget_bytes: int) -> int | None:
         """Return the index of a length that fits where the next one does not; None if the shortest does not."""
         low, high = -1, len(self.lengths)
-        while high - low > 1:
+        while high - low > 1 and not self._is_beyond(low, budget_bytes):
             number = min(max(self._expected(budget_bytes), low + 1), high - 1)
             if self.predicted(number).fits(budget_bytes):
                 low = number
@@ -126,12 +126,26 @@ class Lengths:
                 high = number
         return None if low < 0 else low
 
+    def _is_beyond(self, low: int, budget_bytes: int) -> bool:
+        """Whether the length after one that fits needs more than the budget, on the line through known shorter ones.
+
+        The peak is the largest of sums that grow linearly with the length, so it is above the line beyond them.
+        """
+        return sum(number <= low for number in self.known) >= 2 and self._line(low + 1, low) > budget_bytes
+
     def _expected(self, budget_bytes: int) -> int:
-        """Return the last length whose allocated bytes, on a line through the nearest known ones, are in the budget."""
-        near = sorted(self.known, key=lambda number: abs(self.known[number].peak_allocated_bytes - budget_bytes))[:2]
-        (x, y), (other_x, other_y) = ((self.lengths[n], self.known[n].peak_allocated_bytes) for n in near)
-        expected = x + (budget_bytes - y) * (other_x - x) / (other_y - y) if other_y != y else x
-        return sum(length <= expected for length in self.lengths) - 1
+        """Return the last length whose allocated bytes are in the budget, on the line through the known ones before."""
+        fitting = [number for number, one in self.known.items() if one.peak_allocated_bytes <= budget_bytes]
+        last = max(sorted(self.known)[1], max(fitting, default=0))
+        return sum(self._line(number, last) <= budget_bytes for number in range(len(self.lengths))) - 1
+
+    def _line(self, number: int, last: int) -> float:
+        """Return the allocated bytes of a length on the line through the two longest known ones up to the last."""
+        (x, y), (other_x, other_y) = (
+            (self.lengths[known], self.known[known].peak_allocated_bytes)
+            for known in sorted(known for known in self.known if known <= last)[-2:]
+        )
+        return y + (self.lengths[number] - x) * (other_y - y) / (other_x - x)
 
 
 def searched(model: str, adapter: str, memory_gib: Sequence[int], deadline: Deadline) -> list[dict[str, Any]]:
@@ -145,7 +159,7 @@ def searched(model: str, adapter: str, memory_gib: Sequence[int], deadline: Dead
         tried = Lengths(experiment, [length for length in LENGTHS if length <= largest_length(experiment)])
         for number in (0, sum(length * size <= FIRST_TOKENS for length in tried.lengths) - 1):
             tried.predicted(number)
-        for gib in sorted(memory_gib, reverse=True):
+        for gib in sorted(memory_gib):
             budget_bytes = min(gib * GIB, card.memory_bytes) - assumed_context_bytes(card)
             found = tried.longest(budget_bytes)
             rows.append(
