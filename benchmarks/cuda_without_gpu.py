@@ -1,6 +1,7 @@
 """How far predicted peaks are from those of torch's real CUDA allocator, on simulated cards: no GPU is needed.
 
     python benchmarks/cuda_without_gpu.py                     all configurations and budgets; writes a page and two .csv
+    python benchmarks/cuda_without_gpu.py --fine-tuning       adapters and 8-bit AdamW; writes a page and a .csv
     python benchmarks/cuda_without_gpu.py --sample 12         some configurations, printed
     python benchmarks/cuda_without_gpu.py --rows 't4.*fp16'   those whose names contain a regular expression, printed
     python benchmarks/cuda_without_gpu.py --explain 'h200, gpt2, .*'   aligns the allocations of the first such row
@@ -28,7 +29,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from simulated_cases import CONFIGURATIONS, Case, budget_cases, cases, chosen
+from simulated_cases import CONFIGURATIONS, Case, budget_cases, cases, chosen, fine_tuning_cases
 from simulated_page import page, summary
 
 FOLDER = Path(__file__).parent
@@ -199,22 +200,24 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="a regular expression that the names of configurations contain")
     parser.add_argument("--sample", type=int, help="number of configurations, evenly spaced")
     parser.add_argument("--explain", metavar="ROWS", help="align the allocations of the first such configuration")
+    parser.add_argument("--fine-tuning", action="store_true", help="configurations of fine-tuning, and no budgets")
     parser.add_argument("--budgets", action="store_true", help="the smallest budgets of these rows, not their peaks")
     parser.add_argument("--fresh", action="store_true", help="repeat rows that are in the .csv")
     asked = parser.parse_args()
+    peaks, budgets = list(fine_tuning_cases() if asked.fine_tuning else cases()), list(budget_cases())
     if asked.explain:
-        explain(chosen(cases(), asked.explain, 1)[0])
+        explain(chosen(peaks, asked.explain, 1)[0])
         return
     date = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
-    files = [FOLDER / f"cuda_without_gpu_{part}{date}.csv" for part in ("", "budgets_")]
+    files = [FOLDER / f"cuda_without_gpu_{part}{date}.csv" for part in ("fine_tuning_" * asked.fine_tuning, "budgets_")]
     kept = [{} if asked.fresh else read(file) for file in files]
-    peaks, budgets = list(cases()), list(budget_cases())
     if asked.budgets:
         print("\n".join(summary([], run_all(chosen(budgets, asked.rows, asked.sample), budgeted, kept[1]))))
     elif asked.rows or asked.sample:
         print("\n".join(summary(run_all(chosen(peaks, asked.rows, asked.sample), compared, kept[0]), [])))
     else:
-        tables = run_all(peaks, compared, kept[0], files[0]), run_all(budgets, budgeted, kept[1], files[1])
+        rows = run_all(peaks, compared, kept[0], files[0])
+        tables = rows, [] if asked.fine_tuning else run_all(budgets, budgeted, kept[1], files[1])
         print("\n".join(summary(*tables)))
         with simulated_card("h200", expandable_segments=False) as card:
             files[0].with_suffix(".md").write_text(page(*tables, card.ask(kind="about"), date))

@@ -57,6 +57,18 @@ POLICIES = ("none", "every_layer", "none", "every_2_layers", "every_3_layers")
 ACCUMULATION = (1, 1, 4, 1, 2, 1, 1, 3)
 ROWS_OF_SHAPE = 4
 BUDGETS_OF_CARD = 5
+FINE_TUNING: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("llama-3.2-1b", {"adapter": "qlora"}),
+    ("qwen3-0.6b", {"adapter": "qlora", "weights": "bfloat16", "loss_kernel": "chunked"}),
+    ("llama, untied, heads of 80", {"adapter": "qlora", "weights": "bfloat16", "qlora_float32_rest": False}),
+    ("gemma-3-270m", {"adapter": "qlora", "qlora_double_quantization": False, "adapter_targets": "attention"}),
+    ("qwen3-1.7b", {"adapter": "lora", "weights": "bfloat16", "adapter_weights": "bfloat16"}),
+    ("gpt2", {"optimizer": "adamw_8bit"}),
+    ("qwen3-0.6b", {"optimizer": "adamw_8bit", "weights": "bfloat16", "adamw_8bit_embeddings": "8bit"}),
+    ("llama, heads of 96", {"adapter": "qlora", "optimizer": "adamw_8bit"}),
+)
+"""Shapes and what they are fine-tuned with, on every card: 4-bit weights, adapters, 8-bit state."""
+NEED_BF16 = ("weights", "adapter_weights", "qlora_float32_rest")
 LONGEST = {"gpt2": 1024, "gpt2-medium": 1024, "bert": 512}
 HALVED = ("gemma-2b", "llama-3.2-3b")
 """Shapes whose parameters leave little room on the smaller cards."""
@@ -94,6 +106,19 @@ def cases() -> Iterator[Case]:
             if shape != "encoder_stack":
                 settings["sequences"] = padded
             settings["encoder_stack.dropout" if shape == "encoder_stack" else "causal_lm.dropout"] = dropout
+            yield Case(card, shape, next(expandable), settings)
+
+
+def fine_tuning_cases() -> Iterator[Case]:
+    """Yield FINE_TUNING on every card, on a T4 without what needs bfloat16."""
+    policies, accumulation = cycle(("every_layer", "none", "every_layer")), cycle((1, 4, 1, 2, 1))
+    expandable = cycle((False, False, True))
+    for card, sizes in SIZES.items():
+        precisions, cut = cycle(("fp16", "fp32") if card == "t4" else ("bf16", "bf16", "fp32")), cycle(sizes)
+        for shape, changes in FINE_TUNING:
+            settings = _settings(card, shape, *next(cut), next(precisions))
+            settings |= {"checkpointing": next(policies), "accumulation_steps": next(accumulation)}
+            settings |= {name: value for name, value in changes.items() if card != "t4" or name not in NEED_BF16}
             yield Case(card, shape, next(expandable), settings)
 
 

@@ -57,6 +57,18 @@ def page(rows: Sequence[Row], budgets: Sequence[Row], about: Row, date: str) -> 
         "",
         *summary(rows, budgets),
         "",
+        *(_budgets(budgets) if budgets else ()),
+        "## All configurations",
+        "",
+        "| configuration | allocated: predicted MiB | real | error | reserved: predicted MiB | real | error |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+        *("| " + " | ".join([row["name"], *_cells(row)]) + " |" for row in rows),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _budgets(budgets: Sequence[Row]) -> list[str]:
+    return [
         "## Smallest budgets",
         "",
         "The smallest budget, in steps of 2 MiB, that `Prediction.fits` accepts, and the one within which a real run "
@@ -70,13 +82,7 @@ def page(rows: Sequence[Row], budgets: Sequence[Row], about: Row, date: str) -> 
             for row in budgets
         ),
         "",
-        "## All configurations",
-        "",
-        "| configuration | allocated: predicted MiB | real | error | reserved: predicted MiB | real | error |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-        *("| " + " | ".join([row["name"], *_cells(row)]) + " |" for row in rows),
     ]
-    return "\n".join([*lines, ""])
 
 
 def _cells(row: Row) -> Iterator[str]:

@@ -21,7 +21,7 @@ from torch.optim import AdamW
 from pipeline.base.contracts import Trainable
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.lora import linear_layers
-from pipeline.base.results import StepRecord
+from pipeline.base.results import Finished, StepRecord
 from pipeline.base.technique import Mathematics
 from pipeline.config.configurations import why_refused
 from pipeline.config.entry_points import yaml_file
@@ -31,7 +31,7 @@ from pipeline.config.variants import read_yaml
 from pipeline.export.write import export_files, write_files
 from pipeline.prediction.predict import predict
 from pipeline.searching.problem import make_problem
-from pipeline.training.loop import Loop, learning_rate
+from pipeline.training.loop import Loop, learning_rate, train
 from pipeline.training.step import backpropagate, build_step
 
 LORA: dict[str, Any] = {"adapter": "lora", "adapter_rank": 4, "adapter_alpha": 8, "learning_rate": 1e-2}
@@ -341,3 +341,19 @@ def test_a_search_has_it_only_if_another_training_is_asked_for() -> None:
     assert len(problem.space.choices) == len(list(product(*space.values())))
     answer = {"micro_batch_size": 2, "adapter": "lora", "checkpointing": "every_layer"}
     assert problem.naive_beside(answer) == [{**answer, "micro_batch_size": n, "checkpointing": "none"} for n in (4, 2)]
+
+
+def test_the_held_out_loss_of_a_fine_tuning_is_the_same_at_every_cut_of_the_batch() -> None:
+    def trained_on_answers(size: int) -> tuple[float, float]:
+        """Return the first loss and the held-out one after the last step."""
+        settings = {**LORA, "corpus": "chat", "sequences": "padded", "sequence_length": 64}
+        cut = {"micro_batch_size": size, "accumulation_steps": 8 // size}
+        experiment, messages = tiny(**settings, **cut, num_steps=16, eval_steps=2), list[Any]()
+        train(experiment, experiment.prepare(), messages.append)
+        assert isinstance(messages[-1], Finished) and messages[-1].eval_loss is not None
+        return next(one.loss for one in messages if isinstance(one, StepRecord)), messages[-1].eval_loss
+
+    first, whole = trained_on_answers(8)
+    assert whole < first - 0.1
+    for size in (4, 2, 1):
+        assert trained_on_answers(size)[1] == pytest.approx(whole, rel=1e-5)

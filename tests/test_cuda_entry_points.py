@@ -14,6 +14,7 @@ import pytest
 from cards import CARDS, environment_of
 from conftest import IS_SIMULATED
 from finished import Done, shorten_finetune, shorten_levers
+from mlflow import MlflowClient
 from mlflow.entities import Run
 from processes import started, wait_for, wait_for_the_end
 from project import SMALL, Project, as_words
@@ -205,6 +206,27 @@ def test_a_budget_limits_the_second_card(two_cards: Project) -> None:
     assert "GPU 1 has a total capacity of" in said and "22.00 MiB allowed" in said
     [run] = two_cards.children_of(two_cards.parent_of("main")).values()
     assert run.data.tags["outcome"] == "out_of_memory" and run.data.metrics["peak_reserved_mib"] <= 22
+
+
+def test_a_search_verifies_its_answer_for_100_steps_of_the_lengths_of_the_corpus(tmp_path: Path) -> None:
+    """With what the allocator holds after each step in MLflow and in the report."""
+    project = project_on("a100", tmp_path)
+    adapter = {"adapter": "qlora", "weights": "bfloat16", "precision": "bf16", "mathematics": "different"}
+    of_chat = {"corpus": "chat", "sequences": "padded", "sequence_length": "96"}
+    space = {"space": '{"micro_batch_size": [4, 8]}', "num_trials": "1", "budget": "200MiB"}
+    done = project.pipeline("search", {**NANO, "effective_batch_size": "8", **adapter, **of_chat, **space})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Trained again for 100 optimizer steps in a fresh process: ok" in " ".join(done.stdout.split())
+    parent = project.parent_of("search")
+    run = project.children_of(parent)["verification: answer"]
+    held = MlflowClient(project.store).get_metric_history(run.info.run_id, "reserved_mib")
+    assert [one.step for one in held] == [*range(100)]
+    assert 0 < max(one.value for one in held) <= run.data.metrics["peak_reserved_mib"] < 200
+    [job] = project.folder.glob("runs/*-search-*")
+    checked = json.loads((job / "findings.json").read_text())["verification"]
+    assert checked["reserved_bytes"] == [2**20 * one.value for one in held]
+    assert (job / "plots" / "reserved_over_time.png").read_bytes().startswith(PNG)
+    assert "reserved memory over the steps of the answer" in (job / "report.html").read_text()
 
 
 def test_a_value_that_a_card_does_not_support_is_refused_or_leaves_the_space(tmp_path: Path) -> None:

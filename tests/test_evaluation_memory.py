@@ -2,6 +2,7 @@
 
 import gc
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,20 @@ from pipeline.runtime.run import execute
 from pipeline.training.loop import Loop
 from pipeline.training.metrics import summarize
 from pipeline.training.step import build_step, evaluate
+from pipeline.training.typical_step import evaluation_note
 
 SMALLEST_TRAINING: dict[str, Any] = {"micro_batch_size": 1, "accumulation_steps": 1, "checkpointing": "every_layer"}
 """Keeps the fewest activations, so that its peak is the closest to that of an evaluation."""
+OF_TWO_LENGTHS = """
+import numpy as np
+from pipeline.base.contracts import Prepared
+from pipeline.base.sequences import PackedSequences, TokenStore
+
+def read(request):
+    def sequences(length):
+        return PackedSequences(TokenStore(np.arange(20 * length) % 7, np.array([0, 20 * length])), length)
+    return Prepared(train=sequences(32), held_out=sequences({held_out}), vocabulary_size=7, source="own", digest="own")
+"""
 SEVERAL_PASSES: dict[str, Any] = {"micro_batch_size": 2, "accumulation_steps": 4}
 each_that_runs_on_a_cpu = each(lever for lever in ON_CPU if lever.predicted)
 each_that_runs_on_a_card = each(lever for lever in ON_CUDA if lever.predicted)
@@ -161,3 +173,19 @@ def test_saving_takes_no_memory_of_a_card(settings: dict[str, Any], tmp_path: Pa
         ways["adapter"] = lambda: torch.save(peft.get_peft_model_state_dict(module), tmp_path / "adapter.pt")
     assert {name: added(save) for name, save in ways.items()} == dict.fromkeys(ways, (0, 0))
     assert (tmp_path / "all.pt").stat().st_size > sum(parameter.nbytes for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(("held_out", "is_said"), [(48, True), (32, False)])
+def test_longer_held_out_sequences_of_a_corpus_of_ones_own_are_said(
+    held_out: int, is_said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They cannot be padded to: only the corpus knows how."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "own_lengths", raising=False)
+    (tmp_path / "own_lengths.py").write_text(OF_TWO_LENGTHS.format(held_out=held_out))
+    experiment = tiny(corpus="own_lengths:read", eval_steps=1)
+    note = evaluation_note(experiment)
+    assert (note is not None and "holds out sequences of 48 tokens and trains on 32" in note) is is_said
+    assert evaluation_note(tiny(corpus="own_lengths:read", eval_steps=0)) is None
+    monkeypatch.delitem(sys.modules, "own_lengths")

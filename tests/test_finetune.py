@@ -185,6 +185,16 @@ def test_what_is_wrong_with_a_run_is_said_before_anything_is_predicted(
         finetune(settings, Console(quiet=True))
 
 
+def test_a_kind_that_cannot_run_here_is_refused_before_anything_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a kind was predicted")
+
+    monkeypatch.setattr("pipeline.jobs.finetune.make_plan", refuse)
+    monkeypatch.setattr("pipeline.techniques.adapter.find_spec", lambda name: None)
+    with pytest.raises(InvalidInputError, match="needs the package peft, which is not installed"):
+        finetune({"kind": "lora", "model": "gpt2-nano", "device": "cpu"}, Console(quiet=True))
+
+
 def test_kinds_go_from_the_least_changed_to_the_smallest() -> None:
     kinds = read_yaml(FOLDER / "finetune.yaml")["kinds"]
     assert next(iter(kinds)) == "full"

@@ -120,6 +120,21 @@ def test_a_checkpoint_that_cannot_be_read_ends_the_command_before_any_run(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_quantized_checkpoint_is_refused_and_its_shape_is_not(
+    copied: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = copied / "config.json"
+    quantization = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": quantization}))
+    monkeypatch.chdir(tmp_path)
+    for adapter in ("none", "qlora"):
+        assert command(copied, "--adapter", adapter) == 2
+        said = capsys.readouterr().err
+        assert f"in 16 or 32 bits, and {copied} has weights quantized by bitsandbytes; name the checkpoint" in said
+    assert not (tmp_path / "runs").exists()
+    assert not hasattr(CausalLm().build(str(copied), 512).module.config, "quantization_config")
+
+
 def test_code_of_a_checkpoint_is_never_executed(copied: Path, tmp_path: Path) -> None:
     """Where transformers has a class of that type it is used; where not, the model is refused."""
     trace = tmp_path / "executed"

@@ -40,14 +40,13 @@ def plain_model(settings: Any, module: nn.Module) -> Any:
     if settings.weights == "bfloat16":
         for parameter in module.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
-    is_bf16 = "bf16" in settings.precision or settings.weights == "bfloat16"
     kind = {"compress_statistics": settings.qlora_double_quantization, "quant_type": "nf4"}
     names = [name for name, _ in module.named_modules() if re.search(r"\.\d+\..*(proj|c_attn|c_fc)$", name)]
     for name in names:
         part: Any = module.get_submodule(name)
         weight = part.weight.data if isinstance(part, nn.Linear) else part.weight.data.t()
         with torch.random.fork_rng():
-            made: Any = Linear4bit(*weight.t().shape, compute_dtype=torch.bfloat16 if is_bf16 else None, **kind)
+            made: Any = Linear4bit(*weight.t().shape, compute_dtype=weight.dtype, **kind)
         made.weight, made.bias = Params4bit(weight, requires_grad=False, module=made, **kind), part.bias
         module.set_submodule(name, made)
     module.to("cpu")
@@ -55,7 +54,12 @@ def plain_model(settings: Any, module: nn.Module) -> Any:
     if settings.qlora_float32_rest:
         prepare_model_for_kbit_training(module, use_gradient_checkpointing=False)
     ends = sorted({name.rpartition(".")[2] for name in names})
-    return get_peft_model(module, LoraConfig(r=4, lora_alpha=8, target_modules=ends))
+    adapted = get_peft_model(module, LoraConfig(r=4, lora_alpha=8, target_modules=ends))
+    if settings.precision == "bf16":  # not before: peft rounds the adapters that it draws to the type of the layer
+        for part in module.modules():
+            if isinstance(part, Linear4bit):
+                part.compute_dtype = torch.bfloat16
+    return adapted
 
 
 def plainly_trained(experiment: Experiment, loop: Loop) -> tuple[list[float], list[float]]:
@@ -94,9 +98,8 @@ def test_losses_are_those_of_a_plain_loop_with_peft_and_bitsandbytes(model: str,
     experiment = tiny(**QLORA, **more, model=model, micro_batch_size=2, accumulation_steps=4)
     _, loop, records = trained(experiment)
     expected, norms = plainly_trained(experiment, loop)
-    tolerances = (1e-4, 5e-3) if "precision" in more else (1e-5, 1e-4)
-    assert [record.loss for record in records] == pytest.approx(expected, rel=tolerances[0])
-    assert [record.grad_norm for record in records] == pytest.approx(norms, rel=tolerances[1])
+    assert [record.loss for record in records] == pytest.approx(expected, rel=1e-5)
+    assert [record.grad_norm for record in records] == pytest.approx(norms, rel=1e-4)
     whole = losses(tiny(**LORA, weights=more.get("weights", "float32"), model=model))
     assert whole != pytest.approx(expected, rel=1e-6), "4 bits round the weights"
 

@@ -30,6 +30,19 @@ def check_weights(name: str) -> None:
         )
 
 
+def refuse_quantized(name: str, quantization: Any) -> None:
+    """Raise InvalidInputError if a configuration names a quantization, which None is not."""
+    if quantization is None:
+        return
+    values = quantization if isinstance(quantization, dict) else vars(quantization)
+    method = values.get("quant_method", "a method without a name")
+    raise InvalidInputError(
+        f"weights must be those that a training can change, in 16 or 32 bits, and {name} has weights quantized by "
+        f"{getattr(method, 'value', method)}; name the checkpoint that it was made from, and set adapter=qlora to "
+        "train adapters on 4-bit weights"
+    )
+
+
 def why_unread(error: Exception) -> str:
     """Return what of a checkpoint could not be read, with a remedy that suits the cause."""
     causes = [error, error.__cause__, error.__context__]

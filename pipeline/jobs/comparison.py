@@ -23,7 +23,7 @@ from pipeline.runtime.run import run
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.tracking.job import Job, open_job
 from pipeline.training.metrics import Row, Summary, against_baseline, common_settings
-from pipeline.training.typical_step import lengths_note
+from pipeline.training.typical_step import evaluation_note, lengths_note
 
 if TYPE_CHECKING:
     from pipeline.report.comparison import ComparisonFindings
@@ -39,7 +39,7 @@ def measure(plan: EntryPoint, console: Console) -> int:
     plan = with_policies(plan)
     first = next(plan.variants).experiment
     about = environment(first.device)
-    for note in filter(None, (left_out(first), lengths_note(first))):
+    for note in filter(None, (left_out(first), lengths_note(first), evaluation_note(first))):
         console.print(note, style="yellow", highlight=False)
     with open_job(plan.entry, first.settings.model, first.settings.output) as job:
         job.params(common_settings([variant.experiment.params() for variant in plan.variants]))

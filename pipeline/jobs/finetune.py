@@ -18,7 +18,7 @@ from pipeline.config.variants import Comparison, EntryPoint, Variant, read_yaml
 from pipeline.jobs.comparison import measure
 from pipeline.jobs.plan import make_plan
 from pipeline.jobs.search import search
-from pipeline.memory.device import find_device
+from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.plan import CardPlan, PlannedRow
 from pipeline.searching.problem import automatic_budget
 from pipeline.searching.settings import SearchSettings
@@ -106,8 +106,12 @@ def finetune(given: Mapping[str, Any], console: Console) -> int:
     asked = str(given.get("kind", AUTO_KIND))
     _check(own, asked, given)
     shared = _shared(values, given, console)
-    experiments = [_experiment(own, shared, settings, SMALLEST) for settings in own.kinds.values()]
-    experiments[0].prepare()  # what is wrong with data or weights is said before anything is predicted
+    experiments = {name: _experiment(own, shared, settings, SMALLEST) for name, settings in own.kinds.items()}
+    if asked != AUTO_KIND:
+        _check_supported(experiments[asked])
+    next(
+        iter(experiments.values())
+    ).prepare()  # what is wrong with data or weights is said before anything is predicted
     with console.status(f"predicting the memory of {len(own.kinds)} kinds of fine-tuning"):
         kinds = list(_planned(own, shared))
     is_any_done = measure(_comparison(own, shared, kinds), console) == 0
@@ -131,6 +135,15 @@ def _check(own: KindsSettings, asked: str, given: Mapping[str, Any]) -> None:
                 f"{name} is what the kinds differ in, and {name}={value} would make them another; set kind to one of "
                 f"{names}, or {name} in headroom search"
             )
+
+
+def _check_supported(experiment: Experiment) -> None:
+    """Refuse the kind that was asked for if the device, the packages or the model do not support it."""
+    hardware, model = hardware_of(experiment.device), experiment.model
+    for technique in experiment.techniques:
+        reason = technique.unsupported(hardware) or technique.unsuited(model, experiment.settings.model)
+        if reason is not None:
+            raise InvalidInputError(reason)
 
 
 def _shared(values: Mapping[str, Any], given: Mapping[str, Any], console: Console) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from pipeline.prediction.rates import cost_prior, note_on_rates
 from pipeline.prediction.step_time import note_on_ranks
 from pipeline.prediction.trace_cache import cache_size
 from pipeline.runtime.environment import environment
-from pipeline.training.typical_step import lengths_note
+from pipeline.training.typical_step import evaluation_note, lengths_note
 
 
 def plan(given: Mapping[str, Any], console: Console) -> int:
@@ -166,6 +166,7 @@ def _card_plan(
         note_on_ranks(max((one.world_size for one in experiments), default=1)),
         *dict.fromkeys(sentence for one in experiments for sentence in one.not_predicted(target.kind)),
         *map(_lengths_note, {one.settings.sequences: one for one in experiments}.values()),
+        *map(evaluation_note, experiments[:1]),
     ]
     if True in space.dimensions.get("optimizer_in_backward", ()) or not any(row.fits for row in ordered):
         peaks = [(experiments[number], row.peak_bytes) for number, row in rows.items()]

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from pipeline.base.checkpoints import check_weights, why_unread
+from pipeline.base.checkpoints import check_weights, refuse_quantized, why_unread
 from pipeline.base.contracts import Batch, Description, Model, Trainable
 from pipeline.base.document_masks import why_documents_join
 from pipeline.base.errors import InvalidInputError, first_line
@@ -154,6 +154,9 @@ class CausalLm(Model):
                 f"model must be a language model alone, and {name} is a {config.model_type} without layers of its own; "
                 "name another model, or a folder with its text model"
             )
+        quantization = vars(config).pop("quantization_config", None)
+        if self.pretrained:
+            refuse_quantized(name, quantization)
         for key, value in {**changes, **self._dropouts(config.to_dict())}.items():
             setattr(config, key, value)
         return config

@@ -7,6 +7,7 @@ from pathlib import Path
 from pipeline.base.contracts import Description, Hardware, Prepared
 from pipeline.base.technique import Technique
 from pipeline.config.experiment import Experiment
+from pipeline.prediction.fake_batches import OfLength
 from pipeline.prediction.layers import Layers, fewest_layers
 from pipeline.prediction.trace_cache import trace_file
 
@@ -45,11 +46,18 @@ class Case:
 
     @cached_property
     def of_any_size(self) -> Path:
-        """A file name that cases have in common which differ only in the size of their recorded micro-batches."""
-        num_rows = self.experiment.accumulation_steps * self.experiment.world_size
-        split = {"micro_batch_size": 1, "effective_batch_size": num_rows}
+        """A file name that cases have in common which differ only in the size of their recorded micro-batches.
+
+        Where the longest sequences are searched, in their length too.
+        """
+        num_rows = self.experiment.effective_batch_size // self.size
+        num_passes = num_rows // self.experiment.world_size
+        split = {"micro_batch_size": 1, "accumulation_steps": num_passes, "effective_batch_size": num_rows}
         experiment = Experiment(self.experiment.settings.model_copy(update=split))
-        return trace_file(experiment, self.target, self.prepared, 0, str(self.identity))
+        prepared, train = self.prepared, self.prepared.train
+        if isinstance(train, OfLength):
+            prepared = replace(prepared, train=train.shortest)
+        return trace_file(experiment, self.target, prepared, 0, str(self.identity))
 
     @property
     def size(self) -> int:

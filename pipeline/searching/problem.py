@@ -25,7 +25,7 @@ from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.optuna_samplers import naive_choices, naive_values
 from pipeline.searching.settings import SearchSettings
-from pipeline.training.typical_step import lengths_note
+from pipeline.training.typical_step import evaluation_note, lengths_note
 
 CPU_BUDGET = "256MiB"
 SHARE_OF_FREE, BUDGET_STEP_MIB = 0.8, 512
@@ -170,7 +170,7 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
     experiments = [configurations.experiment(choice) for choice in varied]
     unseen = dict.fromkeys(note for one in experiments for note in one.not_predicted(device.type))
     of_each = {(one.settings.sequences, one.settings.sequence_length): one for one in experiments}
-    lengths = [note for one in of_each.values() if (note := lengths_note(one))]
+    lengths = [note for one in of_each.values() for note in (lengths_note(one), evaluation_note(one)) if note]
     problem = SearchProblem(own, values, space, base, (*notes, *sentences(refusals), *unseen, *lengths))
     _check(problem)
     return problem

@@ -181,9 +181,11 @@ def gradient_underflow_percent(step: Step, optimizer: Optimizer, window: Window)
     """Return the percentage of non-zero gradient elements that fp16 without loss scaling would round to zero."""
     backpropagate(step, window.batches, window.num_targets)
     step.scaler.unscale_(optimizer)
-    sizes = [p.grad.abs() for p in step.trainable.module.parameters() if p.grad is not None]
-    lost = sum(int(((size > 0) & (size <= SMALLEST_FP16)).sum()) for size in sizes)
-    total = sum(int((size > 0).sum()) for size in sizes)
+    lost = total = 0
+    for gradient in (p.grad for p in step.trainable.module.parameters() if p.grad is not None):
+        size = gradient.abs()
+        lost += int(((size > 0) & (size <= SMALLEST_FP16)).sum())
+        total += int((size > 0).sum())
     step.zero_gradients(optimizer)
     return 100 * lost / total if total else 0.0
 

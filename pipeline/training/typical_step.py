@@ -6,6 +6,7 @@ import numpy as np
 
 from pipeline.base.contracts import Prepared
 from pipeline.base.sequences import DynamicallyPaddedSequences, PackedDocuments, PaddedSequences
+from pipeline.base.user_functions import is_function_name
 from pipeline.config.experiment import Experiment
 from pipeline.memory.meter import WATCHED_STEPS
 from pipeline.training.loop import rows_of_step
@@ -71,4 +72,21 @@ def lengths_note(experiment: Experiment) -> str | None:
         f"sequences={experiment.settings.sequences}: peaks are those of the longest micro-batch, of "
         f"{train.padded_length:,} tokens a sequence, which the first {WATCHED_STEPS} optimizer steps have; "
         "times are those of the steps after them"
+    )
+
+
+def evaluation_note(experiment: Experiment) -> str | None:
+    """Return a sentence if a user's own corpus holds out longer sequences than it trains on; None if it does not."""
+    settings = experiment.settings
+    if not settings.eval_steps or not is_function_name(settings.corpus):
+        return None
+    prepared = experiment.read_corpus()
+    trained, evaluated = (
+        each.num_positions(each.batch([0])) if len(each) else 0 for each in (prepared.train, prepared.held_out)
+    )
+    if evaluated <= trained:
+        return None
+    return (
+        f"{settings.corpus} holds out sequences of {evaluated:,} tokens and trains on {trained:,}: predicted peaks are "
+        "those of the training, and evaluation may need more; make them equally long, or set eval_steps=0"
     )
