@@ -207,6 +207,13 @@ def test_contributions_lead_from_naive_to_the_answer_through_known_configuration
     assert sizes == [pytest.approx(made_up(choice)[0] / MIB) for choice in (NAIVE, on_the_way, BEST, BEST)]
 
 
+@pytest.mark.parametrize("findings", [search_findings, plan_findings])
+def test_charts_follow_the_schema_of_vega_lite(findings: Callable[[], Findings]) -> None:
+    for plot in report_of(findings()).plots:
+        for panel in plot.panels:
+            panel.chart.to_dict(validate=True)
+
+
 @needs_browser
 def test_a_search_answers_for_another_budget(shown: Shown) -> None:
     page = shown(search_findings(), 1440, "light")

@@ -22,8 +22,8 @@ from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow, expecte
 from pipeline.prediction.plan_reasons import reasons_for
 from pipeline.prediction.predict import predict
 from pipeline.report.findings import read_findings, report_of
+from pipeline.report.heat_map import _of_fastest, fit_plot
 from pipeline.report.page import to_html
-from pipeline.report.plan import _fit_plot, _of_fastest
 
 CARDS = {**SMALL, "gpu": "rtx4090,t4", "effective_batch_size": "4", "model": "gpt2-nano"}
 
@@ -209,12 +209,12 @@ def test_a_heat_map_has_a_control_for_each_dimension_beside_its_axes_and_the_bud
     plain = {"micro_batch_size": 1, "checkpointing": "none"}
     rows = tuple(row(size, 1.0, **plain, precision=name) for size, name in ((10, "fp32"), (8, "bf16")))
     card = CardPlan(card="T4", budget_bytes=9 * MIB, rows=rows, skipped=(), breakdown=None)
-    plot = _fit_plot("fit", card, 100)
-    [panel] = plot.panels
+    plot = fit_plot("fit", card, 100)
+    panel, _ = plot.panels
     assert plot.title == "what fits T4, with precision bf16"
     budget, precision = panel.to_spec()["params"]
     assert (budget["value"], precision["value"], precision["bind"]["options"]) == (9, "bf16", ["fp32", "bf16"])
-    [alone] = _fit_plot("fit", replace(card, rows=tuple(row(8, 1.0, **plain) for _ in range(2))), 100).panels
+    alone, _ = fit_plot("fit", replace(card, rows=tuple(row(8, 1.0, **plain) for _ in range(2))), 100).panels
     assert [one["name"] for one in alone.to_spec()["params"]] == ["budget"]
 
 
