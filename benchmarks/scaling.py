@@ -10,6 +10,7 @@ machine, and so are the servers.
 
 import argparse
 import datetime
+import itertools
 import os
 import socket
 import statistics
@@ -23,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -44,13 +44,13 @@ from pipeline.searching.storage import open_storage
 
 SHOWN = ("device_name", "cores", "host_memory_mib", "system", "python", "mlflow", "optuna")
 NUM_WORKERS = (1, 4, 16)
-NUM_TRIALS = 96
+NUM_TRIALS = 48
 """Trials of a study, divided among its workers."""
 NUM_PARAMETERS, NUM_ATTRIBUTES, NUM_REPORTS = 5, 10, 8
 """What a search stores of a trial."""
 POINTS_IN_A_BATCH = (50, 1000)
 """What a run sends in five seconds, and the most that MLflow takes at once."""
-SECONDS_OF_A_WRITER = 10.0
+SECONDS_OF_A_WRITER = 5.0
 NUM_CONFIGURATIONS = (100, 1_000, 10_000)
 NUM_MEASURED = (0, 100, 1_000)
 DIMENSIONS: dict[str, tuple[Any, ...]] = {
@@ -108,11 +108,13 @@ def _workers(count: int) -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-def _at_once(pool: ProcessPoolExecutor, work: Callable[[float], int], count: int) -> tuple[int, float]:
-    """Return what `count` workers did at the same time, added up, and the seconds that it took."""
+def _speed(pool: ProcessPoolExecutor, work: Callable[[float], tuple[int, bool]], count: int, form: str) -> str:
+    """Return how much `count` workers did in a second at the same time, and how many of them failed, as text."""
     start_at = time.time() + 1
     parts = list(pool.map(work, [start_at] * count))
-    return sum(parts), time.time() - start_at
+    speed = sum(done for done, _ in parts) / (time.time() - start_at)
+    num_failed = sum(failed for _, failed in parts)
+    return f"{speed:{form}}" + (f" ({num_failed} failed)" if num_failed else "")
 
 
 def _of_storages(
@@ -125,23 +127,22 @@ def _of_storages(
             study = f"scaling {uuid.uuid4()}"
             optuna.create_study(storage=open_storage(url), study_name=study, direction="maximize")
             each = (16 if few else NUM_TRIALS) // count
-            done, seconds = _at_once(pool, partial(_store_trials, url, study, each), count)
+            speeds.append(_speed(pool, partial(_store_trials, url, study, each), count, ",.1f"))
             optuna.delete_study(storage=open_storage(url), study_name=study)
-            speeds.append(f"{done / seconds:,.1f}")
             print(f"{name}, {count} workers: {speeds[-1]} trials/s", flush=True)
         rows.append((name, *speeds))
     yield from ("## Trials a second", "")
     yield (
         f"Trials that train nothing and store what a search stores: {NUM_PARAMETERS} parameters, {NUM_ATTRIBUTES} "
         f"attributes, {NUM_REPORTS} intermediate values, a heartbeat and the result; {NUM_TRIALS} trials for each "
-        "number of workers."
+        "number of workers. A worker of SQLite fails if the file is locked for longer than 20 seconds."
     )
     yield ""
     yield from _table(("storage", *map(_workers_of, num_workers)), rows)
 
 
-def _store_trials(url: str, name: str, count: int, start_at: float) -> int:
-    """Store `count` trials in a study, and return their number."""
+def _store_trials(url: str, name: str, count: int, start_at: float) -> tuple[int, bool]:
+    """Store `count` trials in a study; return how many were stored, and whether the storage failed."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage = open_storage(url, heartbeat_interval=10, grace_period=60)
     study = optuna.load_study(storage=storage, study_name=name, sampler=optuna.samplers.RandomSampler())
@@ -156,8 +157,12 @@ def _store_trials(url: str, name: str, count: int, start_at: float) -> int:
         return 1.0
 
     time.sleep(max(0.0, start_at - time.time()))
-    study.optimize(store, n_trials=count)
-    return count
+    stored = itertools.count()
+    try:
+        study.optimize(store, n_trials=count, callbacks=[lambda *_: next(stored)])
+    except Exception:  # SQLite: another worker has locked the file for longer than SECONDS_FOR_A_LOCK
+        return next(stored), True
+    return next(stored), False
 
 
 def _of_stores(
@@ -171,8 +176,7 @@ def _of_stores(
                 seconds = 2.0 if few else SECONDS_OF_A_WRITER
                 speeds = []
                 for count in num_workers:
-                    done, took = _at_once(pool, partial(_write, address, experiment, size, seconds), count)
-                    speeds.append(f"{done / took:,.0f}")
+                    speeds.append(_speed(pool, partial(_write, address, experiment, size, seconds), count, ",.0f"))
                     print(f"{name}, {count} writers, batches of {size}: {speeds[-1]} points/s", flush=True)
                 rows.append((name, str(size), *speeds))
     yield from ("## Metric points a second", "")
@@ -184,8 +188,8 @@ def _of_stores(
     yield from _table(("backend store", "points in a batch", *map(_writers_of, num_workers)), rows)
 
 
-def _write(address: str, experiment: str, size: int, seconds: float, start_at: float) -> int:
-    """Log batches of points to a new run for so many seconds, and return the number of points."""
+def _write(address: str, experiment: str, size: int, seconds: float, start_at: float) -> tuple[int, bool]:
+    """Log batches of points to a new run for so many seconds; return the number of points, and that none failed."""
     client = mlflow.MlflowClient(address)
     run = client.create_run(experiment).info.run_id
     time.sleep(max(0.0, start_at - time.time()))
@@ -194,7 +198,7 @@ def _write(address: str, experiment: str, size: int, seconds: float, start_at: f
         now = int(time.time() * 1000)
         client.log_batch(run, metrics=[Metric(f"m{number % 10}", 1.0, now, points + number) for number in range(size)])
         points += size
-    return points
+    return points, False
 
 
 @contextmanager
@@ -248,7 +252,9 @@ def _candidates(count: int) -> list[Candidate]:
     names = list(DIMENSIONS)
     while np.prod([len(DIMENSIONS[name]) for name in names]) > count:
         names.pop()
-    choices = [dict(zip(names, values, strict=True)) for values in product(*(DIMENSIONS[name] for name in names))]
+    choices = [
+        dict(zip(names, values, strict=True)) for values in itertools.product(*(DIMENSIONS[name] for name in names))
+    ]
     assert len(choices) == count
     return [_candidate(choice) for choice in choices]
 
