@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 import search_contenders
 import search_replay
+import search_replay_parallel
 import search_table
 from conftest import ROOT
-from replay.table import read
+from exit_code import UNFINISHED
+from replay.parallel import replay
+from replay.table import budgets, read
 
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -108,3 +111,30 @@ def test_bad_input_is_refused(
     assert search_table.main(["--tiny", "--folder", str(folder), *words]) == 2
     assert message in capsys.readouterr().err
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(("seed", "share"), [(0, 0.33), (1, 0.6)])
+def test_a_search_of_one_worker_is_the_committed_one(seed: int, share: float) -> None:
+    """Nothing runs when its trials are chosen, and so they do not depend on how running ones count."""
+    file = BENCHMARKS / "search_table_cpu_gpt2-nano_2026-11-21.csv"
+    [budget] = budgets(read(file), [share])
+    one = replay(file, budget, workers=1, seed=seed)
+    key = {"sampler": "predictive", "budget_bytes": str(budget), "seed": str(seed)}
+    [row] = [row for row in rows_of(Path(str(file).replace("table", "replay"))) if key.items() <= row.items()]
+    assert (one.trials, str(one.seconds_to_near), one.over_budget) == (int(row["trials"]), row["seconds_to_near"], 0)
+    assert (one.seconds, one.bound) == pytest.approx((float(row["seconds"]), float(row["bound"])), rel=1e-4)
+
+
+def test_searches_of_several_workers_are_replayed_and_resumed(table: Path) -> None:
+    words = [str(table), "--seeds", "2", "--workers", "1", "4", "--date", "2026-01-02"]
+    assert search_replay_parallel.main([*words, "--minutes", "1e-9"]) == UNFINISHED
+    output = table.with_name("search_replay_parallel_2026-01-02.csv")
+    assert not output.with_suffix(".md").exists()
+    before = output.read_text()
+    assert search_replay_parallel.main(words) == 0
+    assert output.read_text().startswith(before)
+    page, rows = output.with_suffix(".md").read_text(), rows_of(output)
+    keys = {(row["budget_bytes"], row["workers"], row["seed"]) for row in rows}
+    assert len(keys) == len(rows) == len({row["budget_bytes"] for row in rows}) * 2 * 2
+    assert page.count("| 1 | 2 |") == page.count("| 4 | 2 |") == len(rows) / 4
+    assert search_replay_parallel.main([*words[:-2], "--workers", "0"]) == 2

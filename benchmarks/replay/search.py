@@ -5,7 +5,9 @@ import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from pathlib import Path
+from typing import NamedTuple
 
 import optuna
 
@@ -54,6 +56,17 @@ class Replayed:
     """Whether the optimum lies within that bound."""
 
 
+class Started(NamedTuple):
+    """A trial that was started; the one that ends first is the smallest."""
+
+    at_seconds: float
+    """When it ends."""
+    trial: int
+    number: int
+    """Of its configuration."""
+    seconds_of_steps: Sequence[float]
+
+
 class Search:
     """A search that is being replayed."""
 
@@ -71,6 +84,7 @@ class Search:
         self._random = random.Random(f"{sampler} {budget_bytes} {seed}")  # noqa: S311  nothing secret
         self._optimum = min(entry.seconds for entry in entries if entry.peak_bytes <= budget_bytes)
         self._drawn: dict[int, list[Run]] = {}
+        self._started: list[Started] = []
         self._near: tuple[int, float] | None = None
 
     @property
@@ -81,8 +95,13 @@ class Search:
             peak_bytes={number: self.entries[number].peak_bytes for number in self.runs},
             over_budget=frozenset(self.over_budget),
             failed=frozenset(),
-            running=frozenset(),
+            running=frozenset(one.number for one in self._started),
         )
+
+    @property
+    def num_running(self) -> int:
+        """Return the number of trials that have not ended."""
+        return len(self._started)
 
     @property
     def over_budget(self) -> list[int]:
@@ -100,13 +119,26 @@ class Search:
 
     def measure(self, number: int) -> None:
         """Run a trial."""
+        self.start(number)
+        self.finish()
+
+    def start(self, number: int) -> None:
+        """Start a trial."""
         run, best = self._draw(number), self.measurements.incumbent
         to_beat = None if best is None or number in self.runs else self.seconds_of(best)
         enough = TrialLength(WARMUP_STEPS, PRECISION_PERCENT, to_beat)
         lengths = range(1, len(run.seconds_of_steps) + 1)
         length = next((n for n in lengths if enough(run.seconds_of_steps[:n])), lengths[-1])
-        self._add(number, run, run.seconds_of_steps[:length])
+        steps = run.seconds_of_steps[:length]
+        seconds = run.seconds_of_start + sum(steps)
+        heappush(self._started, Started(self.seconds + seconds, self.trials, number, steps))
         self.trials += 1
+
+    def finish(self) -> None:
+        """Wait for the trial that ends first."""
+        ended = heappop(self._started)
+        self.seconds = ended.at_seconds
+        self._add(ended.number, ended.seconds_of_steps)
         self._look()
 
     def confirm(self) -> bool:
@@ -117,7 +149,8 @@ class Search:
         num_confirmed = len(self.confirmed)
         while (best := self.measurements.incumbent) is not None and best not in self.confirmed:
             run = self._draw(best)
-            self._add(best, run, run.seconds_of_steps)
+            self.seconds += run.seconds_of_start + sum(run.seconds_of_steps)
+            self._add(best, run.seconds_of_steps)
             self.confirmed.add(best)
             self._look()
         return len(self.confirmed) > num_confirmed
@@ -128,10 +161,9 @@ class Search:
         if self._near is None and best is not None and self.entries[best].seconds <= self._optimum * (1 + NEAR):
             self._near = (self.trials, self.seconds)
 
-    def _add(self, number: int, run: Run, seconds_of_steps: Sequence[float]) -> None:
+    def _add(self, number: int, seconds_of_steps: Sequence[float]) -> None:
         median_seconds = statistics.median(seconds_of_steps[WARMUP_STEPS:])
         self.runs.setdefault(number, []).append(math.log(median_seconds / self._tokens))
-        self.seconds += run.seconds_of_start + sum(seconds_of_steps)
 
     def _draw(self, number: int) -> Run:
         """Return one of a configuration's runs: one that was not drawn before, as long as there is one."""

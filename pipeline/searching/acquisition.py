@@ -24,6 +24,8 @@ OUTLIER_DEVIATIONS = 2.0
 """Standard deviations by which a run is slower than the others predict, above which it is an outlier."""
 DECISIVE_DEVIATIONS = 1.0
 """The same where it would be the fastest without that run."""
+MOST_UNFIT = 1.0
+"""Expected number of running trials that do not fit, up to which one that is not feasible may run."""
 
 
 Rivals = tuple[int, ...]
@@ -60,9 +62,12 @@ class Acquisition:
     """The candidates evaluated on the measurements so far."""
 
     next: int | None
-    """Index of the candidate to measure next; None if no measurement is worth its time."""
+    """Index of the candidate to measure next, given that all running trials take their expected time; None if no
+    measurement is worth its time then."""
     best_remaining: int | None
     """Index of the candidate to measure if one is demanded: `next`, else the best feasible one that is left."""
+    is_waiting: bool
+    """Whether `next` is None only until running trials have ended, which may leave something worth its time."""
     bound: float | None
     """Upper bound, with CONFIDENCE, of the fraction by which the best of all candidates is faster than the best
     measured one; None if nothing that fits was measured."""
@@ -103,31 +108,49 @@ def evaluate(candidates: Sequence[Candidate], measured: Measurements, rules: Rul
     feasible = frozenset(np.flatnonzero(probability_N >= rules.fit_confidence).tolist())
     time = time_model.fit(candidates, measured.log_seconds, rules.kind, measured.num_runs)
     mean_N = time.posterior.mean_N
-    posterior = time.posterior.condition({number: float(mean_N[number]) for number in measured.running})
     rivals = _rivals(candidates, measured, rules.whole_front)
-    improvement_N = _expected_improvement(measured, rivals, posterior)
-    remaining = feasible - measured.taken
-    gains = _gains(posterior, measured, rivals, remaining)
-    remaining_improvement = None if gains is None else quantile(gains.of_remaining_S, CONFIDENCE)
+    gains = _gains(time.posterior, measured, rivals, feasible - measured.ended)
+    remaining_improvement = _remaining_improvement(gains)
+    is_open = is_worth_it = _is_open(measured, remaining_improvement, rules.gap)
+    # the bound knows nothing of the running trials, and the choice takes them as measured at their expected times
+    expected_seconds = {number: float(mean_N[number]) for number in measured.running}
+    expected, posterior = measured.as_expected(expected_seconds, feasible), time.posterior.condition(expected_seconds)
+    rivals, remaining = _rivals(candidates, expected, rules.whole_front), feasible - measured.taken
+    if is_open and measured.running:
+        expected_improvement = _remaining_improvement(_gains(posterior, expected, rivals, remaining))
+        is_worth_it = _is_open(expected, expected_improvement, rules.gap)
+    improvement_N = _expected_improvement(expected, rivals, posterior)
+    wanted = _choose(improvement_N, probability_N, mean_N, measured.taken, rules, is_open=is_worth_it)
+    following = None if _is_held_back(wanted, feasible, measured.running, probability_N) else wanted
+    best_remaining = max(remaining, key=lambda number: float(improvement_N[number]), default=None)
     tokens_N = np.array([candidate.num_tokens for candidate in candidates])
     few = len(measured.log_seconds) < MIN_MEASUREMENTS
-    is_open = remaining_improvement is None or remaining_improvement > rules.gap or few
-    following = _choose(improvement_N, probability_N, mean_N, measured.taken, rules, is_open=is_open)
-    best_remaining = max(remaining, key=lambda number: float(improvement_N[number]), default=None)
     return Acquisition(
         next=following,
         best_remaining=best_remaining if following is None else following,
+        is_waiting=following is None and bool(measured.running) and (is_open or wanted is not None),
         bound=None if gains is None else quantile(gains.of_all_S, CONFIDENCE),
         remaining_improvement=remaining_improvement,
         feasible=feasible,
         probability_of_fit=probability_N,
         predicted_seconds=np.exp(mean_N) * tokens_N if measured.log_seconds else None,
-        posterior=posterior,
+        posterior=time.posterior,
         incumbent=None if rules.whole_front else measured.incumbent,
         gains=gains,
         residual_rms=0.0 if few else time.residual_rms,
         again=None if few else _again(measured, time.leave_one_out),
     )
+
+
+def _remaining_improvement(gains: Gains | None) -> float | None:
+    """Return by which fraction one of those that are left may be faster, with CONFIDENCE; None if it is not known."""
+    return None if gains is None else quantile(gains.of_remaining_S, CONFIDENCE)
+
+
+def _is_open(measured: Measurements, remaining_improvement: float | None, gap: float) -> bool:
+    """Return whether another configuration may be faster than all measured ones by more than `gap`."""
+    few = len(measured.log_seconds) < MIN_MEASUREMENTS
+    return few or remaining_improvement is None or remaining_improvement > gap
 
 
 def _again(measured: Measurements, leave_one_out: Mapping[int, Residual]) -> int | None:
@@ -230,3 +253,10 @@ def _choose(
     risky = [number for number in free if 0 < probability_N[number] < rules.fit_confidence]
     worth = [number for number in risky if probability_N[number] * improvement_N[number] > rules.gap]
     return max(worth, key=lambda number: (probability_N[number], improvement_N[number]), default=None)
+
+
+def _is_held_back(wanted: int | None, feasible: frozenset[int], running: frozenset[int], probability_N: Vector) -> bool:
+    """Return whether a candidate that may not fit has to wait for other trials."""
+    if wanted is None or wanted in feasible:
+        return False
+    return float(np.sum(1 - probability_N[[*running, wanted]])) > MOST_UNFIT

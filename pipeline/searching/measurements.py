@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pipeline.searching.time_model import NOISES
@@ -75,6 +75,23 @@ class Measurements:
         return self.with_second_trial | {number for number, runs in self.runs.items() if len(runs) > 1}
 
     @property
+    def ended(self) -> frozenset[int]:
+        """The candidates with a trial that has ended."""
+        return frozenset(self.runs) | self.over_budget | self.failed
+
+    @property
     def taken(self) -> frozenset[int]:
         """The candidates that are not proposed any more."""
-        return frozenset(self.runs) | self.over_budget | self.failed | self.running
+        return self.ended | self.running
+
+    def as_expected(self, log_seconds: Mapping[int, float], feasible: frozenset[int]) -> "Measurements":
+        """Return the measurements as if each running trial had ended in its expected time, and fitted if feasible."""
+        if not self.running:
+            return self
+        expected = {number: [log_seconds[number]] for number in self.running}
+        return replace(
+            self,
+            runs={**expected, **self.runs},
+            over_budget=self.over_budget | (self.running - feasible - frozenset(self.runs)),
+            running=frozenset(),
+        )

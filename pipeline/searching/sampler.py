@@ -118,7 +118,8 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         """Stop `study.optimize` if no further measurement is worth its time."""
         ended = copy.copy(trial)  # the storage does not have its state and values yet
         ended.state, ended.values = state, list(values) if values is not None else None
-        if self.evaluate(study, instead=ended).next is None:
+        acquisition = self.evaluate(study, instead=ended)
+        if acquisition.next is None and not acquisition.is_waiting:
             with contextlib.suppress(RuntimeError):  # ask-and-tell has no loop to stop
                 study.stop()
 
