@@ -433,6 +433,31 @@ def test_the_table_of_bounds_is_that_of_the_replays() -> None:
     )
 
 
+def test_the_table_of_several_workers_is_that_of_its_replays() -> None:
+    [page] = tables(text_of("benchmarks/search_replay_parallel_2026-11-24.md"))
+    lines = [dict(zip(page[0], row, strict=True)) for row in page[1:]]
+    searches: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for line in lines:
+        assert line["searches"] == "100" and line["over budget"] == "0"
+        searches.setdefault((line["table"].split("_")[-2], line["budget MiB"]), []).append(line)
+
+    def together(of_workers: list[dict[str, str]], column: str) -> str:
+        return " / ".join(line[column].split(" (")[0].removesuffix(" of 100") for line in of_workers)
+
+    columns = ("s to 2 %", "s to the certificate", "s in all", "trials", "certificate true", "bound true")
+    expected = [[", ".join(key), *(together(rows, name) for name in columns)] for key, rows in searches.items()]
+    [table] = [table for table in tables(text_of("docs/evidence.md")) if "the same in all" in table[0]]
+    assert table[1:] == expected
+    shares = {
+        workers: [int(line["share"].split()[0]) for line in lines if line["workers"] == workers]
+        for workers in ("1", "4", "16")
+    }
+    four, sixteen = (f"{min(shares[workers])} to {max(shares[workers])} %" for workers in ("4", "16"))
+    assert f"With 4 workers the certificate was there after {four} of the time of one, with 16 after {sixteen}" in (
+        " ".join(text_of("docs/search.md").split())
+    )
+
+
 def test_the_seconds_of_the_default_search_are_those_of_its_file() -> None:
     rows = tables(text_of("benchmarks/search_cpu_2026-11-22.md"))[1][1:]
     seconds, shares = [row[0] for row in rows], sorted(float(row[5].rstrip("%")) for row in rows)

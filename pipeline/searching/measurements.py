@@ -85,7 +85,10 @@ class Measurements:
         return self.ended | self.running
 
     def as_expected(self, log_seconds: Mapping[int, float], feasible: frozenset[int]) -> "Measurements":
-        """Return the measurements as if each running trial had ended in its expected time, and fitted if feasible."""
+        """Return the measurements as if each running trial had ended in its expected time, and fitted if feasible.
+
+        Ginsbourger, Le Riche and Carraro, Kriging Is Well-Suited to Parallelize Optimization, 2010: Kriging believer.
+        """
         if not self.running:
             return self
         expected = {number: [log_seconds[number]] for number in self.running}

@@ -35,7 +35,7 @@ class Proposer(Protocol):
     """
 
     def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
-        """Return the configuration to measure after these trials; None if no measurement is worth its time."""
+        """Return the configuration to measure after these trials; None if none is worth its time beside what runs."""
 
     def naive(self, rows: Sequence[Trial], answer: Choice) -> Choice | None:
         """Return the naive configuration to compare the answer with: with the largest micro-batch that fits.
