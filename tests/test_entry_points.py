@@ -207,6 +207,7 @@ def test_exact_params_of_one_run(project: Project, done: Done) -> None:
         "micro_batch_size": "2",
         "accumulation_steps": "4",
         "effective_batch_size": "8",
+        "world_size": "1",
         "activation_offloading": "False",
         "attention": "sdpa",
         "checkpointing": "every_layer",

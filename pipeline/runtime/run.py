@@ -216,11 +216,12 @@ def _receive_all(
 
     """
     while True:
-        while not receiver.poll(watch.seconds_to_wait()):
-            if cancelled is not None and cancelled.is_set():
-                raise KeyboardInterrupt
+        if cancelled is not None and cancelled.is_set():
+            raise KeyboardInterrupt
+        if not receiver.poll(watch.seconds_to_wait()):
             if reason := watch.why_too_long():
                 return reason
+            continue
         try:
             event = receiver.recv()
         except (EOFError, OSError):  # the end, or the end in the middle of an event
