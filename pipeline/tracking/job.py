@@ -26,7 +26,7 @@ from pipeline.runtime.signals import interrupt_on_signal
 from pipeline.tracking.experiment import find_or_create, set_kind
 from pipeline.tracking.lost import end_lost
 from pipeline.tracking.sender import Sender
-from pipeline.tracking.store import STATUS, connect, portable_uri, unreachable
+from pipeline.tracking.store import STATUS, connect, get_tracking_uri, portable_uri, unreachable
 from pipeline.tracking.sync import send_abandoned
 from pipeline.tracking.unsent import Manifest, UnsentRun
 from pipeline.training.metrics import Summary
@@ -213,8 +213,7 @@ def join_job(entry: str, run_id: str | None, uri: str, output: Path) -> Iterator
     """
     folder = _make_folder(output, "worker")
     try:
-        check_database(get_tracking_uri())
-        client = MlflowClient()
+        client = connect()
         run = client.get_run(run_id)
     except Exception as error:  # any error of a store, its driver or its network
         folder.rmdir()
