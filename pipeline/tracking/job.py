@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
+from mlflow.tracking import get_tracking_uri
 from mlflow.tracking.context.registry import resolve_tags
 
 from pipeline.base.errors import InvalidInputError, first_line
@@ -26,7 +27,7 @@ from pipeline.runtime.signals import interrupt_on_signal
 from pipeline.tracking.experiment import find_or_create, set_kind
 from pipeline.tracking.lost import end_lost
 from pipeline.tracking.sender import Sender
-from pipeline.tracking.store import STATUS, connect, get_tracking_uri, portable_uri, unreachable
+from pipeline.tracking.store import STATUS, connect, portable_uri, unreachable
 from pipeline.tracking.sync import send_abandoned
 from pipeline.tracking.unsent import Manifest, UnsentRun
 from pipeline.training.metrics import Summary
