@@ -38,7 +38,7 @@ def _programs() -> Path | None:
     return found[-1].parent if found else Path(on_path).parent if on_path else None
 
 
-def _launched(words: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+def launched(words: list[str], **options: Any) -> "subprocess.Popen[bytes]":
     """Return a process in a session of its own, whose end is tied to that of the tests."""
     return LAUNCHER.submit(subprocess.Popen, words, start_new_session=True, **options).result()
 
@@ -80,7 +80,7 @@ class Postgresql:
         }
         words = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
         with (self.folder / "log.txt").open("ab") as log:
-            self._process = _launched(
+            self._process = launched(
                 [*self._as_owner, str(self.programs / "postgres"), "-D", self._data, *words],
                 cwd=self.folder,
                 stdout=log,
@@ -205,7 +205,7 @@ class MlflowServer:
         own = {**NO_JOBS, "MLFLOW_BACKEND_STORE_URI": self.store, "OMP_NUM_THREADS": "1"}
         words = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1", *self.words]
         with (self.folder / "server.txt").open("ab") as log:
-            self._process = _launched(
+            self._process = launched(
                 ["setpriv", "--pdeathsig", "TERM", sys.executable, "-m", "mlflow", "server", *words],
                 cwd=self.folder,
                 env={**inherited, **own, **self.environment},

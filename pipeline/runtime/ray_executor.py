@@ -5,6 +5,7 @@ further tasks: it keeps the fork server, which has imported torch, and a child's
 """
 
 import os
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ from pipeline.training.loop import Stop, never_stop
 
 PASSED_ON = ("HEADROOM_TECHNIQUES",)
 """Environment variables that tasks need as this process has them."""
+SECONDS_TO_CONNECT = 5.0
+"""How long the head of a cluster may take to accept a connection."""
 
 
 @dataclass(frozen=True)
@@ -179,9 +182,17 @@ def _start(ray: Any, address: str | None) -> None:
     variables: Mapping[str, str] = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     own = {"include_dashboard": False} if address is None else {"address": address}
     try:
+        _knock(address)
         ray.init(log_to_driver=False, logging_level="error", runtime_env={"env_vars": dict(variables)}, **own)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise InvalidInputError(
             f"the Ray cluster must be reachable, and {address or 'one on this machine'} is not ({first_line(error)}); "
             "start it with: ray start --head, or leave ray_address out to start one on this machine"
         ) from error
+
+
+def _knock(address: str | None) -> None:
+    """Raise OSError if nothing listens at an address of the form HOST:PORT, for which Ray would wait for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=SECONDS_TO_CONNECT).close()

@@ -1,5 +1,6 @@
 """Opens Optuna's storage from its URL: SQLite, which waits for a lock, or PostgreSQL, which waits for its server."""
 
+import math
 import os
 import time
 import warnings
@@ -28,6 +29,8 @@ SECONDS_TO_CONNECT = 5
 """How long a server may take to accept a connection."""
 SECONDS_FOR_A_SERVER = 120.0
 """How long to wait for a server that has been reached before: a restart, or a failover to another machine."""
+SECONDS_OF_AN_OUTAGE = 2.0
+"""A call that takes longer has waited for the server, its network or a lock, as those of other workers may have."""
 SECONDS_BETWEEN_ATTEMPTS = 0.5
 OLDEST_POSTGRESQL = 10
 """The oldest major version of PostgreSQL that psycopg supports."""
@@ -54,9 +57,9 @@ REPEATABLE = (
     *("get_study_directions", "get_study_user_attrs", "get_study_system_attrs", "get_all_studies"),
     *("set_trial_param", "set_trial_intermediate_value", "set_trial_user_attr", "set_trial_system_attr"),
     *("get_trial", "get_all_trials", "_get_trials", "get_trial_id_from_study_id_trial_number"),
-    *("record_heartbeat", "_get_stale_trial_ids"),
+    *("record_heartbeat", "_get_stale_trial_ids", "create_new_trial"),
 )
-"""Methods of a storage that have the same effect when they are called twice."""
+"""Methods of a storage that may be called twice: the effect is the same, or a trial that a worker finds superfluous."""
 
 
 def open_storage(
@@ -108,6 +111,9 @@ def reachable(url: str, kind: type[Exception]) -> Iterator[None]:
 class PatientStorage(RDBStorage):  # type: ignore[misc]
     """RDBStorage that repeats a call whose connection broke, and closes its connections at the end."""
 
+    outage_ended = -math.inf
+    """When a call last succeeded after an outage, in seconds of time.monotonic()."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         try:
             super().__init__(*args, **kwargs)
@@ -117,25 +123,39 @@ class PatientStorage(RDBStorage):  # type: ignore[misc]
             raise
         weakref.finalize(self, _close, self.engine, os.getpid())
 
+    def _get_stale_trial_ids(self, study_id: int) -> list[int]:
+        """Return the running trials without a sign of life; none soon after an outage, in which no worker gave any."""
+        found: list[int] = super()._get_stale_trial_ids(study_id)
+        return found if time.monotonic() - self.outage_ended > (self.grace_period or 0) else []
+
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        """Set the state of a trial; where the connection broke after the state was stored, it counts as set."""
+        """Set the state of a trial; where the connection broke after it was stored, the end of a trial counts as set.
+
+        Who set a trial to running would be unknown: it counts as taken by another worker.
+        """
         try:
             return bool(super().set_trial_state_values(trial_id, state, values))
         except Exception as error:
-            if not (_is_disconnected(error) and state.is_finished()):  # who set it to running would be unknown
+            if not _is_disconnected(error):
                 raise
+            if not state.is_finished():
+                return False
             return self.get_trial(trial_id).state is state or self.set_trial_state_values(trial_id, state, values)
 
 
 def _repeated(name: str) -> Callable[..., Any]:
-    method = getattr(RDBStorage, name)
+    method = getattr(PatientStorage, name)
 
     @wraps(method)
     def call(self: PatientStorage, *args: Any, **kwargs: Any) -> Any:
-        deadline = time.monotonic() + SECONDS_FOR_A_SERVER
+        start = time.monotonic()
+        deadline = start + SECONDS_FOR_A_SERVER
         while True:
             try:
-                return method(self, *args, **kwargs)
+                found = method(self, *args, **kwargs)
+                if time.monotonic() - start > SECONDS_OF_AN_OUTAGE:
+                    self.outage_ended = time.monotonic()
+                return found
             except Exception as error:
                 if not _is_disconnected(error) or time.monotonic() > deadline:
                     raise
