@@ -76,13 +76,14 @@ const follow = place => ["mouseover", "click"].forEach(kind =>
     const view = views.get(place), names = view.data("parts").map(part => part.name);
     view.data("parts", names.map((name, index) => ({ name, mib: item.datum.parts[index] }))).runAsync();
   }));
+const stored = (() => { try { return sessionStorage; } catch { return null; } })();  // none in MLflow's artifact viewer
 const page = document.documentElement, viewKey = `view of ${location.pathname}`;
 const controls = () => [...document.querySelectorAll("input, select")];
 Promise.all(drawn).then(() => {
   document.querySelectorAll("[data-follows]").forEach(follow);
   // A page that has loaded itself again looks as its reader left it.
-  const left = JSON.parse(sessionStorage.getItem(viewKey) ?? "{}");
-  sessionStorage.removeItem(viewKey);
+  const left = JSON.parse(stored?.getItem(viewKey) ?? "{}");
+  stored?.removeItem(viewKey);
   if (buttons.length) choose(buttons.find(button => button.textContent === left.chosen) ?? buttons[0]);
   if (left.values?.length === controls().length) controls().forEach((control, number) => {
     if (control.value === left.values[number]) return;
@@ -100,7 +101,7 @@ if (page.dataset.reloadSeconds) {
     if (document.hidden || Date.now() - touched < 5000) return;  // not while its reader works with it
     const chosen = buttons.find(button => button.getAttribute("aria-pressed") === "true")?.textContent;
     const view = { top: scrollY, chosen, values: controls().map(control => control.value) };
-    sessionStorage.setItem(viewKey, JSON.stringify(view));
+    stored?.setItem(viewKey, JSON.stringify(view));
     location.reload();
   }, 1000 * page.dataset.reloadSeconds);
 }
