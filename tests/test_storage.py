@@ -56,8 +56,7 @@ def test_a_study_is_created_once_and_shared(url: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(open_study, range(4))) == ["shared"] * 4
     one, other = (StoredStudy(url, "shared", ("maximize",), {"budget": "1GiB"}) for _ in range(2))
-    trial = one.start(SPACE.choices[0], SPACE, 3)
-    assert trial is not None and other.start(SPACE.choices[0], SPACE, 3) is None
+    assert one.enqueue(SPACE.choices[0], SPACE) and not other.enqueue(SPACE.choices[0], SPACE)
     assert other.taken == [SPACE.choices[0]]
 
 
