@@ -2,6 +2,7 @@
 # make test      lint, types, layers, and one test case for each part
 # make test-all  the same with the full matrices
 # make test-cuda the tests marked gpu, on simulated cards (1.2 GB in .venv-cuda; needs gcc, no GPU)
+# make test-cluster the faults of several workers: a Ray cluster, PostgreSQL and MLflow's server that die (needs PostgreSQL)
 # make evidence  all that needs a GPU, in at most 9 minutes; the next call goes on where this one stopped
 # make ui        the MLflow UI, opened on the runs of the experiment
 # Pass settings on with ARGS: make search ARGS="-P budget=8GiB -P effective_batch_size=64"
@@ -17,7 +18,7 @@ IN_PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 CARD := $(BIN)/python tests/cuda_without_gpu/cards.py
 
-.PHONY: search test test-all test-cuda check evidence ui clean
+.PHONY: search test test-all test-cuda test-cluster check evidence ui clean
 
 search: .venv/installed
 	PATH="$(abspath $(BIN)):$$PATH" mlflow run . -e search --env-manager=local --experiment-name headroom $(ARGS)
@@ -27,6 +28,9 @@ test: check
 
 test-all: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL)
+
+test-cluster: .venv/installed-for-tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_cluster_faults.py
 
 CUDA_INSTALLED := .venv-cuda/installed$(TORCH_CUDA:%=-%)
 

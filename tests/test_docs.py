@@ -160,10 +160,8 @@ def test_make_search_is_the_search_through_mlflow(project: Project) -> None:
     assert project.parent_of("search").data.tags["mlflow.project.entryPoint"] == "search"
 
 
-def test_continuous_integration_runs_both_targets_of_tests_and_those_of_a_cluster() -> None:
-    *_, tests, on_cards, of_a_cluster = text_of(".ci/run").splitlines()
-    assert [tests, on_cards] == ["make test", "make test-cuda"]
-    assert of_a_cluster.startswith("OMP_NUM_THREADS=1 .venv/bin/pytest tests/test_cluster_faults.py")
+def test_continuous_integration_runs_both_targets_of_tests() -> None:
+    assert text_of(".ci/run").splitlines()[-2:] == ["make test", "make test-cuda"]
 
 
 def test_make_ui_shows_the_runs_to_this_machine_alone(project: Project) -> None:
