@@ -179,6 +179,8 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"checkpointing": "every_layer"},
     {"max_grad_norm": None, "optimizer_in_backward": True},
     {"optimizer": "muon"},
+    {"optimizer": "adamw_8bit"},
+    {"optimizer": "adamw_8bit", "precision": "bf16", "qlora_double_quantization": False},
 )
 
 

@@ -94,7 +94,7 @@ def _operators(target: Hardware) -> Iterator[None]:
             patch.object(torch, "is_autocast_enabled", lambda kind="cpu": is_enabled(kind))
             if target.capability
             else nullcontext(),
-            patch.object(functional, "create_dynamic_map", lambda: torch.empty(NUM_CODES)),
+            patch.object(functional, "create_dynamic_map", lambda *_, **__: torch.empty(NUM_CODES)),
             patch.dict(functional.name2qmap, clear=True),
             patch.dict(utils._code_4bit_cache, clear=True),
             patch.object(default, "_get_4bit_quantize_bounds", cache(default._get_4bit_quantize_bounds.__wrapped__)),
