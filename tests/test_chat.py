@@ -331,8 +331,8 @@ def test_the_report_has_the_predicted_peak_of_each_length(tmp_path: Path) -> Non
         metrics={},
     )
     findings = ComparisonFindings(entry="main", question="What?", rows=(row,), environment={}, truncations=found)
-    [section] = [one for one in comparison_report(findings).sections if one.title == "lengths"]
-    frame = section.tables[0].frame
+    sections = comparison_report(findings).sections
+    [frame] = [table.frame for section in sections for table in section.tables if table.name == "lengths"]
     assert [name for name in frame["sequence_length"] if "*" in name] == ["64 *"]
     assert list(frame["left out"]) == [one.num_left_out for one in found]
     (tmp_path / FILE).write_text(to_json(findings))
