@@ -133,6 +133,7 @@ def test_the_tools_read_what_ran_on_a_card(finished_on: FinishedOn) -> None:
         "compare": {"runs": ids},
         "export": {"config": "best.yaml"},
         "sync": {},
+        "worker": {"study": project.parent_of("search").data.tags["study"]},  # of which nothing is left to measure
     }
     assert set(given) == set(TOOLS)
     for tool, settings in given.items():

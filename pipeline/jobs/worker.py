@@ -74,7 +74,7 @@ def worker(settings: WorkerSettings, console: Console) -> int:
         proposer = make_proposer(problem, study, sampler)
         lines = _Lines(console, partial(job.children.lost, study.name))
         search = Search(problem, study, proposer, job.folder, job.children.observer, lines)
-        console.print(f"measuring trials of {settings.study} with {len(workers.executors)} workers", highlight=False)
+        console.print(f"measuring trials of {settings.study}, {len(workers.executors)} at a time", highlight=False)
         run_trials_with(workers, search, math.inf)
     console.print(f"nothing is left to measure; results: {job.folder}", highlight=False)
     return 0
