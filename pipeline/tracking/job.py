@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
+from mlflow.entities import Run as MlflowRun
 from mlflow.tracking.context.registry import resolve_tags
 
 from pipeline.base.errors import InvalidInputError, first_line
@@ -222,15 +223,7 @@ def join_job(entry: str, run_id: str | None, uri: str, output: Path) -> Iterator
             f"reach it ({first_line(error)}); start it, or set MLFLOW_TRACKING_URI"
         ) from error
     sender = Sender(client)
-    parent = Manifest(
-        uri=portable_uri(client.tracking_uri),
-        experiment_id=run.info.experiment_id,
-        name=run.info.run_name,
-        key=run.info.run_id,
-        owner=this_process(),
-        start_time=run.info.start_time,
-        run_id=run.info.run_id,
-    )
+    parent = _manifest_of(run, client)
     try:
         yield JoinedJob(folder, ChildRuns(parent, sender, entry))
     finally:
@@ -253,15 +246,7 @@ def open_job(entry: str, subject: str, output: Path) -> Iterator[Job]:
         folder.rmdir()
         raise
     sender = Sender(client)
-    manifest = Manifest(
-        uri=portable_uri(client.tracking_uri),
-        experiment_id=run.info.experiment_id,
-        name=run.info.run_name,
-        key=run.info.run_id,
-        owner=this_process(),
-        start_time=run.info.start_time,
-        run_id=run.info.run_id,
-    )
+    manifest = _manifest_of(run, client)
     sender.do(lambda: send_abandoned(output, manifest.uri, client))
     try:
         job = Job(UnsentRun.create(folder, manifest), sender, entry)
@@ -286,6 +271,19 @@ def open_job(entry: str, subject: str, output: Path) -> Iterator[Job]:
 def _environment_tag(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that techniques set for the run's process, as a tag."""
     return {"environment": " ".join(f"{name}={value}" for name, value in variables.items())} if variables else {}
+
+
+def _manifest_of(run: MlflowRun, client: MlflowClient) -> Manifest:
+    """Return the manifest of a run that MLflow has, which this process sends from now on."""
+    return Manifest(
+        uri=portable_uri(client.tracking_uri),
+        experiment_id=run.info.experiment_id,
+        name=run.info.run_name,
+        key=run.info.run_id,
+        owner=this_process(),
+        start_time=run.info.start_time,
+        run_id=run.info.run_id,
+    )
 
 
 def _manifest(parent: Manifest, name: str, tags: Mapping[str, str]) -> Manifest:
