@@ -23,9 +23,6 @@ from pipeline.tracking.job import open_job
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    import mlflow
-
-    mlflow.set_tracking_uri(uri)
     monkeypatch.chdir(tmp_path)
     return uri
 

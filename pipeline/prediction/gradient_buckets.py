@@ -1,11 +1,10 @@
 """DistributedDataParallel on fake tensors: what it and its reducer allocate, for one rank without the others.
 
-The rules are those of torch/csrc/distributed/c10d/reducer.cpp and comm.cpp, with gradient_as_bucket_view and without
+The rules are those of torch/csrc/distributed/c10d/reducer.cpp, with gradient_as_bucket_view and without
 find_unused_parameters. The sums themselves take no memory: they are computed in place.
 """
 
 import sys
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -19,8 +18,6 @@ from pipeline.base.units import MIB
 
 LIMITS = [1 * MIB, 25 * MIB]
 """Bytes from which on a bucket is full: of the first one, and of all others (dist._DEFAULT_FIRST_BUCKET_BYTES, DDP)."""
-BROADCAST_BYTES, NUM_IN_FLIGHT = 250 * MIB, 2
-"""Bytes from which on a copy of parameters is full that is sent at the start, and how many there are at a time."""
 
 
 class GradientBuckets(nn.Module):
@@ -32,7 +29,6 @@ class GradientBuckets(nn.Module):
         self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._arrived: list[int] = []
         self._synchronizes, self._is_synchronized, self._is_final = True, False, False
-        _broadcast([*module.parameters(), *module.buffers()])
         self._allocate(range(len(self._trained)), [sys.maxsize])
         for number, parameter in enumerate(self._trained):
             parameter.register_post_accumulate_grad_hook(partial(self._note, number))  # type: ignore[no-untyped-call]
@@ -73,16 +69,6 @@ class GradientBuckets(nn.Module):
             for member in members:
                 member.grad = bucket.as_strided(member.shape, member.stride(), start)
                 start += member.numel()
-
-
-def _broadcast(tensors: Sequence[Tensor]) -> None:
-    """Make the copies in which DDP sends the first rank's parameters to all others."""
-    in_flight = deque[Tensor]()
-    for group in _groups(tensors, [BROADCAST_BYTES], []):
-        if len(in_flight) == NUM_IN_FLIGHT:
-            in_flight.popleft()
-        if len(group) > 1:
-            in_flight.append(torch.cat([tensors[number].detach().flatten() for number in group]))
 
 
 def _groups(tensors: Sequence[Tensor], limits: list[int], order: list[int]) -> list[list[int]]:

@@ -32,10 +32,11 @@ def data_parallel(step: Step, ranks: Ranks) -> Step:
 
     The sum, not DDP's mean, is the gradient of the window's loss: each rank divides its losses by all ranks' targets.
     Gradients are views of DDP's buckets from the start and stay there: freed ones would become a second copy while they
-    accumulate. DDP makes its buckets anew after the first update, in the order of the gradients.
+    accumulate. DDP makes its buckets anew after the first update, in the order of the gradients. It sends no parameters
+    at the start: each rank has made the same from the seed, or has read them from the same checkpoint.
     """
     _share_a_zero(step.trainable.module)
-    arguments: dict[str, bool] = {"gradient_as_bucket_view": True, _syncs_buffers(): False}
+    arguments: dict[str, bool] = {"gradient_as_bucket_view": True, "init_sync": False, _syncs_buffers(): False}
     loss = DistributedDataParallel(_Loss(step.trainable), **arguments)  # type: ignore[arg-type]
     sums = _Sums(ranks, [])
     loss.register_comm_hook(sums, _sum_over_ranks)
