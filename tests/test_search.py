@@ -38,7 +38,8 @@ from pipeline.searching.proposals import PredictiveProposer
 from pipeline.searching.results import Trial, best_trial, one_per_configuration, pareto_front, speed_of
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import SearchSettings
-from pipeline.searching.study import Judged, Queued, StoredStudy
+from pipeline.searching.study import Queued, StoredStudy
+from pipeline.searching.trial_record import Judged
 
 SPACE = Space(
     {"micro_batch_size": (1, 2, 4, 8, 16), "checkpointing": ("none", "every_layer"), "precision": ("fp32", "bf16")}

@@ -23,7 +23,8 @@ from pipeline.config.space import Space
 from pipeline.memory.device import cores
 from pipeline.runtime.placement import ANYWHERE, placements
 from pipeline.searching.judge import judge
-from pipeline.searching.study import Judged, Queued, StoredStudy
+from pipeline.searching.study import Queued, StoredStudy
+from pipeline.searching.trial_record import Judged
 
 TIMEOUT = 6
 """Seconds after which a worker of these tests counts as dead: its signs of life are a second apart."""

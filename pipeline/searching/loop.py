@@ -34,8 +34,9 @@ from pipeline.searching.results import (
     speed_of,
     speeds,
 )
-from pipeline.searching.study import DETAIL, METRICS, Judged, Queued, StoredStudy
+from pipeline.searching.study import Queued, StoredStudy
 from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
+from pipeline.searching.trial_record import DETAIL, METRICS, Judged
 from pipeline.searching.verification import Measured, StopAfter, verified_experiment, verify
 from pipeline.training.loop import Stop, never_stop
 from pipeline.training.metrics import Summary

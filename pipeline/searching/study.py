@@ -19,30 +19,28 @@ from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.results import Outcome, Result
+from pipeline.base.results import Outcome
 from pipeline.config.space import Choice, Space
 from pipeline.runtime.ownership import this_process
 from pipeline.runtime.run import WorkerLostError
 from pipeline.searching.acquisition import Acquisition
-from pipeline.searching.judge import CONSTRAINT, LOWER_BOUND, OUTCOME, Verdict
+from pipeline.searching.judge import OUTCOME
 from pipeline.searching.optuna_samplers import distributions_of
 from pipeline.searching.results import Measurement
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.session import SESSION, Session
 from pipeline.searching.settings import AUTO_STUDY
 from pipeline.searching.storage import open_storage, reachable
+from pipeline.searching.trial_record import DETAIL, METRICS, Judged, TrialRecord, is_known
 
-IDENTITY, WORKER, DETAIL, METRICS = "identity", "worker", "detail", "metrics"
+IDENTITY, WORKER = "identity", "worker"
+"""Attributes of a study, and of a trial that a worker has taken."""
 REPEAT, PREDICTED, TRY = "is_repeat", "predicted_seconds_per_step", "try"
 """Attributes of a queued trial: whether its configuration may have another, its predicted time, how often it began."""
 OBJECTIVES = ("tokens per second", "peak bytes")
 """Names of the objectives, which Optuna's dashboard and plots show."""
-COMPARED_METRICS = ("peak_allocated_mib", "peak_reserved_mib", "seconds_per_step", "common_steps_loss")
-"""Metrics that are attributes of their own, since Optuna's dashboard plots only attributes that are numbers."""
 PLAIN_NAME = "headroom"
 """First part of an automatic name."""
-MOST_INTERMEDIATE_VALUES = 8
-"""Optimizer steps of a trial whose speed is stored, at most: each takes about 16 ms in SQLite."""
 BEATS = 12
 """Signs of life of a worker within the time after which it counts as dead."""
 TRIES = 2
@@ -50,9 +48,6 @@ TRIES = 2
 
 OPEN = (TrialState.RUNNING, TrialState.WAITING)
 """States of trials that have not ended."""
-
-Judged = tuple[Verdict, Result, Mapping[str, float]]
-"""How a run is judged, its result, and its summary metrics."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +127,7 @@ class StoredStudy:
     @property
     def trials(self) -> list[FrozenTrial]:
         """Trials that ended, with any outcome."""
-        return [trial for trial in self._study.trials if _is_known(trial)]
+        return [trial for trial in self._study.trials if is_known(trial)]
 
     @property
     def taken(self) -> list[Choice]:
@@ -231,56 +226,43 @@ class StoredStudy:
             if attempt.is_lost:
                 raise _NotCompletedError(str(error)) from error
             raise
-        return self._store(trial, *measured)
+        return self._store(trial, TrialRecord.of(measured, len(self.directions)))
 
     def add(self, choice: Choice, space: Space, measured: Judged) -> None:
         """Store a run that was measured outside of the queue, unless its configuration is taken."""
-        verdict, result, metrics = measured
+        record = TrialRecord.of(measured, len(self.directions))
         if dict(choice) in self.taken:
             return
         self._study.add_trial(
             create_trial(
-                state=verdict.state,
-                values=self._values(verdict) if verdict.state is TrialState.COMPLETE else None,
+                state=record.state,
+                values=record.values,
                 params=dict(choice),
                 distributions=dict(distributions_of(space)),
-                user_attrs=_attributes(verdict, result, metrics),
-                constraints={} if verdict.violation_bytes is None else {CONSTRAINT: verdict.violation_bytes},
-                intermediate_values=self._speeds(result) if verdict.state is TrialState.COMPLETE else None,
+                user_attrs=dict(record.attributes),
+                constraints=dict(record.constraints),
+                intermediate_values=dict(record.intermediate_values),
             )
         )
 
-    def _store(
-        self, trial: optuna.Trial, verdict: Verdict, result: Result, metrics: Mapping[str, float]
-    ) -> list[float]:
-        """Store the result of a trial and return its values; a worker that is killed before leaves it running."""
-        for name, value in _attributes(verdict, result, metrics).items():
+    def _store(self, trial: optuna.Trial, record: TrialRecord) -> list[float]:
+        """Store the record of a trial and return its values; a worker that is killed before leaves it running."""
+        for name, value in record.attributes.items():
             trial.set_user_attr(name, value)
-        if verdict.violation_bytes is not None:
-            trial.set_constraint(CONSTRAINT, verdict.violation_bytes)
-        if verdict.state is TrialState.PRUNED:
+        for name, value in record.constraints.items():
+            trial.set_constraint(name, value)
+        if record.state is TrialState.PRUNED:
             raise TrialPruned
-        if verdict.state is not TrialState.COMPLETE:
-            raise _NotCompletedError(result.detail)
-        for step, speed in self._speeds(result).items():
+        if record.values is None:
+            raise _NotCompletedError(record.attributes[DETAIL])
+        for step, speed in record.intermediate_values.items():
             trial.report(speed, step)
-        return self._values(verdict)
-
-    def _values(self, verdict: Verdict) -> list[float]:
-        known = [float(value) for value in (verdict.tokens_per_second, verdict.peak_bytes) if value is not None]
-        return known[: len(self.directions)]
-
-    def _speeds(self, result: Result) -> dict[int, float]:
-        """Return speeds by optimizer step; none of two objectives, of which Optuna takes no intermediate values."""
-        if len(self.directions) > 1:
-            return {}
-        chosen = result.steps[:: len(result.steps) // MOST_INTERMEDIATE_VALUES + 1]
-        return {record.step: record.tokens / record.seconds for record in chosen}
+        return record.values
 
     def _is_superfluous(self, trial: optuna.Trial, total: int) -> bool:
         """Whether earlier trials, known or open, have its configuration already, or are as many as there may be."""
         others = self._study.get_trials(deepcopy=False)[: trial.number]
-        earlier = [one for one in others if _is_known(one) or one.state in OPEN]
+        earlier = [one for one in others if is_known(one) or one.state in OPEN]
         is_taken = [one.params for one in earlier].count(trial.params) > trial.user_attrs.get(REPEAT, False)
         return is_taken or len(earlier) >= total
 
@@ -336,19 +318,6 @@ class StoredStudy:
         return reachable(self._storage, StorageInternalError)
 
 
-def _attributes(verdict: Verdict, result: Result, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Return the user attributes of a measured trial; one that lacks the last, OUTCOME, was not stored whole."""
-    over = {} if verdict.violation_bytes is None else {CONSTRAINT: verdict.violation_bytes}
-    return {
-        METRICS: dict(metrics),
-        **{name: metrics[name] for name in COMPARED_METRICS if name in metrics},
-        DETAIL: result.detail,
-        LOWER_BOUND: verdict.is_lower_bound,
-        **over,  # for optuna-dashboard, which shows no constraints
-        OUTCOME: result.outcome.value,
-    }
-
-
 def _name_objectives(study: optuna.Study, names: Sequence[str]) -> None:
     """Store the names of the objectives with a new study."""
     if study.metric_names is None:
@@ -363,11 +332,3 @@ def _name_of(identity: Mapping[str, Any], storage: BaseStorage) -> str:
     plain = next((one for one in storage.get_all_studies() if one.study_name == PLAIN_NAME), None)
     has_identity = plain is not None and plain.user_attrs.get(IDENTITY) == identity
     return PLAIN_NAME if has_identity else f"{PLAIN_NAME}-{digest}"
-
-
-def _is_known(trial: FrozenTrial) -> bool:
-    """Whether a trial ended without being interrupted; a study of an earlier version has no METRICS."""
-    outcome = Outcome(trial.user_attrs.get(OUTCOME, Outcome.INTERRUPTED))
-    is_whole = METRICS in trial.user_attrs and outcome is not Outcome.INTERRUPTED
-    is_closed_by_another = outcome.completed and trial.state is TrialState.FAIL
-    return trial.state.is_finished() and is_whole and not is_closed_by_another
