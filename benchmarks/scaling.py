@@ -1,4 +1,4 @@
-"""What a study's storage, a tracking server and the sampler can do in a second, for several workers at once.
+"""What a study's storage and a tracking server do in a second, and how long a run's start and the sampler take.
 
     python benchmarks/scaling.py --storage postgresql+psycopg://headroom@127.0.0.1/optuna \
         --store postgresql+psycopg://headroom@127.0.0.1/mlflow      writes benchmarks/scaling_<date>.md
@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 import uuid
@@ -34,9 +35,13 @@ import optuna
 from mlflow.entities import Metric
 from processes import ROOT, environment_of
 
+from pipeline.base.results import Outcome
+from pipeline.config.experiment import make_experiment
 from pipeline.memory.device import find_device
 from pipeline.memory.work import Work
 from pipeline.runtime.environment import environment
+from pipeline.runtime.ray_executor import ray_executors
+from pipeline.runtime.run import execute
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.sampler import PredictiveSampler
@@ -63,6 +68,18 @@ DIMENSIONS: dict[str, tuple[Any, ...]] = {
     "attention": ("sdpa", "eager", "flash", "efficient", "cudnn"),
 }
 """Values whose products are NUM_CONFIGURATIONS."""
+FEWEST_STEPS = {
+    "device": "cpu",
+    "model": "gpt2-nano",
+    "corpus": "quick_fox",
+    "causal_lm": {"num_layers": 1, "width": 32, "num_heads": 2},
+    "vocabulary_size": 300,
+    "sequence_length": 16,
+    "effective_batch_size": 8,
+    "num_steps": 4,
+}
+"""A training that takes almost no time, in as few steps as a run may have."""
+NUM_LATER_STARTS = 5
 
 
 def main() -> None:
@@ -82,6 +99,7 @@ def main() -> None:
         tables = [
             *_of_storages(pool, {name: url for name, url in storages.items() if url}, num_workers, given.few),
             *_of_stores(pool, {name: url for name, url in stores.items() if url}, num_workers, given.few, folder),
+            *_of_starts(folder),
             *_of_asks(given.few),
         ]
     today = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
@@ -227,6 +245,27 @@ def _answers(address: str) -> bool:
             return bool(answer.status == 200)
     except OSError:
         return False
+
+
+def _of_starts(folder: Path) -> Iterator[str]:
+    experiment, rows = make_experiment(FEWEST_STEPS, "main"), []
+    with ray_executors(None, experiment.device, 1, 1, threading.Event()) as [as_task]:
+        for name, executor in {"child process of the search": execute, "Ray task": as_task}.items():
+            times = []
+            for number in range(1 + NUM_LATER_STARTS):
+                start = time.perf_counter()
+                result = executor(experiment, folder / "log.txt", ())
+                times.append(time.perf_counter() - start)
+                assert result.outcome is Outcome.OK, f"run {number}: {result.detail}"
+            rows.append((name, f"{times[0]:.2f}", f"{statistics.median(times[1:]):.2f}"))
+            print(f"{name}: {rows[-1][1]} s, then {rows[-1][2]} s", flush=True)
+    yield from ("## Seconds of a run that trains for four steps", "")
+    yield (
+        f"Of a model of some thousand parameters, so nearly all is the start: the first run, and the median of "
+        f"{NUM_LATER_STARTS} later ones. The first run waits until a process has imported torch and transformers."
+    )
+    yield ""
+    yield from _table(("where", "first run", "later runs"), rows)
 
 
 def _of_asks(few: bool) -> Iterator[str]:

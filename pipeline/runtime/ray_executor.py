@@ -187,7 +187,8 @@ def _start(ray: Any, address: str | None) -> None:
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise InvalidInputError(
             f"the Ray cluster must be reachable, and {address or 'one on this machine'} is not ({first_line(error)}); "
-            "start it with: ray start --head, or leave ray_address out to start one on this machine"
+            "start it with: ray start --head, or leave ray_address out to start one on this machine; if it asks for a "
+            "token, set RAY_AUTH_MODE=token and copy the file ~/.ray/auth_token of its head"
         ) from error
 
 
