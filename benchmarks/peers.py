@@ -90,7 +90,8 @@ def _run(given: argparse.Namespace) -> int:
     title = f"The same training in Headroom and its peers, {device.type}, {given.date}"
     text = page(journal.rows(), experiments, about, title, command, num_left)
     (given.folder / f"{name}.md").write_text(text)
-    (given.folder / f"{name}.png").write_bytes(plot(journal.rows(), list(experiments), about["device_name"]))
+    if len({row["peer"] for row in journal.rows()}) > 1:  # else there is nothing to compare
+        (given.folder / f"{name}.png").write_bytes(plot(journal.rows(), list(experiments), about["device_name"]))
     print(text)
     return num_left
 

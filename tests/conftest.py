@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import warnings
@@ -50,6 +51,11 @@ LONGEST = (
     *("search", "search_benchmarks", "extrapolate_depth"),
 )
 """Files of tests that take longest, by what follows `test_`; the first makes what others share."""
+
+
+def pytest_configure() -> None:
+    """Take Ctrl-C, which a shell's background job ignores, and so would every process that a test interrupts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""A project in which every entry point has run once, through `mlflow run`, on tiny settings."""
+"""A project in which every entry point has run once, through MLflow, on tiny settings."""
 
 import subprocess
 from pathlib import Path
@@ -19,6 +19,8 @@ SETTINGS = {
     "plan": {**SMALL, "gpu": "cpu", "effective_batch_size": "8"},
 }
 """How each entry point is run; `finetune`, which starts a search of its own, has tests of its own."""
+IN_A_PROCESS = ("main", "search")
+"""Entry points that the command `mlflow run` runs; of the others MLflow does the same, 12 s faster, in this one."""
 Done = dict[str, "subprocess.CompletedProcess[str]"]
 
 
@@ -48,4 +50,8 @@ def finish(folder: Path) -> tuple[Project, Done]:
     """Run every entry point once in a copy of the project."""
     project = Project.copy(folder, with_store=False)
     shorten_levers(project)
-    return project, {entry: project.mlflow_run(entry, SETTINGS[entry]) for entry in SETTINGS}
+    done = {}
+    for entry, settings in SETTINGS.items():
+        run = project.mlflow_run if entry in IN_A_PROCESS else project.mlflow_run_here
+        done[entry] = run(entry, settings)
+    return project, done

@@ -36,7 +36,7 @@ def table(project: Project, name: str) -> pd.DataFrame:
 
 def test_a_parent_stands_for_its_children_and_gives_its_table_again(project: Project) -> None:
     parent = project.parent_of("combined")
-    done = project.mlflow_run("compare", {"runs": parent.info.run_id})
+    done = project.mlflow_run_here("compare", {"runs": parent.info.run_id})
     assert done.returncode == 0, done.stderr
     frame = table(project, "comparison").set_index("variant")
     children = project.children_of(parent)
@@ -78,7 +78,7 @@ def test_every_figure_and_step_comes_back_from_mlflow(
 
 def test_techniques_side_by_side_are_told_apart_and_flagged(project: Project) -> None:
     choice = "params.checkpointing = 'none' and params.precision = 'fp32'"
-    done = project.mlflow_run("compare", {"experiment": "Default", "filter": choice})
+    done = project.mlflow_run_here("compare", {"experiment": "Default", "filter": choice})
     assert done.returncode == 0, done.stderr
     rows = table(project, "comparison")
     assert {"combined: fp32", "accumulation: growing_batch/2x8"} <= set(rows["variant"])

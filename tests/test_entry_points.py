@@ -1,4 +1,4 @@
-"""Every entry point through `mlflow run`, on tiny settings: what it prints, and what it leaves in MLflow."""
+"""Every entry point through MLflow, on tiny settings: what it prints, and what it leaves in MLflow."""
 
 import json
 import re
@@ -371,7 +371,7 @@ def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) ->
     config = yaml.safe_load((project.folder / "best.yaml").read_text())
     assert config["micro_batch_size"] == best["micro_batch_size"]
     assert config["effective_batch_size"] == 8
-    again = project.mlflow_run("main", {"config": "best.yaml"})
+    again = project.mlflow_run_here("main", {"config": "best.yaml"})
     assert again.returncode == 0, again.stderr
     [run] = project.children_of(project.parent_of("main")).values()
     assert run.data.metrics["peak_allocated_mib"] == pytest.approx(best["peak_allocated_mib"])
@@ -380,7 +380,7 @@ def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) ->
 def test_a_logged_config_runs_again_with_the_same_losses(project: Project, done: Done) -> None:
     first = project.children_of(project.parent_of("combined"))["all three"]
     config = download(project, first.info.run_id, "config.yaml")
-    again = project.pipeline("main", {"config": str(config)})
+    again = project.here("main", {"config": str(config)})
     assert again.returncode == 0, again.stderr
     store = project.parent_of("main")
     [run] = project.children_of(store).values()
