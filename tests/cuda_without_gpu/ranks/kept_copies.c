@@ -1,8 +1,7 @@
 /* What a rank sends to its card and reads again: a library to preload, for DistributedDataParallel on simulated cards.
  *
- * A card's memory reads as zero. DDP compares the number and the shapes of its parameters over all ranks, and sends the
- * order of its buckets to all, in small tensors on the card. Here small copies from the host are kept, by their address,
- * and read again; a gathered tensor is that of this rank for all ranks, and other collective operations change nothing.
+ * A card's memory reads as zero. DDP sends the order of its buckets to all ranks, in small tensors on the card. Here small
+ * copies from the host are kept, by their address, and read again; collective operations change nothing.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -48,21 +47,6 @@ int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *st
     else if (found && (kind == TO_CARD || kind == ON_CARD)) keep(to, found, bytes);
     pthread_mutex_unlock(&mutex);
     return result;
-}
-
-int ncclAllGather(const void *from, void *to, size_t count, int type, void *communicator, void *stream) {
-    static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
-    size_t bytes = count * sizes[type];
-    int num_ranks = atoi(getenv("WORLD_SIZE"));
-    pthread_mutex_lock(&mutex);
-    const char *found = bytes <= LARGEST ? find(from, bytes) : NULL;
-    if (found) {
-        char *own = memcpy(malloc(bytes), found, bytes); /* keep() may free what was found */
-        for (int rank = 0; rank < num_ranks; rank++) keep((char *)to + rank * bytes, own, bytes);
-        free(own);
-    }
-    pthread_mutex_unlock(&mutex);
-    return 0;
 }
 
 int ncclCommGetAsyncError(void *communicator, int *error) {
