@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,6 +14,7 @@ import pytest
 import torch
 from conftest import Received, tiny
 from project import Project
+from test_user_functions import WORKS
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
@@ -128,6 +130,17 @@ def test_a_rank_that_fails_ends_all_and_is_named(
     assert result.detail.startswith(f"rank {rank}: ")
     assert detail in result.detail
     assert len(received.steps) == len(result.steps) == 2
+
+
+def test_ranks_that_made_different_weights_are_refused(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "drawn_anew.py").write_text(WORKS.replace("return Own", "torch.seed(); return Own"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    result = execute(tiny(**TWO, model="drawn_anew:build", corpus="quick_fox"), log)
+    assert result.outcome is Outcome.CRASHED
+    assert "all ranks must begin with the same weights" in str(result.detail)
 
 
 def test_a_rank_that_hangs_is_named_at_the_time_limit(log: Path) -> None:

@@ -62,6 +62,18 @@ def data_parallel(step: Step, ranks: Ranks) -> Step:
     )
 
 
+def refuse_other_weights(module: nn.Module, ranks: Ranks) -> None:
+    """Raise RuntimeError if the ranks have made different parameters, since nothing sends one's to the others."""
+    if ranks.size == 1:
+        return
+    own = [float(parameter.detach().sum()) for parameter in module.parameters()]
+    if ranks.largest(own) != [-value for value in ranks.largest([-value for value in own])]:
+        raise RuntimeError(
+            "all ranks must begin with the same weights, and theirs differ; draw them from torch's generator, which "
+            "`seed` sets, or read them from a checkpoint"
+        )
+
+
 def _share_a_zero(module: nn.Module) -> None:
     """Make all gradients of a type views of one zero: DDP replaces them by views of new buckets, with their value."""
     zeros: dict[torch.dtype, Tensor] = {}

@@ -19,6 +19,7 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.settings import RunSettings
 from pipeline.memory.device import occupy
 from pipeline.memory.meter import WATCHED_STEPS, make_meter
+from pipeline.training.data_parallel import refuse_other_weights
 from pipeline.training.step import (
     StepOutput,
     Window,
@@ -61,6 +62,7 @@ def train(experiment: Experiment, prepared: Prepared, emit: Callable[[Message], 
     try:
         torch.manual_seed(settings.seed)
         step = build_step(experiment, prepared, ranks=ranks)
+        refuse_other_weights(step.trainable.module, ranks)
         if ranks.rank:  # the weights are those of all ranks, and the dropout is its own
             torch.manual_seed(settings.seed + ranks.rank)
         meter.mark(0, "load")
