@@ -13,6 +13,7 @@ import optuna
 import pytest
 import sqlalchemy
 from optuna.storages import RDBStorage
+from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from processes import free_port
 from servers import Postgresql, Proxy, proxy_to
@@ -194,6 +195,50 @@ def test_a_call_whose_connection_breaks_is_repeated(url: str, postgresql: Postgr
     assert len(others) == (call == "a new trial")
     assert stored.user_attrs == ({"name": 1} if call == "an attribute" else {})
     assert stored.values == ([1.0] if call == "a result" else None)
+
+
+class Clock:
+    """A clock in place of the module `time`, which only sleeping moves on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize("waits", ["the question which workers are dead", "another call"])
+def test_no_worker_counts_as_dead_soon_after_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str
+) -> None:
+    """The last sign of life of the trial's worker is an hour old."""
+    grace_period = 30
+    opened: Any = open_storage(f"sqlite:///{tmp_path}/optuna.db", heartbeat_interval=1, grace_period=grace_period)
+    study = opened.create_new_study([StudyDirection.MAXIMIZE])
+    trial = opened.create_new_trial(study)
+    opened.record_heartbeat(trial)
+    with opened._backend.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE trial_heartbeats SET heartbeat = datetime('now', '-1 hour')")
+    assert opened._get_stale_trial_ids(study) == [trial]
+
+    clock, back_at = Clock(), 2 * storage.SECONDS_OF_AN_OUTAGE
+    monkeypatch.setattr(storage, "time", clock)
+
+    def break_connection(*_: Any) -> None:
+        if clock.now < back_at:
+            raise sqlalchemy.exc.OperationalError("", {}, Exception("no server"), connection_invalidated=True)
+
+    sqlalchemy.event.listen(opened._backend.engine, "before_cursor_execute", break_connection)
+    if waits == "another call":
+        opened.set_trial_user_attr(trial, "name", 1)
+    assert opened._get_stale_trial_ids(study) == [] and clock.now >= back_at
+    clock.now = back_at + grace_period - 1
+    assert opened._get_stale_trial_ids(study) == []
+    clock.now = back_at + grace_period + 1
+    assert opened._get_stale_trial_ids(study) == [trial]
 
 
 def test_a_network_that_is_cut_or_hangs_for_a_while_loses_no_trial(

@@ -25,6 +25,7 @@ from pipeline.runtime.child import Work
 from pipeline.runtime.observer import Observer
 from pipeline.runtime.placement import VISIBLE, Placement
 from pipeline.runtime.run import SECONDS_BETWEEN_LOOKS, Execute, WorkerLostError, emit, execute
+from pipeline.runtime.versions import versions, why_other_versions
 from pipeline.training.loop import Stop, never_stop
 
 PASSED_ON = ("HEADROOM_TECHNIQUES",)
@@ -57,8 +58,17 @@ class _Queue(Observer):
         self._events.put(message)
 
 
-def _task(experiment: Experiment, name: str, work: Work | None, stop: Stop) -> Iterator[Any]:
-    """Run an experiment on this machine of the cluster, and yield its events, then its result and output."""
+def _task(
+    experiment: Experiment, name: str, versions_of_search: Mapping[str, str], work: Work | None, stop: Stop
+) -> Iterator[Any]:
+    """Run an experiment on this machine of the cluster, and yield its events, then its result and output.
+
+    Raises:
+        InvalidInputError: this machine has another device or other versions than the search.
+
+    """
+    if reason := why_other_versions(versions_of_search):
+        raise InvalidInputError(f"{socket.gethostname()} cannot measure trials of this search: {reason}")
     own_name = device_name(experiment.device)
     if own_name != name:
         raise InvalidInputError(f"all trials of a study run on the same hardware, and {own_name} is not {name}")
@@ -92,6 +102,7 @@ class RayExecutor:
 
     remote: Callable[..., Any]
     device_name: str
+    versions: Mapping[str, str]
     cancelled: threading.Event
 
     def __call__(
@@ -112,7 +123,7 @@ class RayExecutor:
         """
         import ray
 
-        events = self.remote(experiment, self.device_name, work, stop)
+        events = self.remote(experiment, self.device_name, self.versions, work, stop)
         try:
             while True:
                 ready, _ = ray.wait([events], timeout=SECONDS_BETWEEN_LOOKS)
@@ -171,7 +182,7 @@ def ray_executors(
             )
         share = {"num_gpus": num_devices} if kind == "GPU" else {"num_cpus": available // num_workers}
         remote = ray.remote(num_returns="streaming", max_retries=0, **share)(_task).remote
-        yield [RayExecutor(remote, device_name(device), cancelled)] * num_workers
+        yield [RayExecutor(remote, device_name(device), versions(), cancelled)] * num_workers
     finally:
         ray.shutdown()
 

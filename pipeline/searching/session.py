@@ -1,22 +1,17 @@
 """What a search stores with its study, so that workers of other processes and machines can join it."""
 
-import hashlib
-import platform
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.runtime.versions import versions, why_other_versions
 from pipeline.searching.problem import SearchProblem
 from pipeline.searching.storage import open_storage, reachable
 
 SESSION = "session"
 """Attribute of a study: the latest search that runs its trials."""
-PACKAGES = ("torch", "transformers", "tokenizers", "optuna")
-"""Packages of which all workers of a study need the same version."""
 OF_A_MACHINE = ("output", "workers", "executor", "ray_address")
 """Settings that each worker has of its own."""
 
@@ -49,15 +44,6 @@ def session_of(problem: SearchProblem, study_name: str, run_id: str | None, trac
     )
 
 
-def versions() -> dict[str, str]:
-    """Return the versions on which measurements depend."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.parent.rglob("*.py")):
-        digest.update(file.read_bytes())
-    code = {"code of headroom": digest.hexdigest()[:12], "python": platform.python_version()}
-    return {**code, **{name: version(name) for name in PACKAGES}}
-
-
 def read_session(storage: str, name: str) -> Session:
     """Return the session of a study.
 
@@ -75,21 +61,10 @@ def read_session(storage: str, name: str) -> Session:
     if stored is None:
         raise InvalidInputError(f"a worker joins a search, and none has begun the study {name!r}; start it first")
     session = Session(**stored)
-    _refuse_other_versions(session)
+    if reason := why_other_versions(session.versions):
+        raise InvalidInputError(reason)
     _refuse_files_of_another_machine(storage, session)
     return session
-
-
-def _refuse_other_versions(session: Session) -> None:
-    own = versions()
-    differing = sorted(name for name in {*own, *session.versions} if own.get(name) != session.versions.get(name))
-    if differing:
-        changes = "; ".join(
-            f"{name} is {own.get(name)}, and is {session.versions.get(name)} there" for name in differing
-        )
-        raise InvalidInputError(
-            f"a worker needs the versions of the search that it joins: {changes}; install the same on both machines"
-        )
 
 
 def _refuse_files_of_another_machine(storage: str, session: Session) -> None:

@@ -57,7 +57,7 @@ REPEATABLE = (
     *("get_study_directions", "get_study_user_attrs", "get_study_system_attrs", "get_all_studies"),
     *("set_trial_param", "set_trial_intermediate_value", "set_trial_user_attr", "set_trial_system_attr"),
     *("get_trial", "get_all_trials", "_get_trials", "get_trial_id_from_study_id_trial_number"),
-    *("record_heartbeat", "_get_stale_trial_ids", "create_new_trial"),
+    *("record_heartbeat", "create_new_trial"),
 )
 """Methods of a storage that may be called twice: the effect is the same, or a trial that a worker finds superfluous."""
 
@@ -108,6 +108,27 @@ def reachable(url: str, kind: type[Exception]) -> Iterator[None]:
         ) from error
 
 
+def _repeated(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of PatientStorage that repeats this method of RDBStorage while its connection breaks."""
+
+    @wraps(method)
+    def call(self: "PatientStorage", *args: Any, **kwargs: Any) -> Any:
+        start = time.monotonic()
+        deadline = start + SECONDS_FOR_A_SERVER
+        while True:
+            try:
+                found = method(self, *args, **kwargs)
+                if time.monotonic() - start > SECONDS_OF_AN_OUTAGE:
+                    self.outage_ended = time.monotonic()
+                return found
+            except Exception as error:
+                if not _is_disconnected(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+
+    return call
+
+
 class PatientStorage(RDBStorage):  # type: ignore[misc]
     """RDBStorage that repeats a call whose connection broke, and closes its connections at the end."""
 
@@ -124,8 +145,11 @@ class PatientStorage(RDBStorage):  # type: ignore[misc]
         weakref.finalize(self, _close, self.engine, os.getpid())
 
     def _get_stale_trial_ids(self, study_id: int) -> list[int]:
-        """Return the running trials without a sign of life; none soon after an outage, in which no worker gave any."""
-        found: list[int] = super()._get_stale_trial_ids(study_id)
+        """Return the running trials without a sign of life; none soon after an outage, in which no worker gave any.
+
+        The call itself may be the one that has waited for the server.
+        """
+        found: list[int] = _repeated(RDBStorage._get_stale_trial_ids)(self, study_id)
         return found if time.monotonic() - self.outage_ended > (self.grace_period or 0) else []
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
@@ -143,29 +167,8 @@ class PatientStorage(RDBStorage):  # type: ignore[misc]
             return self.get_trial(trial_id).state is state or self.set_trial_state_values(trial_id, state, values)
 
 
-def _repeated(name: str) -> Callable[..., Any]:
-    method = getattr(PatientStorage, name)
-
-    @wraps(method)
-    def call(self: PatientStorage, *args: Any, **kwargs: Any) -> Any:
-        start = time.monotonic()
-        deadline = start + SECONDS_FOR_A_SERVER
-        while True:
-            try:
-                found = method(self, *args, **kwargs)
-                if time.monotonic() - start > SECONDS_OF_AN_OUTAGE:
-                    self.outage_ended = time.monotonic()
-                return found
-            except Exception as error:
-                if not _is_disconnected(error) or time.monotonic() > deadline:
-                    raise
-            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
-
-    return call
-
-
 for _name in REPEATABLE:
-    setattr(PatientStorage, _name, _repeated(_name))
+    setattr(PatientStorage, _name, _repeated(getattr(RDBStorage, _name)))
 
 
 def _connect(

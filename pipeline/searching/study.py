@@ -276,8 +276,8 @@ class StoredStudy:
         if differing:
             changes = "; ".join(f"{name} is {identity.get(name)}, and was {stored.get(name)}" for name in differing)
             raise InvalidInputError(
-                f"the study {self._study.study_name!r} was measured under other conditions: {changes}; set study=NAME "
-                "to begin another, or leave study out"
+                f"the study {self._study.study_name!r} was measured under other conditions: {changes}; measure under "
+                "the same conditions, or begin another study: set study=NAME, or leave study out"
             )
 
     def free_stale(self) -> None:

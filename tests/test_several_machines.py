@@ -1,0 +1,201 @@
+"""Bad input of workers that join a search, and of a Ray cluster: the rule, the value and the remedy, exit code 2."""
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import TINY, tiny
+from processes import free_port
+from servers import Postgresql
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.cli import main
+from pipeline.memory.device import device_name
+from pipeline.runtime import ray_executor
+from pipeline.runtime.ray_executor import ray_executors
+from pipeline.runtime.versions import versions
+from pipeline.searching import problem as problem_module
+from pipeline.searching.problem import SearchProblem, make_problem
+from pipeline.searching.session import Session, session_of
+from pipeline.searching.study import StoredStudy
+from pipeline.training.loop import never_stop
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+SERVER = "http://127.0.0.1:9"
+"""The address of a tracking server, which no worker that is refused asks."""
+Begin = Callable[..., list[str]]
+
+
+@pytest.fixture(scope="module")
+def problem() -> SearchProblem:
+    return make_problem({**TINY, "budget": "1GiB", "space": {"micro_batch_size": [1, 2]}, "sampler": "tpe"})
+
+
+@pytest.fixture
+def begin(problem: SearchProblem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begin:
+    """Give a function that begins a search, with these changes to what it stores for workers, and returns a worker's
+    command.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+
+    def command(storage: str = "sqlite:///optuna.db", **changes: Any) -> list[str]:
+        study = StoredStudy(storage, "shared", problem.directions, problem.identity)
+        session: Session = session_of(problem, study.name, None, SERVER)
+        study.announce(replace(session, **changes))
+        return ["worker", "--study", "shared", "--storage", storage]
+
+    return command
+
+
+def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the message with which a command is refused before it writes anything."""
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and not captured.out
+    assert len(captured.err.strip().splitlines()) <= 2
+    assert not Path("runs").exists()
+    return captured.err
+
+
+def test_a_worker_of_another_version_is_refused_with_the_difference(
+    begin: Begin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = versions()
+    message = refusal(begin(versions={**own, "code of headroom": "0123456789ab", "torch": "2.9.0"}), capsys)
+    assert f"code of headroom is {own['code of headroom']}, and is 0123456789ab there" in message
+    assert f"torch is {own['torch']}, and is 2.9.0 there" in message and "optuna" not in message
+    assert "install the same on both machines" in message
+
+
+def test_a_worker_on_another_card_is_refused_with_both(
+    begin: Begin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = begin()
+    about = problem_module.environment(CPU)
+    monkeypatch.setattr(problem_module, "environment", lambda device: {**about, "device_name": "another card"})
+    message = refusal(words, capsys)
+    assert f"device_name is another card, and was {about['device_name']}" in message
+    assert "measure under the same conditions" in message
+
+
+def test_a_worker_of_a_study_with_other_settings_is_refused_with_the_difference(
+    begin: Begin, problem: SearchProblem, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = session_of(problem, "shared", None, SERVER).settings
+    message = refusal(begin(settings={**settings, "sequence_length": 16}), capsys)
+    assert "sequence_length is 16, and was 32" in message
+
+
+def test_a_worker_on_another_machine_needs_servers(
+    begin: Begin, postgresql: Postgresql, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in postgresql.environment.items():
+        monkeypatch.setenv(name, value)
+    message = refusal(begin(host="elsewhere"), capsys)
+    assert "storage of the search on elsewhere is a file (sqlite:///optuna.db); use PostgreSQL" in message
+    url = postgresql.url(postgresql.new_database())
+    message = refusal(begin(url, host="elsewhere", tracking_uri="sqlite:///mlflow.db"), capsys)
+    assert "MLflow's store of the search on elsewhere is a file (sqlite:///mlflow.db); use PostgreSQL" in message
+    assert "an MLflow server, see docs/scaling.md" in message
+
+
+def test_a_worker_joins_a_study_that_a_search_has_begun(
+    begin: Begin, problem: SearchProblem, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = "sqlite:///optuna.db"
+    other = ["worker", "--study", "other", "--storage", storage]
+    assert "no study is called 'other' in this storage; the studies are none" in refusal(other, capsys)
+    begin(storage)
+    assert "no study is called 'other' in this storage; the studies are shared" in refusal(other, capsys)
+    StoredStudy(storage, "other", problem.directions, problem.identity)
+    assert "none has begun the study 'other'; start it first" in refusal(other, capsys)
+    assert "study must be given" in refusal(["worker", "--storage", storage], capsys)
+
+
+def test_a_worker_with_a_wrong_password_or_without_a_server_is_refused(
+    begin: Begin, postgresql: Postgresql, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", "wrong-secret")
+    message = refusal(["worker", "--study", "shared", "--storage", postgresql.url("postgres")], capsys)
+    assert "password authentication failed" in message and "PGPASSWORD" in message and "wrong-secret" not in message
+    closed = f"postgresql+psycopg://headroom@127.0.0.1:{free_port()}/optuna"
+    message = refusal(["worker", "--study", "shared", "--storage", closed], capsys)
+    assert "the study's storage must be reachable" in message and "Connection refused" in message
+
+
+def test_more_workers_than_cores_are_refused_in_a_worker(begin: Begin, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refusal([*begin(), "--workers", "1000"], capsys)
+    assert "each worker needs a core of its own" in message and "set workers to " in message
+
+
+# Ray
+
+
+def made_up_ray(**resources: float) -> Any:
+    """Return a module like Ray's that is connected to a cluster with these resources."""
+    return SimpleNamespace(
+        init=lambda **_: None,
+        shutdown=lambda: None,
+        cluster_resources=lambda: resources,
+        remote=lambda **_: lambda function: SimpleNamespace(remote=function),
+        exceptions=SimpleNamespace(RayError=OSError),
+    )
+
+
+def num_workers(device: torch.device, wanted: int | None, num_devices: int = 1) -> int:
+    """Return the number of workers on the cluster."""
+    with ray_executors(None, device, wanted, num_devices, threading.Event()) as executors:
+        return len(executors)
+
+
+def test_ray_that_is_not_installed_or_not_there_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", SERVER)
+    words = ["search", "--device", "cpu", "--executor", "ray", "--space", '{"micro_batch_size": [1]}']
+    monkeypatch.setitem(sys.modules, "ray", made_up_ray(CPU=2.0))
+    port = free_port()
+    assert main([*words, "--ray_address", f"127.0.0.1:{port}"]) == 2
+    message = capsys.readouterr().err
+    assert f"the Ray cluster must be reachable, and 127.0.0.1:{port} is not" in message
+    assert "start it with: ray start --head, or leave ray_address out" in message
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(words) == 2
+    message = capsys.readouterr().err
+    assert "executor=ray needs the package ray, which is not installed; pip install 'headroom[ray]'" in message
+    assert "or set executor=local" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cluster_has_a_gpu_or_a_core_for_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_executor, "device_name", str)
+    monkeypatch.setitem(sys.modules, "ray", made_up_ray(CPU=3.0, GPU=8.0))
+    assert [num_workers(CPU, None), num_workers(CPU, 3), num_workers(GPU, None), num_workers(GPU, None, 4)] == [
+        *(1, 3, 8, 2)
+    ]
+    for device, wanted, num_devices, message in (
+        (CPU, 4, 1, "each worker needs a CPU of its own, and the cluster has enough for 3 of 4; set workers to 3"),
+        (GPU, 9, 1, "each worker needs a GPU of its own, and the cluster has enough for 8 of 9; set workers to 8"),
+        (GPU, 3, 4, "each worker needs 4 GPUs of its own, and the cluster has enough for 2 of 3; set workers to 2"),
+    ):
+        with pytest.raises(InvalidInputError, match=f"{message} or less, or add machines to the cluster"):
+            num_workers(device, wanted, num_devices)
+    monkeypatch.setitem(sys.modules, "ray", made_up_ray(CPU=4.0))
+    with pytest.raises(InvalidInputError, match="each worker needs a GPU of its own, and the cluster has enough for 0"):
+        num_workers(GPU, None)
+
+
+def test_a_task_on_another_card_or_of_another_version_is_refused_with_the_difference() -> None:
+    experiment, own = tiny(corpus="quick_fox"), versions()
+    with pytest.raises(InvalidInputError, match=f"{device_name(CPU)} is not another card"):
+        next(ray_executor._task(experiment, "another card", own, None, never_stop))
+    with pytest.raises(InvalidInputError, match="torch is .*, and is 2.9.0 there; install the same"):
+        next(ray_executor._task(experiment, device_name(CPU), {**own, "torch": "2.9.0"}, None, never_stop))
