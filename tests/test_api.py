@@ -73,6 +73,23 @@ def test_a_plan_is_what_the_command_logs_and_logs_nothing_unless_asked(folder: P
     assert read_findings(logged).cards == planned.cards  # type: ignore[union-attr]
 
 
+def test_a_plan_of_several_effective_batches_has_each_card_with_each(folder: Path) -> None:
+    settings: dict[str, Any] = {**SMALL, "model": "gpt2-nano", "gpu": "rtx4090,t4", "space": FEW}
+    planned = pipeline.plan(**settings, effective_batch_sizes=[2, 4], log=True)
+    assert [(card.effective_batch_size, len(card.rows)) for card in planned.cards] == [(2, 4), (4, 4), (2, 2), (4, 2)]
+    alone = pipeline.plan(**settings, effective_batch_size=4)
+    assert (planned.cards[1].rows, planned.cards[3].rows) == tuple(card.rows for card in alone.cards)
+    assert planned.effective_batch_sizes == (2, 4) and planned.effective_batch_size == 2
+    [logged] = folder.glob("runs/*-plan-*")
+    page = (logged / "report.html").read_text()
+    for words in ("effective batch of 2 or 4 on", "Tesla T4 (effective batch 4)", ">effective batch 2</button>"):
+        assert words in page
+    with pytest.raises(InvalidInputError, match="both are given"):
+        pipeline.plan(**settings, effective_batch_sizes=[2], effective_batch_size=2)
+    with pytest.raises(InvalidInputError, match="remove effective_batch_sizes"):
+        pipeline.longest(**settings, effective_batch_sizes=[2])
+
+
 def test_nothing_fits_is_none(folder: Path) -> None:
     planned = pipeline.plan(
         **SMALL, model="gpt2-nano", gpu="cpu", effective_batch_size=2, space=FEW, budget="0.3MiB", device="cpu"

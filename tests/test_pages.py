@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -235,6 +236,12 @@ def test_a_search_answers_for_another_budget(shown: Shown) -> None:
     assert "measured, micro-batch 8" in more
     assert "Predicted to be faster, not measured: micro-batch 16, checkpointing none, precision bf16" in more
     assert rings(page) == 2
+    points = page.locator("[data-chart=memory_against_throughput] .mark-symbol.role-mark path")
+    everything = points.count()
+    page.get_by_role("combobox", name="show").select_option(MEASURED)
+    expect(points).to_have_count(3 + rings(page))
+    page.get_by_role("combobox", name="show").select_option("all")
+    expect(points).to_have_count(everything)
     page.get_by_role("slider").press("ArrowLeft")
     expect(page.locator("output")).not_to_have_text(more)
 
@@ -250,7 +257,7 @@ def test_a_pointer_on_a_point_is_told_everything_of_it(shown: Shown) -> None:
         expect(tip).to_contain_text(text)
     page.locator("[data-chart=may_be_faster] svg").scroll_into_view_if_needed()
     page.locator("[data-chart=may_be_faster] .mark-symbol path").first.hover(force=True)
-    told = ("fits: 97 %", "tokens/s (95 %: ", "not measured: the search ended before it; faster than the answer: 25 %")
+    told = ("fits: 97 %", "tokens/s (95 %: ", "not measured: not reached by the search; faster than the answer: 25 %")
     for text in ("micro-batch 8", *told):
         expect(tip).to_contain_text(text)
 
@@ -278,6 +285,9 @@ def test_a_plan_shows_the_memory_of_the_configuration_under_the_pointer(shown: S
     peak = made_up(CHOICES[1])[0] / MIB
     expect(texts.nth(3)).to_have_text(f"{peak - 5:,.0f}")
     assert texts.first.text_content() == start[0] == "5"
+    map_of_card.locator("svg").press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(memory.locator("output")).to_contain_text("micro-batch 1, checkpointing every_layer, precision bf16")
 
 
 @needs_browser
@@ -299,6 +309,19 @@ def test_the_cards_of_a_plan_are_buttons_and_its_heat_map_has_controls(shown: Sh
     slider = chart.get_by_role("slider")
     slider.evaluate("slider => { slider.value = 10; slider.dispatchEvent(new Event('input')); }")
     expect(cell).not_to_have_attribute("fill", str(shade))
+
+
+@needs_browser
+def test_a_plan_of_several_effective_batches_has_buttons_for_cards_and_batches(shown: Shown) -> None:
+    one = plan_findings()
+    cards = tuple(replace(card, effective_batch_size=size) for card in one.cards[:2] for size in (16, 32))
+    page = shown(replace(one, cards=cards), 1440, "light")
+    visible = page.locator("section[data-choice]:visible h2")
+    assert visible.all_inner_texts() == ["Card A (effective batch 16)"]
+    page.get_by_role("button", name="effective batch 32").press("Enter")
+    assert visible.all_inner_texts() == ["Card A (effective batch 32)"]
+    page.get_by_role("button", name=LONG).click()
+    assert visible.all_inner_texts() == [f"{LONG} (effective batch 32)"]
 
 
 @needs_browser

@@ -70,10 +70,10 @@ def test_several_cards_give_a_line_each(project: Project) -> None:
     assert re.search(r"estimated [\d.]+ s a step, [\d,]+ tokens a second \(± \d+ %\)", said)
     assert done.stdout.lstrip().startswith("On NVIDIA GeForce RTX 4090 18 of 18 configurations are predicted to fit")
     in_terminal = re.findall(r"^ +\d+  (?:none|every_\w+)  +(?:fp32|fp16|bf16)", done.stdout, re.MULTILINE)
-    assert len(in_terminal) == 2 * 8 and "10 more in plan_nvidia_geforce_rtx_4090.csv." in done.stdout
+    assert len(in_terminal) == 2 * 8 and "10 more in plan_nvidia_geforce_rtx_4090.csv." in said
     [folder] = project.folder.glob("runs/*-plan-*")
     page = to_html(report_of(read_findings(folder)))
-    assert "<h2>cards</h2>" in page and page.count("<td>every_layer</td>") > 8
+    assert "<h2>where to start on each card</h2>" in page and page.count("<td>every_layer</td>") > 8
     assert (
         project.parent_of("plan").data.tags["answer"].startswith("On NVIDIA GeForce RTX 4090 18 of 18 configurations")
     )
@@ -211,7 +211,7 @@ def test_a_heat_map_has_a_control_for_each_dimension_beside_its_axes_and_the_bud
     card = CardPlan(card="T4", budget_bytes=9 * MIB, rows=rows, skipped=(), breakdown=None)
     plot = fit_plot("fit", card, 100)
     panel, _ = plot.panels
-    assert plot.title == "what fits T4, with precision bf16"
+    assert (plot.title, plot.given) == ("what fits T4", "precision bf16")
     budget, precision = panel.to_spec()["params"]
     assert (budget["value"], precision["value"], precision["bind"]["options"]) == (9, "bf16", ["fp32", "bf16"])
     alone, _ = fit_plot("fit", replace(card, rows=tuple(row(8, 1.0, **plain) for _ in range(2))), 100).panels

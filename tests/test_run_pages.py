@@ -18,7 +18,7 @@ from pipeline.base.results import Outcome
 from pipeline.cli import parse
 from pipeline.config.experiment import make_experiment
 from pipeline.memory.breakdown import NUM_LARGEST_THEN
-from pipeline.report.answers import answer, command, headlines, short_answer
+from pipeline.report.answers import answer, command, command_title, headlines, short_answer
 from pipeline.report.command import command_of
 from pipeline.report.comparison import MOST_SHOWN, ComparisonFindings, comparison_report
 from pipeline.report.curves import MOST_POINTS
@@ -99,10 +99,12 @@ def values_of(findings: ComparisonFindings) -> dict[str, str]:
 def test_the_answer_is_a_sentence_figures_and_a_command() -> None:
     shown = variants()
     assert answer(shown) == (
-        f"{LONG}A uses the least memory: 60 % less memory, +30 % time per sample. {LONG}B is the fastest: 20 % less "
-        "memory, -20 % time per sample; 2 of 6 did not complete."
+        f"{LONG}A uses the least memory: 60 % less memory and 30 % more time per sample. {LONG}B is the fastest: 20 % "
+        "less memory and 20 % less time per sample; 2 of 6 did not complete."
     )
-    assert short_answer(shown) == f"{LONG}A takes 60 % less memory, +30 % time per sample; 2 of 6 did not complete."
+    assert short_answer(shown) == (
+        f"{LONG}A needs 60 % less memory and 30 % more time per sample; 2 of 6 did not complete."
+    )
     assert values_of(comparison_findings()) == {
         "least memory": "-60 % memory",
         "least time": "-20 % time",
@@ -110,6 +112,9 @@ def test_the_answer_is_a_sentence_figures_and_a_command() -> None:
         "completed": "3 of 6 runs",
     }
     assert command({"it": shown}) == command_of("main", shown[2].params)
+    in_budget = [replace(row, params={**row.params, "budget": "90MiB"}) for row in shown]
+    assert answer(in_budget) == f"3 of 6 trained within the budget of 90MiB. {answer(shown)}"
+    assert command_title({"it": shown}) == f"Run again ({LONG}B)"
 
 
 def test_a_baseline_that_none_surpasses_is_the_answer() -> None:

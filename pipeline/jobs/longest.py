@@ -48,6 +48,8 @@ def find_longest(given: Mapping[str, Any], console: Console) -> LongestFindings:
 
     """
     own, values = _read(given)
+    if own.effective_batch_sizes:
+        raise InvalidInputError("the longest sequences are of one effective_batch_size; remove effective_batch_sizes")
     budget = values.pop("budget", None)
     cards = targets(own.gpu)
     values |= {"device": "cpu", "model": values.get("model", "auto"), "sequence_length": MINIMUM}

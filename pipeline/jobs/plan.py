@@ -75,20 +75,25 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
     values |= {"device": "cpu", "model": values.get("model", "auto")}
     if values["model"] == "auto":
         values["model"] = AUTO_MODEL[devices[0].kind]
-    spaces = [read_space(own, values, given, "plan", target) for target in devices]
-    shared, space = spaces[0]
-    effective = shared.effective_batch_size  # type: ignore[attr-defined]
+    if own.effective_batch_sizes and "effective_batch_size" in given:
+        raise InvalidInputError("a plan takes effective_batch_size or effective_batch_sizes, and both are given")
+    batches = [values | {"effective_batch_size": size} for size in dict.fromkeys(own.effective_batch_sizes)] or [values]
+    shared, space = read_space(own, batches[0], given, "plan", devices[0])
     for name in ("model", "effective_batch_size"):
         if name in space.dimensions:
             raise InvalidInputError(
                 f"all configurations of a plan share {name}, so it cannot be a dimension; make a plan for each value"
             )
     cards = tuple(
-        _card_plan(target, budget, values, space, own, console)
-        for target, (_, space) in zip(devices, spaces, strict=True)
+        replace(
+            _card_plan(target, budget, batch, read_space(own, batch, given, "plan", target)[1], own, console),
+            effective_batch_size=batch["effective_batch_size"] if own.effective_batch_sizes else None,
+        )
+        for target in devices
+        for batch in batches
     )
     if not any(card.rows for card in cards):
-        raise InvalidInputError("\n".join(f"{card.card}: {nothing_left(card.skipped)}" for card in cards))
+        raise InvalidInputError("\n".join(f"{card.name}: {nothing_left(card.skipped)}" for card in cards))
     if len(cards) == 1:
         _refuse_hopeless(cards[0], values["model"])
     if note := left_out(Experiment(shared)):
@@ -96,7 +101,7 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
     return PlanFindings(
         entry="plan",
         model=values["model"],
-        effective_batch_size=effective,
+        effective_batch_size=shared.effective_batch_size,  # type: ignore[attr-defined]
         dataset_size=shared.dataset_size,
         cards=cards,
         settings={
@@ -117,7 +122,9 @@ def log_plan(findings: PlanFindings, given: Mapping[str, Any], console: Console)
     """
     own, values = _read(given)
     fits = any(card.recommended is not None for card in findings.cards)
-    log_findings(findings, f"{findings.model} on {own.gpu}", {"gpu": own.gpu}, values, console, succeeded=fits)
+    sizes = ", ".join(map(str, findings.effective_batch_sizes))
+    params = {"gpu": own.gpu, "effective_batch_size": sizes}
+    log_findings(findings, f"{findings.model} on {own.gpu}", params, values, console, succeeded=fits)
     console.print(cache_size(), style="dim", highlight=False, soft_wrap=True)
     return fits
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field, PositiveInt
 from rich.console import Console
 
 from pipeline.base.contracts import Hardware
@@ -33,6 +34,8 @@ class PlanSettings(SpaceSettings):
 
     gpu: str = "auto"
     """Cards to plan for, separated by commas: h100, rtx4090, 2xt4, ...; cpu; auto: the device of this machine."""
+    effective_batch_sizes: list[PositiveInt] = Field(default=[])
+    """Effective batches to plan for, each on every card, as [32, 64]; without any: effective_batch_size."""
 
 
 def targets(text: str) -> list[Hardware]:

@@ -34,5 +34,5 @@ def show(report: Report, console: Console) -> None:
         for table in section.tables:
             if table.num_in_terminal != 0:
                 console.print(table.to_terminal())
-        for note in section.notes:
+        for note in (*section.why, *section.notes):
             console.print(note, style="yellow", highlight=False)

@@ -60,6 +60,14 @@ class CardPlan:
     """Why each value of the recommended configuration that is not the default one was chosen, a sentence each."""
     notes: tuple[str, ...] = ()
     """What training on the card needs besides memory, a sentence each."""
+    effective_batch_size: int | None = None
+    """Where the plan has several; None for that of the plan."""
+
+    @property
+    def name(self) -> str:
+        """The card, with the effective batch where the plan has several."""
+        size = self.effective_batch_size
+        return self.card if size is None else f"{self.card} (effective batch {size})"
 
     @property
     def recommended(self) -> PlannedRow | None:
@@ -74,10 +82,16 @@ class PlanFindings:
     entry: str
     model: str
     effective_batch_size: int
+    """The first one if `cards` has each card with several."""
     dataset_size: int
     cards: tuple[CardPlan, ...]
     settings: Mapping[str, Any]
     environment: Mapping[str, str]
+
+    @property
+    def effective_batch_sizes(self) -> tuple[int, ...]:
+        """All effective batches."""
+        return tuple(dict.fromkeys(card.effective_batch_size or self.effective_batch_size for card in self.cards))
 
     @property
     def recommended(self) -> PlannedRow | None:

@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from pipeline.base.results import Outcome
 from pipeline.report.command import command_of
 from pipeline.report.other_trainings import changes
 from pipeline.report.page import Headline
+from pipeline.report.sections import LADDER
 from pipeline.training.metrics import AGAINST_BASELINE, Row
 
 NUM_FIGURES = 4
@@ -14,8 +16,27 @@ LEAST_SAVING_PERCENT = 1.0
 """Saving of memory from which on the answer of one of several comparisons is the variant that saves most."""
 
 
+def readable(name: str) -> str:
+    """Return the name of one of several comparisons in words."""
+    return "one after another" if name == LADDER else name.replace("_", " ")
+
+
 def answer(rows: Sequence[Row]) -> str:
     """Return the answer of one comparison as a sentence."""
+    return f"{_within_budget(rows)}{_least_answer(rows)}"
+
+
+def _within_budget(rows: Sequence[Row]) -> str:
+    """Return how many of several runs stayed within the budget, if all have the same one."""
+    budgets = {row.params.get("budget") for row in rows} - {None, "none"}
+    if len(rows) < 2 or len(budgets) != 1:
+        return ""
+    fitting = sum(row.result is not None and row.result.outcome is Outcome.OK for row in rows)
+    return f"{fitting} of {len(rows)} trained within the budget of {budgets.pop()}. "
+
+
+def _least_answer(rows: Sequence[Row]) -> str:
+    """Return which variants need the least memory and time."""
     baseline, others = _baseline(rows), _compared(rows)
     if baseline is None:
         ended = sum(map(_ended, rows))
@@ -45,7 +66,7 @@ def short_answer(rows: Sequence[Row]) -> str:
     best = _smallest(others)
     if best.metrics["memory_saving_percent"] < LEAST_SAVING_PERCENT:
         best = _fastest(others)
-    return f"{best.name} takes {_against(best)}{_failures(rows)}."
+    return f"{best.name} needs {_against(best)}{_failures(rows)}."
 
 
 def headlines(comparisons: Mapping[str, Sequence[Row]]) -> tuple[Headline, ...]:
@@ -70,20 +91,38 @@ def headlines(comparisons: Mapping[str, Sequence[Row]]) -> tuple[Headline, ...]:
 
 
 def command(comparisons: Mapping[str, Sequence[Row]]) -> str | None:
-    """Return the command that profiles the only run, or runs the best one again; None if none completed.
+    """Return the command that profiles the only run, or runs the best one again; None if none completed."""
+    best = _best(comparisons)
+    return None if best is None else command_of("profiling" if _is_only(comparisons) else "main", best.params)
 
-    The best one is the variant that is the fastest against its baseline, or saves most memory if none is faster.
+
+def command_title(comparisons: Mapping[str, Sequence[Row]]) -> str:
+    """Return what that command does."""
+    best = _best(comparisons)
+    return "Profile it" if best is None or _is_only(comparisons) else f"Run again ({_name(best, comparisons)})"
+
+
+def _is_only(comparisons: Mapping[str, Sequence[Row]]) -> bool:
+    """Return whether there is one run."""
+    return sum(map(len, comparisons.values())) == 1
+
+
+def _best(comparisons: Mapping[str, Sequence[Row]]) -> Row | None:
+    """Return the variant that is the fastest against its baseline, or saves most memory if none is faster.
+
+    Without a baseline it is the fastest; None if no run completed.
     """
-    rows = [row for each in comparisons.values() for row in each]
-    ended = [row for row in rows if _ended(row)]
-    if not ended:
-        return None
-    others = [row for each in comparisons.values() if _baseline(each) for row in _compared(each)]
+    ended = [row for rows in comparisons.values() for row in rows if _ended(row)]
+    others = [row for rows in comparisons.values() if _baseline(rows) for row in _compared(rows)]
     if not others:
-        best = max(ended, key=lambda row: row.metrics.get("samples_per_second", 0.0))
-        return command_of("profiling" if len(rows) == 1 else "main", best.params)
+        return max(ended, key=lambda row: row.metrics.get("samples_per_second", 0.0), default=None)
     fastest = _fastest(others)
-    return command_of("main", (fastest if fastest.metrics["speedup"] > 1 else _smallest(others)).params)
+    return fastest if fastest.metrics["speedup"] > 1 else _smallest(others)
+
+
+def _name(row: Row, comparisons: Mapping[str, Sequence[Row]]) -> str:
+    """Return the name of a row, after that of its comparison if there are several."""
+    return row.name if len(comparisons) == 1 else f"{readable(row.comparison)}: {row.name}"
 
 
 def outcome_of(row: Row) -> str:
@@ -115,10 +154,7 @@ def _least(others: Sequence[Row], comparisons: Mapping[str, Sequence[Row]]) -> l
     """Return which variants use the least memory and time."""
     if not others:
         return []
-
-    def name(row: Row) -> str:
-        return row.name if len(comparisons) == 1 else f"{row.comparison.replace('_', ' ')}: {row.name}"
-
+    name = partial(_name, comparisons=comparisons)
     smallest, fastest = _smallest(others), _fastest(others)
     memory, time = _percents(smallest)[0], _percents(fastest)[1]
     of_smallest = f"{name(smallest)}: {_mib(smallest)}, {_percents(smallest)[1]:+.3g} % time"
@@ -186,9 +222,16 @@ def _failures(rows: Sequence[Row]) -> str:
 
 def _against(row: Row) -> str:
     saving, overhead = row.metrics["memory_saving_percent"], row.metrics["time_overhead_percent"]
-    memory = f"{saving:.0f} % less memory" if saving >= 0 else f"{-saving:.0f} % more memory"
+    memory = _change(-saving, "less memory", "more memory", "as much memory")
+    time = _change(overhead, "less time per sample", "more time per sample", "as much time per sample")
     over = ", over the budget" if row.result and row.result.outcome is Outcome.OVER_BUDGET else ""
-    return f"{memory}, {overhead:+.0f} % time per sample{over}"
+    return f"{memory} and {time}{over}"
+
+
+def _change(percent: float, less: str, more: str, same: str) -> str:
+    """Return a change in whole percents as words."""
+    whole = round(percent)
+    return f"{abs(whole)} % {less if whole < 0 else more}" if whole else same
 
 
 def _mib(row: Row) -> str:

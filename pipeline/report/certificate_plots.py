@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 
 from pipeline.report.configurations import MEASURED, PREDICTED, REFUSED, Configuration
-from pipeline.report.plot import ABOUT, GREY, WARNING, Panel, Plot, colour, data, layered, names_axis
+from pipeline.report.plot import ABOUT, GREY, WARNING, Panel, Plot, colour, data, layered, names_axis, names_height
 from pipeline.searching.certificate import Certificate
 from pipeline.searching.results import SearchFindings, heading, speed_of
 
@@ -32,8 +32,8 @@ def certificate_plots(findings: SearchFindings, configurations: Sequence[Configu
 def _chance_plot(certificate: Certificate) -> tuple[Plot, ...]:
     """Return the probability that a configuration is faster than the answer by more than x percent, for any x."""
     distributions = {
-        "one that was not measured": certificate.remaining_improvements,
-        "any, with the answer's noise": certificate.improvements,
+        "one not measured": certificate.remaining_improvements,
+        "any, with measurement noise": certificate.improvements,
     }
     lines = [
         {"which": which, "percent": round(100 * share, 2), "chance": 100 - percent}
@@ -93,8 +93,8 @@ def _likely_plot(configurations: Sequence[Configuration], answer: Mapping[str, A
         alt.Chart(data([{"x": 0}])).mark_rule(color=colour(2), strokeWidth=2).encode(x="x:Q"),
         data=data(lines),
     )
-    title = "what may be faster than the answer (green), how probably, with its 95 % interval"
-    panel = Panel(title=title, chart=chart, height=max(80, 36 * len(likely)))
+    title = "what may be faster than the answer (green), by how it differs, and how probably (lines: 95 %)"
+    panel = Panel(title=title, chart=chart, height=names_height(names))
     return (Plot(name="may_be_faster", title=title, panels=(panel,)),)
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 from pipeline.base.results import Outcome
 from pipeline.base.truncation import Truncation
 from pipeline.base.units import MIB
-from pipeline.report.answers import answer, command, headlines, outcome_of, short_answer
+from pipeline.report.answers import answer, command, command_title, headlines, outcome_of, readable, short_answer
 from pipeline.report.losses import losses_panel
 from pipeline.report.other_trainings import other_trainings
 from pipeline.report.overview import overview_plots
@@ -77,6 +77,7 @@ def comparison_report(findings: ComparisonFindings) -> Report:
         answer=" ".join(answers),
         headlines=headlines(by_comparison),
         command=command(by_comparison),
+        command_title=command_title(by_comparison),
         sections=tables_last(sections),
         environment=findings.environment,
         settings=common_settings([row.params for row in findings.rows]),
@@ -92,7 +93,7 @@ def _first(comparisons: Mapping[str, Sequence[Row]], steps: Sequence[Section]) -
     pairs = tradeoff_plot(
         {name: shown(rows) for name, rows in comparisons.items() if not (is_beside and name == LADDER)}
     )
-    paired = [Section(title="memory and time against the baseline", plots=(pairs,))] if pairs else []
+    paired = [Section(title=pairs.title, plots=(pairs,))] if pairs else []
     return [*steps, *paired] if is_beside else [*paired, *steps]
 
 
@@ -110,16 +111,11 @@ def shown(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if id(row) in kept]
 
 
-def readable(name: str) -> str:
-    """Return the name of a comparison with spaces instead of underscores."""
-    return name.replace("_", " ")
-
-
 def _comparisons(entry: str, comparisons: Mapping[str, Sequence[Row]]) -> list[Section]:
     """Return a section for each comparison, and one for all of a pair each, which the first chart shows otherwise."""
     sections, pairs = [], []
     for name, rows in comparisons.items():
-        section = _section(f"{entry}: {readable(name)}", rows)
+        section = _section(f"{entry}: {readable(name)}" if len(comparisons) > 1 else f"{entry}: all variants", rows)
         if len(comparisons) > 1 and len(rows) == 2 and section.plots:
             plot = Plot(name=name, title=readable(name), panels=(losses_panel(rows, readable(name)),))
             pairs.append(replace(section, plots=(plot,)))

@@ -9,6 +9,7 @@ from typing import Any
 import altair as alt
 
 from pipeline.base.units import MIB
+from pipeline.report.curves import ALL
 from pipeline.report.plot import ABOUT, GREY, WARNING, Panel, Plot, colour, data, layered
 from pipeline.searching.certificate import UNFIT, Unmeasured
 from pipeline.searching.results import (
@@ -146,17 +147,22 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
     )
     marked = alt.param(name="marked", value=[answer])
     kinds = [MEASURED, PREDICTED, REFUSED]
+    menu = alt.binding_select(options=[ALL, *kinds], name="show")
+    shown = alt.param(name="shown", value=ALL, bind=menu)
+    is_shown = f"shown == '{ALL}' || shown == datum.kind"
     colours = alt.Scale(domain=kinds, range=[colour(0), colour(4), GREY])
     fills = alt.Scale(domain=kinds, range=[colour(0), "transparent", "transparent"])
     shapes = alt.Scale(domain=kinds, range=["circle", "circle", "cross"])
-    scale_x = alt.Scale(domain=[0, highest * 1.04], nice=False)
+    # Sizes differ by factors: the small ones, among which the answer is, would be a strip on a linear axis.
+    scale_x = alt.Scale(type="log", domain=[max(lowest, 1e-3) / 1.04, highest * 1.04], nice=False)
+    axis_x = alt.Axis(tickCount=10, format=",~r")
     scale_y = alt.Scale(domain=[0, 1.1 * max((one.speed for one in configurations), default=1.0)], nice=True)
     base = alt.Chart().encode(
-        x=alt.X("mib:Q", title="peak memory that the budget limits, MiB", scale=scale_x, axis=alt.Axis(tickCount=10)),
+        x=alt.X("mib:Q", title="peak memory, MiB (logarithmic)", scale=scale_x, axis=axis_x),
         y=alt.Y("speed:Q", title="tokens per second", scale=scale_y),
         **ABOUT,
     )
-    points = base.encode(
+    points = base.transform_filter(is_shown).encode(
         stroke=alt.Stroke("kind:N", scale=colours),
         fill=alt.Fill("kind:N", scale=fills),
         shape=alt.Shape("kind:N", scale=shapes),
@@ -168,7 +174,7 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
             x=alt.XDatum(alt.expr("budget"), type="quantitative"), x2=alt.value("width")
         ),
         edge.mark_rule(color=WARNING, strokeWidth=2).encode(x=alt.XDatum(alt.expr("budget"), type="quantitative")),
-        base.transform_filter(alt.datum.kind == PREDICTED)
+        base.transform_filter(f"datum.kind == '{PREDICTED}' && ({is_shown})")
         .mark_rule(clip=True, color=colour(4), strokeWidth=1, opacity=0.2)
         .encode(y="slow:Q", y2="fast:Q"),
         points.transform_filter(alt.datum.kind != MEASURED).mark_point(size=45, strokeWidth=1.5, opacity=over),
@@ -182,15 +188,13 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
         .properties(name="rings")
         .mark_point(shape="circle", size=320, strokeWidth=3, color=colour(2), filled=False, opacity=1),
         data=data(lines, "configurations"),
-    ).add_params(budget, marked)
+    ).add_params(budget, marked, shown)
     what_if = "Nothing that was measured fits."
     if answer >= 0:
         what_if = f"At {budget_mib:,.1f} MiB: measured, {label(configurations[answer].choice)}: "
         what_if += f"{_numbers(configurations[answer])}. Move the budget to see the answer at another one."
-    title = (
-        "memory against throughput of every configuration (ring: the answer; dashed: the measured front; lines: 95 %)"
-    )
-    panel = Panel(title=title, chart=chart, height=420, what_if=what_if)
+    title = "speed and memory of every configuration (ring: the answer; dashed: the fastest measured; thin lines: 95 %)"
+    panel = Panel(title=title, chart=chart, height=360, what_if=what_if)
     return Plot(name="memory_against_throughput", title=title, panels=(panel,), is_wide=True)
 
 

@@ -58,7 +58,7 @@ def _waterfall(title: str, rungs: Sequence[tuple[str, float, str]], unit: str) -
     """Return the first and the last value as bars, and the changes between them as steps, from top to bottom."""
     steps = [Bar(name=rungs[0][0], value=rungs[0][1], shade=GREY)]
     for (_, before, _), (name, after, kind) in itertools.pairwise(rungs):
-        text = f"{'~ ' if kind != MEASURED else ''}{100 * (after / before - 1):+.0f} %"
+        text = f"{'~ ' if kind != MEASURED else ''}{round(100 * (after / before - 1)):+} %"
         shade = colour(2) if after <= before else WARNING
         steps.append(Bar(name=f"+ {name}", start=before, value=after, shade=shade, text=text))
     steps.append(Bar(name="the answer", value=rungs[-1][1], shade=colour(0), text=short(rungs[-1][1])))

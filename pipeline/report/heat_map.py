@@ -7,7 +7,7 @@ import altair as alt
 from pipeline.base.units import MIB
 from pipeline.memory.timeline import CATEGORIES
 from pipeline.prediction.plan import CardPlan, PlannedRow, expected_order
-from pipeline.report.plot import ABOUT, GREY, Panel, Plot, colour, data, layered, names_axis
+from pipeline.report.plot import ABOUT, GREY, Panel, Plot, colour, data, layered, names_axis, names_height
 from pipeline.searching.results import heading, label
 
 AXES = ("micro_batch_size", "checkpointing")
@@ -85,9 +85,9 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
     ).add_params(bound, *chosen)
     title = f"predicted peak, {unit} (blue fits, red does not{'; green frame: start here' if card.recommended else ''})"
     given = ", ".join(f"{heading(key)} {start.choice[key]}" for key in controls)
-    panel = Panel(title=title, chart=chart, height=max(120, 44 * len(policies)))
-    of_card = f"what fits {card.card}{f', with {given}' if given else ''}"
-    return Plot(name=name, title=of_card, panels=(panel, _memory_panel(start, card, rows)))
+    panel = Panel(title=title, chart=chart, height=max(120, names_height(policies, 44)))
+    panels = (panel, _memory_panel(start, card, rows))
+    return Plot(name=name, title=f"what fits {card.name}", given=given, panels=panels)
 
 
 def _memory_panel(start: PlannedRow, card: CardPlan, rows: Sequence[PlannedRow]) -> Panel:
@@ -96,9 +96,10 @@ def _memory_panel(start: PlannedRow, card: CardPlan, rows: Sequence[PlannedRow])
     most_mib = max((mib for row in rows if row.fits for mib in _parts(row).values()), default=max(parts.values()))
     shades = alt.Scale(domain=list(parts), range=[*map(colour, range(len(CATEGORIES))), GREY])
     lines = [{"name": name, "mib": mib} for name, mib in parts.items()]
+    axis = alt.Axis(tickCount=6)
     base = alt.Chart().encode(
         y=alt.Y("name:N", sort=list(parts), title=None, axis=alt.Axis(ticks=False, domain=False, grid=False)),
-        x=alt.X("mib:Q", title="MiB", scale=alt.Scale(domain=[0, 1.15 * most_mib], nice=False)),
+        x=alt.X("mib:Q", title="MiB", scale=alt.Scale(domain=[0, 1.15 * most_mib], nice=False), axis=axis),
         tooltip=["name:N", alt.Tooltip("mib:Q", title="MiB", format=",.0f")],
     )
     chart = layered(
@@ -107,7 +108,7 @@ def _memory_panel(start: PlannedRow, card: CardPlan, rows: Sequence[PlannedRow])
         data=data(lines, "parts"),
     )
     return Panel(
-        title="what is in memory at the peak of the configuration under the pointer",
+        title="memory at the peak of the configuration under the pointer (or the arrow keys)",
         chart=chart,
         height=34 * len(parts),
         follows=_about(start, card),

@@ -11,6 +11,8 @@ from pipeline.report.plot import Bar, Panel, Plot, bars, colour, short
 from pipeline.training.metrics import Row
 
 PEAK = "peak_allocated_mib"
+SEEN = 0.005
+"""Share of the largest mean loss by which they differ, if bars are to show it."""
 NEAR = 2.0
 """Multiple of the largest peak up to which a budget is drawn beside the peaks."""
 
@@ -31,9 +33,15 @@ def overview_plots(title: str, rows: Sequence[Row]) -> tuple[Plot, ...]:
             spread="seconds_per_step_iqr",
         ),
         losses_panel(rows),
-        metric_bars(rows, "mean_loss", "mean loss over all steps", "loss"),
+        *([metric_bars(rows, "mean_loss", "mean loss over all steps", "loss")] if _losses_differ(rows) else []),
     )
     return (Plot(name=name, title=title, panels=panels),)
+
+
+def _losses_differ(rows: Sequence[Row]) -> bool:
+    """Return whether bars of the mean losses would differ by what can be seen."""
+    losses = [row.metrics["mean_loss"] for row in rows if "mean_loss" in row.metrics]
+    return bool(losses) and max(losses) - min(losses) > SEEN * max(losses)
 
 
 def metric_bars(

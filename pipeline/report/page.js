@@ -27,10 +27,12 @@ document.querySelectorAll("input.filter").forEach(input => input.addEventListene
 }));
 
 const buttons = [...document.querySelectorAll(".choices button")];
+const pressed = () => buttons.filter(button => button.getAttribute("aria-pressed") === "true");
 const choose = chosen => {
-  buttons.forEach(button => button.setAttribute("aria-pressed", String(button === chosen)));
+  [...chosen.parentElement.children].forEach(one => one.setAttribute("aria-pressed", String(one === chosen)));
+  const choice = pressed().map(button => button.textContent).join("\n");
   document.querySelectorAll("section[data-choice]").forEach(section => {
-    section.hidden = section.dataset.choice !== chosen.textContent;
+    section.hidden = section.dataset.choice !== choice;
   });
   window.dispatchEvent(new Event("resize"));  // a chart has no width before it is shown
 };
@@ -68,14 +70,28 @@ const drawn = [...document.querySelectorAll("[data-chart]")].map(async place => 
   const output = place.querySelector("output");
   if (output && !("follows" in place.dataset)) (output.className === "told" ? moments : whatIf)(view, output);
 });
-// Shows in a panel what the pointer is on in the one before it.
-const follow = place => ["mouseover", "click"].forEach(kind =>
-  views.get(place.previousElementSibling).addEventListener(kind, (_, item) => {
-    if (!item?.datum?.parts) return;
-    place.querySelector("output").textContent = item.datum.about;
+// Shows in a panel what the pointer is on in the one before it, or the cell to which the arrow keys go.
+const follow = place => {
+  const map = place.previousElementSibling, svg = map.querySelector("svg");
+  const show = datum => {
+    if (!datum?.parts) return;
+    place.querySelector("output").textContent = datum.about;
     const view = views.get(place), names = view.data("parts").map(part => part.name);
-    view.data("parts", names.map((name, index) => ({ name, mib: item.datum.parts[index] }))).runAsync();
-  }));
+    view.data("parts", names.map((name, index) => ({ name, mib: datum.parts[index] }))).runAsync();
+  };
+  ["mouseover", "click"].forEach(kind => views.get(map).addEventListener(kind, (_, item) => show(item?.datum)));
+  svg.setAttribute("tabindex", 0);
+  svg.addEventListener("keydown", event => {
+    const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const cells = [...svg.querySelectorAll(".cells_marks path")];
+    const cell = cells.at((cells.indexOf(document.activeElement) + step) % cells.length);
+    cell.setAttribute("tabindex", -1);
+    cell.focus();
+    show(cell.__data__.datum);
+  });
+};
 const stored = (() => { try { return sessionStorage; } catch { return null; } })();  // none in MLflow's artifact viewer
 const page = document.documentElement, viewKey = `view of ${location.pathname}`;
 const controls = () => [...document.querySelectorAll("input, select")];
@@ -84,7 +100,8 @@ Promise.all(drawn).then(() => {
   // A page that has loaded itself again looks as its reader left it.
   const left = JSON.parse(stored?.getItem(viewKey) ?? "{}");
   stored?.removeItem(viewKey);
-  if (buttons.length) choose(buttons.find(button => button.textContent === left.chosen) ?? buttons[0]);
+  document.querySelectorAll(".choices button:first-child").forEach(choose);
+  buttons.filter((_, number) => left.chosen?.includes(number)).forEach(choose);
   if (left.values?.length === controls().length) controls().forEach((control, number) => {
     if (control.value === left.values[number]) return;
     control.value = left.values[number];
@@ -99,7 +116,7 @@ if (page.dataset.reloadSeconds) {
   ["pointermove", "pointerdown", "keydown", "wheel"].forEach(kind => addEventListener(kind, touch));
   setInterval(() => {
     if (document.hidden || Date.now() - touched < 5000) return;  // not while its reader works with it
-    const chosen = buttons.find(button => button.getAttribute("aria-pressed") === "true")?.textContent;
+    const chosen = pressed().map(button => buttons.indexOf(button));
     const view = { top: scrollY, chosen, values: controls().map(control => control.value) };
     stored?.setItem(viewKey, JSON.stringify(view));
     location.reload();

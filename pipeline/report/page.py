@@ -26,8 +26,10 @@ class Section:
     plots: tuple[Plot, ...] = ()
     headlines: tuple["Headline", ...] = ()
     """Its answer as figures."""
-    choice: str | None = None
-    """The button that shows this section; None if it is always shown."""
+    why: tuple[str, ...] = ()
+    """Sentences on why that is the answer."""
+    choice: tuple[str, ...] = ()
+    """The buttons that show this section, one of each row of them; it is always shown if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +54,12 @@ class Report:
     """The settings that all runs share, by dotted name."""
     headlines: tuple[Headline, ...] = ()
     """The answer as figures."""
+    lead: str | None = None
+    """The answer in words beside these figures; `answer` where it is None."""
     command: str | None = None
-    """The command that runs the answer, in the job's folder."""
+    """The command that goes on from the answer, in the job's folder."""
+    command_title: str = "Run it"
+    """What the command does."""
 
     @property
     def plots(self) -> list[Plot]:
@@ -66,9 +72,10 @@ class Report:
         return [table for section in self.sections for table in section.tables]
 
     @property
-    def choices(self) -> list[str]:
-        """The buttons of the page that each show some of the sections."""
-        return list(dict.fromkeys(section.choice for section in self.sections if section.choice is not None))
+    def choices(self) -> list[list[str]]:
+        """The rows of buttons that each show some of the sections."""
+        chosen = [section.choice for section in self.sections if section.choice]
+        return [list(dict.fromkeys(names)) for names in zip(*chosen, strict=True)]
 
 
 def to_html(report: Report, running: str | None = None) -> str:
@@ -86,7 +93,7 @@ def to_markdown(report: Report) -> str:
     for section in report.sections:
         for table in section.tables:
             parts += [f"**{table.title}**", table.to_markdown(), *([table.note_on_page] if table.note_on_page else [])]
-        parts += section.notes
+        parts += (*section.why, *section.notes)
     text = "\n\n".join(parts)
     if len(text) <= DESCRIPTION_CHARACTERS:
         return text

@@ -11,6 +11,7 @@ import pandas as pd
 from pipeline.base.units import MIB
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow, expected_order
 from pipeline.report.breakdown import tensors_table
+from pipeline.report.command import command_of
 from pipeline.report.heat_map import fit_plot, percent_text, seconds_text
 from pipeline.report.page import Headline, Report, Section
 from pipeline.report.table import Table
@@ -35,33 +36,61 @@ def plan_report(findings: PlanFindings) -> Report:
     num_cells = NUM_CELLS // max(1, len(findings.cards))
     sections = [_card_section(card, findings, 0 if several else None, num_cells) for card in findings.cards]
     if several:
-        sections.insert(0, Section(title="cards", tables=(_cards_table(findings.cards),)))
+        table = _cards_table(findings.cards)
+        sections.insert(0, Section(title=table.title, tables=(table,)))
+    sizes = " or ".join(map(str, findings.effective_batch_sizes))
     return Report(
         entry=findings.entry,
         question=(
-            f"What would {findings.model} need at an effective batch of {findings.effective_batch_size} on "
-            f"{', '.join(card.card for card in findings.cards)}?"
+            f"What would {findings.model} need at an effective batch of {sizes} on "
+            f"{', '.join(dict.fromkeys(card.card for card in findings.cards))}?"
         ),
         answer=" ".join([*map(_answer, findings.cards), *([ESTIMATED] if recommended else [])]),
+        lead=_lead(findings.cards) if recommended else None,
+        command=None if several else _command(findings),
+        command_title="Run it on that device",
         sections=tuple(sections),
         environment=findings.environment,
         settings=findings.settings,
     )
 
 
+def _lead(cards: Sequence[CardPlan]) -> str:
+    """Return the answer in words beside its figures or the table of cards, the fastest card first."""
+    found = [(card, card.recommended) for card in cards if card.recommended is not None]
+    found.sort(key=lambda pair: expected_order(pair[1]))
+    starts = [f"{card.name}: {label(best.choice)}, {_about_speed(best)}" for card, best in found]
+    if len(cards) == 1:
+        return f"Start with {starts[0].partition(': ')[2]}: the fastest that is predicted to fit. {ESTIMATED}"
+    without = [card.name for card in cards if card.recommended is None]
+    nothing = f" Nothing fits {', '.join(without)}." if without else ""
+    return f"The fastest start is that on {'; '.join(starts[:1])}.{nothing} {ESTIMATED}"
+
+
+def _command(findings: PlanFindings) -> str | None:
+    """Return the command that runs the recommended configuration; None if nothing fits."""
+    best = findings.recommended
+    return None if best is None else command_of("main", {**findings.settings, **best.choice})
+
+
+def _about_speed(row: PlannedRow) -> str:
+    """Return an estimated throughput in as many digits as an estimate has."""
+    return f"about {float(f'{row.tokens_per_second:.3g}'):,.0f} tokens/s ({percent_text(row)})"
+
+
 def _answer(card: CardPlan) -> str:
     best, budget = card.recommended, card.budget_bytes / MIB
     if not card.rows:
-        return f"{card.card} can run none of the configurations: {'; '.join(card.skipped)}."
+        return f"{card.name} can run none of the configurations: {'; '.join(card.skipped)}."
     if best is None:
         smallest = min((row.peak_bytes for row in card.rows), default=0) / MIB
         return (
-            f"Nothing is predicted to fit {budget:,.0f} MiB of {card.card}: the smallest configuration needs "
+            f"Nothing is predicted to fit {budget:,.0f} MiB of {card.name}: the smallest configuration needs "
             f"{smallest:,.0f} MiB."
         )
     fitting = sum(row.fits for row in card.rows)
     return (
-        f"On {card.card} {fitting} of {len(card.rows)} configurations are predicted to fit {budget:,.0f} MiB; "
+        f"On {card.name} {fitting} of {len(card.rows)} configurations are predicted to fit {budget:,.0f} MiB; "
         f"start with {label(best.choice)}, accumulation_steps {best.accumulation_steps}: predicted peak "
         f"{best.peak_bytes / MIB:,.0f} MiB, {budget - best.peak_bytes / MIB:,.0f} MiB of headroom, estimated "
         f"{seconds_text(best.seconds)} a step, {best.tokens_per_second:,.0f} tokens a second ({percent_text(best)})."
@@ -69,9 +98,11 @@ def _answer(card: CardPlan) -> str:
 
 
 def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | None, num_cells: int) -> Section:
+    size = card.effective_batch_size
+    choice = (card.card, *([] if size is None else [f"effective batch {size}"]))
     if not card.rows:
-        return Section(title=card.card, notes=(*card.notes, *card.skipped), choice=card.card)
-    name = re.sub(r"[^a-z0-9]+", "_", card.card.lower()).strip("_")
+        return Section(title=card.name, notes=(*card.notes, *card.skipped), choice=choice)
+    name = re.sub(r"[^a-z0-9]+", "_", card.name.lower()).strip("_")
     num_on_page = NUM_ON_PAGE // len(findings.cards)
     tables = [
         _configurations_table(name, card, findings.dataset_size, num_on_page),
@@ -83,14 +114,14 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | Non
         when = f"optimizer step {card.breakdown.step + 1}, {card.breakdown.phase}"
         tensors = tensors_table(f"tensors_{name}", f"{which}: largest tensors at its peak ({when})", card.breakdown)
         tables.append(replace(tensors, num_in_terminal=num_details))
-    notes = (*card.reasons, *card.notes, *card.skipped)
     return Section(
-        title=card.card,
+        title=card.name,
         headlines=() if card.recommended is None else _headlines(card, card.recommended),
+        why=card.reasons,
         tables=tuple(tables),
-        notes=notes,
+        notes=(*card.notes, *card.skipped),
         plots=plots,
-        choice=card.card,
+        choice=choice,
     )
 
 
@@ -111,7 +142,7 @@ def _headlines(card: CardPlan, best: PlannedRow) -> tuple[Headline, ...]:
         ),
         Headline(
             title="estimated speed",
-            value=f"{best.tokens_per_second:,.0f} tokens/s",
+            value=_about_speed(best).partition(" (")[0].removeprefix("about "),
             detail=f"{seconds_text(best.seconds)} a step, {percent_text(best)}",
         ),
         Headline(
@@ -125,20 +156,20 @@ def _configurations_table(name: str, card: CardPlan, dataset_size: int, num_on_p
     lines = [
         {
             **{shown[key]: row.choice[key] for key in shown},
-            "allocated MiB": row.peak_allocated_bytes / MIB,
-            **({} if row.peak_reserved_bytes is None else {"reserved MiB": row.peak_reserved_bytes / MIB}),
-            **({} if row.peak_device_bytes is None else {"device MiB": row.peak_device_bytes / MIB}),
             "fits": "yes" if row.fits else "no",
-            "headroom MiB": (card.budget_bytes - row.peak_bytes) / MIB,
-            "seconds per step": row.seconds,
             "tokens/s": row.tokens_per_second,
             "± %": 100 * row.deviation,
             "": "start here" if row is best else "",
+            "headroom MiB": (card.budget_bytes - row.peak_bytes) / MIB,
+            "allocated MiB": row.peak_allocated_bytes / MIB,
+            **({} if row.peak_reserved_bytes is None else {"reserved MiB": row.peak_reserved_bytes / MIB}),
+            **({} if row.peak_device_bytes is None else {"device MiB": row.peak_device_bytes / MIB}),
+            "seconds per step": row.seconds,
         }
         for row in sorted(card.rows, key=lambda row: (not row.fits, expected_order(row)))
     ]
     whole = dict.fromkeys(("allocated MiB", "reserved MiB", "device MiB", "headroom MiB"), "{:,.0f}")
-    title = f"predicted for {card.card}, within {card.budget_bytes / MIB:,.0f} MiB"
+    title = f"predicted for {card.name}, within {card.budget_bytes / MIB:,.0f} MiB"
     updates = math.ceil(dataset_size / (card.rows[0].micro_batch_size * card.rows[0].accumulation_steps))
     note = (
         "Configurations that fit come first, in the order of their estimated tokens per second. "
@@ -151,6 +182,7 @@ def _configurations_table(name: str, card: CardPlan, dataset_size: int, num_on_p
         forms={**whole, "seconds per step": "{:.3g}", "tokens/s": "{:,.0f}", "± %": "{:.0f}"},
         note=note,
         num_in_terminal=NUM_IN_TERMINAL,
+        not_in_terminal=("headroom MiB", "device MiB", "seconds per step", ""),
         num_on_page=num_on_page,
     )
 
@@ -176,6 +208,8 @@ def _cards_table(cards: Sequence[CardPlan]) -> Table:
     for card in cards:
         best = card.recommended
         line: dict[str, Any] = {"card": card.card, "GiB": card.budget_bytes / 2**30}
+        if card.effective_batch_size is not None:
+            line["effective batch"] = card.effective_batch_size
         if best is not None:
             line |= {shown[key]: str(best.choice[key]) for key in shown}
             line["accumulation"] = str(best.accumulation_steps)
@@ -186,4 +220,10 @@ def _cards_table(cards: Sequence[CardPlan]) -> Table:
         lines.append(line)
     forms = {"GiB": "{:,.1f}", "predicted MiB": "{:,.0f}", "headroom MiB": "{:,.0f}"}
     forms |= {"seconds per step": "{:.3g}", "tokens/s": "{:,.0f}"}
-    return Table(name="cards", title="where to start on each card", frame=pd.DataFrame(lines), forms=forms)
+    return Table(
+        name="cards",
+        title="where to start on each card",
+        frame=pd.DataFrame(lines),
+        forms=forms,
+        not_in_terminal=("headroom MiB", "seconds per step"),
+    )

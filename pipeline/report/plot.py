@@ -103,6 +103,8 @@ class Plot:
     """File name without suffix."""
     title: str
     panels: tuple[Panel, ...]
+    given: str = ""
+    """Where the controls stand at first, which a PNG says as well."""
     is_wide: bool = False
     """Whether it has the whole width of the page."""
 
@@ -113,7 +115,8 @@ class Plot:
         whole = alt.concat(*charts, columns=2)
         whole = whole.resolve_scale(color="independent", shape="independent", strokeDash="independent")
         if any(panel.title != self.title for panel in self.panels):
-            whole = whole.properties(title=alt.TitleParams(self.title, anchor="middle", fontSize=18, offset=12))
+            title = f"{self.title}, with {self.given}" if self.given else self.title
+            whole = whole.properties(title=alt.TitleParams(title, anchor="middle", fontSize=18, offset=12))
         # Charts side by side have no signal of their own width.
         fixed = EXPRESSION.sub(lambda found: WIDTH.sub(str(width), found[0]), json.dumps(_dict(whole)))
         spec = {**json.loads(fixed), "background": "white", "padding": 12}
@@ -146,9 +149,9 @@ def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float
             "place": place,
             "start": bar.start,
             "value": bar.value,
-            "low": (bar.value or 0.0) - bar.spread,
+            "low": max(lowest, (bar.value or 0.0) - bar.spread),
             "high": (bar.value or 0.0) + bar.spread,
-            "end": end,
+            "end": longest if marks and bar.value is not None else end,  # texts stand beyond the marks
             "shade": bar.shade,
             "text": f" {short(bar.value or 0.0) if bar.text is None else bar.text}",
             "about": f"{bar.name}\n{_about(bar, unit)}",
@@ -175,8 +178,9 @@ def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float
                 x="value:Q", y=alt.value(0), text="about:N"
             )
         )
-    height = max([34, *(LINE_PIXELS * len(label(bar.name)) + 4 for bar in values)])
-    return Panel(title=title, chart=layered(*layers, data=data(lines)), height=max(60, height * len(values)))
+    return Panel(
+        title=title, chart=layered(*layers, data=data(lines)), height=names_height([bar.name for bar in values])
+    )
 
 
 def data(values: Sequence[Mapping[str, Any]], name: str | None = None) -> alt.Data:
@@ -208,6 +212,12 @@ def names_axis(names: Sequence[str]) -> alt.Axis:
     )
     axis["labelOffset"] = {"condition": offsets, "value": 0}  # a label begins at its place, and is to be centred
     return axis
+
+
+def names_height(names: Sequence[str], least: int = 34) -> int:
+    """Return the height of a chart with a line for each name, of `least` pixels or as many as the longest needs."""
+    line = max([least, *(LINE_PIXELS * len(label(name)) + 4 for name in names)])
+    return max(60, line * len(names))
 
 
 def colour(index: int) -> str:

@@ -73,6 +73,7 @@ def profiling_report(findings: ProfilingFindings) -> Report:
         answer=_answer(findings),
         headlines=_headlines(findings),
         command=_command(findings),
+        command_title="Profile it again" if _tried(findings) is None else "Profile it with that setting",
         sections=(
             Section(title="memory and time", plots=tuple(plots), notes=(*notes([findings.row]), *_time_notes(time))),
             Section(title="tables", tables=tuple(tables)),

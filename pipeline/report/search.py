@@ -12,7 +12,7 @@ from pipeline.report.page import Headline, Report, Section
 from pipeline.report.reserved_plot import reserved_plots
 from pipeline.report.table import Table
 from pipeline.report.trial_plots import over_time_plot, parallel_plot, session_plot
-from pipeline.searching.certificate import Certificate
+from pipeline.searching.certificate import UNFIT, Certificate
 from pipeline.searching.results import (
     SearchFindings,
     Trial,
@@ -61,12 +61,22 @@ def answer(findings: SearchFindings) -> str:
     return f"{text} ({space}).{proof}{check}"
 
 
+def _lead(findings: SearchFindings) -> str | None:
+    """Return the answer in words beside its figures: the configuration, and what the rest of the space may hold."""
+    best, certificate, verification = findings.best, findings.certificate, findings.verification
+    if best is None or findings.shows_front:
+        return None
+    proof = "" if certificate is None else f" {certificate.summary}."
+    check = "" if verification is None or verification.same_training else f" {verification.verdict}."
+    return f"Train with {label(best.choice)}.{proof}{check}"
+
+
 def search_report(findings: SearchFindings) -> Report:
     """Return the report; at least one trial must have been measured."""
     rows, best = findings.rows, findings.best
     configurations = configurations_of(findings)
+    plane = plane_plot(findings, configurations)
     plots = (
-        plane_plot(findings, configurations),
         *contributions_plot(findings, configurations),
         over_time_plot(rows),
         *certificate_plots(findings, configurations),
@@ -78,9 +88,11 @@ def search_report(findings: SearchFindings) -> Report:
         question=question(findings),
         answer=answer(findings),
         headlines=() if best is None else _headlines(findings, best),
+        lead=_lead(findings),
         command=None if best is None else COMMAND,
         sections=(
-            Section(title="configurations", plots=plots),
+            Section(title=plane.title, plots=(plane,)),
+            Section(title="why this one, and how sure it is", plots=plots),
             *_verified(findings),
             Section(title="trials", tables=(trials_table(rows, best),), notes=findings.notes),
             *_certified(findings),
@@ -99,7 +111,8 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
     if naive is None or speedup is None:
         fast = Headline(title="speed", value=written, detail="no naive configuration that fits was measured")
     else:
-        detail = f"{written}, naive: {label(naive.choice)}"
+        plain = f"{speed_of(naive.choice, findings.rows):,.0f} (defaults, {label(naive.choice)})"
+        detail = f"{written}; naive: {plain}"
         fast = Headline(title="speed", value=f"{speedup:.2f} x naive", detail=detail)
     found = [
         fast,
@@ -183,12 +196,13 @@ def trials_table(rows: Sequence[Trial], best: Trial | None) -> Table:
         "tokens/s": "{:,.0f}",
         "loss": "{:.4f}",
     }
-    return Table(name="ranking", title="trials", frame=pd.DataFrame(lines), forms=forms)
+    beside = ("predicted MiB", "s/step", "predicted s/step", "loss")
+    return Table(name="ranking", title="trials", frame=pd.DataFrame(lines), forms=forms, not_in_terminal=beside)
 
 
 def unmeasured_table(certificate: Certificate) -> Table:
-    """Return the configurations that were not measured and the reasons, the fastest predicted first."""
-    ordered = sorted(certificate.unmeasured, key=lambda one: one.predicted_seconds_per_step or 0)
+    """Return the configurations that were not measured and the reasons: those that may fit, then the fastest first."""
+    ordered = sorted(certificate.unmeasured, key=lambda one: (one.reason == UNFIT, one.predicted_seconds_per_step or 0))
     shown = columns(one.choice for one in ordered)
     lines = [
         {

@@ -30,6 +30,8 @@ class Table:
     """A line below the table."""
     num_in_terminal: int | None = None
     """Number of rows, from the first, that the terminal shows; None for all, 0 omits the table."""
+    not_in_terminal: tuple[str, ...] = ()
+    """Columns for which a terminal has no room."""
     num_on_page: int = 300
     """Number of rows, from the first, that the page and MLflow's description show; the CSV file has all."""
 
@@ -68,13 +70,15 @@ class Table:
             collapse_padding=True,
             **caption,  # type: ignore[arg-type]
         )
-        for heading in self.headings:
+        shown_columns = [place for place, name in enumerate(self.headings) if name not in self.not_in_terminal]
+        for heading in (self.headings[place] for place in shown_columns):
             longest = max((len(str(value)) for value in self.frame[heading].head(len(shown))), default=0)
             justify: Literal["left", "right"] = "right" if self.is_numeric(heading) else "left"
-            narrow = heading.replace(" ", "\n").replace("-", "-\n") if self.is_numeric(heading) else heading
+            narrow = heading.replace("_", "_\n")
+            narrow = narrow.replace(" ", "\n").replace("-", "-\n") if self.is_numeric(heading) else narrow
             table.add_column(narrow, justify=justify, no_wrap=longest <= LONG_CHARACTERS, vertical="top")
         for line in shown:
-            table.add_row(*map(Text, line))
+            table.add_row(*(Text(line[place]) for place in shown_columns))
         return table
 
     def to_markdown(self) -> str:
@@ -94,5 +98,6 @@ class Table:
         if pd.isna(value):  # type: ignore[call-overload]
             return ""
         if isinstance(value, float):
-            return self.forms.get(heading, NUMBER).format(value)
+            text = self.forms.get(heading, NUMBER).format(value)
+            return text if text.strip("+-0.") else text.lstrip("+-")  # zero has no sign
         return str(value)

@@ -7,6 +7,7 @@ from typing import Any
 import altair as alt
 
 from pipeline.base.results import Outcome
+from pipeline.report.answers import readable
 from pipeline.report.plot import ABOUT, LINE_PIXELS, WARNING, Panel, Plot, colour, data, label, layered, names_axis
 from pipeline.training.metrics import Row
 
@@ -41,7 +42,7 @@ def tradeoff_plot(comparisons: Mapping[str, Sequence[Row]]) -> Plot | None:
 
 
 def _label(row: Row, with_comparison: bool) -> str:
-    return f"{row.comparison.replace('_', ' ')}: {row.name}" if row.is_baseline and with_comparison else row.name
+    return f"{readable(row.comparison)}: {row.name}" if row.is_baseline and with_comparison else row.name
 
 
 def _chart(rows: Sequence[Row], labels: Sequence[str]) -> alt.LayerChart:
@@ -99,8 +100,8 @@ def _bars(place: int, row: Row) -> list[dict[str, Any]]:
             "measure": measure,
             "percent": percent,
             "shade": SAVES if percent <= 0 else COSTS,
-            "wide": f"{measure} {percent:+,.3g} % ({size}{OVER if is_over and measure == 'memory' else ''})",
-            "narrow": f"{percent:+,.0f} %",
+            "wide": f"{measure} {round(percent, 1):+,.3g} % ({size}{OVER if is_over and measure == 'memory' else ''})",
+            "narrow": f"{round(percent):+,} %",
             "about": f"{about}{OVER if is_over else ''}",
         }
         for measure, percent, size in pairs

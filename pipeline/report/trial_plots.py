@@ -41,7 +41,9 @@ def over_time_plot(rows: Sequence[Trial]) -> Plot:
         if (seconds := row.metrics.get("predicted_seconds_per_step")) and row.tokens_per_second
     ]
     base = alt.Chart().encode(
-        x=alt.X("trial:Q", axis=alt.Axis(tickMinStep=1, format="d"), scale=alt.Scale(domain=[0.5, len(rows) + 0.5])),
+        x=alt.X(
+            "trial:Q", axis=alt.Axis(tickMinStep=1, format="d"), scale=alt.Scale(domain=[0.5, max(2, len(rows)) + 0.5])
+        ),
         **ABOUT,
     )
     y_title = "tokens per second"

@@ -7,7 +7,7 @@ from typing import Any
 
 UNFIT = "predicted not to fit"
 SLOWER = "predicted not to be faster"
-NOT_REACHED = "the search ended before it"
+NOT_REACHED = "not reached by the search"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,10 @@ class Certificate:
     def summary(self) -> str:
         """The bound and the counts in one sentence."""
         counts = Counter(one.reason for one in self.unmeasured)
+        num_left = len(self.unmeasured) - counts[UNFIT] - counts[SLOWER]
         summary = f"{self.num_measured} measured, {counts[UNFIT]} {UNFIT}"
         summary += f", {counts[SLOWER]} {SLOWER}" if counts[SLOWER] else ""
-        summary += f", {counts[NOT_REACHED]} left when the search ended" if counts[NOT_REACHED] else ""
+        summary += f", {num_left} {NOT_REACHED}" if num_left else ""
         if not self.is_adequate:
             return (
                 f"No certificate: the residual of the time model is {100 * self.residual_rms:.0f} %, so Optuna's TPE "

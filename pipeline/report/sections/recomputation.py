@@ -79,8 +79,9 @@ def _points(frame: pd.DataFrame, title: str, x: str, y: str, theory: Sequence[di
     names = list(dict.fromkeys(line["variant"] for line in lines))
     colours = [colour(index) for index in range(len(names))]
     shapes = [MARKERS[index % len(MARKERS)] for index in range(len(names))]
+    scale = alt.Scale(zero=True) if x == "layers" else alt.Scale(zero=False, padding=16)
     base = alt.Chart(data(lines)).encode(
-        x=alt.X(f"{x}:Q", title=UNITS[x], axis=alt.Axis(tickMinStep=1), scale=alt.Scale(zero=False, padding=16)),
+        x=alt.X(f"{x}:Q", title=UNITS[x], axis=alt.Axis(tickMinStep=1), scale=scale),
         y=alt.Y(f"{y}:Q", title=UNITS[y]),
         **ABOUT,
     )

@@ -27,7 +27,7 @@ def section(rows: Sequence[Row]) -> Section:
         title="what each setting adds, one after another (green: less, red: more)",
         panels=tuple(panels),
     )
-    return Section(title="contributions", plots=(plot,) if panels else ())
+    return Section(title=plot.title, plots=(plot,) if panels else ())
 
 
 def _panels(rungs: Sequence[Row]) -> list[Panel]:
@@ -61,7 +61,7 @@ def _waterfall(rungs: Sequence[Row], name: str, title: str, unit: str) -> Panel:
         added = _changes(rungs[number], rungs[0]).items() - _changes(rungs[number - 1], rungs[0]).items()
         label = " ".join(f"+ {setting} {value}" for setting, value in sorted(added))
         shade = colour(2) if after <= before else WARNING
-        percent = f"{100 * (after / before - 1):+.0f} %"
+        percent = f"{round(100 * (after / before - 1)):+} %"
         steps.append(Bar(name=label, start=before, value=after, shade=shade, text=percent))
     steps.append(Bar(name=rungs[-1].name, value=values[-1], shade=colour(0), text=short(values[-1])))
     return bars(title, steps, unit)
