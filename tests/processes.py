@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -23,6 +23,24 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 180, pau
 def wait_for_the_end(family: Sequence[psutil.Process]) -> None:
     """Wait until none of these processes runs any more."""
     wait_for(lambda: not any(map(_runs, family)), "the end of its processes")
+
+
+def processes_with(name: str, value: str) -> list[psutil.Process]:
+    """Return the processes of this machine that were started with this environment variable."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(name) == value and _runs(process):
+                found.append(process)
+    return found
+
+
+def command_line(process: psutil.Process) -> str:
+    """Return a process's command line; nothing if it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def _runs(process: psutil.Process) -> bool:

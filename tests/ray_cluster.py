@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from processes import free_port, wait_for, wait_for_the_end
+from processes import command_line, free_port, processes_with, wait_for, wait_for_the_end
 from servers import launched
 
 OBJECT_STORE_BYTES = 80 * 2**20
@@ -80,6 +80,14 @@ class RayCluster:
     def tasks(self) -> list[psutil.Process]:
         """The processes that run a task at this moment."""
         return [one for one in self.processes if "_task" in _name(one)]
+
+    @property
+    def tasks_and_their_processes(self) -> list[psutil.Process]:
+        """The processes that run a task, and those that tasks have started, whether or not their raylet is alive."""
+        of_python = [
+            one for one in processes_with("RAY_AUTH_TOKEN", self.token) if "multiprocessing" in command_line(one)
+        ]
+        return [*self.tasks, *of_python]
 
     def stop(self) -> None:
         """End all processes, and wait for it."""

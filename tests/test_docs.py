@@ -160,8 +160,8 @@ def test_make_search_is_the_search_through_mlflow(project: Project) -> None:
     assert project.parent_of("search").data.tags["mlflow.project.entryPoint"] == "search"
 
 
-def test_continuous_integration_runs_both_targets_of_tests() -> None:
-    assert text_of(".ci/run").splitlines()[-2:] == ["make test", "make test-cuda"]
+def test_continuous_integration_runs_all_targets_of_tests() -> None:
+    assert text_of(".ci/run").splitlines()[-3:] == ["make test", "make test-cluster", "make test-cuda"]
 
 
 def test_make_ui_shows_the_runs_to_this_machine_alone(project: Project) -> None:

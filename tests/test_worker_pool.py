@@ -7,20 +7,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from conftest import ROOT, tiny
 
-from pipeline.base.contracts import Hardware
+from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.errors import InvalidInputError
+from pipeline.config.experiment import Experiment
 from pipeline.memory.device import num_cores
 from pipeline.prediction.predict_all import predict_all
 from pipeline.runtime.fork_server import has_server, loading, start_server, stop_server
+from pipeline.runtime.observer import Observer
 from pipeline.runtime.worker_pool import WorkerError, run_all, run_in_worker, worker_pool
 
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
@@ -163,6 +166,7 @@ def test_workers_end_when_their_parent_is_killed() -> None:
 import sys
 sys.path.insert(0, "tests")
 from test_worker_pool import sleep
+from pipeline.runtime.observer import Observer
 from pipeline.runtime.worker_pool import run_all, worker_pool
 with worker_pool(2) as pool:
     for number, _ in run_all(pool, sleep, [0.0, *[0.1] * 10_000]):
@@ -233,6 +237,38 @@ for number, _ in predict_all([tiny(micro_batch_size=size) for size in range(9, 4
         process.communicate(timeout=60)
     _, alive = psutil.wait_procs(family, timeout=10)
     assert process.returncode == -signal.SIGINT and not alive
+
+
+class Writing(Observer):
+    """Writes what a run's process sends."""
+
+    def message(self, message: Any) -> None:
+        sys.stdout.write(f"{message}\n")
+        sys.stdout.flush()
+
+
+def hang(experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:
+    emit("it has begun")
+    time.sleep(3600)
+
+
+def test_a_training_that_hangs_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    """It would keep its GPU, and nothing that it sends to a process that was killed would fail."""
+    code = f"""
+import sys
+sys.path.insert(0, "tests")
+from pathlib import Path
+from conftest import tiny
+from test_worker_pool import Writing, hang
+from pipeline.runtime.run import execute
+execute(tiny(corpus="quick_fox"), Path({str(tmp_path / "log.txt")!r}), [Writing()], work=hang)
+"""
+    with started(code) as process:
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.communicate(timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert len(family) >= 2 and not alive  # the fork server and the training
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 from pipeline.base.contracts import Prepared
 from pipeline.config.experiment import Experiment
 from pipeline.runtime.failures import failure_of
-from pipeline.runtime.fork_server import loaded
+from pipeline.runtime.fork_server import end_with_parent, loaded
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.rank import Progress
 from pipeline.runtime.rank_launcher import launch_ranks
@@ -28,6 +28,7 @@ def child_main(
 ) -> None:
     """Run the experiment in this process, or in its ranks, and send its events to the parent."""
     loaded()
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
     _redirect_output(log_file)
     _be_killed_first()

@@ -69,6 +69,18 @@ def loaded() -> None:
     gc.enable()
 
 
+def end_with_parent() -> None:
+    """End this process once its parent has: one that hangs would stay behind, since nothing tells it."""
+
+    def wait() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None  # this process is a child
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 @contextlib.contextmanager
 def loading(module: str) -> Iterator[None]:
     """Import a module in a thread while the body waits for other processes; errors show when it is imported again."""

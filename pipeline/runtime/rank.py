@@ -1,9 +1,7 @@
 """The process of one rank: it joins the other ranks, takes its device, trains, and sends what the parent needs."""
 
-import multiprocessing
 import os
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable, MutableSequence
@@ -19,6 +17,7 @@ from pipeline.base.ranks import CollectiveEntered
 from pipeline.base.results import MemoryUse, Outcome
 from pipeline.config.experiment import Experiment
 from pipeline.runtime.failures import Failed, failure_of
+from pipeline.runtime.fork_server import end_with_parent
 
 RankWork = Callable[[Experiment, Prepared, Callable[[Any], None]], None]
 """What each rank does: (experiment, its corpus, emit) -> None."""
@@ -47,7 +46,7 @@ def rank_main(
     rank = int(os.environ["RANK"])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's own, which was forked, waits for Python to run
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    end_with_parent()
     emit = _Emit(rank, send, lock, progress)
     try:
         _join(experiment, rank, meeting_place)
@@ -105,10 +104,3 @@ class _Emit:
 def _is_of_another_rank(error: BaseException) -> bool:
     """Whether an error says that an operation failed because of another rank."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
-
-
-def _end_with_launcher() -> None:
-    launcher = multiprocessing.parent_process()
-    assert launcher is not None  # it forked this process
-    launcher.join()
-    os._exit(1)

@@ -1,9 +1,6 @@
 """A pool of worker processes: `concurrent.futures.ProcessPoolExecutor` on processes forked from the fork server."""
 
-import multiprocessing
-import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -13,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from pipeline.base.errors import InvalidInputError, first_line
-from pipeline.runtime.fork_server import CONTEXT, has_server, loaded, starting_processes
+from pipeline.runtime.fork_server import CONTEXT, end_with_parent, has_server, loaded, starting_processes
 
 Argument = TypeVar("Argument")
 Returned = TypeVar("Returned")
@@ -80,14 +77,7 @@ def _start_worker(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     loaded()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None  # this process is a worker
-    parent.join()
-    os._exit(1)
+    end_with_parent()
 
 
 def _call(function: Callable[[Argument], Returned], argument: Argument) -> Returned:

@@ -139,8 +139,7 @@ def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = (
     while not search.cancelled.is_set() and len(trials := search.trials) < total:
         if trials and time.monotonic() >= deadline:
             break
-        for number in study.lost():
-            search.observer.lost(number)
+        _emit_lost(search)
         search.observer.trials(trials)
         with ExitStack() as turn:
             turn.enter_context(search.turn)
@@ -152,6 +151,12 @@ def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = (
         search.observer.waiting()
         search.cancelled.wait(SECONDS_BETWEEN_POLLS)
         study.free_stale()
+    _emit_lost(search)  # those that were found as the last trial began
+
+
+def _emit_lost(search: Search) -> None:
+    for number in search.study.lost():
+        search.observer.lost(number)
 
 
 def _fill_queue(search: Search, trials: Sequence[Trial], extra: Sequence[Measurement]) -> bool:
