@@ -45,7 +45,7 @@ def test_what_a_search_did_not_reach_is_not_called_slower() -> None:
         remaining_improvement=0.18,
         unmeasured=(*[unmeasured(UNFIT)] * 4, *[unmeasured(NOT_REACHED)] * 3),
     )
-    assert ended.summary.startswith("Within 20 % of") and "3 not reached by the search" in ended.summary
+    assert ended.summary.startswith("Within 20 % of") and "3 not reached" in ended.summary
     assert ended.summary.endswith("more trials (num_trials, search_time_limit) may tighten the bound")
     assert "faster" not in ended.summary and "noise" not in ended.summary and counted(ended) == 10
 

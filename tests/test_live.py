@@ -164,7 +164,8 @@ def follow(shown: SearchProgress, seen: Callable[[], None] = lambda: None) -> No
     """Emit the events of a search that measures one configuration and verifies it."""
     findings = search_findings()
     shown.trials(findings.rows)
-    shown.proposed(Proposal(findings.rows[0].choice, bound=0.125))
+    for _ in range(2):  # two workers
+        shown.proposed(Proposal(findings.rows[0].choice, bound=0.125))
     shown.started(run("trial 4: micro-batch 2", {"trial": "4"}))
     shown.step(record(4))
     seen()

@@ -257,7 +257,7 @@ def test_a_pointer_on_a_point_is_told_everything_of_it(shown: Shown) -> None:
         expect(tip).to_contain_text(text)
     page.locator("[data-chart=may_be_faster] svg").scroll_into_view_if_needed()
     page.locator("[data-chart=may_be_faster] .mark-symbol path").first.hover(force=True)
-    told = ("fits: 97 %", "tokens/s (95 %: ", "not measured: not reached by the search; faster than the answer: 25 %")
+    told = ("fits: 97 %", "tokens/s (95 %: ", "not measured: not reached; faster than the answer: 25 %")
     for text in ("micro-batch 8", *told):
         expect(tip).to_contain_text(text)
 

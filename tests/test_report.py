@@ -246,7 +246,7 @@ def test_a_waterfall_is_drawn_for_the_ladder_alone() -> None:
     [section] = make_sections(("waterfall",), [*alone, *ladder[:2], other, *ladder[2:]])
     [plot] = section.plots
     assert len(plot.panels) == 2
-    assert rungs_of(plot) == ["ok-0", "+ precision bf16", "+ checkpointing every_layer", "ok-2"]
+    assert rungs_of(plot) == ["ok-0", "+ precision bf16", "+ checkpointing every_layer", "together"]
     assert not make_sections(("waterfall",), alone)
 
 
@@ -254,5 +254,5 @@ def test_a_skipped_variant_of_a_ladder_leaves_its_change_to_the_next() -> None:
     shown = rows("ok", "skipped", "ok")
     last = replace(shown[2], name="both", params={**shown[2].params, "micro_batch_size": 1})
     [section] = make_sections(("waterfall",), [*shown, last])
-    labels = ["ok-0", "+ checkpointing every_layer + precision bf16", "+ micro_batch_size 1", "both"]
+    labels = ["ok-0", "+ checkpointing every_layer + precision bf16", "+ micro_batch_size 1", "together"]
     assert rungs_of(section.plots[0]) == labels

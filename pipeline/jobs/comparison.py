@@ -88,11 +88,12 @@ def _run_comparison(
             params=variant.experiment.params(),
             note=variant.note,
         )
-        if variant.skipped:
-            rows.append(make_row(result=None, skipped=variant.skipped, metrics={}))
-            continue
         name = variant.name if len(plan.comparisons) == 1 else f"{comparison.name}/{variant.name}"
         label = f"{name} ({len(rows) + 1} of {len(list(plan.variants))})"
+        if variant.skipped:
+            rows.append(make_row(result=None, skipped=variant.skipped, metrics={}))
+            console.print(f"{label}: skipped", style="dim", highlight=False)
+            continue
         this = Run(
             name=name,
             experiment=variant.experiment,

@@ -33,6 +33,6 @@ def show(report: Report, console: Console) -> None:
     for section in report.sections:
         for table in section.tables:
             if table.num_in_terminal != 0:
-                console.print(table.to_terminal())
+                console.print(table.to_terminal(console.width))
         for note in (*section.why, *section.notes):
             console.print(note, style="yellow", highlight=False)

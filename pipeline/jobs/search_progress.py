@@ -65,7 +65,7 @@ class SearchProgress(SearchObserver):
         self._best: Trial | None = None
         self._speed = 0.0
         self._bound: float | None = None
-        self._state = "starting"
+        self._state, self._last_line = "starting", ""
         self._bar = Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
         self._task = self._bar.add_task("", total=num_trials)
         self._live = Live(
@@ -93,8 +93,10 @@ class SearchProgress(SearchObserver):
     def proposed(self, proposal: Proposal) -> None:
         """Show the bound on the fastest configuration so far."""
         self._bound = proposal.bound
-        if not self._console.is_terminal and self._best is not None:
-            self._print(f"so far: {self._speed:,.0f} tokens/s, {self._bound_text}")
+        line = f"so far: {self._speed:,.0f} tokens/s, {self._bound_text}"
+        if not self._console.is_terminal and self._best is not None and line != self._last_line:
+            self._print(line)
+            self._last_line = line
 
     def waiting(self) -> None:
         """Show that other workers measure what is left."""

@@ -33,6 +33,16 @@ COLUMNS = {
     "max_loss_difference": ("loss diff.", "{:.2g}"),
 }
 """Metrics of the table: heading and format."""
+EXPENDABLE = (
+    "prediction_error_percent",
+    "padding_percent",
+    "final_loss",
+    "peak_reserved_mib",
+    "tokens_per_second",
+    "eval_loss",
+    "seconds_per_step",
+)
+"""Metrics that a narrow terminal leaves out, the first one first."""
 WATERFALL = "waterfall"
 """The section that shows the steps of a ladder."""
 MOST_SHOWN = 24
@@ -201,6 +211,7 @@ def overview_table(title: str, rows: Sequence[Row]) -> Table:
         frame=pd.DataFrame(lines),
         forms=dict(COLUMNS.values()),
         note="* the baseline" if len(rows) > 1 else None,
+        expendable=tuple(COLUMNS[name][0] for name in EXPENDABLE),
     )
 
 

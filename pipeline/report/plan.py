@@ -182,7 +182,7 @@ def _configurations_table(name: str, card: CardPlan, dataset_size: int, num_on_p
         forms={**whole, "seconds per step": "{:.3g}", "tokens/s": "{:,.0f}", "± %": "{:.0f}"},
         note=note,
         num_in_terminal=NUM_IN_TERMINAL,
-        not_in_terminal=("headroom MiB", "device MiB", "seconds per step", ""),
+        expendable=("", "device MiB", "allocated MiB", "headroom MiB", "± %", "seconds per step"),
         num_on_page=num_on_page,
     )
 
@@ -225,5 +225,5 @@ def _cards_table(cards: Sequence[CardPlan]) -> Table:
         title="where to start on each card",
         frame=pd.DataFrame(lines),
         forms=forms,
-        not_in_terminal=("headroom MiB", "seconds per step"),
+        expendable=("headroom MiB", "GiB", "seconds per step", "accumulation"),
     )

@@ -196,8 +196,8 @@ def trials_table(rows: Sequence[Trial], best: Trial | None) -> Table:
         "tokens/s": "{:,.0f}",
         "loss": "{:.4f}",
     }
-    beside = ("predicted MiB", "s/step", "predicted s/step", "loss")
-    return Table(name="ranking", title="trials", frame=pd.DataFrame(lines), forms=forms, not_in_terminal=beside)
+    expendable = ("predicted s/step", "predicted MiB", "loss", "s/step", "outcome")
+    return Table(name="ranking", title="trials", frame=pd.DataFrame(lines), forms=forms, expendable=expendable)
 
 
 def unmeasured_table(certificate: Certificate) -> Table:

@@ -1,6 +1,6 @@
 """A table for the terminal, the report's page, MLflow's description and a CSV file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -14,6 +14,8 @@ NUMBER = "{:,.4g}"
 """Format of a number where its column has no format of its own."""
 LONG_CHARACTERS = 45
 """Text longer than this may be wrapped."""
+GAP = 2
+"""Characters between two columns in the terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +32,8 @@ class Table:
     """A line below the table."""
     num_in_terminal: int | None = None
     """Number of rows, from the first, that the terminal shows; None for all, 0 omits the table."""
-    not_in_terminal: tuple[str, ...] = ()
-    """Columns for which a terminal has no room."""
+    expendable: tuple[str, ...] = ()
+    """Columns that a terminal without room for all leaves out, the first one first; the CSV file has all."""
     num_on_page: int = 300
     """Number of rows, from the first, that the page and MLflow's description show; the CSV file has all."""
 
@@ -57,10 +59,13 @@ class Table:
         """Whether a column holds numbers, which are aligned right and sorted by value."""
         return self.frame[heading].dtype.kind in "iuf"
 
-    def to_terminal(self) -> TerminalTable:
-        """Return the table for rich."""
+    def to_terminal(self, width: int | None = None) -> TerminalTable:
+        """Return the table for rich, for a terminal of so many characters."""
         shown = self.lines[: self.num_in_terminal]
-        below = self._below(len(shown))
+        places, fits = self._places(shown, width)
+        left_out = [name for place, name in enumerate(self.headings) if place not in places and name]
+        without = f"Without {', '.join(left_out)}: see {self.name}.csv." if left_out else ""
+        below = "\n".join(filter(None, (self._below(len(shown)), without)))
         caption = {"caption": below, "caption_justify": "left"} if below else {}
         table = TerminalTable(
             title=self.title,
@@ -70,16 +75,41 @@ class Table:
             collapse_padding=True,
             **caption,  # type: ignore[arg-type]
         )
-        shown_columns = [place for place, name in enumerate(self.headings) if name not in self.not_in_terminal]
-        for heading in (self.headings[place] for place in shown_columns):
-            longest = max((len(str(value)) for value in self.frame[heading].head(len(shown))), default=0)
-            justify: Literal["left", "right"] = "right" if self.is_numeric(heading) else "left"
-            narrow = heading.replace("_", "_\n")
-            narrow = narrow.replace(" ", "\n").replace("-", "-\n") if self.is_numeric(heading) else narrow
-            table.add_column(narrow, justify=justify, no_wrap=longest <= LONG_CHARACTERS, vertical="top")
+        for place in places:
+            longest = max((len(line[place]) for line in shown), default=0)
+            is_numeric = self.is_numeric(self.headings[place])
+            justify: Literal["left", "right"] = "right" if is_numeric else "left"
+            no_wrap = is_numeric or (fits and longest <= LONG_CHARACTERS)  # words may be cut in two, no number
+            table.add_column(self._narrow(self.headings[place]), justify=justify, no_wrap=no_wrap, vertical="top")
         for line in shown:
-            table.add_row(*(Text(line[place]) for place in shown_columns))
+            table.add_row(*(Text(line[place]) for place in places))
         return table
+
+    def _places(self, shown: Sequence[Sequence[str]], width: int | None) -> tuple[list[int], bool]:
+        """Return the numbers of the columns for which there is room, and whether there is room for all of these.
+
+        After the expendable columns those go that have one value.
+        """
+        places = list(range(len(self.headings)))
+        widths = [
+            GAP + max(map(len, (*self._narrow(heading).split("\n"), *(line[place] for line in shown))))
+            for place, heading in enumerate(self.headings)
+        ]
+        alike = [
+            name
+            for place, name in enumerate(self.headings)
+            if len(shown) > 1 and len({line[place] for line in shown}) == 1
+        ]
+        for name in (*self.expendable, *alike, None):
+            if width is None or sum(widths[place] for place in places) <= width:
+                return places, True
+            places = [place for place in places if self.headings[place] != name]
+        return places, False
+
+    def _narrow(self, heading: str) -> str:
+        """Return a heading in lines."""
+        lines = heading.replace("_", "_\n")
+        return lines.replace(" ", "\n").replace("-", "-\n") if self.is_numeric(heading) else lines
 
     def to_markdown(self) -> str:
         """Return the table as Markdown."""

@@ -7,7 +7,7 @@ from typing import Any
 
 UNFIT = "predicted not to fit"
 SLOWER = "predicted not to be faster"
-NOT_REACHED = "not reached by the search"
+NOT_REACHED = "not reached"
 
 
 @dataclass(frozen=True, kw_only=True)

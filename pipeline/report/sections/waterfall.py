@@ -63,5 +63,5 @@ def _waterfall(rungs: Sequence[Row], name: str, title: str, unit: str) -> Panel:
         shade = colour(2) if after <= before else WARNING
         percent = f"{round(100 * (after / before - 1)):+} %"
         steps.append(Bar(name=label, start=before, value=after, shade=shade, text=percent))
-    steps.append(Bar(name=rungs[-1].name, value=values[-1], shade=colour(0), text=short(values[-1])))
+    steps.append(Bar(name="together", value=values[-1], shade=colour(0), text=short(values[-1])))
     return bars(title, steps, unit)
