@@ -2,12 +2,13 @@
 
     python benchmarks/step_time.py             traces all, writes benchmarks/step_time_<date>.csv and .md
     python benchmarks/step_time.py --fit FILE  estimates again from the work in a .csv, and writes both files again
+    python benchmarks/step_time.py --spaces FILE  traces the published runs alone, and takes the spaces from a .csv
 
 The published runs are those of benchmarks/published.py without repeats; the spaces are those of the search's replays
 (search_table_*cpu_*.csv). Each time is estimated three times: from rates alone (NVIDIA's data sheet; on a CPU what
 measured_rates() says of this machine, which need not be the one of the table), as `headroom plan` does, and with costs
 fitted to the runs of all other groups. A group is a model of the published runs, a checkpointing policy of a space.
-The last table has the costs fitted to all runs that were measured together, as rates.
+The last table has the costs fitted to all published runs, as rates.
 """
 
 import argparse
@@ -212,10 +213,9 @@ def page(rows: Sequence[Mapping[str, Any]], date: str) -> str:
         own = [row for row in rows if (row["subject"], row["group"]) == (subject, group)]
         median, worst, _ = errors(own, "fitted")
         lines.append(f"| {subject} | {group} | {len(own)} | {median:.1f} % | {worst:+.0f} % |")
-    lines += ["", "| measured | kind of work | as `plan` | fitted |", "|---|---|---:|---:|"]
-    for subject in subjects:
-        own_cases = [case_of(row) for row in rows if row["subject"] == subject]
-        lines += [f"| {subject} | {' | '.join(words)} |" for words in costs(own_cases, hardware_for(subject))]
+    lines += ["", f"| kind of work, {T4} | expected | fitted |", "|---|---:|---:|"]
+    on_t4 = [case_of(row) for row in rows if row["subject"] == T4]
+    lines += [f"| {' | '.join(words)} |" for words in costs(on_t4, hardware_for(T4))]
     return "\n".join([*lines, ""])
 
 
@@ -223,16 +223,22 @@ def main() -> None:
     """Trace or read the work, estimate, and write both files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", type=Path, help="a .csv whose work is read instead of traced")
+    parser.add_argument("--spaces", type=Path, help="a .csv whose rows of the spaces are taken as they are")
     given = parser.parse_args()
+    kept: list[dict[str, Any]] = []
     if given.fit:
         with given.fit.open() as file:
             cases = [case_of(row) for row in csv.DictReader(file)]
+    elif given.spaces:
+        with given.spaces.open() as file:
+            kept = [row for row in csv.DictReader(file) if row["subject"] != T4]
+        cases = [*published_cases()]
     else:
         spaces = map(space_cases, sorted(FOLDER.glob("search_table_*cpu_*.csv")))
         cases = [*published_cases(), *(one for space in spaces for one in space)]
     date = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
     output = given.fit or FOLDER / f"step_time_{date}.csv"
-    rows = list(table(cases))
+    rows = [*table(cases), *kept]
     with output.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
         writer.writeheader()

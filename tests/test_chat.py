@@ -452,7 +452,7 @@ def test_reasons_are_counted_apart(tmp_path: Path) -> None:
     [
         (
             ["--chat.path", "absent.jsonl"],
-            "absent.jsonl cannot be read (No such file or directory); change its permissions, or name",
+            "absent.jsonl cannot be read (No such file or directory); name another file, or change",
         ),
         (["--chat.path", "rows.csv"], "must be a file of .jsonl or .parquet, and rows.csv is none; convert it"),
         (["--chat.path", "a.jsonl", "--chat.name", "b"], "are two; set one of them"),

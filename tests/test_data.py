@@ -235,7 +235,7 @@ def test_a_line_of_jsonl_ends_at_a_newline_alone(tmp_path: Path) -> None:
     [
         ("a.jsonl", b"\xff\xfe", "must be UTF-8 text, and byte 0 is not; convert it"),
         ("a.parquet", b"nothing", "must be a Parquet file, and cannot be read as one"),
-        ("a.jsonl", None, "must be able to read its files, and .* cannot be read"),
+        ("a.jsonl", None, "must name readable files, and .* cannot be read"),
     ],
 )
 def test_corpora_of_files_read_rows_alike(

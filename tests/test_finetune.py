@@ -128,15 +128,35 @@ def test_what_transformers_default_needs_is_beside_full_fine_tuning(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     rows = {row.name: row for row in findings_of(project, "finetune").rows}
     assert rows["full"].skipped is not None
-    assert rows["full"].note == (
-        f"transformers loads {folder} in bfloat16 unless told otherwise, and trained so it needs at least "
-        f"{least['bfloat16 weights']:,.1f} MiB (bfloat16 weights); this kind trains weights in float32"
-    )
+    assert rows["full"].note == _of_the_default(folder, least["bfloat16 weights"])
     assert [row.note for name, row in rows.items() if name != "full"] == [None, None]
     printed = " ".join(done.stdout.split())
     assert "full: transformers loads" in printed
     assert "which has not been measured here: bfloat16 weights, 8-bit optimizer. So no losses compare." in printed
     assert "8-bit optimizer (3 of 3): ok" in printed
+
+
+def _of_the_default(folder: Path, needed_mib: float) -> str:
+    return (
+        f"transformers loads {folder} in bfloat16 unless told otherwise, and this run trains it in float32; with "
+        f"weights=bfloat16 it would need {needed_mib:,.1f} MiB"
+    )
+
+
+def test_what_transformers_default_needs_is_beside_a_run_and_the_answer_of_a_search(tmp_path: Path) -> None:
+    project = Project.copy(tmp_path / "project")
+    folder = Path(folder_with(TEMPLATE, tmp_path / "model"))
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16).save_pretrained(folder)
+    size = {"micro_batch_size": "2", "precision": "fp32"}
+    least = peak_mib(project, folder, weights="bfloat16", **size)
+    assert findings_of(project, "main").rows[0].note is None
+    peak_mib(project, folder, **size)
+    assert findings_of(project, "main").rows[0].note == _of_the_default(folder, least)
+    shared = {**SHORT, "model": str(folder), "causal_lm.pretrained": "true", "corpus": "chat", "sequences": "padded"}
+    own = {"sequence_length": "64", "budget": "1GiB", "space": '{"micro_batch_size": [2]}', "num_trials": "1"}
+    done = project.here("search", {**shared, **own})
+    assert done.returncode == 0, done.stderr
+    assert f"the answer: {_of_the_default(folder, least)}" in " ".join(done.stdout.split())
 
 
 def test_nothing_fits(project: Project, pretrained: Path) -> None:

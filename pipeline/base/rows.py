@@ -13,8 +13,8 @@ def content_of(path: Path, setting: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InvalidInputError(
-            f"{setting} must be able to read its files, and {path} cannot be read ({error.strerror}); change its "
-            "permissions, or name another file"
+            f"{setting} must name readable files, and {path} cannot be read ({error.strerror}); name another file, or "
+            "change its permissions"
         ) from error
 
 

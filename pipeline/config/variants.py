@@ -23,8 +23,6 @@ class Variant:
     experiment: Experiment
     skipped: str | None
     """Why this machine cannot run it; None if it can."""
-    note: str | None = None
-    """What its report is to say of it."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pipeline.config.variants import Comparison, EntryPoint, Variant
 from pipeline.jobs.lengths import left_out, predicted_truncations
 from pipeline.jobs.live_page import LivePage
 from pipeline.jobs.policies import with_policies
+from pipeline.jobs.published_type import published_type_note
 from pipeline.report.sections import check_sections
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
@@ -86,7 +87,6 @@ def _run_comparison(
             name=variant.name,
             is_baseline=is_baseline,
             params=variant.experiment.params(),
-            note=variant.note,
         )
         name = variant.name if len(plan.comparisons) == 1 else f"{comparison.name}/{variant.name}"
         label = f"{name} ({len(rows) + 1} of {len(list(plan.variants))})"
@@ -144,8 +144,20 @@ def _report(plan: EntryPoint, rows: Sequence[Row], about: Mapping[str, str], job
     from pipeline.jobs.publish import publish
     from pipeline.report.comparison import comparison_frame
 
-    findings = replace(_findings(plan, rows, about), truncations=_truncations(plan, rows[0]))
+    findings = replace(_findings(plan, _with_note(plan, rows), about), truncations=_truncations(plan, rows[0]))
     publish(findings, {"comparison.csv": comparison_frame(rows).to_csv(index=False)}, job, console)
+
+
+def _with_note(plan: EntryPoint, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows; the first full fine-tuning has what it would need in the type of its checkpoint."""
+    if any(row.result is not None and row.result.outcome is Outcome.INTERRUPTED for row in rows):
+        return [*rows]
+    for comparison in plan.comparisons:
+        for variant in comparison.variants:
+            if note := published_type_note(variant.experiment):
+                own = comparison.name, variant.name
+                return [replace(row, note=note) if (row.comparison, row.name) == own else row for row in rows]
+    return [*rows]
 
 
 def _truncations(plan: EntryPoint, row: Row) -> tuple[Truncation, ...]:

@@ -27,11 +27,7 @@ ENTRY = "finetune"
 AUTO_KIND = "auto"
 """The first kind that fits the budget."""
 SMALLEST = {"micro_batch_size": 1}
-"""The configuration that stands for a kind that does not run."""
-
-IN_16_BITS = {"weights": "bfloat16"}
-"""The settings of the kind that trains all weights in 16 bits."""
-TYPES_OF_16_BITS = ("bfloat16", "float16")
+"""The configuration that stands for a kind that has no plan."""
 
 
 class FinetuneSettings(SearchSettings):
@@ -84,12 +80,20 @@ class Kind:
         if self.fastest is not None:
             return None
         budget_mib = self.plan.budget_bytes / MIB
-        return f"it needs at least {_least_mib(self.plan):,.1f} MiB, and the budget is {budget_mib:,.1f} MiB"
+        least_mib = _least(self.plan).peak_bytes / MIB
+        return f"it needs at least {least_mib:,.1f} MiB, and the budget is {budget_mib:,.1f} MiB"
+
+    @property
+    def choice(self) -> Mapping[str, Any]:
+        """The configuration that it runs, or that stands for it if it does not."""
+        if isinstance(self.plan, str):
+            return SMALLEST
+        return (self.fastest or _least(self.plan)).choice
 
 
-def _least_mib(plan: CardPlan) -> float:
-    """Return the smallest predicted peak of a plan's configurations, in MiB."""
-    return min(row.peak_bytes for row in plan.rows) / MIB
+def _least(plan: CardPlan) -> PlannedRow:
+    """Return the configuration of a plan with the smallest predicted peak."""
+    return min(plan.rows, key=lambda row: row.peak_bytes)
 
 
 def finetune(given: Mapping[str, Any], console: Console) -> int:
@@ -196,27 +200,10 @@ def _comparison(own: KindsSettings, shared: Mapping[str, Any], kinds: Sequence[K
     """Return the comparison of the kinds, each with its fastest expected configuration."""
     variants = []
     for kind in kinds:
-        choice = SMALLEST if kind.fastest is None else kind.fastest.choice
-        experiment = _experiment(own, shared, kind.settings, choice)
-        note = None if kind.settings else _of_the_default(experiment, kinds)
-        variants.append(Variant(kind.name, experiment, kind.skipped, note))
+        experiment = _experiment(own, shared, kind.settings, kind.choice)
+        variants.append(Variant(kind.name, experiment, kind.skipped))
     baseline = next((kind.name for kind in kinds if kind.skipped is None), kinds[0].name)
     return EntryPoint(ENTRY, SPACES[ENTRY], (Comparison("kinds", baseline, tuple(variants)),), own.compared.sections)
-
-
-def _of_the_default(full: Experiment, kinds: Sequence[Kind]) -> str | None:
-    """Return what training all weights needs in the type of the checkpoint, which is transformers' default.
-
-    None if the weights are random, or their type is not one of 16 bits or not known, or no kind trains in 16 bits.
-    """
-    name = full.description.published_type
-    in_16_bits = next((kind for kind in kinds if kind.settings == IN_16_BITS), None)
-    if name not in TYPES_OF_16_BITS or in_16_bits is None or isinstance(in_16_bits.plan, str):
-        return None
-    return (
-        f"transformers loads {full.settings.model} in {name} unless told otherwise, and trained so it needs at least "
-        f"{_least_mib(in_16_bits.plan):,.1f} MiB ({in_16_bits.name}); this kind trains weights in float32"
-    )
 
 
 def _experiment(

@@ -6,7 +6,6 @@ from typing import Any
 from pipeline.base.sequences import PackedSequences, PaddedSequences, documents_of
 from pipeline.base.truncation import Truncation, truncations
 from pipeline.config.experiment import Experiment
-from pipeline.memory.device import hardware_of
 
 
 def left_out(experiment: Experiment) -> str | None:
@@ -35,14 +34,13 @@ def predicted_truncations(experiment: Experiment) -> tuple[Truncation, ...]:
 
 def _peak_bytes(experiment: Experiment, length: int) -> int | None:
     """Return the predicted peak with sequences of `length` tokens; None if the model cannot take or trace them."""
-    from pipeline.prediction.predict import predict  # imported after the training has started
+    from pipeline.prediction.summary import prediction_of  # imported after the training has started
 
     longest = experiment.description.max_sequence_length
     if length < 2 or (longest is not None and length > longest):
         return None
     changes: dict[str, Any] = {"sequence_length": length}
-    other = Experiment(experiment.settings.model_copy(update=changes)).with_random_weights("cpu")
     try:
-        return predict(other, hardware_of(experiment.device)).peak_bytes
+        return prediction_of(Experiment(experiment.settings.model_copy(update=changes))).peak_bytes
     except Exception:  # any error of the model's code on fake tensors, as in the run's own prediction
         return None

@@ -16,6 +16,7 @@ from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.jobs.lengths import left_out
 from pipeline.jobs.live_page import LivePage
+from pipeline.jobs.published_type import published_type_note
 from pipeline.jobs.search_progress import SearchProgress
 from pipeline.jobs.session_clock import PREDICTING, SessionClock
 from pipeline.runtime.environment import environment
@@ -144,6 +145,8 @@ def _report(
     best = findings.best
     if best is not None:
         experiment = problem.experiment(dict(best.choice))
+        if note := published_type_note(experiment):
+            findings = replace(findings, notes=(*findings.notes, f"the answer: {note}"))
         config = experiment.to_yaml()
         job.file("best.yaml", config)
         with contextlib.suppress(OSError):  # a convenience: the job's own folder has it too

@@ -29,7 +29,7 @@ It depends on the host and not on the card: 5 to 25 microseconds for a product o
 (jiahuanglin.xyz, "From PyTorch op to kernel launch"), 13 on that of a T4 in a notebook (fitted, benchmarks/step_time).
 """
 PYTHON_CALL_LAUNCHES = 2.0
-"""Cost of an operator's call into Python, in launches: 1.6 to 3.0 on CPUs, 4.3 beside a T4 (benchmarks/step_time)."""
+"""Cost of an operator's call into Python, in launches: 1.6 to 3.0 on CPUs, 4.0 beside a T4 (benchmarks/step_time)."""
 MEASURED_SECONDS = 0.1
 """Time for which each kind of work is repeated on a CPU."""
 PRODUCT_SIZE, COPY_BYTES = 384, 2**25

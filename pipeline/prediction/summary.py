@@ -22,7 +22,7 @@ def summary(experiment: Experiment, result: Result) -> Summary:
     if result.outcome is Outcome.INTERRUPTED:
         return Summary(measured)
     try:
-        prediction = _prediction_of(experiment)
+        prediction = prediction_of(experiment)
         unseen = experiment.not_predicted(experiment.device.type)
         tags = {"prediction": "; ".join(unseen)} if unseen else {}
         return Summary(measured | _prediction_metrics(prediction, measured, result.outcome), tags)
@@ -30,8 +30,13 @@ def summary(experiment: Experiment, result: Result) -> Summary:
         return Summary(measured, {"prediction": f"not possible: {type(error).__name__}: {first_line(error)}"})
 
 
-def _prediction_of(experiment: Experiment) -> Prediction:
-    """Return the prediction of a run on this machine."""
+def prediction_of(experiment: Experiment) -> Prediction:
+    """Return the prediction of a run on this machine.
+
+    Raises:
+        InvalidInputError: the run's device does not support it, or it reads the values of tensors.
+
+    """
     alike, target = [experiment.with_random_weights("cpu")], hardware_of(experiment.device)
     [(_, prediction)] = predict_all(alike, target)
     return prediction
