@@ -133,3 +133,22 @@ def test_a_trial_has_the_mean_speed_to_beat_and_a_repeat_has_nothing(problem: Se
     one = Slower(made.problem, made.study, made.proposer, made.folder, made.tracker, made.observer, speeds=made.speeds)
     run_trials(one, math.inf)
     assert to_beat == [None, None, pytest.approx(1 / math.sqrt(100.0 * 96.0))]  # of one token
+
+
+def test_a_lost_trial_that_is_found_as_the_last_one_begins_is_reported(problem: SearchProblem, tmp_path: Path) -> None:
+    """Its run in MLflow would stay RUNNING."""
+
+    class Finding(MadeUpSearch):
+        def run(self, name: str, experiment: Experiment, *rest: Any) -> tuple[Result, dict[str, float]]:
+            self.study._lost.put(7)
+            return super().run(name, experiment, *rest)
+
+    class Lost(SearchObserver):
+        def lost(self, number: int) -> None:
+            lost.append(number)
+
+    lost: list[int] = []
+    last = replace(problem, settings=problem.settings.model_copy(update={"num_trials": 1}))
+    study, speeds = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {}), {2: 100.0}
+    run_trials(Finding(last, study, ListedProposer([2], 1), tmp_path, Observer, Lost(), speeds=speeds), math.inf)
+    assert lost == [7]
