@@ -6,9 +6,11 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,10 +24,10 @@ from tokenizers import processors
 from pipeline.base.chat_template import TEMPLATE, ChatTemplate, UnreadableRowError, trained_chat_template
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.sequences import IGNORED_LABEL, TokenStore
-from pipeline.base.truncation import truncations
+from pipeline.base.truncation import MOST_BINS, length_bins, truncations
 from pipeline.cli import main
 from pipeline.data.chat import SHIPPED
-from pipeline.jobs.lengths import left_out, predicted_truncations
+from pipeline.jobs.lengths import document_lengths, left_out, predicted_truncations
 from pipeline.models.causal_lm import CausalLm
 from pipeline.prediction.predict import predict
 from pipeline.report.comparison import ComparisonFindings, comparison_report
@@ -312,6 +314,16 @@ def test_packed_documents_are_truncated_and_left_out_as_padded_ones(tmp_path: Pa
     assert found[0] == found[1] != []
 
 
+@pytest.mark.parametrize("lengths", [[7], [3, 3, 90], [1, 40, 41, 80], [5, 5, 46, 100, 2000]], ids=str)
+def test_every_document_is_in_one_bin_of_the_histogram(lengths: list[int]) -> None:
+    store = TokenStore(np.zeros(sum(lengths), dtype=np.int32), np.cumsum([0, *lengths]))
+    bins = length_bins(store)
+    assert len(bins) <= MOST_BINS and len({one.end - one.start for one in bins}) == 1
+    assert all(after.start == before.end + 1 for before, after in pairwise(bins))
+    counts = [sum(one.start <= length <= one.end for length in lengths) for one in bins]
+    assert [one.num_documents for one in bins] == counts and sum(counts) == len(lengths)
+
+
 def test_the_report_has_the_predicted_peak_of_each_length(tmp_path: Path) -> None:
     experiment = tiny(corpus="chat", sequences="padded", sequence_length=64, vocabulary_size=400)
     found = predicted_truncations(experiment)
@@ -330,8 +342,12 @@ def test_the_report_has_the_predicted_peak_of_each_length(tmp_path: Path) -> Non
         skipped="",
         metrics={},
     )
-    findings = ComparisonFindings(entry="main", question="What?", rows=(row,), environment={}, truncations=found)
+    lengths = document_lengths(experiment)
+    findings = ComparisonFindings(
+        entry="main", question="What?", rows=(row,), environment={}, truncations=found, lengths=lengths
+    )
     sections = comparison_report(findings).sections
+    assert "lengths" in [plot.name for section in sections for plot in section.plots]
     [frame] = [table.frame for section in sections for table in section.tables if table.name == "lengths"]
     assert [name for name in frame["sequence_length"] if "*" in name] == ["64 *"]
     assert list(frame["left out"]) == [one.num_left_out for one in found]

@@ -8,6 +8,16 @@ import numpy as np
 from pipeline.base.sequences import TokenStore
 
 PERCENTILES = (50, 75, 90, 95, 99, 100)
+MOST_BINS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthBin:
+    """The number of documents that have `start` to `end` tokens, both included."""
+
+    start: int
+    end: int
+    num_documents: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +34,20 @@ class Truncation:
     """Documents without a target in their first `length` tokens."""
     peak_bytes: int | None = None
     """Predicted peak of a run with such sequences, if it was predicted."""
+
+
+def length_bins(store: TokenStore) -> tuple[LengthBin, ...]:
+    """Return the histogram of the documents' lengths, in at most MOST_BINS bins of one width."""
+    if not len(store.lengths):
+        return ()
+    shortest, longest = int(store.lengths.min()), int(store.lengths.max())
+    width = -(-(longest - shortest + 1) // MOST_BINS)
+    counts = np.bincount((store.lengths - shortest) // width)
+    starts = range(shortest, longest + 1, width)
+    return tuple(
+        LengthBin(start=start, end=start + width - 1, num_documents=int(count))
+        for start, count in zip(starts, counts, strict=True)
+    )
 
 
 def truncations(store: TokenStore, lengths: Sequence[int] = ()) -> tuple[Truncation, ...]:

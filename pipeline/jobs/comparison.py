@@ -10,10 +10,8 @@ from rich.console import Console
 from rich.status import Status
 
 from pipeline.base.results import Outcome, Result, StepRecord
-from pipeline.base.truncation import Truncation
-from pipeline.config.entry_points import SINGLE
 from pipeline.config.variants import Comparison, EntryPoint, Variant
-from pipeline.jobs.lengths import left_out, predicted_truncations
+from pipeline.jobs.lengths import document_lengths, left_out, predicted_truncations
 from pipeline.jobs.live_page import LivePage
 from pipeline.jobs.policies import with_policies
 from pipeline.jobs.published_type import published_type_note
@@ -144,13 +142,18 @@ def _report(plan: EntryPoint, rows: Sequence[Row], about: Mapping[str, str], job
     from pipeline.jobs.publish import publish
     from pipeline.report.comparison import comparison_frame
 
-    findings = replace(_findings(plan, _with_note(plan, rows), about), truncations=_truncations(plan, rows[0]))
+    findings = _findings(plan, _with_note(plan, rows), about)
+    if not _is_interrupted(rows):
+        first = next(one for one in plan.comparisons if one.name == rows[0].comparison)
+        experiment = next(one.experiment for one in first.variants if one.name == rows[0].name)
+        found, lengths = predicted_truncations(experiment), document_lengths(experiment)
+        findings = replace(findings, truncations=found, lengths=lengths)
     publish(findings, {"comparison.csv": comparison_frame(rows).to_csv(index=False)}, job, console)
 
 
 def _with_note(plan: EntryPoint, rows: Sequence[Row]) -> list[Row]:
     """Return the rows; the first full fine-tuning has what it would need in the type of its checkpoint."""
-    if any(row.result is not None and row.result.outcome is Outcome.INTERRUPTED for row in rows):
+    if _is_interrupted(rows):
         return [*rows]
     for comparison in plan.comparisons:
         for variant in comparison.variants:
@@ -160,8 +163,6 @@ def _with_note(plan: EntryPoint, rows: Sequence[Row]) -> list[Row]:
     return [*rows]
 
 
-def _truncations(plan: EntryPoint, row: Row) -> tuple[Truncation, ...]:
-    """Return what truncation loses and needs in the run of one configuration, if it was not interrupted."""
-    if plan.entry not in SINGLE or row.result is None or row.result.outcome is Outcome.INTERRUPTED:
-        return ()
-    return predicted_truncations(next(plan.variants).experiment)
+def _is_interrupted(rows: Sequence[Row]) -> bool:
+    """Whether the user ended a run, and waits for no prediction."""
+    return any(row.result is not None and row.result.outcome is Outcome.INTERRUPTED for row in rows)

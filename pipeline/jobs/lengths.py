@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from pipeline.base.sequences import PackedSequences, PaddedSequences, documents_of
-from pipeline.base.truncation import Truncation, truncations
+from pipeline.base.sequences import PackedSequences, PaddedSequences, TokenStore, documents_of
+from pipeline.base.truncation import LengthBin, Truncation, length_bins, truncations
 from pipeline.config.experiment import Experiment
 
 
@@ -25,11 +25,21 @@ def left_out(experiment: Experiment) -> str | None:
 
 def predicted_truncations(experiment: Experiment) -> tuple[Truncation, ...]:
     """Return what truncation at several lengths loses, with its predicted peak; nothing if documents are cut."""
-    train = documents_of(experiment.read_corpus().train)
-    if not isinstance(train, PaddedSequences):
-        return ()
-    found = truncations(train.store, [experiment.settings.sequence_length])
+    store = _whole_documents(experiment)
+    found = () if store is None else truncations(store, [experiment.settings.sequence_length])
     return tuple(replace(one, peak_bytes=_peak_bytes(experiment, one.length)) for one in found)
+
+
+def document_lengths(experiment: Experiment) -> tuple[LengthBin, ...]:
+    """Return the histogram of the lengths of the training documents; nothing if documents are cut."""
+    store = _whole_documents(experiment)
+    return () if store is None else length_bins(store)
+
+
+def _whole_documents(experiment: Experiment) -> TokenStore | None:
+    """Return the training documents; None if sequences are cut from documents that follow one another."""
+    train = documents_of(experiment.read_corpus().train)
+    return train.store if isinstance(train, PaddedSequences) else None
 
 
 def _peak_bytes(experiment: Experiment, length: int) -> int | None:

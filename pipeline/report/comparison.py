@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from pipeline.base.results import Outcome
-from pipeline.base.truncation import Truncation
-from pipeline.base.units import MIB
+from pipeline.base.truncation import LengthBin, Truncation
 from pipeline.report.answers import answer, command, command_title, headlines, outcome_of, readable, short_answer
+from pipeline.report.lengths import lengths_section
 from pipeline.report.losses import losses_panel
 from pipeline.report.other_trainings import other_trainings
 from pipeline.report.overview import overview_plots
@@ -60,7 +60,9 @@ class ComparisonFindings:
     sections: tuple[str, ...] = ()
     """Names of files in report/sections/ that add to the report."""
     truncations: tuple[Truncation, ...] = ()
-    """What cutting the corpus's documents at several lengths loses, of one run with padded sequences."""
+    """What cutting the corpus's documents at several lengths loses, and the first run would then need."""
+    lengths: tuple[LengthBin, ...] = ()
+    """The histogram of the lengths of the corpus's documents."""
 
 
 def comparison_report(findings: ComparisonFindings) -> Report:
@@ -74,7 +76,7 @@ def comparison_report(findings: ComparisonFindings) -> Report:
         *_comparisons(findings.entry, by_comparison),
         *filter(None, (other_trainings(name, rows) for name, rows in by_comparison.items())),
         *make_sections([name for name in findings.sections if name != WATERFALL], findings.rows),
-        *([_lengths(findings)] if findings.truncations else []),
+        *lengths_section(findings.rows[0], findings.truncations, findings.lengths),
     ]
     one = len(by_comparison) == 1
     answers = [
@@ -155,26 +157,6 @@ def _section(title: str, rows: Sequence[Row]) -> Section:
         notes=(*notes(rows), *([more] if hidden else [])),
         plots=overview_plots(where, shown(rows)) if drawn else (),
     )
-
-
-def _lengths(findings: ComparisonFindings) -> Section:
-    """Return the table `lengths`: how many documents each length keeps whole, what it loses, and what it needs."""
-    own = findings.rows[0].params["sequence_length"]
-    lines = [
-        {
-            "sequence_length": f"{one.length} *" if one.length == own else str(one.length),
-            "whole %": one.whole_percent,
-            "tokens lost %": one.lost_tokens_percent,
-            "targets lost %": one.lost_targets_percent,
-            "left out": one.num_left_out,
-            "predicted peak MiB": None if one.peak_bytes is None else one.peak_bytes / MIB,
-        }
-        for one in findings.truncations
-    ]
-    title = "lengths of documents, and what truncation at each loses and needs"
-    forms = dict.fromkeys(("whole %", "tokens lost %", "targets lost %"), "{:.1f}") | {"predicted peak MiB": "{:,.1f}"}
-    table = Table(name="lengths", title=title, frame=pd.DataFrame(lines), forms=forms, note="* this run")
-    return Section(title="lengths", tables=(table,))
 
 
 def comparison_frame(rows: Sequence[Row]) -> pd.DataFrame:
