@@ -45,6 +45,7 @@ def _histogram(truncations: Sequence[Truncation], lengths: Sequence[LengthBin]) 
             "start": one.start - 0.5,
             "end": one.end + 0.5,
             "documents": one.num_documents,
+            "none": 0,
             "about": f"{one.num_documents:,} documents of {one.start:,} to {one.end:,} tokens",
         }
         for one in lengths
@@ -58,7 +59,8 @@ def _histogram(truncations: Sequence[Truncation], lengths: Sequence[LengthBin]) 
             documents.encode(
                 x=alt.X("start:Q", title="tokens", scale=alt.Scale(zero=False, nice=False)),
                 x2="end:Q",
-                y=alt.Y("documents:Q", title="documents"),
+                y=alt.Y("documents:Q", title="documents", axis=alt.Axis(tickMinStep=1)),
+                y2="none:Q",
                 **ABOUT,
             ),
             cut.encode(x="length:Q", **ABOUT),
