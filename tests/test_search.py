@@ -147,7 +147,7 @@ def test_a_study_survives_its_process(tmp_path: Any) -> None:
 def test_other_conditions_are_refused_with_the_difference() -> None:
     storage = optuna.storages.InMemoryStorage()
     StoredStudy(storage, "test", ("maximize",), {"budget": "100MiB", "seed": 0})  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="budget is 50MiB, and was 100MiB; set study=NAME"):
+    with pytest.raises(InvalidInputError, match="budget is 50MiB, and was 100MiB; measure under"):
         StoredStudy(storage, "test", ("maximize",), {"budget": "50MiB", "seed": 0})  # type: ignore[arg-type]
 
 
