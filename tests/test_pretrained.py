@@ -16,12 +16,14 @@ import pytest
 import torch
 from conftest import ROOT, tiny
 from test_chat import folder_with
+from test_prediction import CPU, measured
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.base.chat_template import TEMPLATE
 from pipeline.base.errors import InvalidInputError
 from pipeline.cli import main
 from pipeline.models.causal_lm import CausalLm
+from pipeline.prediction.predict import predict
 
 SHAPE = {"num_layers": None, "width": None, "num_heads": None}
 PRETRAINED: dict[str, Any] = {"corpus": "chat", "causal_lm": {**SHAPE, "pretrained": True}}
@@ -59,6 +61,13 @@ def test_sharded_weights_are_those_that_were_saved(sharded: Path) -> None:
     assert {tensor.dtype for tensor in found.values()} == {torch.float32}
     assert found.keys() == saved.keys()
     assert all(torch.equal(found[name], saved[name]) for name in saved)
+
+
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_the_measured_peak_has_weights_that_were_loaded_in_16_bits(sharded: Path, adapter: str) -> None:
+    experiment = tiny(model=str(sharded), adapter=adapter, **PRETRAINED)
+    predicted = predict(experiment.with_random_weights("cpu"), CPU).peak_allocated_bytes
+    assert measured(experiment) == pytest.approx(predicted, abs=500)
 
 
 def first_shard(folder: Path) -> Path:

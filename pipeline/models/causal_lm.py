@@ -1,12 +1,15 @@
 """Causal language models of transformers, by preset, local folder or hub name."""
 
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
+from torch._C._autograd import _profiler_enabled
 
 from pipeline.base.checkpoints import check_weights, refuse_quantized, why_unread
 from pipeline.base.contracts import Batch, Description, Model, Trainable
@@ -40,6 +43,8 @@ ACTIVATIONS = ("activation_function", "hidden_act", "hidden_activation")
 """The names of the activation function there."""
 ATTENTION = ("eager", "sdpa", "flash_attention_2")
 """Implementations of attention in transformers; the presets have all of them."""
+IN_ONE_THREAD = {"HF_DEACTIVATE_ASYNC_LOAD": "1"}
+"""Has transformers load weights without threads: a profiler counts what its own thread allocates alone."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -99,9 +104,10 @@ class CausalLm(Model):
         from transformers import AutoModelForCausalLM
 
         if self.pretrained:
-            module = AutoModelForCausalLM.from_pretrained(
-                name, config=self.configuration(name, vocabulary_size), dtype="float32", trust_remote_code=False
-            )
+            with patch.dict(os.environ, IN_ONE_THREAD if _profiler_enabled() else {}):
+                module = AutoModelForCausalLM.from_pretrained(
+                    name, config=self.configuration(name, vocabulary_size), dtype="float32", trust_remote_code=False
+                )
         else:
             config = self.configuration(name, vocabulary_size)
             module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
