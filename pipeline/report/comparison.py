@@ -125,7 +125,8 @@ def _comparisons(entry: str, comparisons: Mapping[str, Sequence[Row]]) -> list[S
     """Return a section for each comparison, and one for all of a pair each, which the first chart shows otherwise."""
     sections, pairs = [], []
     for name, rows in comparisons.items():
-        section = _section(f"{entry}: {readable(name)}" if len(comparisons) > 1 else f"{entry}: all variants", rows)
+        of_one = "all variants" if len(rows) > 1 else rows[0].name
+        section = _section(f"{entry}: {readable(name) if len(comparisons) > 1 else of_one}", rows)
         if len(comparisons) > 1 and len(rows) == 2 and section.plots:
             plot = Plot(name=name, title=readable(name), panels=(losses_panel(rows, readable(name)),))
             pairs.append(replace(section, plots=(plot,)))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 
 from pipeline.report.curves import about_point, curves, highlighting, line_encodings, points
-from pipeline.report.plot import ABOUT, Panel, layered
+from pipeline.report.plot import ABOUT, Panel, layered, whole_axis
 from pipeline.training.metrics import Row
 
 HEIGHT, UPPER_PIXELS, LOWER_PIXELS = 370, 230, 110
@@ -89,7 +89,7 @@ def _stacked(name: str, parts: Mapping[str, Series], numbers: Mapping[str, int])
     first = alt.param(name=f"first_{slug}", value=1, bind=steps)
     color, dashes = line_encodings(numbers, shown)
     base = alt.Chart().encode(
-        x=alt.X("x:Q", title=OVER, axis=alt.Axis(tickMinStep=1, format="d", grid=False), scale=FITTED),
+        x=alt.X("x:Q", title=OVER, axis=whole_axis(int(last), grid=False), scale=FITTED),
         color=color,
         strokeDash=dashes,
         opacity=opacity,

@@ -27,6 +27,10 @@ WIDTH = re.compile(r"\bwidth\b")
 """The width of a panel in pixels, in an expression."""
 EXPRESSION = re.compile(r'"(?:calculate|expr|filter)": "(?:[^"\\]|\\.)*"')
 DOTS_PER_INCH = 140
+TEXT_SHARE = 0.2
+"""Share of a narrow chart's width that the text of a bar takes."""
+FEW_TICKS = 20
+"""Ticks of an axis of whole numbers that are all drawn."""
 LABEL_CHARACTERS = 24
 LABEL_LINES = 4
 """Lines of the label of a bar or in a legend; a longer name keeps its begin and its end."""
@@ -151,7 +155,8 @@ def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float
             "value": bar.value,
             "low": max(lowest, (bar.value or 0.0) - bar.spread),
             "high": (bar.value or 0.0) + bar.spread,
-            "end": longest if marks and bar.value is not None else end,  # texts stand beyond the marks
+            # A text that a mark would cross on a narrow screen stands beyond it.
+            "end": max([end, *(mark for mark in marks.values() if 0 <= mark - end < TEXT_SHARE * longest)]),
             "shade": bar.shade,
             "text": f" {short(bar.value or 0.0) if bar.text is None else bar.text}",
             "about": f"{bar.name}\n{_about(bar, unit)}",
@@ -211,6 +216,14 @@ def names_axis(names: Sequence[str]) -> alt.Axis:
         grid=False,
     )
     axis["labelOffset"] = {"condition": offsets, "value": 0}  # a label begins at its place, and is to be centred
+    return axis
+
+
+def whole_axis(last: int, *, grid: bool = True) -> alt.Axis:
+    """Return an axis of the whole numbers from 1 to `last`; of few numbers each has its tick, and no fraction has."""
+    axis = alt.Axis(tickMinStep=1, format="d", grid=grid)
+    if last <= FEW_TICKS:
+        axis["values"] = list(range(1, last + 1))
     return axis
 
 

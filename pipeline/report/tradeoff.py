@@ -119,7 +119,8 @@ def _text(place: int, row: Row) -> list[dict[str, Any]]:
     outcome = (row.result.outcome.value if row.result else "skipped").replace("_", " ")
     reason = row.skipped or (row.result.detail if row.result else None) or ""
     if row.is_baseline and completed:
-        wide, narrow = cost, "baseline"
+        is_over = row.result is not None and row.result.outcome is Outcome.OVER_BUDGET
+        wide, narrow = f"{cost}{OVER if is_over else ''}", "baseline"
     elif completed:
         wide, narrow = f"not comparable with the baseline: {cost}", "not comparable"
     else:

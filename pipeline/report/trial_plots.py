@@ -7,7 +7,20 @@ from typing import Any
 import altair as alt
 
 from pipeline.base.units import MIB
-from pipeline.report.plot import ABOUT, GREY, WARNING, Bar, Panel, Plot, bars, colour, data, layered, names_axis
+from pipeline.report.plot import (
+    ABOUT,
+    GREY,
+    WARNING,
+    Bar,
+    Panel,
+    Plot,
+    bars,
+    colour,
+    data,
+    layered,
+    names_axis,
+    whole_axis,
+)
 from pipeline.searching.results import Trial, columns, label, measured
 
 BEFORE = "predicted before it ran"
@@ -41,9 +54,7 @@ def over_time_plot(rows: Sequence[Trial]) -> Plot:
         if (seconds := row.metrics.get("predicted_seconds_per_step")) and row.tokens_per_second
     ]
     base = alt.Chart().encode(
-        x=alt.X(
-            "trial:Q", axis=alt.Axis(tickMinStep=1, format="d"), scale=alt.Scale(domain=[0.5, max(2, len(rows)) + 0.5])
-        ),
+        x=alt.X("trial:Q", axis=whole_axis(len(rows)), scale=alt.Scale(domain=[0.5, len(rows) + 0.5])),
         **ABOUT,
     )
     y_title = "tokens per second"
