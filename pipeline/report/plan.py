@@ -38,6 +38,9 @@ def plan_report(findings: PlanFindings) -> Report:
     if several:
         table = _cards_table(findings.cards)
         sections.insert(0, Section(title=table.title, tables=(table,)))
+    figures = () if several else sections[0].headlines
+    if figures:
+        sections[0] = replace(sections[0], headlines=())
     sizes = " or ".join(map(str, findings.effective_batch_sizes))
     return Report(
         entry=findings.entry,
@@ -46,6 +49,7 @@ def plan_report(findings: PlanFindings) -> Report:
             f"{', '.join(dict.fromkeys(card.card for card in findings.cards))}?"
         ),
         answer=" ".join([*map(_answer, findings.cards), *([ESTIMATED] if recommended else [])]),
+        headlines=figures,
         lead=_lead(findings.cards) if recommended else None,
         command=None if several else _command(findings),
         command_title="Run it on that device",
