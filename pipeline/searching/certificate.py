@@ -66,10 +66,10 @@ class Certificate:
         if not self.is_adequate:
             return (
                 f"No certificate: the residual of the time model is {100 * self.residual_rms:.0f} %, so Optuna's TPE "
-                f"continued the search ({summary} of {self.num_configurations} configurations)"
+                f"continued the search (of {self.num_configurations} configurations {summary})"
             )
         if self.bound is None:
-            return f"No certificate: nothing that fits was measured ({summary} of {self.num_configurations})"
+            return f"No certificate: nothing that fits was measured (of {self.num_configurations} {summary})"
         return (
             f"Within {100 * max(self.bound, self.gap):.3g} % of the best of {self.num_configurations} configurations, "
             f"with {100 * self.confidence:.0f} % confidence: {summary}{self._limit}"
