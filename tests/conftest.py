@@ -13,6 +13,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any, Protocol
 
+import optuna
 import pytest
 import torch
 from filelock import FileLock
@@ -131,6 +132,25 @@ def postgresql() -> Iterator[Any]:
 
     with running_postgresql() as server:
         yield server
+
+
+@pytest.fixture
+def database_url(postgresql: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Give the URL of an empty database of PostgreSQL, whose password is in the environment."""
+    for name, value in postgresql.environment.items():
+        monkeypatch.setenv(name, value)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    url: str = postgresql.url(postgresql.new_database())
+    return url
+
+
+@pytest.fixture
+def proxy(postgresql: Any) -> Iterator[Any]:
+    """Give a network to the server of PostgreSQL."""
+    from servers import proxy_to
+
+    with proxy_to(postgresql.port) as network:
+        yield network
 
 
 @pytest.fixture(scope="session")

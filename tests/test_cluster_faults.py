@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 from processes import processes_with, started, wait_for, wait_for_the_end
 from project import SMALL, Project, as_words, parent_id
 from ray_cluster import RayCluster, running_ray
-from servers import MlflowServer, Postgresql, Proxy, proxy_to
+from servers import MlflowServer, Postgresql, Proxy
 
 from pipeline.searching.storage import open_storage
 
@@ -196,28 +196,16 @@ def server(postgresql: Postgresql, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def setting(
-    tmp_path: Path, server: MlflowServer, postgresql: Postgresql, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Setting]:
+def setting(tmp_path: Path, server: MlflowServer, postgresql: Postgresql, database_url: str) -> Iterator[Setting]:
     """Give a project with a study of its own, whose runs are in an experiment of its own."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    for name, value in postgresql.environment.items():
-        monkeypatch.setenv(name, value)
     project = Project.copy(tmp_path, with_store=False)
     project.environment |= {"MLFLOW_TRACKING_URI": server.address, "OMP_NUM_THREADS": "1", MARK: str(project.folder)}
-    one = Setting(project, postgresql, server, postgresql.url(postgresql.new_database()))
+    one = Setting(project, postgresql, server, database_url)
     (project.folder / "patient.py").write_text(f"HOLD = {str(one.file_of_hold)!r}\n{MODEL}")
     yield one
     client = MlflowClient(server.address)
     for run in project.runs(server.address):
         client.delete_run(run.info.run_id)
-
-
-@pytest.fixture
-def proxy(postgresql: Postgresql) -> Iterator[Proxy]:
-    """Give a network to PostgreSQL."""
-    with proxy_to(postgresql.port) as network:
-        yield network
 
 
 @pytest.fixture(scope="module")

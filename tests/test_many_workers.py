@@ -15,7 +15,6 @@ import optuna
 import pytest
 from conftest import TINY
 from optuna.trial import TrialState
-from servers import Postgresql
 from test_acquisition import BATCH, POLICIES, PRECISIONS, SIZES, TOKENS, made_up, modelled
 
 from pipeline.base.results import Outcome, Result
@@ -85,15 +84,6 @@ class Listed:
         return None
 
 
-@pytest.fixture
-def url(postgresql: Postgresql, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Give the URL of an empty database, whose password is in the environment."""
-    for name, value in postgresql.environment.items():
-        monkeypatch.setenv(name, value)
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return postgresql.url(postgresql.new_database())
-
-
 @pytest.fixture(scope="module")
 def problem() -> SearchProblem:
     space = {
@@ -128,14 +118,14 @@ def sampler_of(problem: SearchProblem) -> PredictiveSampler:
     return PredictiveSampler(candidates, Rules(budget_bytes=BUDGET_MIB * MIB, gap=0.001))
 
 
-def search_of(problem: SearchProblem, url: str, name: str, **made_up: Any) -> SleepingSearch:
+def search_of(problem: SearchProblem, database_url: str, name: str, **made_up: Any) -> SleepingSearch:
     """Return one process's part of the search of this study."""
-    study = StoredStudy(url, name, problem.directions, {})
+    study = StoredStudy(database_url, name, problem.directions, {})
     proposer = PredictiveProposer(problem, study, sampler_of(problem))
     return SleepingSearch(problem, study, proposer, Path("nowhere"), Observer, SearchObserver(), **made_up)
 
 
-def test_many_workers_keep_the_study_consistent(problem: SearchProblem, url: str) -> None:
+def test_many_workers_keep_the_study_consistent(problem: SearchProblem, database_url: str) -> None:
     """Two processes, here with connections of their own, have half of the workers each."""
     random, seconds_of = np.random.default_rng(0), modelled()
     candidates = {label(choice): candidate(choice) for choice in problem.space.choices}
@@ -151,10 +141,10 @@ def test_many_workers_keep_the_study_consistent(problem: SearchProblem, url: str
         },
     }
     with ThreadPoolExecutor(2) as pool:
-        parts = [search_of(problem, url, "many", **made_up) for _ in range(2)]
+        parts = [search_of(problem, database_url, "many", **made_up) for _ in range(2)]
         for part in [pool.submit(run_trials_with, workers(NUM_WORKERS // 2), part, math.inf) for part in parts]:
             part.result()
-    trials = optuna.load_study(storage=open_storage(url), study_name="many").trials
+    trials = optuna.load_study(storage=open_storage(database_url), study_name="many").trials
     assert all(trial.state.is_finished() for trial in trials)
     measured = [trial for trial in trials if trial.state is TrialState.COMPLETE]
     others = [trial for trial in trials if trial.state is not TrialState.COMPLETE]
@@ -171,7 +161,9 @@ def test_many_workers_keep_the_study_consistent(problem: SearchProblem, url: str
     assert answer >= (1 - NOISE) * max(fitting)
 
 
-def test_four_workers_need_little_more_than_a_quarter_of_the_time_of_one(problem: SearchProblem, url: str) -> None:
+def test_four_workers_need_little_more_than_a_quarter_of_the_time_of_one(
+    problem: SearchProblem, database_url: str
+) -> None:
     """From the start of the first trial of a fixed list to the end of the last one."""
     listed = [choice for choice in problem.space.choices if choice["optimizer"] == "adamw"][:NUM_LISTED]
     names = [label(choice) for choice in listed]
@@ -179,11 +171,11 @@ def test_four_workers_need_little_more_than_a_quarter_of_the_time_of_one(problem
 
     def seconds_with(count: int) -> float:
         made = search_of(
-            problem, url, f"{count} workers", seconds=dict.fromkeys(names, SECONDS_OF_A_TRIAL), metrics=metrics
+            problem, database_url, f"{count} workers", seconds=dict.fromkeys(names, SECONDS_OF_A_TRIAL), metrics=metrics
         )
         one = replace(made, proposer=Listed(list(listed)))
         run_trials_with(workers(count), one, math.inf)
-        trials = optuna.load_study(storage=open_storage(url), study_name=f"{count} workers").trials
+        trials = optuna.load_study(storage=open_storage(database_url), study_name=f"{count} workers").trials
         assert [trial.state for trial in trials] == [TrialState.COMPLETE] * NUM_LISTED
         assert {label(trial.params) for trial in trials} == set(names)
         began, ended = (min(t.datetime_start for t in trials), max(t.datetime_complete for t in trials))

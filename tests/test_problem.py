@@ -143,7 +143,7 @@ def test_the_same_conditions_resume_a_study_and_others_begin_their_own(tmp_path:
     assert first.startswith("headroom-") and study(storage, {"seed": 0, "budget": "100MiB"}) == first
     other = study(storage, {"budget": "50MiB", "seed": 0})
     assert other != first and len(optuna.get_all_study_names(storage)) == 2
-    with pytest.raises(InvalidInputError, match="budget is 50MiB, and was 100MiB; set study=NAME"):
+    with pytest.raises(InvalidInputError, match="budget is 50MiB, and was 100MiB; measure under .* set study=NAME"):
         study(storage, {"budget": "50MiB", "seed": 0}, name=first)
 
 

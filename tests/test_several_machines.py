@@ -94,14 +94,11 @@ def test_a_worker_of_a_study_with_other_settings_is_refused_with_the_difference(
 
 
 def test_a_worker_on_another_machine_needs_servers(
-    begin: Begin, postgresql: Postgresql, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    begin: Begin, database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in postgresql.environment.items():
-        monkeypatch.setenv(name, value)
     message = refusal(begin(host="elsewhere"), capsys)
     assert "storage of the search on elsewhere is a file (sqlite:///optuna.db); use PostgreSQL" in message
-    url = postgresql.url(postgresql.new_database())
-    message = refusal(begin(url, host="elsewhere", tracking_uri="sqlite:///mlflow.db"), capsys)
+    message = refusal(begin(database_url, host="elsewhere", tracking_uri="sqlite:///mlflow.db"), capsys)
     assert "MLflow's store of the search on elsewhere is a file (sqlite:///mlflow.db); use PostgreSQL" in message
     assert "an MLflow server, see docs/scaling.md" in message
 

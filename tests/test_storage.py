@@ -4,7 +4,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from processes import free_port
-from servers import Postgresql, Proxy, proxy_to
+from servers import Postgresql, Proxy
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.space import Space
@@ -27,22 +27,6 @@ from pipeline.searching.study import StoredStudy
 SPACE = Space({"micro_batch_size": (1, 2, 4)})
 
 
-@pytest.fixture
-def url(postgresql: Postgresql, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Give the URL of an empty database, whose password is in the environment."""
-    for name, value in postgresql.environment.items():
-        monkeypatch.setenv(name, value)
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return postgresql.url(postgresql.new_database())
-
-
-@pytest.fixture
-def proxy(postgresql: Postgresql) -> Iterator[Proxy]:
-    """Give a network to the server."""
-    with proxy_to(postgresql.port) as network:
-        yield network
-
-
 def refusal(address: str) -> str:
     """Return the message with which this storage is refused."""
     with pytest.raises(InvalidInputError) as refused, reachable(address, Exception):
@@ -50,67 +34,69 @@ def refusal(address: str) -> str:
     return str(refused.value)
 
 
-def test_a_study_is_created_once_and_shared(url: str) -> None:
+def test_a_study_is_created_once_and_shared(database_url: str) -> None:
     def open_study(_: int) -> str:
-        return StoredStudy(url, "shared", ("maximize",), {"budget": "1GiB"}).name
+        return StoredStudy(database_url, "shared", ("maximize",), {"budget": "1GiB"}).name
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(open_study, range(4))) == ["shared"] * 4
-    one, other = (StoredStudy(url, "shared", ("maximize",), {"budget": "1GiB"}) for _ in range(2))
+    one, other = (StoredStudy(database_url, "shared", ("maximize",), {"budget": "1GiB"}) for _ in range(2))
     assert one.enqueue(SPACE.choices[0], SPACE) and not other.enqueue(SPACE.choices[0], SPACE)
     assert other.taken == [SPACE.choices[0]]
 
 
-def test_a_url_without_a_driver_takes_psycopg(url: str) -> None:
-    study = optuna.create_study(storage=open_storage(url.replace("+psycopg", "")), study_name="plain")
+def test_a_url_without_a_driver_takes_psycopg(database_url: str) -> None:
+    study = optuna.create_study(storage=open_storage(database_url.replace("+psycopg", "")), study_name="plain")
     study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=2)
-    again = optuna.load_study(storage=open_storage(url), study_name="plain")
+    again = optuna.load_study(storage=open_storage(database_url), study_name="plain")
     assert [trial.state for trial in again.trials] == [TrialState.COMPLETE] * 2
 
 
-def test_heartbeats_are_those_of_the_storage(url: str, tmp_path: Path) -> None:
-    for address in (url, f"sqlite:///{tmp_path}/optuna.db"):
+def test_heartbeats_are_those_of_the_storage(database_url: str, tmp_path: Path) -> None:
+    for address in (database_url, f"sqlite:///{tmp_path}/optuna.db"):
         opened = open_storage(address, heartbeat_interval=1, grace_period=5)
         backend = opened._backend  # type: ignore[attr-defined]
         assert isinstance(backend, RDBStorage)
         assert (backend.get_heartbeat_interval(), backend.grace_period) == (1, 5)
 
 
-def test_a_wrong_password_is_refused_with_where_to_write_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_password_is_refused_with_where_to_write_it(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGPASSWORD", "wrong-secret")
-    message = refusal(url)
+    message = refusal(database_url)
     assert 'password authentication failed for user "headroom"' in message and "~/.pgpass" in message
     assert "wrong-secret" not in message
     monkeypatch.delenv("PGPASSWORD")
-    assert "no password supplied" in refusal(url) and "set PGPASSWORD" in refusal(url)
-    assert "other-secret" not in refusal(url.replace("headroom@", "headroom:other-secret@"))
+    assert "no password supplied" in refusal(database_url) and "set PGPASSWORD" in refusal(database_url)
+    assert "other-secret" not in refusal(database_url.replace("headroom@", "headroom:other-secret@"))
 
 
 def test_a_password_file_is_read(
-    url: str, postgresql: Postgresql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database_url: str, postgresql: Postgresql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "pgpass"
     file.write_text(f"127.0.0.1:{postgresql.port}:*:headroom:{postgresql.password}\n")
     file.chmod(0o600)
     monkeypatch.delenv("PGPASSWORD")
     monkeypatch.setenv("PGPASSFILE", str(file))
-    assert open_storage(url).get_all_studies() == []
+    assert open_storage(database_url).get_all_studies() == []
 
 
-def test_a_missing_database_a_stranger_and_a_wrong_address_are_refused(url: str, postgresql: Postgresql) -> None:
+def test_a_missing_database_a_stranger_and_a_wrong_address_are_refused(
+    database_url: str, postgresql: Postgresql
+) -> None:
     missing = refusal(postgresql.url("nowhere"))
     assert 'database "nowhere" does not exist' in missing and "createdb" in missing
     with postgresql.connect() as connection:
         connection.execute(f"CREATE ROLE stranger LOGIN PASSWORD '{postgresql.password}'".encode())
-    assert "permission denied" in refusal(url.replace("headroom@", "stranger@"))
+    assert "permission denied" in refusal(database_url.replace("headroom@", "stranger@"))
     closed = refusal(f"postgresql+psycopg://headroom@127.0.0.1:{free_port()}/optuna")
     assert "Connection refused" in closed and "the same command resumes the search once it is" in closed
-    assert "bogus" in refusal(f"{url}?bogus=1")
+    assert "bogus" in refusal(f"{database_url}?bogus=1")
 
 
-def test_a_server_that_is_too_old_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_too_old_is_refused(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "OLDEST_POSTGRESQL", 99)
-    assert "storage must be PostgreSQL 99 or newer, and the server at 127.0.0.1 is " in refusal(url)
+    assert "storage must be PostgreSQL 99 or newer, and the server at 127.0.0.1 is " in refusal(database_url)
 
 
 def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,20 +107,22 @@ def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_server_that_does_not_answer_is_refused_within_seconds(
-    url: str, postgresql: Postgresql, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    database_url: str, postgresql: Postgresql, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "POSTGRESQL_ARGUMENTS", {"connect_timeout": 2})
     proxy.hang()
     before = time.monotonic()
-    assert "timeout" in refusal(url.replace(str(postgresql.port), str(proxy.port)))
+    assert "timeout" in refusal(database_url.replace(str(postgresql.port), str(proxy.port)))
     assert time.monotonic() - before < 30
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT], ids=["stopped", "crashed"])
 def test_a_server_that_is_away_for_a_while_loses_no_trial(
-    url: str, postgresql: Postgresql, how: signal.Signals
+    database_url: str, postgresql: Postgresql, how: signal.Signals
 ) -> None:
-    study = optuna.create_study(storage=open_storage(url, heartbeat_interval=1, grace_period=60), study_name="away")
+    study = optuna.create_study(
+        storage=open_storage(database_url, heartbeat_interval=1, grace_period=60), study_name="away"
+    )
     is_back = threading.Event()
     after = []
 
@@ -174,8 +162,10 @@ CALLS: dict[str, Callable[[RDBStorage, int, int], Any]] = {
 
 @pytest.mark.parametrize("at", ["first statement", "commit"])
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_whose_connection_breaks_is_repeated(url: str, postgresql: Postgresql, call: str, at: str) -> None:
-    opened = open_storage(url)
+def test_a_call_whose_connection_breaks_is_repeated(
+    database_url: str, postgresql: Postgresql, call: str, at: str
+) -> None:
+    opened = open_storage(database_url)
     study = optuna.create_study(storage=opened, study_name="broken", direction="maximize")
     trial = study.ask()._trial_id
     backend: Any = opened._backend  # type: ignore[attr-defined]
@@ -191,7 +181,7 @@ def test_a_call_whose_connection_breaks_is_repeated(url: str, postgresql: Postgr
     sqlalchemy.event.listen(backend.engine, event, break_connection)
     CALLS[call](backend, study._study_id, trial)
     assert broken
-    [stored, *others] = optuna.load_study(storage=open_storage(url), study_name="broken").trials
+    [stored, *others] = optuna.load_study(storage=open_storage(database_url), study_name="broken").trials
     assert len(others) == (call == "a new trial")
     assert stored.user_attrs == ({"name": 1} if call == "an attribute" else {})
     assert stored.values == ([1.0] if call == "a result" else None)
@@ -242,9 +232,9 @@ def test_no_worker_counts_as_dead_soon_after_an_outage(
 
 
 def test_a_network_that_is_cut_or_hangs_for_a_while_loses_no_trial(
-    url: str, postgresql: Postgresql, proxy: Proxy
+    database_url: str, postgresql: Postgresql, proxy: Proxy
 ) -> None:
-    address = url.replace(str(postgresql.port), str(proxy.port))
+    address = database_url.replace(str(postgresql.port), str(proxy.port))
     study = optuna.create_study(storage=open_storage(address), study_name="cut")
     study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=2)
     proxy.cut()

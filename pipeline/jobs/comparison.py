@@ -142,27 +142,28 @@ def _report(plan: EntryPoint, rows: Sequence[Row], about: Mapping[str, str], job
     from pipeline.jobs.publish import publish
     from pipeline.report.comparison import comparison_frame
 
-    findings = _findings(plan, _with_note(plan, rows), about)
-    if not _is_interrupted(rows):
-        first = next(one for one in plan.comparisons if one.name == rows[0].comparison)
-        experiment = next(one.experiment for one in first.variants if one.name == rows[0].name)
-        found, lengths = predicted_truncations(experiment), document_lengths(experiment)
-        findings = replace(findings, truncations=found, lengths=lengths)
+    findings = _findings(plan, rows, about)
+    if not any(row.result is not None and row.result.outcome is Outcome.INTERRUPTED for row in rows):
+        findings = _with_predictions(plan, findings)  # for which the user who has pressed Ctrl-C does not wait
     publish(findings, {"comparison.csv": comparison_frame(rows).to_csv(index=False)}, job, console)
 
 
-def _with_note(plan: EntryPoint, rows: Sequence[Row]) -> list[Row]:
-    """Return the rows; the first full fine-tuning has what it would need in the type of its checkpoint."""
-    if _is_interrupted(rows):
-        return [*rows]
-    for comparison in plan.comparisons:
-        for variant in comparison.variants:
-            if note := published_type_note(variant.experiment):
-                own = comparison.name, variant.name
-                return [replace(row, note=note) if (row.comparison, row.name) == own else row for row in rows]
-    return [*rows]
+def _with_predictions(plan: EntryPoint, findings: "ComparisonFindings") -> "ComparisonFindings":
+    """Return the findings with what other lengths, and the type of the checkpoint, would need.
 
-
-def _is_interrupted(rows: Sequence[Row]) -> bool:
-    """Whether the user ended a run, and waits for no prediction."""
-    return any(row.result is not None and row.result.outcome is Outcome.INTERRUPTED for row in rows)
+    The note on the type is that of the first full fine-tuning, the lengths are those of the first run.
+    """
+    experiments = {
+        (comparison.name, variant.name): variant.experiment
+        for comparison in plan.comparisons
+        for variant in comparison.variants
+    }
+    notes = ((name, published_type_note(experiment)) for name, experiment in experiments.items())
+    noted, note = next(((name, note) for name, note in notes if note), (None, None))
+    first = experiments[findings.rows[0].comparison, findings.rows[0].name]
+    return replace(
+        findings,
+        rows=tuple(replace(row, note=note) if (row.comparison, row.name) == noted else row for row in findings.rows),
+        truncations=predicted_truncations(first),
+        lengths=document_lengths(first),
+    )

@@ -78,7 +78,9 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
     if own.effective_batch_sizes and "effective_batch_size" in given:
         raise InvalidInputError("a plan takes effective_batch_size or effective_batch_sizes, and both are given")
     batches = [values | {"effective_batch_size": size} for size in dict.fromkeys(own.effective_batch_sizes)] or [values]
-    shared, space = read_space(own, batches[0], given, "plan", devices[0])
+    planned = [(target, batch) for target in devices for batch in batches]
+    spaces = [read_space(own, batch, given, "plan", target) for target, batch in planned]
+    shared, space = spaces[0]
     for name in ("model", "effective_batch_size"):
         if name in space.dimensions:
             raise InvalidInputError(
@@ -86,11 +88,10 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
             )
     cards = tuple(
         replace(
-            _card_plan(target, budget, batch, read_space(own, batch, given, "plan", target)[1], own, console),
+            _card_plan(target, budget, batch, space, own, console),
             effective_batch_size=batch["effective_batch_size"] if own.effective_batch_sizes else None,
         )
-        for target in devices
-        for batch in batches
+        for (target, batch), (_, space) in zip(planned, spaces, strict=True)
     )
     if not any(card.rows for card in cards):
         raise InvalidInputError("\n".join(f"{card.name}: {nothing_left(card.skipped)}" for card in cards))

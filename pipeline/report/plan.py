@@ -60,15 +60,15 @@ def plan_report(findings: PlanFindings) -> Report:
 
 
 def _lead(cards: Sequence[CardPlan]) -> str:
-    """Return the answer in words beside its figures or the table of cards, the fastest card first."""
+    """Return the answer in words beside its figures or the table of cards: the fastest start of all cards."""
     found = [(card, card.recommended) for card in cards if card.recommended is not None]
-    found.sort(key=lambda pair: expected_order(pair[1]))
-    starts = [f"{card.name}: {label(best.choice)}, {_about_speed(best)}" for card, best in found]
+    card, best = min(found, key=lambda pair: expected_order(pair[1]))
+    start = f"{label(best.choice)}, about {_speed_text(best)} ({percent_text(best)})"
     if len(cards) == 1:
-        return f"Start with {starts[0].partition(': ')[2]}: the fastest that is predicted to fit. {ESTIMATED}"
+        return f"Start with {start}: the fastest that is predicted to fit. {ESTIMATED}"
     without = [card.name for card in cards if card.recommended is None]
     nothing = f" Nothing fits {', '.join(without)}." if without else ""
-    return f"The fastest start is that on {'; '.join(starts[:1])}.{nothing} {ESTIMATED}"
+    return f"The fastest start is that on {card.name}: {start}.{nothing} {ESTIMATED}"
 
 
 def _command(findings: PlanFindings) -> str | None:
@@ -77,9 +77,9 @@ def _command(findings: PlanFindings) -> str | None:
     return None if best is None else command_of("main", {**findings.settings, **best.choice})
 
 
-def _about_speed(row: PlannedRow) -> str:
+def _speed_text(row: PlannedRow) -> str:
     """Return an estimated throughput in as many digits as an estimate has."""
-    return f"about {float(f'{row.tokens_per_second:.3g}'):,.0f} tokens/s ({percent_text(row)})"
+    return f"{float(f'{row.tokens_per_second:.3g}'):,.0f} tokens/s"
 
 
 def _answer(card: CardPlan) -> str:
@@ -146,7 +146,7 @@ def _headlines(card: CardPlan, best: PlannedRow) -> tuple[Headline, ...]:
         ),
         Headline(
             title="estimated speed",
-            value=_about_speed(best).partition(" (")[0].removeprefix("about "),
+            value=_speed_text(best),
             detail=f"{seconds_text(best.seconds)} a step, {percent_text(best)}",
         ),
         Headline(

@@ -55,20 +55,22 @@ def answer(findings: SearchFindings) -> str:
     )
     if findings.shows_front:
         text += f". Pareto front: {'; '.join(_on_front(row, rows) for row in pareto_front(rows))}"
-    certificate, verification = findings.certificate, findings.verification
-    proof = "" if certificate is None else f" {certificate.summary}."
-    check = "" if verification is None else f" {verification.verdict}."
-    return f"{text} ({space}).{proof}{check}"
+    check = "" if findings.verification is None else f" {findings.verification.verdict}."
+    return f"{text} ({space}).{_proof(findings)}{check}"
 
 
 def _lead(findings: SearchFindings) -> str | None:
     """Return the answer in words beside its figures: the configuration, and what the rest of the space may hold."""
-    best, certificate, verification = findings.best, findings.certificate, findings.verification
+    best, verification = findings.best, findings.verification
     if best is None or findings.shows_front:
         return None
-    proof = "" if certificate is None else f" {certificate.summary}."
     check = "" if verification is None or verification.same_training else f" {verification.verdict}."
-    return f"Train with {label(best.choice)}.{proof}{check}"
+    return f"Train with {label(best.choice)}.{_proof(findings)}{check}"
+
+
+def _proof(findings: SearchFindings) -> str:
+    """Return the certificate as a sentence after another one."""
+    return "" if findings.certificate is None else f" {findings.certificate.summary}."
 
 
 def search_report(findings: SearchFindings) -> Report:

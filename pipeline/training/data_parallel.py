@@ -66,8 +66,9 @@ def refuse_other_weights(module: nn.Module, ranks: Ranks) -> None:
     """Raise RuntimeError if the ranks have made different parameters, since nothing sends one's to the others."""
     if ranks.size == 1:
         return
-    own = [float(parameter.detach().sum()) for parameter in module.parameters()]
-    if ranks.largest(own) != [-value for value in ranks.largest([-value for value in own])]:
+    sums = [float(parameter.detach().sum()) for parameter in module.parameters()]
+    own = [*sums, *(-value for value in sums)]  # the largest negative value is that of the smallest sum
+    if ranks.largest(own) != own:
         raise RuntimeError(
             "all ranks must begin with the same weights, and theirs differ; draw them from torch's generator, which "
             "`seed` sets, or read them from a checkpoint"
