@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -68,6 +68,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         elif item.get_closest_marker("needs_numbers") and IS_SIMULATED:
             item.add_marker(pytest.mark.skip(reason="needs numbers: a simulated card computes none"))
+
+
+def pairs(firsts: Sequence[Any], seconds: Sequence[Any]) -> list[Any]:
+    """Return every pair as a test case; only `make test-all` runs those with neither one's first value."""
+    return [
+        pytest.param(first, second, id=f"{first}-{second}", marks=[pytest.mark.slow] if row and column else [])
+        for row, first in enumerate(firsts)
+        for column, second in enumerate(seconds)
+    ]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TINY, tiny, with_corpus_of
+from conftest import TINY, pairs, tiny, with_corpus_of
 from peft import LoraConfig, get_peft_model
 from test_export import run_framework
 from test_extrapolate_depth import CARD, check_extrapolation, write_configuration
@@ -185,8 +185,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("others", OTHERS, ids=str)
-@pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
+@pytest.mark.parametrize(("model", "others"), pairs(["gpt2-nano", "llama-nano"], OTHERS))
 def test_its_peak_is_predicted_where_the_weights_set_it(model: str, others: dict[str, Any]) -> None:
     wide = {**SMALL_BATCH, "model": model, "vocabulary_size": 300, "causal_lm__width": 96}
     experiment = tiny(adapter="lora", **wide, **others)

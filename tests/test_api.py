@@ -84,7 +84,10 @@ def test_a_plan_of_several_effective_batches_has_each_card_with_each(folder: Pat
     page = (logged / "report.html").read_text()
     for words in ("effective batch of 2 or 4 on", "Tesla T4 (effective batch 4)", ">effective batch 2</button>"):
         assert words in page
-    with pytest.raises(InvalidInputError, match="both are given"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"effective_batch_size \(2\) or effective_batch_sizes \(\[2\]\), and both are given; leave one",
+    ):
         pipeline.plan(**settings, effective_batch_sizes=[2], effective_batch_size=2)
     with pytest.raises(InvalidInputError, match="remove effective_batch_sizes"):
         pipeline.longest(**settings, effective_batch_sizes=[2])

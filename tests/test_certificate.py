@@ -60,6 +60,8 @@ def test_there_is_no_certificate_without_an_adequate_time_model_or_an_answer() -
     assert inadequate.summary.startswith("No certificate: the residual of the time model is 25 %")
     nothing = replace(PROVEN, bound=None, remaining_improvement=None)
     assert nothing.summary.startswith("No certificate: nothing that fits was measured")
+    front = replace(nothing, is_of_front=True)
+    assert front.summary.startswith("No certificate: what is left may need less memory than all that was measured")
 
 
 def test_the_device_time_is_compared_with_that_of_the_whole_space() -> None:

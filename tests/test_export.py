@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import yaml
-from conftest import ROOT, TINY, tiny, with_corpus_of
+from conftest import ROOT, TINY, pairs, tiny, with_corpus_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import free_port
@@ -160,8 +160,7 @@ def test_trainer_pads_each_micro_batch_to_its_longest_sequence(short_documents: 
     assert batch["labels"].tolist() == [[-100, 6, 7], [8, -100, -100]]
 
 
-@pytest.mark.parametrize("corpus", ["chat", "text_files"])
-@pytest.mark.parametrize("loss_kernel", ["full", "chunked"])
+@pytest.mark.parametrize(("loss_kernel", "corpus"), pairs(["full", "chunked"], ["chat", "text_files"]))
 def test_the_script_keeps_documents_apart(loss_kernel: str, corpus: str, short_documents: Path, tmp_path: Path) -> None:
     values = {
         "corpus": corpus,

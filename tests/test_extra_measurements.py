@@ -93,7 +93,7 @@ def test_a_refuted_configuration_is_not_what_others_have_to_beat(finished: Finis
 def test_the_certificate_counts_configurations_that_only_the_verification_measured() -> None:
     stored = StoredStudy("sqlite:///:memory:", "test", ("maximize",), {})
     sampler = PredictiveSampler(CANDIDATES, RULES)
-    made: Any = SimpleNamespace(settings=SimpleNamespace(gap=0.01))
+    made: Any = SimpleNamespace(settings=SimpleNamespace(gap=0.01, objectives="throughput"))
     gone = replace(measurement(1), choice={**CANDIDATES[1].choice, "precision": "of a package that is gone"})
     proposer = PredictiveProposer(cast(SearchProblem, made), stored, sampler)
     certificate = proposer.certificate((), [measurement(0), gone])

@@ -106,7 +106,9 @@ def test_a_kind_that_does_not_fit_is_skipped_and_the_next_is_searched(project: P
     lora, full = findings_of(project, "finetune").rows
     assert (lora.name, lora.is_baseline, full.is_baseline) == ("lora", True, False)
     limit = float(budget.removesuffix("MiB"))
-    assert full.skipped == f"it needs at least {least['none']:,.1f} MiB, and the budget is {limit:,.1f} MiB"
+    assert (
+        full.skipped == f"its smallest configuration needs {least['none']:,.1f} MiB, and the budget is {limit:,.1f} MiB"
+    )
     assert lora.metrics["peak_allocated_mib"] <= limit
     assert yaml.safe_load((project.folder / "best.yaml").read_text())["adapter"] == "lora"
 
@@ -138,7 +140,7 @@ def test_what_transformers_default_needs_is_beside_full_fine_tuning(tmp_path: Pa
 
 def _of_the_default(folder: Path, needed_mib: float) -> str:
     return (
-        f"transformers loads {folder} in bfloat16 unless told otherwise, and this run trains it in float32; with "
+        f"transformers loads {folder} in bfloat16 unless told otherwise, and here its weights are float32; with "
         f"weights=bfloat16 it would need {needed_mib:,.1f} MiB"
     )
 
@@ -163,7 +165,7 @@ def test_nothing_fits(project: Project, pretrained: Path) -> None:
     before = len(list(project.folder.glob("runs/*-search-*")))
     done = project.here("finetune", {**SHORT, "model": str(pretrained), "budget": "1MiB"})
     assert done.returncode == 1
-    assert done.stdout.count("skipped, it needs at least") == 2
+    assert done.stdout.count("skipped, its smallest configuration needs") == 2
     assert len(list(project.folder.glob("runs/*-search-*"))) == before
     frame = pd.read_csv(max(project.folder.glob("runs/*-finetune-*")) / "comparison.csv")
     assert list(frame.outcome) == ["skipped", "skipped"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import TINY, tiny
+from conftest import TINY, pairs, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from test_prediction import CPU
@@ -116,8 +116,10 @@ def documents(short_documents: Path) -> dict[str, Any]:
     return {"corpus": "text_files", "text_files__path": short_documents, "sequence_length": 200, "num_steps": 8}
 
 
-@pytest.mark.parametrize("more", [{}, {"checkpointing": "every_layer"}, {"attention": "eager"}], ids=str)
-@pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
+@pytest.mark.parametrize(
+    ("model", "more"),
+    pairs(["gpt2-nano", "llama-nano"], [{}, {"checkpointing": "every_layer"}, {"attention": "eager"}]),
+)
 def test_losses_are_those_of_padding_to_the_sequence_length(
     model: str, more: dict[str, Any], documents: dict[str, Any]
 ) -> None:

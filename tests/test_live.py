@@ -89,7 +89,7 @@ def test_the_time_of_a_session_is_divided_among_what_runs() -> None:
 
 def test_a_page_is_written_again_once_the_last_one_is_a_small_share_of_the_time(tmp_path: Path) -> None:
     now, made = FakeClock(), []
-    page = LivePage(tmp_path, now)
+    page = LivePage(tmp_path, Console(), now)
 
     def findings() -> Any:
         made.append(now.seconds)
@@ -103,6 +103,19 @@ def test_a_page_is_written_again_once_the_last_one_is_a_small_share_of_the_time(
     text = page.file.read_text()
     assert "Running: 3 of at most 12 trials, written at" in text and "data-reload-seconds" in text
     assert "data-reload-seconds" not in to_html(report_of(search_findings())).partition("<body>")[0]
+
+
+def test_an_error_of_the_page_is_said_once_and_the_job_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def findings() -> Any:
+        raise OSError("no space left on device")
+
+    page = LivePage(tmp_path, Console())
+    for _ in range(3):
+        page.write(findings, "1 of 3 variants")
+    assert capsys.readouterr().out == "the page of the running job is not written: no space left on device\n"
+    assert not page.file.exists()
 
 
 def rows_of(plan: EntryPoint) -> list[Row]:

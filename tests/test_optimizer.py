@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from bitsandbytes.optim import AdamW8bit, GlobalOptimManager
-from conftest import tiny, with_corpus_of
+from conftest import pairs, tiny, with_corpus_of
 from test_prediction import CPU, measured
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
@@ -322,8 +322,10 @@ def test_what_8_bit_adamw_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     assert tiny(optimizer="sgd").unsupported(CPU) is None
 
 
-@pytest.mark.parametrize("more", [{}, {"precision": "bf16"}, {"optimizer_in_backward": True}], ids=str)
-@pytest.mark.parametrize("model", ["gpt2-nano", "encoder_stack"])
+@pytest.mark.parametrize(
+    ("model", "more"),
+    pairs(["gpt2-nano", "encoder_stack"], [{}, {"precision": "bf16"}, {"optimizer_in_backward": True}]),
+)
 @pytest.mark.parametrize("optimizer", OTHERS)
 def test_its_peak_is_predicted_where_the_state_is_most_of_it(optimizer: str, model: str, more: dict[str, Any]) -> None:
     shared = {**SMALL_BATCH, **with_corpus_of(model), "max_grad_norm": None, **more}

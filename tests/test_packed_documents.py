@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import IS_SIMULATED, tiny
+from conftest import IS_SIMULATED, pairs, tiny
 from cuda_without_gpu import QUANTITIES, simulated_card
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,8 +110,7 @@ def test_joined_documents_have_another_loss() -> None:
     assert losses[0] != pytest.approx(losses[1], rel=1e-4)
 
 
-@pytest.mark.parametrize("settings", TECHNIQUES, ids=str)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "settings"), pairs(MODELS, TECHNIQUES))
 def test_the_predicted_peak_is_the_measured_one(model: str, settings: dict[str, Any]) -> None:
     experiment = tiny(
         **CONVERSATIONS, model=model, sequences="packed_documents", micro_batch_size=4, eval_steps=0, **settings

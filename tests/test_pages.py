@@ -354,6 +354,11 @@ def test_a_page_fits_its_screen(findings: Callable[[], Findings], width: int, sc
 @needs_browser
 def test_a_page_prints_every_card(shown: Shown) -> None:
     page = shown(plan_findings(), 1440, "light")
+    sections = page.locator("section[data-choice]").all()
+    before = [section.is_visible() for section in sections]
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    assert all(section.is_visible() for section in page.locator("section[data-choice]").all())
+    assert all(section.is_visible() for section in sections) and page.locator("details:not([open])").count() == 0
+    page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert [section.is_visible() for section in sections] == before and not all(before)
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     assert page.pdf().startswith(b"%PDF")

@@ -22,7 +22,7 @@ from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow, expecte
 from pipeline.prediction.plan_reasons import reasons_for
 from pipeline.prediction.predict import predict
 from pipeline.report.findings import read_findings, report_of
-from pipeline.report.heat_map import _of_fastest, fit_plot
+from pipeline.report.heat_map import _shown, fit_plot
 from pipeline.report.page import to_html
 
 CARDS = {**SMALL, "gpu": "rtx4090,t4", "effective_batch_size": "4", "model": "gpt2-nano"}
@@ -224,7 +224,9 @@ def test_a_heat_map_shows_the_fastest_combinations_of_a_large_plan() -> None:
         for seconds, name in ((2.0, "fp32"), (1.0, "bf16"), (3.0, "fp16"))
         for size in (1, 2)
     )
-    assert [one.choice["precision"] for one in _of_fastest(rows, 5)] == ["fp32", "fp32", "bf16", "bf16"]
+    assert [one.choice["precision"] for one in _shown(rows, 5)] == ["fp32", "fp32", "bf16", "bf16"]
+    lean = row(4, 9.0, micro_batch_size=1, checkpointing="none", precision="fp16")
+    assert [one.choice["precision"] for one in _shown((*rows, lean), 5)] == ["bf16", "bf16", "fp16", "fp16", "fp16"]
 
 
 def test_findings_are_plain_json(finished: tuple[Project, Done]) -> None:

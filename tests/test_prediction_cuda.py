@@ -17,12 +17,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.torch_version import TORCH_VERSION
 from pipeline.config.experiment import make_experiment
+from pipeline.jobs.plan_settings import planned_row
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction import autocast
 from pipeline.prediction.cards import CARDS, OTHER_CONTEXT_MIB, find_card
 from pipeline.prediction.cuda_operators import cuda_operators
 from pipeline.prediction.predict import Prediction, predict
 from pipeline.prediction.product_workspaces import ProductWorkspaces
+from pipeline.prediction.rates import cost_prior
 from pipeline.prediction.trace import trace
 from pipeline.techniques.precision import Precision
 
@@ -200,6 +202,22 @@ def test_a_budget_between_allocated_and_reserved_bytes_is_replayed(prediction: P
     assert prediction.fits(reserved)
     assert not prediction.fits(allocated - 1)
     assert prediction.fits(reserved - 2 * MIB) >= prediction.fits(allocated)
+
+
+def test_the_peak_under_a_budget_is_that_at_which_cached_memory_is_released(prediction: Prediction) -> None:
+    reserved, allocated = prediction.peak_reserved_bytes, prediction.peak_allocated_bytes
+    assert reserved is not None
+    assert prediction.peak_within(reserved) == prediction.peak_within(2 * reserved) == reserved
+    assert prediction.peak_within(allocated - 1) is None
+    peaks = {budget: prediction.peak_within(budget) for budget in range(allocated, reserved, MIB)}
+    fitting = {budget: peak for budget, peak in peaks.items() if peak is not None}
+    assert fitting and all(allocated <= peak <= budget for budget, peak in fitting.items())
+    for budget in peaks:
+        assert prediction.fits(budget) == (budget in fitting), budget
+        row = planned_row({}, tiny(micro_batch_size=8, precision="bf16", **WIDE), prediction, budget, cost_prior(A100))
+        assert row.fits == (row.peak_bytes <= budget)
+        assert row.peak_reserved_bytes is not None and row.peak_device_bytes is not None
+        assert row.peak_device_bytes - row.peak_reserved_bytes == OTHER_CONTEXT_MIB * MIB
 
 
 def test_expandable_segments_follow_the_environment_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

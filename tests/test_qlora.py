@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny
+from conftest import pairs, tiny
 from test_adapter import CUTS, LORA, NUM_STEPS, SMALL_BATCH, trained
 from test_export import run_framework
 from test_export_axolotl import exported
@@ -184,8 +184,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("others", OTHERS, ids=str)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "others"), pairs(MODELS, OTHERS))
 def test_its_peak_is_predicted(model: str, others: dict[str, Any]) -> None:
     """With few tokens it is reached where the weights are quantized, otherwise in the training."""
     wide = {"model": model, "vocabulary_size": 300, "causal_lm__width": 96, "eval_steps": 0}

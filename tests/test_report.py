@@ -36,6 +36,7 @@ DEAD = replace(GOOD, outcome=Outcome.OUT_OF_MEMORY, detail="no memory", steps=()
 RESULTS = {"ok": GOOD, "diverged": DIVERGED, "dead": DEAD, "skipped": None}
 PARAMS = {
     "micro_batch_size": 2,
+    "effective_batch_size": 4,
     "accumulation_steps": 2,
     "dataset_size": 100,
     "model": "gpt2-nano",

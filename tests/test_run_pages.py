@@ -27,6 +27,7 @@ from pipeline.report.losses import losses_panel
 from pipeline.report.page import to_html
 from pipeline.report.plot import label
 from pipeline.report.profile import Advice, ProfilingFindings
+from pipeline.report.sections import epoch
 from pipeline.report.tradeoff import tradeoff_plot
 from pipeline.report.treemap import Rectangle, squarified
 from pipeline.training.metrics import Row
@@ -114,7 +115,35 @@ def test_the_answer_is_a_sentence_figures_and_a_command() -> None:
     assert command({"it": shown}) == command_of("main", shown[2].params)
     in_budget = [replace(row, params={**row.params, "budget": "90MiB"}) for row in shown]
     assert answer(in_budget) == f"3 of 6 trained within the budget of 90MiB. {answer(shown)}"
+    assert answer([*in_budget[:5], shown[5]]) == answer(shown), "one of them had no budget"
     assert command_title({"it": shown}) == f"Run again ({LONG}B)"
+
+
+def test_losses_of_other_models_or_data_are_not_compared() -> None:
+    plain, same = (replace(row, metrics={**row.metrics, "eval_loss": 2.0}) for row in rows("ok", "ok"))
+    other = replace(same, name="other", params={**same.params, "corpus": "quick_fox"})
+    other = replace(other, metrics={"eval_loss": 1.0, "effective_batch_size": 8.0})
+    elsewhere = replace(same, params={**same.params, "device": "cuda"})
+    for row, is_compared in ((elsewhere, True), (other, False)):
+        shown = {one.title for one in headlines({"it": [plain, replace(row, is_baseline=False)]})}
+        assert ("lowest held-out loss" in shown or "largest loss difference" in shown) == is_compared
+        assert ("less that of" in losses_panel([plain, row]).title) == is_compared
+
+
+def test_a_name_within_a_sentence_keeps_its_letters() -> None:
+    several = [replace(row, comparison=name) for row, name in zip(rows("ok", "ok"), ("LoRA_ranks", "it"), strict=True)]
+    report = comparison_report(replace(comparison_findings(), rows=tuple(several)))
+    assert report.answer.startswith("LoRA ranks: ") and " It: " in report.answer
+
+
+def test_an_epoch_counts_the_effective_batch_of_all_processes() -> None:
+    [one] = rows("ok")
+    metrics = {**one.metrics, "seconds_per_step": 2.0}
+    params = {"micro_batch_size": 4, "accumulation_steps": 2, "effective_batch_size": 16, "dataset_size": 160}
+    [table] = epoch.section([replace(one, params={**one.params, **params}, metrics=metrics)]).tables
+    shown = table.frame.iloc[0]
+    assert (shown["effective batch"], shown["updates"], shown["forward passes"]) == (16, 10, 40)
+    assert shown["epoch, minutes"] == pytest.approx(20 / 60)
 
 
 def test_a_baseline_that_none_surpasses_is_the_answer() -> None:
@@ -190,8 +219,8 @@ def series_of(spec: dict[str, Any]) -> list[dict[str, list[float | None]]]:
 def test_losses_stand_above_their_differences_from_the_baseline() -> None:
     first, second, third = rows("ok", "ok", "ok")
     compared = [with_losses(first, 5.0, 4.0, 3.5), with_losses(second, 5.0, 4.5), with_losses(third, 5.0, 4.0, 3.0)]
-    other_batch = {**third.metrics, "effective_batch_size": 8.0}
-    upper, lower = series_of(losses_panel([*compared[:2], replace(compared[2], metrics=other_batch)]).to_spec())
+    other_batch = {**third.params, "effective_batch_size": 8}
+    upper, lower = series_of(losses_panel([*compared[:2], replace(compared[2], params=other_batch)]).to_spec())
     assert upper == {"ok-0": [5, 4, 3.5], "ok-1": [5, 4.5], "ok-2": [5, 4, 3]}
     assert lower == {"ok-0": [0, 0, 0], "ok-1": [0, 0.5]}
 

@@ -365,7 +365,7 @@ def test_the_fastest_and_a_slowed_trial_are_proposed_again_and_counted_once() ->
     study, slowed = new_study(), SPACE.choices[8]
     sampler = PredictiveSampler([candidate_of(choice) for choice in SPACE.choices], Rules(budget_bytes=BUDGET))
     base = SimpleNamespace(settings=SimpleNamespace(seed=0))
-    plan = SimpleNamespace(settings=SimpleNamespace(gap=0.01), space=SPACE, base=base)
+    plan = SimpleNamespace(settings=SimpleNamespace(gap=0.01, objectives="throughput"), space=SPACE, base=base)
     proposer = PredictiveProposer(cast(SearchProblem, plan), study, sampler)
 
     def measure_it(choice: Choice, slowness: float = 1.0, repeat: bool = False) -> None:
@@ -391,7 +391,7 @@ def test_the_fastest_and_a_slowed_trial_are_proposed_again_and_counted_once() ->
 def test_a_repeat_that_crashes_is_not_proposed_again() -> None:
     study = new_study()
     sampler = PredictiveSampler([candidate_of(choice) for choice in SPACE.choices], Rules(budget_bytes=BUDGET))
-    plan = SimpleNamespace(settings=SimpleNamespace(gap=0.01), space=SPACE)
+    plan = SimpleNamespace(settings=SimpleNamespace(gap=0.01, objectives="throughput"), space=SPACE)
     proposer = PredictiveProposer(cast(SearchProblem, plan), study, sampler)
     for choice in SPACE.choices[:6]:
         measure(study, choice, result_of(choice, oom=False), 20)

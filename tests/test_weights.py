@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TINY, tiny, with_corpus_of
+from conftest import TINY, pairs, tiny, with_corpus_of
 from test_prediction import CPU, measured
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
@@ -99,8 +99,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("others", OTHERS, ids=str)
-@pytest.mark.parametrize("model", ["gpt2-nano", "encoder_stack"])
+@pytest.mark.parametrize(("model", "others"), pairs(["gpt2-nano", "encoder_stack"], OTHERS))
 def test_its_peak_is_predicted_where_the_weights_set_it(model: str, others: dict[str, Any]) -> None:
     wide = {"vocabulary_size": 300, "causal_lm__width": 96, "encoder_stack__width": 96}
     shared = {**SMALL_BATCH, **wide, **with_corpus_of(model), **others}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
 from pipeline.prediction.longest import LongestFindings
 from pipeline.prediction.plan import PlanFindings
@@ -66,8 +67,9 @@ def _of_plan(findings: PlanFindings) -> dict[str, float]:
 
 
 def _of_rows(rows: Iterable[Row]) -> dict[str, float]:
-    completed = [row for row in rows if row.result is not None and row.result.outcome.completed]
-    fastest = max(completed, key=lambda row: row.metrics.get("tokens_per_second", 0.0), default=None)
+    completed = [row for row in rows if row.completed]
+    within = [row for row in completed if row.result is not None and row.result.outcome is Outcome.OK]
+    fastest = max(within or completed, key=lambda row: row.metrics.get("tokens_per_second", 0.0), default=None)
     metrics = {} if fastest is None else _of_best(fastest.metrics)
     for name in LARGEST:
         values = [row.metrics[name] for row in completed if name in row.metrics]

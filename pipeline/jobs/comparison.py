@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.status import Status
 
-from pipeline.base.results import Outcome, Result, StepRecord
+from pipeline.base.results import Result, StepRecord
 from pipeline.config.variants import Comparison, EntryPoint, Variant
 from pipeline.jobs.lengths import document_lengths, left_out, predicted_truncations
 from pipeline.jobs.live_page import LivePage
@@ -45,14 +45,16 @@ def measure(plan: EntryPoint, console: Console) -> int:
         job.tags({"device": str(first.device)})
         job.file("environment.json", json.dumps(about, indent=1))
         rows: list[Row] = []
-        page = LivePage(job.folder)
+        page, is_whole = LivePage(job.folder, console), False
         try:
             for comparison in plan.comparisons:
                 _run_comparison(plan, comparison, job, rows, partial(_write, page, plan, rows, about), console)
+            is_whole = True
         finally:
             if rows:
-                _report(plan, rows, about, job, console)
-        job.succeeded = any(row.result is not None and row.result.outcome.completed for row in rows)
+                findings = _findings(plan, rows, about)  # whoever has pressed Ctrl-C does not wait for predictions
+                _report(_with_predictions(plan, findings) if is_whole else findings, job, console)
+        job.succeeded = any(row.completed for row in rows)
     return 0 if job.succeeded else 1
 
 
@@ -137,15 +139,12 @@ def _findings(plan: EntryPoint, rows: Sequence[Row], about: Mapping[str, str]) -
     )
 
 
-def _report(plan: EntryPoint, rows: Sequence[Row], about: Mapping[str, str], job: Job, console: Console) -> None:
+def _report(findings: "ComparisonFindings", job: Job, console: Console) -> None:
     """Print and log the report."""
     from pipeline.jobs.publish import publish
     from pipeline.report.comparison import comparison_frame
 
-    findings = _findings(plan, rows, about)
-    if not any(row.result is not None and row.result.outcome is Outcome.INTERRUPTED for row in rows):
-        findings = _with_predictions(plan, findings)  # for which the user who has pressed Ctrl-C does not wait
-    publish(findings, {"comparison.csv": comparison_frame(rows).to_csv(index=False)}, job, console)
+    publish(findings, {"comparison.csv": comparison_frame(findings.rows).to_csv(index=False)}, job, console)
 
 
 def _with_predictions(plan: EntryPoint, findings: "ComparisonFindings") -> "ComparisonFindings":

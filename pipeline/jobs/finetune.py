@@ -81,7 +81,7 @@ class Kind:
             return None
         budget_mib = self.plan.budget_bytes / MIB
         least_mib = _least(self.plan).peak_bytes / MIB
-        return f"it needs at least {least_mib:,.1f} MiB, and the budget is {budget_mib:,.1f} MiB"
+        return f"its smallest configuration needs {least_mib:,.1f} MiB, and the budget is {budget_mib:,.1f} MiB"
 
     @property
     def choice(self) -> Mapping[str, Any]:

@@ -76,7 +76,10 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
     if values["model"] == "auto":
         values["model"] = AUTO_MODEL[devices[0].kind]
     if own.effective_batch_sizes and "effective_batch_size" in given:
-        raise InvalidInputError("a plan takes effective_batch_size or effective_batch_sizes, and both are given")
+        raise InvalidInputError(
+            f"a plan takes effective_batch_size ({given['effective_batch_size']}) or effective_batch_sizes "
+            f"({own.effective_batch_sizes}), and both are given; leave one out"
+        )
     batches = [values | {"effective_batch_size": size} for size in dict.fromkeys(own.effective_batch_sizes)] or [values]
     planned = [(target, batch) for target in devices for batch in batches]
     spaces = [read_space(own, batch, given, "plan", target) for target, batch in planned]
@@ -99,6 +102,7 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
         _refuse_hopeless(cards[0], values["model"])
     if note := left_out(Experiment(shared)):
         console.print(note, style="yellow", highlight=False)
+    differing = ("effective_batch_size", "accumulation_steps") if own.effective_batch_sizes else ()
     return PlanFindings(
         entry="plan",
         model=values["model"],
@@ -108,7 +112,7 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
         settings={
             name: value
             for name, value in dotted(shared.model_dump())
-            if name not in (*space.dimensions, "device", "budget")
+            if name not in (*space.dimensions, *differing, "device", "budget")
         },
         environment=environment(torch.device("cpu")),
     )

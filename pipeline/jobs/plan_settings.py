@@ -63,17 +63,21 @@ def budget_bytes_on(text: str | None, target: Hardware) -> int:
 def planned_row(
     choice: Choice, experiment: Experiment, prediction: Prediction, budget_bytes: int, prior: CostPrior
 ) -> PlannedRow:
-    """Return the row of a prediction."""
+    """Return the row of a prediction; the peaks of what fits are those of a run under this budget."""
     settings: Any = experiment.settings
     time = estimated(prediction, settings.accumulation_steps, prior)
+    peak_within = prediction.peak_within(budget_bytes)
+    reserved, device = prediction.peak_reserved_bytes, prediction.peak_device_bytes
+    if reserved is not None and device is not None and peak_within is not None:
+        reserved, device = peak_within, device - reserved + peak_within  # the rest is the CUDA context
     return PlannedRow(
         choice=choice,
         micro_batch_size=experiment.micro_batch_size,
         accumulation_steps=settings.accumulation_steps,
         peak_allocated_bytes=prediction.peak_allocated_bytes,
-        peak_reserved_bytes=prediction.peak_reserved_bytes,
-        peak_device_bytes=prediction.peak_device_bytes,
-        fits=prediction.fits(budget_bytes),
+        peak_reserved_bytes=reserved,
+        peak_device_bytes=device,
+        fits=peak_within is not None,
         seconds=time.seconds,
         deviation=time.deviation,
         tokens=round(prediction.num_tokens),

@@ -55,7 +55,7 @@ def profiling(plan: EntryPoint, console: Console) -> int:
                 experiment, variant.name, folder, [job.children.observer()], partial(_summarize, experiment)
             )
         _report(plan.entry, QUESTION.format(name=variant.name), experiment, row, profile, about, job, console)
-        job.succeeded = row.result is not None and row.result.outcome.completed
+        job.succeeded = row.completed
     return 0 if job.succeeded else 1
 
 

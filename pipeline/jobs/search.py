@@ -85,7 +85,7 @@ def _measure(
         proposer = make_proposer(problem, study, sampler)
         verification: Verification | None = None
         extra: tuple[Measurement, ...] = ()
-        page = LivePage(job.folder)
+        page = LivePage(job.folder, console)
 
         def write_page() -> None:
             if trials := one.trials:

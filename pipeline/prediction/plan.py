@@ -91,7 +91,11 @@ class PlanFindings:
     @property
     def effective_batch_sizes(self) -> tuple[int, ...]:
         """All effective batches."""
-        return tuple(dict.fromkeys(card.effective_batch_size or self.effective_batch_size for card in self.cards))
+        return tuple(dict.fromkeys(map(self.effective_batch_size_on, self.cards)))
+
+    def effective_batch_size_on(self, card: CardPlan) -> int:
+        """Return the effective batch that one of the cards is planned for."""
+        return card.effective_batch_size or self.effective_batch_size
 
     @property
     def recommended(self) -> PlannedRow | None:

@@ -48,8 +48,8 @@ class Prediction:
     """Tokens of a typical optimizer step, without padding."""
     requests: Requests = field(repr=False)
     expandable_segments: bool = False
-    _replayed: dict[int, bool] = field(default_factory=dict, repr=False, compare=False)
-    """Whether it fits, by the caps at which it was replayed."""
+    _replayed: dict[int, int | None] = field(default_factory=dict, repr=False, compare=False)
+    """The reserved peaks by the caps at which it was replayed; None where it does not fit."""
 
     @property
     def sequence_flops(self) -> float:
@@ -62,27 +62,30 @@ class Prediction:
         return limited_peak(self.peak_allocated_bytes, self.peak_reserved_bytes)
 
     def fits(self, budget_bytes: int) -> bool:
-        """Whether the run stays within a budget: on CUDA a cap on reserved bytes, at which cached ones are released.
+        """Whether the run stays within a budget: on CUDA a cap on reserved bytes, at which cached ones are released."""
+        if any(cap <= budget_bytes for cap, peak in self._replayed.items() if peak is not None):
+            return True
+        if any(cap >= budget_bytes for cap, peak in self._replayed.items() if peak is None):
+            return False
+        return self.peak_within(budget_bytes) is not None
+
+    def peak_within(self, budget_bytes: int) -> int | None:
+        """Return the peak of a run under this budget, at which cached bytes are released; None if it does not fit.
 
         Expandable segments may grow beyond the cap, which is over the budget too.
         """
+        if self.peak_bytes <= budget_bytes:
+            return self.peak_bytes
         if self.peak_reserved_bytes is None or self.peak_allocated_bytes > budget_bytes:
-            return self.peak_allocated_bytes <= budget_bytes
-        if self.peak_reserved_bytes <= budget_bytes:
-            return True
-        if any(cap <= budget_bytes for cap, fits in self._replayed.items() if fits):
-            return True
-        if any(cap >= budget_bytes for cap, fits in self._replayed.items() if not fits):
-            return False
-        self._replayed[budget_bytes] = fits = self._fits_after_release(budget_bytes)
-        return fits
-
-    def _fits_after_release(self, budget_bytes: int) -> bool:
-        try:
-            peaks = self.requests.replay(cap_bytes=budget_bytes, expandable_segments=self.expandable_segments)
-        except OutOfMemoryError:
-            return False
-        return peaks.peak_reserved_bytes <= budget_bytes
+            return None
+        if budget_bytes not in self._replayed:
+            try:
+                replayed = self.requests.replay(cap_bytes=budget_bytes, expandable_segments=self.expandable_segments)
+                peak = replayed.peak_reserved_bytes
+            except OutOfMemoryError:
+                peak = None
+            self._replayed[budget_bytes] = peak if peak is not None and peak <= budget_bytes else None
+        return self._replayed[budget_bytes]
 
 
 def predict(

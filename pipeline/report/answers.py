@@ -6,6 +6,7 @@ from functools import partial
 
 from pipeline.base.results import Outcome
 from pipeline.report.command import command_of
+from pipeline.report.comparable import of_other_data
 from pipeline.report.other_trainings import changes
 from pipeline.report.page import Headline
 from pipeline.report.sections import LADDER
@@ -28,8 +29,8 @@ def answer(rows: Sequence[Row]) -> str:
 
 def _within_budget(rows: Sequence[Row]) -> str:
     """Return how many of several runs stayed within the budget, if all have the same one."""
-    budgets = {row.params.get("budget") for row in rows} - {None, "none"}
-    if len(rows) < 2 or len(budgets) != 1:
+    budgets = {row.params.get("budget") for row in rows}
+    if len(rows) < 2 or len(budgets) != 1 or budgets <= {None, "none"}:
         return ""
     fitting = sum(row.result is not None and row.result.outcome is Outcome.OK for row in rows)
     return f"{fitting} of {len(rows)} trained within the budget of {budgets.pop()}. "
@@ -39,7 +40,7 @@ def _least_answer(rows: Sequence[Row]) -> str:
     """Return which variants need the least memory and time."""
     baseline, others = _baseline(rows), _compared(rows)
     if baseline is None:
-        ended = sum(map(_ended, rows))
+        ended = sum(row.completed for row in rows)
         return f"{ended} of {len(rows)} runs completed; the baseline was not measured."
     if not others:
         return (
@@ -76,7 +77,7 @@ def headlines(comparisons: Mapping[str, Sequence[Row]]) -> tuple[Headline, ...]:
         return _of_one(rows[0])
     others = [row for each in comparisons.values() if _baseline(each) for row in _compared(each)]
     found = [*_least(others, comparisons), *_losses(rows)]
-    incomplete = [row for row in rows if not _ended(row)]
+    incomplete = [row for row in rows if not row.completed]
     if incomplete:
         count = Counter(outcome_of(row).replace("_", " ") for row in incomplete)
         detail = ", ".join(f"{number} {outcome}" for outcome, number in count.items())
@@ -112,7 +113,7 @@ def _best(comparisons: Mapping[str, Sequence[Row]]) -> Row | None:
 
     Without a baseline it is the fastest; None if no run completed.
     """
-    ended = [row for rows in comparisons.values() for row in rows if _ended(row)]
+    ended = [row for rows in comparisons.values() for row in rows if row.completed]
     others = [row for rows in comparisons.values() if _baseline(rows) for row in _compared(rows)]
     if not others:
         return max(ended, key=lambda row: row.metrics.get("samples_per_second", 0.0), default=None)
@@ -145,7 +146,7 @@ def _of_one(row: Row) -> tuple[Headline, ...]:
         found.append(Headline(title="final loss", value=f"{metrics['final_loss']:.4g}", detail=detail))
     if "eval_loss" in metrics:
         found.append(Headline(title="held-out loss", value=f"{metrics['eval_loss']:.4g}", detail="after the last step"))
-    if not _ended(row):
+    if not row.completed:
         found.insert(0, Headline(title="outcome", value=outcome_of(row).replace("_", " "), detail="lower bounds"))
     return tuple(found[:NUM_FIGURES])
 
@@ -183,7 +184,7 @@ def _losses(rows: Sequence[Row]) -> list[Headline]:
         value = f"{worst.metrics['max_loss_difference']:.2g}"
         return [Headline(title="largest loss difference", value=value, detail=f"in any step: {worst.name}")]
     held_out = [row for row in rows if "eval_loss" in row.metrics]
-    if not held_out:
+    if not held_out or any(of_other_data(row, held_out[0]) for row in held_out):
         return []
     lowest = min(held_out, key=lambda row: row.metrics["eval_loss"])
     return [Headline(title="lowest held-out loss", value=f"{lowest.metrics['eval_loss']:.4g}", detail=lowest.name)]
@@ -192,13 +193,13 @@ def _losses(rows: Sequence[Row]) -> list[Headline]:
 def _baseline(rows: Sequence[Row]) -> Row | None:
     """Return the baseline if it completed and was measured."""
     needed = {"peak_allocated_mib", "seconds_per_step"}
-    return next((row for row in rows if row.is_baseline and _ended(row) and needed <= set(row.metrics)), None)
+    return next((row for row in rows if row.is_baseline and row.completed and needed <= set(row.metrics)), None)
 
 
 def _compared(rows: Sequence[Row]) -> list[Row]:
     """Return the variants that were measured against the baseline; those over the budget if there are no others."""
     needed = {"peak_allocated_mib", "seconds_per_step", *AGAINST_BASELINE[:3]}
-    found = [row for row in rows if not row.is_baseline and _ended(row) and needed <= set(row.metrics)]
+    found = [row for row in rows if not row.is_baseline and row.completed and needed <= set(row.metrics)]
     return [row for row in found if row.result is not None and row.result.outcome is Outcome.OK] or found
 
 
@@ -210,13 +211,9 @@ def _fastest(rows: Sequence[Row]) -> Row:
     return max(rows, key=lambda row: row.metrics["speedup"])
 
 
-def _ended(row: Row) -> bool:
-    return row.result is not None and row.result.outcome.completed
-
-
 def _failures(rows: Sequence[Row]) -> str:
     """Return how many variants ran but did not complete, as the end of a sentence."""
-    failed = [row for row in rows if row.result is not None and not _ended(row)]
+    failed = [row for row in rows if row.result is not None and not row.completed]
     return f"; {len(failed)} of {len(rows)} did not complete" if failed else ""
 
 

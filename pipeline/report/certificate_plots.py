@@ -37,7 +37,7 @@ def _chance_plot(certificate: Certificate) -> tuple[Plot, ...]:
     }
     lines = [
         {"which": which, "percent": round(100 * share, 2), "chance": 100 - percent}
-        | {"about": f"{which}:\n{100 - percent} % probability of more than {100 * share:.1f} % faster"}
+        | {"about": f"{which}:\n{100 - percent} % probability of more than {100 * share:.1f} % less time"}
         for which, shares in distributions.items()
         for percent, share in enumerate(shares)
     ]
@@ -46,7 +46,7 @@ def _chance_plot(certificate: Certificate) -> tuple[Plot, ...]:
     limit, bound = 100 * (1 - certificate.confidence), 100 * max(certificate.bound, certificate.gap)
     mark = {"bound": bound, "limit": limit, "about": f"within {bound:.3g} %, {100 - limit:.0f} % confidence"}
     base = alt.Chart().encode(
-        x=alt.X("percent:Q", title="faster than the answer by more than, %", axis=alt.Axis(tickCount=8)),
+        x=alt.X("percent:Q", title="less time per token than the answer by more than, %", axis=alt.Axis(tickCount=8)),
         y=alt.Y("chance:Q", title="probability, %", scale=alt.Scale(domain=[0, 100])),
         color=alt.Color("which:N", scale=alt.Scale(domain=list(distributions), range=[colour(4), colour(0)])),
         **ABOUT,
@@ -113,7 +113,7 @@ def _left_plot(configurations: Sequence[Configuration], speed: float) -> tuple[P
     lines = [
         {"percent": round(100 * (one.speed / speed - 1), 1), "kind": one.kind}
         for one in configurations
-        if one.kind != MEASURED
+        if one.kind != MEASURED and not one.failed
     ]
     colours = alt.Scale(domain=[PREDICTED, REFUSED], range=[colour(4), GREY])
     chart = layered(

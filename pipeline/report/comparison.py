@@ -80,7 +80,7 @@ def comparison_report(findings: ComparisonFindings) -> Report:
     ]
     one = len(by_comparison) == 1
     answers = [
-        answer(rows) if one else f"{readable(name).capitalize()}: {short_answer(rows)}"
+        answer(rows) if one else f"{_capitalized(readable(name))}: {short_answer(rows)}"
         for name, rows in by_comparison.items()
     ]
     return Report(
@@ -94,6 +94,11 @@ def comparison_report(findings: ComparisonFindings) -> Report:
         environment=findings.environment,
         settings=common_settings([row.params for row in findings.rows]),
     )
+
+
+def _capitalized(text: str) -> str:
+    """Return a text as it begins a sentence; a name within it stays as it is."""
+    return text[:1].upper() + text[1:]
 
 
 def _first(comparisons: Mapping[str, Sequence[Row]], steps: Sequence[Section]) -> list[Section]:

@@ -1,4 +1,4 @@
-"""All configurations of a search's space as points: measured, predicted or refused, and the answer at any budget."""
+"""The configurations of a search's space as points: measured, predicted or refused, and the answer at any budget."""
 
 import math
 import statistics
@@ -15,6 +15,7 @@ from pipeline.searching.certificate import UNFIT, Unmeasured
 from pipeline.searching.results import (
     SearchFindings,
     Trial,
+    front_of,
     label,
     one_per_configuration,
     pareto_front,
@@ -25,7 +26,7 @@ MEASURED, PREDICTED, REFUSED = "measured", "predicted, not measured", "predicted
 DEVIATIONS = 1.96
 """Standard deviations on each side of the mean that hold 95 % of a normal distribution."""
 NUM_SHOWN = 1500
-"""Configurations of the chart, so that the page stays small: the fastest of those that were not measured."""
+"""Configurations of the chart, so that the page stays small."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,10 @@ class Configuration:
 
 
 def configurations_of(findings: SearchFindings) -> list[Configuration]:
-    """Return the configurations with a known memory and speed: those that were measured, then the fastest predicted."""
+    """Return the configurations with a known memory and speed: those that were measured, then the others.
+
+    Those are the fastest at every budget, then the fastest of all; together there are at most NUM_SHOWN.
+    """
     tokens = [
         row.metrics["tokens_per_second"] * row.metrics["seconds_per_step"]
         for row in findings.rows
@@ -64,8 +68,9 @@ def configurations_of(findings: SearchFindings) -> list[Configuration]:
         for one in (findings.certificate.unmeasured if findings.certificate else ())
         if one.predicted_peak_bytes is not None and one.predicted_seconds_per_step
     ]
-    fastest = sorted(unmeasured, key=lambda one: -one.speed)[:NUM_SHOWN]
-    return [one for one in measured if one is not None] + fastest
+    front = front_of(unmeasured, lambda one: (one.mib, -one.speed))
+    others = sorted((one for one in unmeasured if one not in front), key=lambda one: -one.speed)
+    return [*filter(None, measured), *front, *others][:NUM_SHOWN]
 
 
 def _measured(row: Trial, findings: SearchFindings, tokens_per_step: float) -> Configuration | None:
@@ -79,16 +84,18 @@ def _measured(row: Trial, findings: SearchFindings, tokens_per_step: float) -> C
     if not speed or row.peak_bytes is None:
         return None
     own = [one for one in rows if one.choice == row.choice]
-    predicted_mib = row.predicted_mib
+    mib, predicted_mib = row.peak_bytes / MIB, row.predicted_mib
+    memory = _memory(row.peak_bytes, findings.budget_bytes)
+    if row.tokens_per_second is None:  # of a run that ended early the peak is a lower bound
+        memory, mib = f"at least {mib:,.1f} MiB", max(mib, predicted_mib or 0.0)
     lines = [
-        _memory(row.peak_bytes, findings.budget_bytes)
-        + ("" if predicted_mib is None else f", predicted {predicted_mib:,.1f} MiB"),
+        memory + ("" if predicted_mib is None else f", predicted {predicted_mib:,.1f} MiB"),
         _time(speed, tokens_per_step) + (f", predicted {seconds:.3g} s" if seconds else ""),
         f"{'failed' if failed else 'measured'}: {', '.join(f'trial {one.number + 1} {one.outcome}' for one in own)}",
     ]
     return Configuration(
         choice=row.choice,
-        mib=row.peak_bytes / MIB,
+        mib=mib,
         speed=speed,
         slow=speed,
         fast=speed,
@@ -193,7 +200,10 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
     if answer >= 0:
         what_if = f"At {budget_mib:,.1f} MiB: measured, {label(configurations[answer].choice)}: "
         what_if += f"{_numbers(configurations[answer])}. Move the budget to see the answer at another one."
-    title = "speed and memory of every configuration (ring: the answer; dashed: the fastest measured; thin lines: 95 %)"
+    title = (
+        f"speed and memory of {len(configurations):,} of {findings.num_configurations:,} configurations (ring: the "
+        "answer; dashed: the fastest measured; thin lines: 95 %)"
+    )
     panel = Panel(title=title, chart=chart, height=360, what_if=what_if)
     return Plot(name="memory_against_throughput", title=title, panels=(panel,), is_wide=True)
 

@@ -8,7 +8,7 @@ from pipeline.base.units import MIB
 from pipeline.memory.timeline import CATEGORIES
 from pipeline.prediction.plan import CardPlan, PlannedRow, expected_order
 from pipeline.report.plot import ABOUT, GREY, Panel, Plot, colour, data, layered, names_axis, names_height
-from pipeline.searching.results import heading, label
+from pipeline.searching.results import front_of, heading, label
 
 AXES = ("micro_batch_size", "checkpointing")
 """The dimensions along the axes of a heat map; the others are its controls."""
@@ -31,7 +31,7 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
 
     The other dimensions and the budget are its controls.
     """
-    rows = _of_fastest(card.rows, num_cells)
+    rows = _shown(card.rows, num_cells)
     most_bytes = max(row.peak_bytes for row in rows)
     unit, unit_bytes = ("GiB", 2**30) if most_bytes >= 2**33 else ("MiB", MIB)
     start = card.recommended or min(rows, key=lambda row: row.peak_bytes)
@@ -84,6 +84,8 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
         data=data(cells),
     ).add_params(bound, *chosen)
     title = f"predicted peak, {unit} (blue fits, red does not{'; green frame: start here' if card.recommended else ''})"
+    if num_left := len(card.rows) - len(rows):
+        title += f"; {num_left:,} slower configurations are in the table alone"
     given = ", ".join(f"{heading(key)} {start.choice[key]}" for key in controls)
     panel = Panel(title=title, chart=chart, height=max(120, names_height(policies, 44)))
     panels = (panel, _memory_panel(start, card, rows))
@@ -122,10 +124,11 @@ def _parts(row: PlannedRow) -> dict[str, int]:
     return {name: round(num_bytes / MIB) for name, num_bytes in parts.items()}
 
 
-def _of_fastest(rows: Sequence[PlannedRow], num_cells: int) -> list[PlannedRow]:
-    """Return the rows of the combinations of controls that have the fastest configurations that fit."""
+def _shown(rows: Sequence[PlannedRow], num_cells: int) -> list[PlannedRow]:
+    """Return the rows of the combinations of controls that have the fastest at every budget, then the fastest."""
     groups: dict[tuple[str, ...], list[PlannedRow]] = {}
-    for row in sorted(rows, key=lambda row: (not row.fits, *expected_order(row))):
+    front = {id(row) for row in front_of(rows, lambda row: (row.peak_bytes, row.seconds / row.tokens))}
+    for row in sorted(rows, key=lambda row: (id(row) not in front, not row.fits, *expected_order(row))):
         groups.setdefault(tuple(str(value) for key, value in row.choice.items() if key not in AXES), []).append(row)
     shown: list[PlannedRow] = []
     for group in groups.values():

@@ -69,8 +69,7 @@ def _section(card: CardLengths, findings: LongestFindings) -> Section:
         forms={"peak MiB": "{:,.0f}", "at the next MiB": "{:,.0f}", "tokens/s": "{:,.0f}", "± %": "{:.0f}"},
         note=(
             f"Multiples of {MULTIPLE} tokens, at most {findings.largest_length:,}. Of each the next one was predicted "
-            "too, and does not fit. Without a length not even the shortest fits, whose peak is shown. A peak above the "
-            "budget fits where the allocator releases cached memory first."
+            "too, and does not fit. Without a length not even the shortest fits, whose peak is shown."
         ),
         num_in_terminal=NUM_IN_TERMINAL,
     )

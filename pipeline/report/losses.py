@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import altair as alt
 
+from pipeline.report.comparable import of_other_data
 from pipeline.report.curves import about_point, curves, highlighting, line_encodings, points
 from pipeline.report.plot import ABOUT, Panel, layered, whole_axis
 from pipeline.training.metrics import Row
@@ -43,11 +44,11 @@ def places(rows: Sequence[Row]) -> dict[str, int]:
 def losses_panel(rows: Sequence[Row], of: str = "") -> Panel:
     """Return the losses of variants, of the comparison `of`, with their differences from the baseline's below.
 
-    There are differences where the effective batch is the same. Controls show one variant, or later steps alone.
+    There are differences where model, data and effective batch are the same. Controls show one variant, or later steps
+    alone.
     """
     found, baseline = losses(rows), next((row for row in rows if row.is_baseline), rows[0])
-    size = baseline.metrics.get("effective_batch_size")
-    alike = [row.name for row in rows if row.name in found and row.metrics.get("effective_batch_size") == size]
+    alike = [row.name for row in rows if row.name in found and not of_other_data(row, baseline)]
     title = f"{of}{': ' if of else ''}loss of each optimizer step"
     parts = {"loss": found}
     if baseline.name in found and len(alike) > 1:

@@ -57,7 +57,7 @@ def metric_bars(
     for number, row in enumerate(rows):
         value, text = row.metrics.get(name), None
         half = row.metrics.get(spread, 0.0) / 2 if spread else 0.0
-        if row.result is None or not row.result.outcome.completed:
+        if not row.completed:
             text = outcome_of(row).replace("_", " ")
             if name == PEAK and value is not None:
                 text = f"{text} at {short(value)} {unit}"

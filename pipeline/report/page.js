@@ -122,8 +122,15 @@ if (page.dataset.reloadSeconds) {
     location.reload();
   }, 1000 * page.dataset.reloadSeconds);
 }
-window.addEventListener("beforeprint", () => {
-  document.querySelectorAll("details").forEach(part => { part.open = true; });
-  document.querySelectorAll("section[data-choice]").forEach(part => { part.hidden = false; });
+let folded = [], hidden = [];  // of what is printed whole, to be as it was afterwards
+const setShown = isShown => {
+  folded.forEach(part => { part.open = isShown; });
+  hidden.forEach(part => { part.hidden = !isShown; });
   window.dispatchEvent(new Event("resize"));
+};
+window.addEventListener("beforeprint", () => {
+  folded = [...document.querySelectorAll("details:not([open])")];
+  hidden = [...document.querySelectorAll("section[data-choice][hidden]")];
+  setShown(true);
 });
+window.addEventListener("afterprint", () => setShown(false));

@@ -109,7 +109,7 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | Non
     name = re.sub(r"[^a-z0-9]+", "_", card.name.lower()).strip("_")
     num_on_page = NUM_ON_PAGE // len(findings.cards)
     tables = [
-        _configurations_table(name, card, findings.dataset_size, num_on_page),
+        _configurations_table(name, card, findings, num_on_page),
         _largest_table(name, card, num_details, num_on_page),
     ]
     plots = (fit_plot(f"fit_{name}", card, num_cells),)
@@ -120,7 +120,7 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | Non
         tables.append(replace(tensors, num_in_terminal=num_details))
     return Section(
         title=card.name,
-        headlines=() if card.recommended is None else _headlines(card, card.recommended),
+        headlines=() if card.recommended is None else _headlines(card, card.recommended, findings),
         why=card.reasons,
         tables=tuple(tables),
         notes=(*card.notes, *card.skipped),
@@ -129,14 +129,17 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | Non
     )
 
 
-def _headlines(card: CardPlan, best: PlannedRow) -> tuple[Headline, ...]:
+def _headlines(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> tuple[Headline, ...]:
     """Return what to start with, its memory and speed, and how much of the space fits."""
     budget_mib, peak_mib = card.budget_bytes / MIB, best.peak_bytes / MIB
     fitting = sum(row.fits for row in card.rows)
+    factors = [best.micro_batch_size, best.accumulation_steps]
+    num_ranks = findings.effective_batch_size_on(card) // math.prod(factors)
+    several = num_ranks > 1
     return (
         Headline(
-            title="start with micro-batch x accumulation",
-            value=f"{best.micro_batch_size} x {best.accumulation_steps}",
+            title=f"start with micro-batch x accumulation{' x GPUs' if several else ''}",
+            value=" x ".join(map(str, [*factors, num_ranks] if several else factors)),
             detail=label(best.choice),
         ),
         Headline(
@@ -155,7 +158,7 @@ def _headlines(card: CardPlan, best: PlannedRow) -> tuple[Headline, ...]:
     )
 
 
-def _configurations_table(name: str, card: CardPlan, dataset_size: int, num_on_page: int) -> Table:
+def _configurations_table(name: str, card: CardPlan, findings: PlanFindings, num_on_page: int) -> Table:
     best, shown = card.recommended, columns(row.choice for row in card.rows)
     lines = [
         {
@@ -174,10 +177,10 @@ def _configurations_table(name: str, card: CardPlan, dataset_size: int, num_on_p
     ]
     whole = dict.fromkeys(("allocated MiB", "reserved MiB", "device MiB", "headroom MiB"), "{:,.0f}")
     title = f"predicted for {card.name}, within {card.budget_bytes / MIB:,.0f} MiB"
-    updates = math.ceil(dataset_size / (card.rows[0].micro_batch_size * card.rows[0].accumulation_steps))
+    updates = math.ceil(findings.dataset_size / findings.effective_batch_size_on(card))
     note = (
         "Configurations that fit come first, in the order of their estimated tokens per second. "
-        f"{updates:,} updates per epoch of {dataset_size:,} sequences."
+        f"{updates:,} updates per epoch of {findings.dataset_size:,} sequences."
     )
     return Table(
         name=f"plan_{name}",

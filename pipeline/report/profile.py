@@ -135,7 +135,7 @@ def _longest_phase(time: TimeProfile) -> tuple[str, float]:
 
 def _answer(findings: ProfilingFindings) -> str:
     sentences = []
-    if findings.row.result is not None and not findings.row.result.outcome.completed:
+    if findings.row.result is not None and not findings.row.completed:
         sentences.append(f"The run did not complete: {findings.row.result.outcome}.")
     if findings.memory is not None:
         peak = findings.memory.peak
@@ -157,8 +157,7 @@ def _answer(findings: ProfilingFindings) -> str:
 def _beside_tensors(row: Row, tensors_mib: float) -> list[str]:
     """Return a sentence on what the allocator measured beside tensors, if that is a share worth saying."""
     measured_mib = row.metrics.get("peak_allocated_mib")
-    is_complete = row.result is not None and row.result.outcome.completed
-    if not is_complete or measured_mib is None or measured_mib < (1 + SHARE_WORTH_SAYING) * tensors_mib:
+    if not row.completed or measured_mib is None or measured_mib < (1 + SHARE_WORTH_SAYING) * tensors_mib:
         return []
     return [
         f"The measured peak of {measured_mib:,.1f} MiB has {measured_mib - tensors_mib:,.1f} MiB more, which operators "

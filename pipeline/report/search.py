@@ -129,7 +129,8 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
         detail = f"of the best of {certificate.num_configurations:,}, {100 * certificate.confidence:.0f} % confidence"
         found.append(Headline(title="bound", value=bound, detail=detail))
     elif certificate is not None:
-        detail = f"the residual of the time model is {100 * certificate.residual_rms:.0f} %"
+        residual = f"the residual of the time model is {100 * certificate.residual_rms:.0f} %"
+        detail = certificate.missing if certificate.is_adequate else residual
         found.append(Headline(title="bound", value="none", detail=detail))
     if verification is not None and verification.same_training is not None:
         value = "yes" if verification.same_training else "no"

@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 
 from pipeline.base.results import Outcome
-from pipeline.report.answers import readable
+from pipeline.report.answers import outcome_of, readable
 from pipeline.report.plot import ABOUT, LINE_PIXELS, WARNING, Panel, Plot, colour, data, label, layered, names_axis
 from pipeline.training.metrics import Row
 
@@ -112,22 +112,21 @@ def _text(place: int, row: Row) -> list[dict[str, Any]]:
     """Return what stands in the line of a variant without bars: the baseline's cost, or why there are none."""
     if _bars(place, row):
         return []
-    completed = row.result is not None and row.result.outcome.completed
     cost = ""
-    if completed and set(row.metrics) >= MEASURED:
+    if row.completed and set(row.metrics) >= MEASURED:
         cost = f"{row.metrics['peak_allocated_mib']:,.4g} MiB, {row.metrics['seconds_per_step']:,.3g} s"
-    outcome = (row.result.outcome.value if row.result else "skipped").replace("_", " ")
+    outcome = outcome_of(row).replace("_", " ")
     reason = row.skipped or (row.result.detail if row.result else None) or ""
-    if row.is_baseline and completed:
+    if row.is_baseline and row.completed:
         is_over = row.result is not None and row.result.outcome is Outcome.OVER_BUDGET
         wide, narrow = f"{cost}{OVER if is_over else ''}", "baseline"
-    elif completed:
+    elif row.completed:
         wide, narrow = f"not comparable with the baseline: {cost}", "not comparable"
     else:
         wide = narrow = outcome
         if row.skipped:
             wide = f"skipped: {textwrap.shorten(row.skipped, REASON_CHARACTERS, placeholder=' …')}"
-    shade = "currentColor" if completed or row.skipped else WARNING
+    shade = "currentColor" if row.completed or row.skipped else WARNING
     return [
         {"place": place, "shade": shade, "wide": wide, "narrow": narrow}
         | {"about": "\n".join(part for part in (row.name, wide, reason) if part)}

@@ -203,7 +203,7 @@ def _expected_improvement(measured: Measurements, rivals: Sequence[Rivals], post
 def _gains(
     posterior: GaussianMixture, measured: Measurements, rivals: Sequence[Rivals], remaining: frozenset[int]
 ) -> Gains | None:
-    """Return samples of two differences; None if nothing that fits was measured.
+    """Return samples of two differences; None if one of `remaining` has no rival: nothing measured is like it or fits.
 
     The first is by how much the fastest of `remaining` beats the fastest measured one. The second is by how much the
     fastest of all beats the incumbent: the fastest measured one, whose own time is uncertain as well.

@@ -50,6 +50,8 @@ class Certificate:
     """Device time of all trials, from the start of each process to its end."""
     seconds_of_brute_force: float | None
     """Estimated device time of measuring the whole space, each configuration as long as the median trial."""
+    is_of_front: bool = False
+    """Whether each configuration is compared with those that need no more memory (objectives=pareto)."""
     remaining_improvements: tuple[float, ...] = ()
     """The distribution of which `remaining_improvement` is a quantile: its quantiles at 0, 1, ... and 100 %."""
     improvements: tuple[float, ...] = ()
@@ -69,11 +71,18 @@ class Certificate:
                 f"continued the search (of {self.num_configurations} configurations {summary})"
             )
         if self.bound is None:
-            return f"No certificate: nothing that fits was measured (of {self.num_configurations} {summary})"
+            return f"No certificate: {self.missing} (of {self.num_configurations} {summary})"
         return (
             f"Within {100 * max(self.bound, self.gap):.3g} % of the best of {self.num_configurations} configurations, "
             f"with {100 * self.confidence:.0f} % confidence: {summary}{self._limit}"
         )
+
+    @property
+    def missing(self) -> str:
+        """What keeps an adequate time model from a bound."""
+        if self.is_of_front:
+            return "what is left may need less memory than all that was measured"
+        return "nothing that fits was measured"
 
     @property
     def _limit(self) -> str:

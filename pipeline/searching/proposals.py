@@ -139,6 +139,7 @@ class PredictiveProposer:
             unmeasured=tuple(unmeasured),
             seconds_measured=_seconds_of(rows),
             seconds_of_brute_force=_brute_force(counting, unmeasured),
+            is_of_front=self._problem.settings.objectives == "pareto",
             **_distributions(acquisition),
         )
 

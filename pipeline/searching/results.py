@@ -1,8 +1,8 @@
 """What a search found: its trials, the check of its answer, and all that its report needs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
@@ -10,6 +10,8 @@ from pipeline.config.settings import default_values
 from pipeline.searching.certificate import Certificate
 from pipeline.searching.measurements import is_slowed, mean_speed
 from pipeline.training.metrics import limited_peak_mib
+
+Item = TypeVar("Item")
 
 FEW_DIMENSIONS = 4
 """Dimensions that are all shown, whether or not their values differ."""
@@ -131,13 +133,17 @@ def best_trial(rows: Sequence[Trial]) -> Trial | None:
 
 def pareto_front(rows: Sequence[Trial]) -> list[Trial]:
     """Return the measured configurations that are not dominated in memory and throughput, by ascending peak."""
-    front: list[Trial] = []
-    ended = [(row, speed_of(row.choice, rows)) for row in measured(one_per_configuration(rows))]
-    fastest = 0.0
-    for row, speed in sorted(ended, key=lambda pair: (pair[0].peak_bytes or 0, -pair[1])):
-        if speed > fastest:
-            front.append(row)
-            fastest = speed
+    return front_of(
+        measured(one_per_configuration(rows)), lambda row: (row.peak_bytes or 0, -speed_of(row.choice, rows))
+    )
+
+
+def front_of(items: Iterable[Item], cost: Callable[[Item], tuple[float, float]]) -> list[Item]:
+    """Return the items than which none costs less memory and no more time, by ascending memory."""
+    front: list[Item] = []
+    for item in sorted(items, key=cost):
+        if not front or cost(item)[1] < cost(front[-1])[1]:
+            front.append(item)
     return front
 
 

@@ -32,6 +32,11 @@ class Row:
     note: str | None = None
     """What is to be said of it, whether it ran or not."""
 
+    @property
+    def completed(self) -> bool:
+        """Whether it ran to its end."""
+        return self.result is not None and self.result.outcome.completed
+
 
 @dataclass(frozen=True)
 class Summary:

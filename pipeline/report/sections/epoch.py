@@ -22,14 +22,14 @@ def _epoch(rows: Sequence[Row]) -> pd.DataFrame:
     """Return a row for each variant, for an epoch of dataset_size sequences."""
     lines = []
     for row in rows:
-        micro, steps = row.params["micro_batch_size"], row.params["accumulation_steps"]
-        updates = math.ceil(row.params["dataset_size"] / (micro * steps))
+        size = row.params["effective_batch_size"]
+        updates = math.ceil(row.params["dataset_size"] / size)
         lines.append(
             {
                 "comparison": row.comparison,
                 "variant": row.name,
-                "effective batch": micro * steps,
-                "forward passes": math.ceil(row.params["dataset_size"] / micro),
+                "effective batch": size,
+                "forward passes": math.ceil(row.params["dataset_size"] / row.params["micro_batch_size"]),
                 "updates": updates,
                 "s/step measured": row.metrics["seconds_per_step"],
                 "s/step modelled": _modelled_seconds(row, rows),

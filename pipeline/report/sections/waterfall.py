@@ -1,15 +1,19 @@
 """Waterfall: the change of memory and time by each setting, from the baseline to all of them."""
 
+import itertools
 from collections.abc import Sequence
 
 from pipeline.report.page import Section
-from pipeline.report.plot import WARNING, Bar, Panel, Plot, bars, colour, short
+from pipeline.report.plot import Panel, Plot
 from pipeline.report.sections import LADDER
+from pipeline.report.waterfall import Rung, waterfall
 from pipeline.training.metrics import Row
 
 NEEDED = {"peak_allocated_mib", "seconds_per_step"}
 DERIVED = {"accumulation_steps", "effective_batch_size", "user_code"}
 """Settings that follow from others, which the waterfall names."""
+TOGETHER = "together"
+"""Name of the last bar."""
 FEWEST = 3
 """Rungs of the shortest ladder: the baseline and two more."""
 
@@ -31,9 +35,13 @@ def section(rows: Sequence[Row]) -> Section:
 
 
 def _panels(rungs: Sequence[Row]) -> list[Panel]:
+    names = _named(rungs)
     return [
-        _waterfall(rungs, "peak_allocated_mib", "peak memory", "MiB"),
-        _waterfall(rungs, "seconds_per_step", "time per optimizer step", "s/step"),
+        waterfall(title, [Rung(name, row.metrics[of]) for name, row in zip(names, rungs, strict=True)], TOGETHER, unit)
+        for of, title, unit in (
+            ("peak_allocated_mib", "peak memory", "MiB"),
+            ("seconds_per_step", "time per optimizer step", "s/step"),
+        )
     ]
 
 
@@ -52,16 +60,10 @@ def _changes(row: Row, baseline: Row) -> dict[str, str]:
     return {name: str(row.params[name]) for name in names if row.params[name] != baseline.params.get(name)}
 
 
-def _waterfall(rungs: Sequence[Row], name: str, title: str, unit: str) -> Panel:
-    """Return the first and the last value as bars, and the changes between them as steps, from top to bottom."""
-    values = [row.metrics[name] for row in rungs]
-    steps = [Bar(name=rungs[0].name, value=values[0], shade=colour(0))]
-    for number in range(1, len(rungs)):
-        before, after = values[number - 1 : number + 1]
-        added = _changes(rungs[number], rungs[0]).items() - _changes(rungs[number - 1], rungs[0]).items()
-        label = " ".join(f"+ {setting} {value}" for setting, value in sorted(added))
-        shade = colour(2) if after <= before else WARNING
-        percent = f"{round(100 * (after / before - 1)):+} %"
-        steps.append(Bar(name=label, start=before, value=after, shade=shade, text=percent))
-    steps.append(Bar(name="together", value=values[-1], shade=colour(0), text=short(values[-1])))
-    return bars(title, steps, unit)
+def _named(rungs: Sequence[Row]) -> list[str]:
+    """Return the baseline's name, then what each variant changes besides the changes of the one before."""
+    names = [rungs[0].name]
+    for before, after in itertools.pairwise(rungs):
+        added = _changes(after, rungs[0]).items() - _changes(before, rungs[0]).items()
+        names.append(" + ".join(f"{setting} {value}" for setting, value in sorted(added)))
+    return names
