@@ -32,7 +32,7 @@ def build(script: Any) -> Any:
 
 
 def accelerate(script: Any) -> None:
-    """Train with accelerate_setup.py; `accelerate launch` reads accelerate.yaml."""
+    """Train with accelerate_setup.py, each process on its own micro-batches."""
     import accelerate_setup as setup
 
     accelerator = setup.make_accelerator()
@@ -42,7 +42,10 @@ def accelerate(script: Any) -> None:
     model, optimizer = accelerator.prepare(model, setup.make_optimizer(model))
     schedule = setup.make_schedule(optimizer)
     for window in windows(script):
-        emit(setup.optimizer_step(accelerator, model, optimizer, window).item())
+        own = window[accelerator.process_index :: accelerator.num_processes]
+        loss = setup.optimizer_step(accelerator, model, optimizer, own).item()
+        if accelerator.is_main_process:
+            emit(loss)
         schedule.step()
 
 

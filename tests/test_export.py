@@ -123,6 +123,20 @@ def test_a_framework_trains_the_same(framework: str, tmp_path: Path) -> None:
     assert run_framework(framework, tmp_path) == pytest.approx(losses_here(**COMBINED), abs=1e-4)
 
 
+def test_accelerate_trains_the_same_on_two_processes_and_refuses_one(tmp_path: Path) -> None:
+    values = {"effective_batch_size": 8, "micro_batch_size": 2, "max_grad_norm": 0.5, "learning_rate": 1e-2}
+    write_files(export_files(tiny(**values, world_size=2)), tmp_path)
+    [command] = [line for line in (tmp_path / "accelerate.yaml").read_text().splitlines() if "your_script.py" in line][
+        :1
+    ]
+    assert command == "# torchrun --nproc_per_node=2 your_script.py"
+    words = (str(ROOT / "tests" / "frameworks.py"), "accelerate", str(tmp_path))
+    losses = run("-m", "torch.distributed.run", "--nproc_per_node=2", *words)
+    assert losses == pytest.approx(losses_here(**values), abs=1e-4)
+    with pytest.raises(AssertionError, match="2 processes must train together, and there are 1"):
+        run(*words)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["accelerate", "hugging_face", "lightning", "deepspeed", "trl"])
 def test_any_framework_trains_the_same(framework: str, exported: tuple[Path, list[float]]) -> None:

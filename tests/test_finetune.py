@@ -140,7 +140,7 @@ def test_what_transformers_default_needs_is_beside_full_fine_tuning(tmp_path: Pa
 
 def _of_the_default(folder: Path, needed_mib: float) -> str:
     return (
-        f"transformers loads {folder} in bfloat16 unless told otherwise, and here its weights are float32; with "
+        f"transformers loads {folder} in bfloat16 by default, and here its weights are float32; with "
         f"weights=bfloat16 it would need {needed_mib:,.1f} MiB"
     )
 

@@ -285,16 +285,16 @@ def test_a_moment_of_a_profile_lists_its_largest_tensors(shown: Shown) -> None:
     page = shown(profiling_findings(), 1440, "light")
     assert page.locator(".headlines dd:first-of-type").all_inner_texts()[-1] == "loss_kernel chunked"
     assert page.locator("header code").inner_text().startswith("headroom profiling --")
-    told = page.locator("output.told")
-    at_peak = told.inner_text()
+    details = page.locator("output.details")
+    at_peak = details.inner_text()
     assert "MiB, loss: " in at_peak and 2 < len(at_peak.splitlines()) <= 1 + NUM_LARGEST_THEN
     page.get_by_role("slider", name="moment").press("Home")
-    expect(told).not_to_have_text(at_peak)
-    assert "in forward; the largest tensors alive:" in told.inner_text()
-    first = told.inner_text()
+    expect(details).not_to_have_text(at_peak)
+    assert "in forward; the largest tensors alive:" in details.inner_text()
+    first = details.inner_text()
     moments = page.locator("[data-chart=memory] .moments_marks path")
     moments.nth(moments.count() // 2).hover(force=True)
-    expect(told).not_to_have_text(first)
+    expect(details).not_to_have_text(first)
     expect(page.locator("#vg-tooltip-element")).to_contain_text("parameters")
     assert page.locator("[data-chart=modules] .mark-rect path").count() > 5
 

@@ -17,7 +17,7 @@ def published_type_note(experiment: Experiment) -> str | None:
     values = settings.model_dump()
     if name not in TYPES_OF_16_BITS or values["adapter"] != "none" or values["weights"] != "float32":
         return None
-    note = f"transformers loads {settings.model} in {name} unless told otherwise, and here its weights are float32"
+    note = f"transformers loads {settings.model} in {name} by default, and here its weights are float32"
     changes: dict[str, Any] = {"weights": "bfloat16"}
     try:
         from pipeline.prediction.summary import prediction_of  # imported after the training has started

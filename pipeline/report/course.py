@@ -24,7 +24,7 @@ def course_plot(course: StepMemory) -> Plot:
     title = "memory during the second optimizer step, by category"
     moments = _moments(course)
     highest = max(moments, key=lambda moment: moment["total"])
-    panel = Panel(title=title, chart=_chart(course, moments, highest), height=380, told=highest["told"])
+    panel = Panel(title=title, chart=_chart(course, moments, highest), height=380, details=highest["details"])
     return Plot(name="memory", title=title, panels=(panel,), is_wide=True)
 
 
@@ -70,7 +70,7 @@ def _chart(course: StepMemory, moments: list[dict[str, Any]], highest: dict[str,
 
 
 def _moments(course: StepMemory) -> list[dict[str, Any]]:
-    """Return the memory at each moment in MiB by category, and what is told of it."""
+    """Return the memory at each moment in MiB by category, and the details of it."""
     found = []
     events = [moment.event for moment in course.moments]
     for number, (moment, following) in enumerate(
@@ -84,7 +84,7 @@ def _moments(course: StepMemory) -> list[dict[str, Any]]:
         lines = [_described(course.tensors[place]) for place in moment.largest]
         found.append(
             {"moment": number, "ms": round(at, 3), "end": round(1000 * course.seconds[following], 3), "total": total}
-            | {"about": f"{where}\n{sizes}", "told": "\n".join([f"{where}; the largest tensors alive:", *lines])}
+            | {"about": f"{where}\n{sizes}", "details": "\n".join([f"{where}; the largest tensors alive:", *lines])}
             | {name: round(size, 3) for name, size in parts.items()}
         )
     return found

@@ -27,12 +27,12 @@ def curves(
     scale: alt.Scale | None = None,
     faint: Mapping[str, Sequence[tuple[float, float | None]]] | None = None,
     crosses: Mapping[str, Sequence[tuple[float, float]]] | None = None,
-    places: Mapping[str, int] | None = None,
+    colour_numbers: Mapping[str, int] | None = None,
 ) -> Panel:
     """Return a line for each series of points (x, y); one chosen in the legend stands out, alt and wheel zooms.
 
     `faint` draws behind the line of its name, `crosses` marks points of it. A y that is None or not finite is a gap.
-    `places` are the numbers by which the series have their colours and dashes, in their own order by default.
+    `colour_numbers` are the numbers by which the series have their colours and dashes, in their own order by default.
     """
     if not series:
         nothing = alt.Chart(data([{"text": "no run has any"}])).mark_text().encode(text="text:N")
@@ -40,7 +40,7 @@ def curves(
     slug = re.sub(r"\W+", "_", title)
     params, opacity = highlighting(slug, list(series))
     zoomed = alt.selection_interval(name=f"zoomed_{slug}", bind="scales", encodings=["x"], zoom="wheel![event.altKey]")
-    shade, dashes = line_encodings(places or {name: number for number, name in enumerate(series)}, series)
+    shade, dashes = line_encodings(colour_numbers or {name: number for number, name in enumerate(series)}, series)
     x_axis = alt.Axis(tickMinStep=1, format="d") if over == "optimizer step" else alt.Axis()
     has_points = any(y is not None and math.isfinite(y) for points in series.values() for _, y in points)
     empty = alt.Scale(domain=[0, 1])
@@ -83,10 +83,10 @@ def highlighting(slug: str, names: Sequence[str]) -> tuple[tuple[alt.Parameter, 
     return (chosen, highlighted), alt.when(is_other).then(faint).when(chosen).then(alt.value(1)).otherwise(faint)
 
 
-def line_encodings(places: Mapping[str, int], shown: Iterable[str]) -> tuple[alt.Color, alt.StrokeDash]:
-    """Return colour and dashes of the lines of the field `run`, each by its number among `places`."""
+def line_encodings(colour_numbers: Mapping[str, int], shown: Iterable[str]) -> tuple[alt.Color, alt.StrokeDash]:
+    """Return colour and dashes of the lines of the field `run`, each by its number among `colour_numbers`."""
     names = list(shown)
-    numbers = [places[name] for name in names]
+    numbers = [colour_numbers[name] for name in names]
     shades = alt.Scale(domain=names, range=[colour(number) for number in numbers])
     turns = [number + number // len(COLOURS) for number in numbers]  # the ninth has the colour of the first
     dashes = alt.Scale(domain=names, range=[DASHES[turn % len(DASHES)] for turn in turns])
@@ -109,7 +109,7 @@ def points(series: Mapping[str, Sequence[tuple[float, float | None]]]) -> alt.Da
 
 
 def about_point(over: str, unit: str) -> str:
-    """Return the expression of what is told of one of `points`."""
+    """Return the expression of the details of one of `points`."""
     before, after = json.dumps(f"\n{over} "), json.dumps(f" {unit}")
     value = f"isValid(datum.y) ? format(datum.y, ',.4~g') + {after} : 'not finite'"
     return f"datum.run + {before} + format(datum.x, ',.4~g') + ': ' + ({value})"

@@ -39,7 +39,7 @@ def lengths_section(row: Row, truncations: Sequence[Truncation], lengths: Sequen
 
 
 def _histogram(truncations: Sequence[Truncation], lengths: Sequence[LengthBin]) -> Panel:
-    """Return the number of documents by length, with a dashed line for each truncation, which tells its effect."""
+    """Return the number of documents by length, and a dashed line for each truncation with its effect."""
     bins = [
         {
             "start": one.start - 0.5,

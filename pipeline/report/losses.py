@@ -36,7 +36,7 @@ def losses(rows: Sequence[Row]) -> dict[str, list[tuple[float, float | None]]]:
     }
 
 
-def places(rows: Sequence[Row]) -> dict[str, int]:
+def colour_numbers(rows: Sequence[Row]) -> dict[str, int]:
     """Return the number of each variant, by which it has the same colour in each chart."""
     return {row.name: number for number, row in enumerate(rows)}
 
@@ -62,7 +62,7 @@ def losses_panel(rows: Sequence[Row], of: str = "") -> Panel:
         }
     if not found:
         return curves(title, found, "loss")
-    return Panel(title=title, chart=_stacked(rows[0].comparison, parts, places(rows)), height=HEIGHT)
+    return Panel(title=title, chart=_stacked(rows[0].comparison, parts, colour_numbers(rows)), height=HEIGHT)
 
 
 def seconds_panel(rows: Sequence[Row]) -> Panel:
@@ -72,7 +72,13 @@ def seconds_panel(rows: Sequence[Row]) -> Panel:
         for row in rows
         if row.result is not None and row.result.steps
     }
-    return curves("time of each optimizer step", seconds, "seconds", scale=alt.Scale(zero=True), places=places(rows))
+    return curves(
+        "time of each optimizer step",
+        seconds,
+        "seconds",
+        scale=alt.Scale(zero=True),
+        colour_numbers=colour_numbers(rows),
+    )
 
 
 def _less(loss: float | None, other: float | None) -> float | None:

@@ -9,7 +9,7 @@ from pipeline.base.technique import Mathematics
 from pipeline.config.settings import TECHNIQUES
 from pipeline.report.comparable import incomparable
 from pipeline.report.curves import curves
-from pipeline.report.losses import places
+from pipeline.report.losses import colour_numbers
 from pipeline.report.page import Section
 from pipeline.report.plot import Plot
 from pipeline.report.table import Table
@@ -103,13 +103,13 @@ def _plot(name: str, title: str, rows: Sequence[Row], reference: Row, compared: 
             "loss in the first steps",
             {one: list(enumerate(losses[one], 1)) for one in losses},
             "loss",
-            places=places(rows),
+            colour_numbers=colour_numbers(rows),
         ),
         curves(
             f"loss less that of {reference.name}",
             {one: list(enumerate(differences[one], 1)) for one in differences},
             "difference",
-            places=places(rows),
+            colour_numbers=colour_numbers(rows),
         ),
     )
     return Plot(name=name, title=title, panels=panels)

@@ -55,9 +55,9 @@ const whatIf = (view, output) => {
   });
 };
 const moments = (view, output) => {
-  view.addSignalListener("moment", (_, moment) => { output.textContent = view.data("moments")[moment].told; });
+  view.addSignalListener("moment", (_, moment) => { output.textContent = view.data("moments")[moment].details; });
   view.addEventListener("pointermove", (_, item) => {
-    if (item?.datum?.told) view.signal("moment", item.datum.moment).runAsync();
+    if (item?.datum?.details) view.signal("moment", item.datum.moment).runAsync();
   });
 };
 const options = { renderer: "svg", actions: false, tooltip: { theme: "custom" } };
@@ -68,7 +68,7 @@ const drawn = [...document.querySelectorAll("[data-chart]")].map(async place => 
   const { view } = await vegaEmbed(place.querySelector(".chart"), spec, options);
   views.set(place, view);
   const output = place.querySelector("output");
-  if (output && !("follows" in place.dataset)) (output.className === "told" ? moments : whatIf)(view, output);
+  if (output && !("follows" in place.dataset)) (output.className === "details" ? moments : whatIf)(view, output);
 });
 // Shows in a panel what the pointer is on in the one before it, or the cell to which the arrow keys go.
 const follow = place => {

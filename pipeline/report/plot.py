@@ -86,8 +86,8 @@ class Panel:
     """In pixels, without axes and legend."""
     what_if: str | None = None
     """The answer below it, which page.js replaces by that for another budget; its data are `configurations`."""
-    told: str | None = None
-    """What is told below it of one of its `moments`, which page.js replaces by what another one tells."""
+    details: str | None = None
+    """The details of one of its `moments` below it, which page.js replaces by those of another."""
     follows: str | None = None
     """What is known of the configuration whose `parts` it shows; page.js replaces both by what the pointer is on in the
     panel before it."""

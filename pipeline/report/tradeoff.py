@@ -13,7 +13,7 @@ from pipeline.training.metrics import Row
 
 SAVES, COSTS = colour(2), WARNING
 REASON_CHARACTERS = 48
-"""Characters of the reason for which a variant was skipped; the pointer is told all of it."""
+"""Characters of the reason for which a variant was skipped; the tooltip has all of it."""
 MEASURES = ("memory", "time")
 MEASURED = {"peak_allocated_mib", "seconds_per_step"}
 AGAINST = {"memory_saving_percent", "time_overhead_percent"}

@@ -7,7 +7,7 @@ import altair as alt
 import pandas as pd
 
 from pipeline.report.curves import curves
-from pipeline.report.losses import places
+from pipeline.report.losses import colour_numbers
 from pipeline.report.page import Section
 from pipeline.report.plot import Panel, Plot
 from pipeline.report.table import Table
@@ -56,7 +56,11 @@ def _smoothed_losses(rows: Sequence[Row]) -> Panel:
             measured[row.name] = list(zip(steps, losses, strict=True))
             smoothed[row.name] = list(zip(steps, moving_average(losses), strict=True))
     return curves(
-        f"loss, mean of the last {MOVING_AVERAGE_STEPS} steps", smoothed, "loss", faint=measured, places=places(rows)
+        f"loss, mean of the last {MOVING_AVERAGE_STEPS} steps",
+        smoothed,
+        "loss",
+        faint=measured,
+        colour_numbers=colour_numbers(rows),
     )
 
 
@@ -68,7 +72,7 @@ def _gradient_norms(rows: Sequence[Row]) -> Panel:
     }
     numbers = {_norm_label(row): number for number, row in enumerate(rows)}
     title = "gradient norm before clipping (mean ± deviation)"
-    return curves(title, norms, "norm", scale=alt.Scale(zero=True), places=numbers)
+    return curves(title, norms, "norm", scale=alt.Scale(zero=True), colour_numbers=numbers)
 
 
 def _norm_label(row: Row) -> str:

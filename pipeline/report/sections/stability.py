@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from pipeline.report.curves import curves
-from pipeline.report.losses import places
+from pipeline.report.losses import colour_numbers
 from pipeline.report.overview import metric_bars
 from pipeline.report.page import Section
 from pipeline.report.plot import Panel, Plot
@@ -68,7 +68,9 @@ def _distances(rows: Sequence[Row]) -> Panel:
         if not row.is_baseline and row.result is not None
     }
     scale = alt.Scale(type="log")
-    return curves("distance from the baseline's loss", away, "loss difference", scale=scale, places=places(rows))
+    return curves(
+        "distance from the baseline's loss", away, "loss difference", scale=scale, colour_numbers=colour_numbers(rows)
+    )
 
 
 def _scales(rows: Sequence[Row]) -> Panel:
@@ -82,7 +84,14 @@ def _scales(rows: Sequence[Row]) -> Panel:
         scales[row.name] = [(record.step + 1, scale) for record, scale in pairs]
         skipped[row.name] = [(record.step + 1, scale) for record, scale in pairs if record.skipped]
     title = "loss scale (cross: a skipped step)"
-    return curves(title, scales, "scale", scale=alt.Scale(type="log", base=2), crosses=skipped, places=places(rows))
+    return curves(
+        title,
+        scales,
+        "scale",
+        scale=alt.Scale(type="log", base=2),
+        crosses=skipped,
+        colour_numbers=colour_numbers(rows),
+    )
 
 
 def _loss_scales(row: Row) -> list[float]:
