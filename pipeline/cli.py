@@ -225,9 +225,11 @@ def _written(default: Any) -> str:
     """Return a default as it is written on the command line."""
     from pydantic_core import PydanticUndefined
 
+    from pipeline.config.settings import written
+
     if default is PydanticUndefined:
         return "none; required"
-    return "none" if default is None else json.dumps(default) if isinstance(default, dict) else str(default)
+    return written(default)
 
 
 def _type_name(annotation: Any) -> str:

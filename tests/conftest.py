@@ -48,8 +48,9 @@ IS_SIMULATED = "SIMULATED_CARD_NAME" in os.environ
 LONGEST = (
     *("cuda_entry_points", "cuda_budget"),
     *("entry_points", "faults", "search_faults", "tracking_faults", "docs", "compare", "plan", "ui"),
-    *("data_parallel", "worker_pool", "user_functions", "claims", "export", "export_trl"),
-    *("search", "search_benchmarks", "extrapolate_depth"),
+    *("tracking_network", "worker_pool", "user_functions", "passwords", "finetune", "export", "export_trl", "lengths"),
+    *("qlora", "levers", "adapter", "claims", "peers", "data_parallel", "evaluation_memory", "extrapolate_depth"),
+    *("prediction", "pretrained", "optimizer", "search", "search_benchmarks"),
 )
 """Files of tests that take longest, by what follows `test_`; the first makes what others share."""
 

@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import json
 import pkgutil
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -170,6 +171,13 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
         old = result.get(name)
         result[name] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return result
+
+
+def written(value: object) -> str:
+    """Return a setting's value as it is written on the command line."""
+    if value is None or isinstance(value, bool):
+        return "none" if value is None else str(value).lower()
+    return json.dumps(value) if isinstance(value, list | dict) else str(value)
 
 
 def unknown_setting(kind: type[Settings], name: str) -> str:

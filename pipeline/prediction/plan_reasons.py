@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.base.units import MIB
+from pipeline.config.settings import written
 from pipeline.memory.breakdown import Breakdown
 from pipeline.prediction.plan import PlannedRow
 
@@ -35,7 +36,7 @@ def reasons_for(
         what = "" if name == SIZE else _saved(breakdowns[number], own)
         consequence = _consequence(best, other, what)
         if consequence:
-            sentences.append(f"{name} is {value}: with {other_value} {consequence}.")
+            sentences.append(f"{name} is {written(value)}: with {written(other_value)} {consequence}.")
     return tuple(sentences)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import altair as alt
 
+from pipeline.config.settings import written
 from pipeline.report.configurations import MEASURED, PREDICTED, REFUSED, Configuration
 from pipeline.report.plot import ABOUT, GREY, WARNING, Panel, Plot, colour, data, layered, names_axis, names_height
 from pipeline.searching.certificate import Certificate
@@ -103,7 +104,7 @@ def _interval(one: Configuration) -> dict[str, float]:
 
 
 def _difference(choice: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
-    return ", ".join(f"{heading(name)} {value}" for name, value in choice.items() if answer.get(name) != value)
+    return ", ".join(f"{heading(name)} {written(value)}" for name, value in choice.items() if answer.get(name) != value)
 
 
 def _left_plot(configurations: Sequence[Configuration], speed: float) -> tuple[Plot, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from pipeline.config.settings import written
 from pipeline.training.metrics import Row
 
 CONDITIONS: Mapping[str, tuple[str, ...]] = {
@@ -27,11 +28,6 @@ def incomparable(row: Row, other: Row) -> set[str]:
 def of_other_data(row: Row, other: Row) -> bool:
     """Return whether the losses of two runs are those of other models or data, or of other effective batches."""
     return bool(incomparable(row, other) - {"device"})
-
-
-def written(value: object) -> str:
-    """Return a setting as it is written on the command line."""
-    return "none" if value is None else str(value)
 
 
 def _trained(row: Row, name: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.config.settings import written
 from pipeline.report.configurations import MEASURED, Configuration
 from pipeline.report.plot import Plot
 from pipeline.report.waterfall import Rung, waterfall
@@ -47,7 +48,7 @@ def _ladder(findings: SearchFindings, configurations: Sequence[Configuration]) -
             return []
         name, one = max(found, key=lambda pair: pair[1].speed)
         current[name] = best.choice[name]
-        rungs.append((f"{heading(name)} {best.choice[name]}", one))
+        rungs.append((f"{heading(name)} {written(best.choice[name])}", one))
     return [(name, one) for name, one in rungs if one is not None] if rungs[0][1] is not None else []
 
 

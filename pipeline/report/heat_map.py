@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import altair as alt
 
 from pipeline.base.units import MIB
+from pipeline.config.settings import written
 from pipeline.memory.timeline import CATEGORIES
 from pipeline.prediction.plan import CardPlan, PlannedRow, expected_order
 from pipeline.report.plot import ABOUT, GREY, Panel, Plot, colour, data, layered, names_axis, names_height
@@ -36,23 +37,23 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
     unit, unit_bytes = ("GiB", 2**30) if most_bytes >= 2**33 else ("MiB", MIB)
     start = card.recommended or min(rows, key=lambda row: row.peak_bytes)
     sizes = sorted({row.micro_batch_size for row in rows})
-    policies = list(dict.fromkeys(str(row.choice.get("checkpointing", "")) for row in rows))
-    values = {key: list(dict.fromkeys(str(row.choice[key]) for row in rows)) for key in rows[0].choice}
+    policies = list(dict.fromkeys(written(row.choice.get("checkpointing", "")) for row in rows))
+    values = {key: list(dict.fromkeys(written(row.choice[key]) for row in rows)) for key in rows[0].choice}
     controls = [key for key in values if key not in AXES and len(values[key]) > 1]
     cells = [
-        {"micro": row.micro_batch_size, "policy": policies.index(str(row.choice.get("checkpointing", "")))}
+        {"micro": row.micro_batch_size, "policy": policies.index(written(row.choice.get("checkpointing", "")))}
         | {
             "peak": round(row.peak_bytes / unit_bytes, 3),
             "text": f"{row.peak_bytes / unit_bytes:,.{1 if unit == 'GiB' else 0}f}",
         }
-        | {f"of_{place}": str(row.choice[key]) for place, key in enumerate(controls)}
+        | {f"of_{place}": written(row.choice[key]) for place, key in enumerate(controls)}
         | {"best": row is card.recommended, "about": _about(row, card), "parts": list(_parts(row).values())}
         for row in rows
     ]
     chosen = [
         alt.param(
             name=f"of_{place}_chosen",
-            value=str(start.choice[key]),
+            value=written(start.choice[key]),
             bind=alt.binding_select(options=values[key], name=heading(key)),
         )
         for place, key in enumerate(controls)
@@ -86,7 +87,7 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
     title = f"predicted peak, {unit} (blue fits, red does not{'; green frame: start here' if card.recommended else ''})"
     if num_left := len(card.rows) - len(rows):
         title += f"; {num_left:,} slower configurations are in the table alone"
-    given = ", ".join(f"{heading(key)} {start.choice[key]}" for key in controls)
+    given = ", ".join(f"{heading(key)} {written(start.choice[key])}" for key in controls)
     panel = Panel(title=title, chart=chart, height=max(120, names_height(policies, 44)))
     panels = (panel, _memory_panel(start, card, rows))
     return Plot(name=name, title=f"what fits {card.name}", given=given, panels=panels)

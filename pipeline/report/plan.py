@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.base.units import MIB
+from pipeline.config.settings import written
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow, expected_order
 from pipeline.report.breakdown import tensors_table
 from pipeline.report.command import command_of
@@ -218,7 +219,7 @@ def _cards_table(cards: Sequence[CardPlan]) -> Table:
         if card.effective_batch_size is not None:
             line["effective batch"] = card.effective_batch_size
         if best is not None:
-            line |= {shown[key]: str(best.choice[key]) for key in shown}
+            line |= {shown[key]: written(best.choice[key]) for key in shown}
             line["accumulation"] = str(best.accumulation_steps)
             line["predicted MiB"] = best.peak_bytes / MIB
             line["headroom MiB"] = (card.budget_bytes - best.peak_bytes) / MIB

@@ -10,6 +10,8 @@ from rich import box
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
+from pipeline.config.settings import written
+
 NUMBER = "{:,.4g}"
 """Format of a number where its column has no format of its own."""
 LONG_CHARACTERS = 45
@@ -130,4 +132,4 @@ class Table:
         if isinstance(value, float):
             text = self.forms.get(heading, NUMBER).format(value)
             return text if text.strip("+-0.") else text.lstrip("+-")  # zero has no sign
-        return str(value)
+        return written(value)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
-from pipeline.config.settings import default_values
+from pipeline.config.settings import default_values, written
 from pipeline.searching.certificate import Certificate
 from pipeline.searching.measurements import is_slowed, mean_speed
 from pipeline.training.metrics import limited_peak_mib
@@ -75,7 +75,10 @@ def label(choice: Mapping[str, Any]) -> str:
         shown = {
             name: value for name, value in choice.items() if name == "micro_batch_size" or value != defaults.get(name)
         }
-    return ", ".join(f"{heading(name)} {value}" for name, value in shown.items()) or "all settings at their defaults"
+    return (
+        ", ".join(f"{heading(name)} {written(value)}" for name, value in shown.items())
+        or "all settings at their defaults"
+    )
 
 
 def columns(choices: Iterable[Mapping[str, Any]]) -> dict[str, str]:

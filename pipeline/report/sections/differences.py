@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from pipeline.report.comparable import incomparable, written
+from pipeline.config.settings import written
+from pipeline.report.comparable import incomparable
 from pipeline.report.page import Section
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row

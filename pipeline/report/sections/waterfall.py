@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
+from pipeline.config.settings import written
 from pipeline.report.page import Section
 from pipeline.report.plot import Panel, Plot
 from pipeline.report.sections import LADDER
@@ -57,7 +58,7 @@ def _rungs(rows: Sequence[Row]) -> list[Row]:
 def _changes(row: Row, baseline: Row) -> dict[str, str]:
     """Return the settings that differ from the baseline's, with their values as text."""
     names = set(row.params) - DERIVED
-    return {name: str(row.params[name]) for name in names if row.params[name] != baseline.params.get(name)}
+    return {name: written(row.params[name]) for name in names if row.params[name] != baseline.params.get(name)}
 
 
 def _named(rungs: Sequence[Row]) -> list[str]:
