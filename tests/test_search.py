@@ -403,6 +403,21 @@ def test_a_repeat_that_crashes_is_not_proposed_again() -> None:
     assert after is None or not after.is_repeat
 
 
+def test_a_repeat_whose_worker_died_is_proposed_again() -> None:
+    """Its configuration has not failed, and has no second measurement."""
+    study = new_study()
+    sampler = PredictiveSampler([candidate_of(choice) for choice in SPACE.choices], Rules(budget_bytes=BUDGET))
+    plan = SimpleNamespace(settings=SimpleNamespace(gap=0.01), space=SPACE)
+    proposer = PredictiveProposer(cast(SearchProblem, plan), study, sampler)
+    for choice in SPACE.choices[:6]:
+        measure(study, choice, result_of(choice, oom=False), 20)
+    fastest = proposer.next([])
+    assert fastest is not None and fastest.is_repeat
+    assert study.enqueue(fastest.choice, SPACE, repeat=True)
+    study._study.tell(study._study.ask(), state=TrialState.FAIL)  # as Optuna closes the trial of a dead worker
+    assert proposer.next([]) == fastest
+
+
 def test_of_a_configuration_measured_twice_one_trial_counts() -> None:
     def row(number: int, speed: float | None, fits: bool = True, size: int = 1) -> Trial:
         metrics = {} if speed is None else {"tokens_per_second": speed}

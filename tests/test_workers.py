@@ -87,6 +87,26 @@ def test_a_worker_that_is_slow_to_give_signs_of_life_loses_its_trial_and_goes_on
     assert study.trials == [] and study.num_open == 0
 
 
+def test_an_error_of_a_trial_ends_its_worker(tmp_path: Path) -> None:
+    """Also one that is a ValueError, or of a trial that another worker has closed, which Optuna cannot store."""
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    study, other = open_study(storage), open_study(storage)
+
+    def full_disk(queued: Queued) -> Judged:
+        raise InvalidInputError("the output folder must be writable")
+
+    def interrupted(queued: Queued) -> Judged:
+        other._study.tell(queued.number, state=TrialState.FAIL)
+        raise KeyboardInterrupt
+
+    for measure, error in ((full_disk, InvalidInputError), (interrupted, KeyboardInterrupt)):
+        assert study.enqueue(SPACE.choices[0], SPACE)
+        with pytest.raises(error):
+            study.run_next(measure, 20, lambda: None)
+        assert study.trials == [] and study.num_open == 0
+
+
+@pytest.mark.filterwarnings("ignore:Heartbeat of storage is supposed to be used with Study.optimize")
 def test_a_running_trial_without_any_sign_of_life_is_closed_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +118,11 @@ def test_a_running_trial_without_any_sign_of_life_is_closed_after_a_while(
     assert study.num_open == 1
     monkeypatch.setattr(study, "_worker_timeout", -1)
     study.free_stale()
-    assert study.num_open == 0 and study.trials == []
+    assert study.num_open == 0 and study.trials == [] and not list(study.lost())
+    assert study.enqueue(SPACE.choices[0], SPACE)
+    assert study._study.ask().number == 1 and study.num_waiting == 0
+    study.free_stale()
+    assert study.num_waiting == 1 and list(study.lost()) == [1], "it has a configuration, which is measured again"
 
 
 def test_workers_of_several_processes_measure_each_configuration_once(tmp_path: Path) -> None:

@@ -31,12 +31,12 @@ from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.session import SESSION, Session
 from pipeline.searching.settings import AUTO_STUDY
 from pipeline.searching.storage import open_storage, reachable
-from pipeline.searching.trial_record import DETAIL, METRICS, Judged, TrialRecord, is_known
+from pipeline.searching.trial_record import DETAIL, METRICS, REPEAT, Judged, TrialRecord, is_known
 
 IDENTITY, WORKER = "identity", "worker"
 """Attributes of a study, and of a trial that a worker has taken."""
-REPEAT, PREDICTED, TRY = "is_repeat", "predicted_seconds_per_step", "try"
-"""Attributes of a queued trial: whether its configuration may have another, its predicted time, how often it began."""
+PREDICTED, TRY = "predicted_seconds_per_step", "try"
+"""Attributes of a queued trial, beside REPEAT: its predicted time, and how often it began."""
 OBJECTIVES = ("tokens per second", "peak bytes")
 """Names of the objectives, which Optuna's dashboard and plots show."""
 PLAIN_NAME = "headroom"
@@ -69,6 +69,8 @@ class _Attempt:
     """Its number; None if there was nothing to measure."""
     is_lost: bool = False
     """Whether the process that hosted its run died."""
+    error: BaseException | None = None
+    """What ended its measurement, and is to end the worker as well."""
 
 
 class _NotCompletedError(RuntimeError):
@@ -192,6 +194,8 @@ class StoredStudy:
             ValueError,
             AssertionError,
         ):  # of Optuna, if it cannot store how a trial ended
+            if attempt.error is not None:  # it may be a ValueError, or hidden by that of Optuna
+                raise attempt.error from None
             trials = self._study.get_trials(deepcopy=False)
             if attempt.number is None or not trials[attempt.number].state.is_finished():
                 raise
@@ -225,6 +229,7 @@ class StoredStudy:
             attempt.is_lost = isinstance(error, WorkerLostError)
             if attempt.is_lost:
                 raise _NotCompletedError(str(error)) from error
+            attempt.error = error
             raise
         return self._store(trial, TrialRecord.of(measured, len(self.directions)))
 
@@ -292,8 +297,11 @@ class StoredStudy:
         limit = datetime.now() - timedelta(seconds=2 * self._worker_timeout)  # clocks of machines differ
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if WORKER not in trial.user_attrs and trial.datetime_start is not None and trial.datetime_start < limit:
-                with suppress(UpdateFinishedTrialError, ValueError):  # another worker has closed it at the same moment
+                try:
                     self._study.tell(trial.number, state=TrialState.FAIL)
+                except (UpdateFinishedTrialError, ValueError):  # another worker has closed it at the same moment
+                    continue
+                self._queue_again(self._study, trial)
 
     def lost(self) -> Iterator[int]:
         """Yield the numbers of the trials of dead workers that this process has found since the last call."""
@@ -302,6 +310,8 @@ class StoredStudy:
 
     def _queue_again(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """Queue the trial of a worker that died; of the second one that died with it, store that its run crashed."""
+        if not trial.params:  # it was begun without a configuration
+            return
         self._lost.put(trial.number)
         tries = trial.user_attrs.get(TRY, 1)
         shared = {"params": trial.params, "distributions": trial.distributions}
