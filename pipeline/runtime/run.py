@@ -90,8 +90,10 @@ def run(
     folder.write_config()
     measured: Result | None = None
     result, summary = _aborted(), Summary({})
+    receiving: list[Observer] = []
     try:
         for observer in observers:
+            receiving.append(observer)
             observer.started(this)
         measured = execute_it(experiment, this.folder / LOG, [_StepWriter(folder), *observers], stop=stop)
         if then is not None and measured.outcome is not Outcome.INTERRUPTED:
@@ -107,7 +109,7 @@ def run(
                 result, summary = measured, concluded
         raise
     finally:
-        for observer in observers:
+        for observer in receiving:
             observer.finished(result, summary)
     if result.outcome is Outcome.INTERRUPTED:
         raise KeyboardInterrupt
