@@ -6,9 +6,11 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from pipeline.base.results import Outcome, Result
 from pipeline.base.units import MIB
 from pipeline.config.space import Space
 from pipeline.memory.device import cores
-from pipeline.runtime.placement import ANYWHERE, placements
+from pipeline.runtime.placement import ANYWHERE, Placement, placements
 from pipeline.searching.judge import judge
 from pipeline.searching.study import Queued, StoredStudy
 from pipeline.searching.trial_record import Judged
@@ -153,27 +155,58 @@ def test_workers_of_several_processes_measure_each_configuration_once(tmp_path: 
     assert all(trial.state.is_finished() for trial in studies[0]._study.trials)
 
 
+A100, L4 = SimpleNamespace(name="A100", total_memory=40 * 2**30), SimpleNamespace(name="L4", total_memory=22 * 2**30)
+
+
+def show_gpus(monkeypatch: pytest.MonkeyPatch, *gpus: SimpleNamespace) -> None:
+    """Let torch see these GPUs."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpus[device.index])
+
+
+def shown_to(places: Sequence[Placement]) -> list[str]:
+    """Return the GPUs that CUDA shows to each worker."""
+    return [place.environment["CUDA_VISIBLE_DEVICES"] for place in places]
+
+
 def test_workers_have_a_gpu_or_a_share_of_the_cores_each(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, first, second = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert placements(cpu, None) == placements(cpu, 1) == placements(second, None) == [ANYWHERE]
-    shares = [place.cores for place in placements(cpu, 2)] if len(cores()) > 1 else []
+    show_gpus(monkeypatch, A100, A100, A100, A100)
+    assert placements(cpu, False, None) == placements(cpu, False, 1) == placements(second, True, None) == [ANYWHERE]
+    assert placements(first, True, None) == [ANYWHERE], "cuda:0 names one GPU as cuda:1 does"
+    shares = [place.cores for place in placements(cpu, False, 2)] if len(cores()) > 1 else []
     assert all(share is not None and len(share) == len(cores()) // 2 for share in shares)
     assert len({core for share in shares if share for core in share}) == sum(map(len, filter(None, shares)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    shown = [place.environment["CUDA_VISIBLE_DEVICES"] for place in placements(first, None)]
-    assert shown == ["0", "1", "2", "3"]
+    assert shown_to(placements(first, False, None)) == ["0", "1", "2", "3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-8a1f,7,5")
-    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in placements(first, 2)] == ["3", "GPU-8a1f"]
+    assert shown_to(placements(first, False, 2)) == ["3", "GPU-8a1f"]
     with pytest.raises(
-        InvalidInputError, match="each worker needs a visible GPU of its own, .* enough for 4 of 5 workers"
+        InvalidInputError, match="each worker needs a visible GPU of its own, and .* enough for 4 of 5 workers"
     ):
-        placements(first, 5)
-    assert placements(first, None, num_devices=4) == [ANYWHERE]
-    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in placements(first, None, 2)] == ["3,GPU-8a1f", "7,5"]
+        placements(first, False, 5)
+    assert placements(first, False, None, num_devices=4) == [ANYWHERE]
+    assert shown_to(placements(first, False, None, 2)) == ["3,GPU-8a1f", "7,5"]
     with pytest.raises(InvalidInputError, match="each worker needs 2 visible GPUs of its own, .* enough for 2 of 3"):
-        placements(first, 3, 2)
+        placements(first, False, 3, 2)
     with pytest.raises(InvalidInputError, match="each worker needs a core of its own"):
-        placements(cpu, len(cores()) + 1)
-    with pytest.raises(InvalidInputError, match="device=cuda:1 names one; set device=cuda, or workers=1"):
-        placements(second, 2)
+        placements(cpu, False, len(cores()) + 1)
+    for named in (first, second):
+        with pytest.raises(InvalidInputError, match=f"device={named} names one; set device=cuda, or workers=1"):
+            placements(named, True, 2)
+
+
+def test_workers_have_gpus_of_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials on different cards do not compare."""
+    first = torch.device("cuda", 0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    show_gpus(monkeypatch, A100, L4, A100, SimpleNamespace(name="A100", total_memory=80 * 2**30))
+    assert shown_to(placements(first, False, None)) == shown_to(placements(first, False, 2)) == ["0", "2"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,6,5,4")
+    assert shown_to(placements(first, False, None)) == ["7", "5"]
+    message = (
+        "a visible GPU of its own, all of one model, and only 2 of 4 are like the first, and this machine has enough "
+        "for 2 of 4 workers; set workers to 2 or less, or choose GPUs with CUDA_VISIBLE_DEVICES"
+    )
+    with pytest.raises(InvalidInputError, match=message):
+        placements(first, False, 4)
