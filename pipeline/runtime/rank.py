@@ -19,8 +19,8 @@ from pipeline.config.experiment import Experiment
 from pipeline.runtime.failures import Failed, failure_of
 from pipeline.runtime.fork_server import end_with_parent
 
-RankWork = Callable[[Experiment, Prepared, Callable[[Any], None]], None]
-"""What each rank does: (experiment, its corpus, emit) -> None."""
+Work = Callable[[Experiment, Prepared, Callable[[Any], None]], None]
+"""What a run's process, or each of its ranks, does: (experiment, its corpus, emit) -> None."""
 Progress = MutableSequence[int]
 """How many collective operations each rank has entered, in memory that the processes share."""
 
@@ -36,7 +36,7 @@ LAST_LINES = 5
 
 def rank_main(
     experiment: Experiment,
-    work: RankWork,
+    work: Work,
     send: Callable[[Any], None],
     lock: AbstractContextManager[Any],
     progress: Progress,

@@ -21,9 +21,9 @@ from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import MemoryUse, Result, StepRecord
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import device_name
-from pipeline.runtime.child import Work
 from pipeline.runtime.observer import Observer
 from pipeline.runtime.placement import VISIBLE, Placement
+from pipeline.runtime.rank import Work
 from pipeline.runtime.run import SECONDS_BETWEEN_LOOKS, Execute, WorkerLostError, emit, execute
 from pipeline.runtime.versions import versions, why_other_versions
 from pipeline.training.loop import Stop, never_stop

@@ -1,6 +1,7 @@
 """Runs experiments in clean processes: out of memory, a crash and a time-out are outcomes, not exceptions."""
 
 import contextlib
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,11 +18,12 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Finished, MemoryUse, Outcome, Result, StepRecord
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
-from pipeline.runtime.child import Work, child_main
+from pipeline.runtime.child import child_main
 from pipeline.runtime.failures import Failed, killed
 from pipeline.runtime.fork_server import CONTEXT, starting_processes
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.placement import ANYWHERE, Placement
+from pipeline.runtime.rank import Work
 from pipeline.runtime.run_folder import LOG, RunFolder
 from pipeline.runtime.watch import Watch
 from pipeline.training.loop import Stop, never_stop, train
@@ -142,7 +144,9 @@ def execute(
     received = _Received()
     receiver, sender = CONTEXT.Pipe(duplex=False)
     progress = CONTEXT.RawArray("Q", experiment.world_size)
-    arguments = (experiment, sender, log_file, work or partial(train, stop=stop), placement, progress)
+    folder = tempfile.TemporaryDirectory()  # of this process, which outlives one that is killed
+    meeting_place = Path(folder.name, "store")
+    arguments = (experiment, sender, log_file, work or partial(train, stop=stop), placement, progress, meeting_place)
     # a daemonic process could not start its ranks
     process = CONTEXT.Process(target=child_main, args=arguments, daemon=experiment.world_size == 1)
     start, limit = time.monotonic(), experiment.settings.time_limit
@@ -164,6 +168,7 @@ def execute(
     finally:
         _await_end(process)
         receiver.close()
+        folder.cleanup()
     outcome, detail = _judge(experiment, received, process.exitcode, log_file)
     return Result(
         outcome=outcome,
