@@ -140,15 +140,19 @@ def test_a_lost_trial_that_is_found_as_the_last_one_begins_is_reported(problem: 
 
     class Finding(MadeUpSearch):
         def run(self, name: str, experiment: Experiment, *rest: Any) -> tuple[Result, dict[str, float]]:
-            self.study._lost.put(7)
+            self.study._lost.put((7, True))
+            labels.append(rest[0])
             return super().run(name, experiment, *rest)
 
     class Lost(SearchObserver):
-        def lost(self, number: int) -> None:
-            lost.append(number)
+        def lost(self, number: int, is_measured_again: bool) -> None:
+            lost.append((number, is_measured_again))
 
-    lost: list[int] = []
+    lost: list[tuple[int, bool]] = []
+    labels: list[dict[str, str]] = []
     last = replace(problem, settings=problem.settings.model_copy(update={"num_trials": 1}))
     study, speeds = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {}), {2: 100.0}
     run_trials(Finding(last, study, ListedProposer([2], 1), tmp_path, Observer, Lost(), speeds=speeds), math.inf)
-    assert lost == [7]
+    assert lost == [(7, True)]
+    [labels_of_run] = labels
+    assert (labels_of_run["study_key"], labels_of_run["trial"]) == (study.key, "1"), "by which its run is found"

@@ -23,7 +23,7 @@ from pipeline.runtime.ray_executor import ray_executors
 from pipeline.runtime.versions import versions
 from pipeline.searching import problem as problem_module
 from pipeline.searching.problem import SearchProblem, make_problem
-from pipeline.searching.session import Session, session_of
+from pipeline.searching.session import SESSION, Session, session_of
 from pipeline.searching.study import StoredStudy
 from pipeline.training.loop import never_stop
 
@@ -75,6 +75,16 @@ def test_a_worker_of_another_version_is_refused_with_the_difference(
     assert "install the same on both machines" in message
 
 
+def test_a_worker_of_a_version_with_other_facts_about_a_search_is_refused_as_well(
+    begin: Begin, problem: SearchProblem, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = begin()
+    study = StoredStudy("sqlite:///optuna.db", "shared", problem.directions, problem.identity)
+    stored = {"versions": {**versions(), "code of headroom": "0123456789ab"}, "of_the_future": 1}
+    study._study.set_user_attr(SESSION, stored)
+    assert "and is 0123456789ab there" in refusal(words, capsys)
+
+
 def test_a_worker_on_another_card_is_refused_with_both(
     begin: Begin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +119,8 @@ def test_a_worker_joins_a_study_that_a_search_has_begun(
 ) -> None:
     storage = "sqlite:///optuna.db"
     other = ["worker", "--study", "other", "--storage", storage]
-    assert "no study is called 'other' in this storage; the studies are none" in refusal(other, capsys)
+    assert "sqlite:///optuna.db is a file that does not exist; check its path" in refusal(other, capsys)
+    assert not Path("optuna.db").exists()
     begin(storage)
     assert "no study is called 'other' in this storage; the studies are shared" in refusal(other, capsys)
     StoredStudy(storage, "other", problem.directions, problem.identity)

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import ROOT
+from mlflow import MlflowClient
 from optuna.trial import TrialState, create_trial
 from test_search import SPACE, result_of
 
@@ -27,6 +28,7 @@ from pipeline.runtime.placement import ANYWHERE, Placement, placements
 from pipeline.searching.judge import judge
 from pipeline.searching.study import Queued, StoredStudy
 from pipeline.searching.trial_record import Judged
+from pipeline.tracking.lost import end_lost
 
 TIMEOUT = 6
 """Seconds after which a worker of these tests counts as dead: its signs of life are a second apart."""
@@ -63,11 +65,11 @@ def test_the_trial_of_a_dead_worker_returns_to_the_queue_once(tmp_path: Path) ->
     study = open_study(storage)
     die(storage)
     study.free_stale()
-    assert list(study.lost()) == [0] and not list(study.lost())
+    assert list(study.lost()) == [(0, True)] and not list(study.lost())
     assert study.num_waiting == 1 and study.taken == SPACE.choices[:1]
     die(storage)  # it takes the trial that waits
     study.free_stale()
-    assert study.num_open == 0
+    assert study.num_open == 0 and list(study.lost()) == [(1, False)]
     [crashed] = study.trials
     assert crashed.user_attrs["outcome"] == Outcome.CRASHED and "died in 2 trials" in crashed.user_attrs["detail"]
     assert not study.enqueue(SPACE.choices[0], SPACE), "it would kill a third worker"
@@ -124,7 +126,9 @@ def test_a_running_trial_without_any_sign_of_life_is_closed_after_a_while(
     assert study.enqueue(SPACE.choices[0], SPACE)
     assert study._study.ask().number == 1 and study.num_waiting == 0
     study.free_stale()
-    assert study.num_waiting == 1 and list(study.lost()) == [1], "it has a configuration, which is measured again"
+    assert study.num_waiting == 1 and list(study.lost()) == [(1, True)], (
+        "it has a configuration, which is measured again"
+    )
 
 
 def test_workers_of_several_processes_measure_each_configuration_once(tmp_path: Path) -> None:
@@ -210,3 +214,17 @@ def test_workers_have_gpus_of_one_model(monkeypatch: pytest.MonkeyPatch) -> None
     )
     with pytest.raises(InvalidInputError, match=message):
         placements(first, False, 4)
+
+
+def test_a_lost_trial_ends_its_own_run_and_none_of_a_study_with_the_same_name(tmp_path: Path) -> None:
+    """Automatic names are equal where settings are, and the tracking server may be shared."""
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.create_experiment("test")
+    keys = [
+        StoredStudy(f"sqlite:///{tmp_path}/{storage}.db", "the user's", ("maximize",), {}).key
+        for storage in ("one", "one", "other")
+    ]
+    assert keys[0] == keys[1] != keys[2]
+    runs = [client.create_run(experiment, tags={"study_key": key, "trial": "3"}).info.run_id for key in keys[1:]]
+    end_lost(client, experiment, keys[0], 2)
+    assert [client.get_run(run).info.status for run in runs] == ["KILLED", "RUNNING"]

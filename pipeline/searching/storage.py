@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -106,6 +107,15 @@ def reachable(url: str, kind: type[Exception]) -> Iterator[None]:
         raise InvalidInputError(
             f"the study's storage must be reachable, and {url} is not ({first}); {remedy}"
         ) from error
+
+
+def refuse_missing_file(url: str) -> None:
+    """Refuse an SQLite file that does not exist: opening it would create it."""
+    parts = sqlalchemy.make_url(url)
+    if parts.get_backend_name() == "sqlite" and parts.database and not Path(parts.database).exists():
+        raise InvalidInputError(
+            f"storage must be that of a search that has begun, and {url} is a file that does not exist; check its path"
+        )
 
 
 def _repeated(method: Callable[..., Any]) -> Callable[..., Any]:

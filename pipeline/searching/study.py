@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -33,8 +34,8 @@ from pipeline.searching.settings import AUTO_STUDY
 from pipeline.searching.storage import open_storage, reachable
 from pipeline.searching.trial_record import DETAIL, METRICS, REPEAT, Judged, TrialRecord, is_known
 
-IDENTITY, WORKER = "identity", "worker"
-"""Attributes of a study, and of a trial that a worker has taken."""
+IDENTITY, KEY, WORKER = "identity", "key", "worker"
+"""Attributes of a study, what distinguishes it from those of its name elsewhere, and of a trial that was taken."""
 PREDICTED, TRY = "predicted_seconds_per_step", "try"
 """Attributes of a queued trial, beside REPEAT: its predicted time, and how often it began."""
 OBJECTIVES = ("tokens per second", "peak bytes")
@@ -104,7 +105,7 @@ class StoredStudy:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.directions = directions
         self._storage, self._worker_timeout = storage, worker_timeout
-        self._lost = SimpleQueue[int]()
+        self._lost = SimpleQueue[tuple[int, bool]]()
         with reachable(storage, Exception):  # any error of the database and its driver
             opened = open_storage(
                 storage,
@@ -118,6 +119,8 @@ class StoredStudy:
             )
             _name_objectives(self._study, OBJECTIVES[: len(directions)])
             self._refuse_other(identity)
+            if KEY not in self._study.user_attrs:
+                self._study.set_user_attr(KEY, uuid.uuid4().hex)
             self.free_stale()
         self._study.sampler = RandomSampler()  # proposes nothing: all parameters of a queued trial are known
 
@@ -125,6 +128,11 @@ class StoredStudy:
     def name(self) -> str:
         """Name of the study in its storage."""
         return str(self._study.study_name)
+
+    @property
+    def key(self) -> str:
+        """What distinguishes the study from those of the same name in other storages."""
+        return str(self._study.user_attrs[KEY])
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -303,8 +311,11 @@ class StoredStudy:
                     continue
                 self._queue_again(self._study, trial)
 
-    def lost(self) -> Iterator[int]:
-        """Yield the numbers of the trials of dead workers that this process has found since the last call."""
+    def lost(self) -> Iterator[tuple[int, bool]]:
+        """Yield the trials of dead workers that this process has found since the last call.
+
+        Each as its number and whether its configuration is measured again.
+        """
         while not self._lost.empty():
             yield self._lost.get()
 
@@ -312,8 +323,8 @@ class StoredStudy:
         """Queue the trial of a worker that died; of the second one that died with it, store that its run crashed."""
         if not trial.params:  # it was begun without a configuration
             return
-        self._lost.put(trial.number)
         tries = trial.user_attrs.get(TRY, 1)
+        self._lost.put((trial.number, tries < TRIES))
         shared = {"params": trial.params, "distributions": trial.distributions}
         if tries < TRIES:
             kept = {name: trial.user_attrs.get(name) for name in (REPEAT, PREDICTED)}
