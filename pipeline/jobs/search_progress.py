@@ -45,10 +45,8 @@ class _Running:
 
 def lost_line(number: int, is_measured_again: bool) -> str:
     """Return what follows from the death of a trial's worker."""
-    again = (
-        "it is measured again" if is_measured_again else "a second one in this configuration, which counts as crashed"
-    )
-    return f"trial {number + 1}: its worker died; {again}"
+    what = "it is measured again" if is_measured_again else "its configuration counts as crashed"
+    return f"trial {number + 1}: its worker died; {what}"
 
 
 class SearchProgress(SearchObserver):

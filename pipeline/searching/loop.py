@@ -136,7 +136,10 @@ def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = (
     addition to the trials.
     """
     study, total = search.study, search.problem.settings.num_trials
-    while not search.cancelled.is_set() and len(trials := search.trials) < total:
+    while not search.cancelled.is_set():
+        states = study.states  # before the trials that are read now
+        if len(trials := search.trials) >= total:
+            break
         if trials and time.monotonic() >= deadline:
             break
         _emit_lost(search)
@@ -149,8 +152,10 @@ def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = (
         if not study.num_open:
             break
         search.observer.waiting()
-        search.cancelled.wait(SECONDS_BETWEEN_POLLS)
-        study.free_stale()
+        while not search.cancelled.wait(SECONDS_BETWEEN_POLLS):
+            study.free_stale()
+            if study.states != states or time.monotonic() >= deadline:
+                break
     _emit_lost(search)  # those that were found as the last trial began
 
 

@@ -140,6 +140,11 @@ class StoredStudy:
         return [trial for trial in self._study.trials if is_known(trial)]
 
     @property
+    def states(self) -> list[TrialState]:
+        """The state of each trial: what is proposed changes only with them."""
+        return [trial.state for trial in self._study.get_trials(deepcopy=False)]
+
+    @property
     def taken(self) -> list[Choice]:
         """Configurations that are measured, being measured, or queued."""
         return [dict(trial.params) for trial in (*self.trials, *self._open_trials)]
