@@ -161,7 +161,9 @@ def test_a_storage_that_cannot_be_reached_is_refused() -> None:
 def test_verdicts_are_in_bytes() -> None:
     fits, over = SPACE.choices[0], {"micro_batch_size": 16, "checkpointing": "none", "precision": "fp32"}
     peak = made_up(over)[0]
-    assert judge(*result_of(fits, False), BUDGET).fits
+    assert judge(*result_of(fits, False), BUDGET) == Verdict(
+        TrialState.COMPLETE, made_up(fits)[1], made_up(fits)[0], float(made_up(fits)[0] - BUDGET), is_lower_bound=False
+    )
     assert judge(*result_of(over, False), BUDGET) == Verdict(
         TrialState.COMPLETE, made_up(over)[1], peak, float(peak - BUDGET), is_lower_bound=False
     )

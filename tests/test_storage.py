@@ -206,7 +206,7 @@ class Clock:
 def test_no_worker_counts_as_dead_soon_after_an_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str
 ) -> None:
-    """The last sign of life of the trial's worker is an hour old."""
+    """The last heartbeat of the trial's worker is an hour old."""
     grace_period = 30
     opened: Any = open_storage(f"sqlite:///{tmp_path}/optuna.db", heartbeat_interval=1, grace_period=grace_period)
     study = opened.create_new_study([StudyDirection.MAXIMIZE])

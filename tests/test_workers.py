@@ -31,7 +31,7 @@ from pipeline.searching.trial_record import Judged
 from pipeline.tracking.lost import end_lost
 
 TIMEOUT = 6
-"""Seconds after which a worker of these tests counts as dead: its signs of life are a second apart."""
+"""Seconds after which a worker of these tests counts as dead: its heartbeats are a second apart."""
 DIES = """
 import os, signal, sys
 from test_search import SPACE
@@ -77,7 +77,7 @@ def test_the_trial_of_a_dead_worker_returns_to_the_queue_once(tmp_path: Path) ->
     assert states == [TrialState.FAIL] * len(states)
 
 
-def test_a_worker_that_is_slow_to_give_signs_of_life_loses_its_trial_and_goes_on(tmp_path: Path) -> None:
+def test_a_worker_that_is_slow_to_store_heartbeats_loses_its_trial_and_goes_on(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/optuna.db"
     study = open_study(storage)
     assert study.enqueue(SPACE.choices[0], SPACE)
@@ -111,13 +111,13 @@ def test_an_error_of_a_trial_ends_its_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Heartbeat of storage is supposed to be used with Study.optimize")
-def test_a_running_trial_without_any_sign_of_life_is_closed_after_a_while(
+def test_a_running_trial_without_any_heartbeat_is_closed_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = open_study(f"sqlite:///{tmp_path}/optuna.db")
     study._study.add_trial(
         create_trial(state=TrialState.RUNNING)
-    )  # what a worker leaves that is killed before its first sign of life
+    )  # what a worker leaves that is killed before its first heartbeat
     study.free_stale()
     assert study.num_open == 1
     monkeypatch.setattr(study, "_worker_timeout", -1)

@@ -31,7 +31,7 @@ REPORTED = 3
 SECONDS_FOR_OTHERS = 10.0
 """How long a rank that has lost another one waits to be ended: the launcher must see the lost one first."""
 LAST_LINES = 5
-"""Lines of a traceback that are sent."""
+"""Last lines of what a process printed that are kept when it crashes."""
 
 
 def rank_main(

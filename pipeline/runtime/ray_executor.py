@@ -24,7 +24,7 @@ from pipeline.memory.device import device_name
 from pipeline.runtime.observer import Observer
 from pipeline.runtime.placement import VISIBLE, Placement
 from pipeline.runtime.rank import Work
-from pipeline.runtime.run import SECONDS_BETWEEN_LOOKS, Execute, WorkerLostError, emit, execute
+from pipeline.runtime.run import SECONDS_BETWEEN_POLLS, Execute, WorkerLostError, emit, execute
 from pipeline.runtime.versions import versions, why_other_versions
 from pipeline.training.loop import Stop, never_stop
 
@@ -126,7 +126,7 @@ class RayExecutor:
         events = self.remote(experiment, self.device_name, self.versions, work, stop)
         try:
             while True:
-                ready, _ = ray.wait([events], timeout=SECONDS_BETWEEN_LOOKS)
+                ready, _ = ray.wait([events], timeout=SECONDS_BETWEEN_POLLS)
                 if self.cancelled.is_set():
                     raise KeyboardInterrupt
                 if not ready:
@@ -209,7 +209,7 @@ def _start(ray: Any, address: str | None) -> None:
     variables: Mapping[str, str] = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     own = {"include_dashboard": False} if address is None else {"address": address}
     try:
-        _knock(address)
+        _check_port(address)
         ray.init(log_to_driver=False, logging_level="error", runtime_env={"env_vars": dict(variables)}, **own)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise InvalidInputError(
@@ -219,7 +219,7 @@ def _start(ray: Any, address: str | None) -> None:
         ) from error
 
 
-def _knock(address: str | None) -> None:
+def _check_port(address: str | None) -> None:
     """Raise OSError if nothing listens at an address of the form HOST:PORT, for which Ray would wait for minutes."""
     host, _, port = (address or "").rpartition(":")
     if host and port.isdigit() and "/" not in host:

@@ -23,7 +23,7 @@ from pipeline.runtime.failures import Failed, killed
 from pipeline.runtime.fork_server import CONTEXT, starting_processes
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.placement import ANYWHERE, Placement
-from pipeline.runtime.rank import Work
+from pipeline.runtime.rank import LAST_LINES, Work
 from pipeline.runtime.run_folder import LOG, RunFolder
 from pipeline.runtime.watch import Watch
 from pipeline.training.loop import Stop, never_stop, train
@@ -31,12 +31,10 @@ from pipeline.training.metrics import Summary, summarize
 from pipeline.training.typical_step import typical_step
 
 Summarize = Callable[[Result], Summary]
-SECONDS_BETWEEN_LOOKS = 0.2
-"""How often a run that can be cancelled looks whether it is."""
+SECONDS_BETWEEN_POLLS = 0.2
+"""How often to check whether a run is cancelled."""
 SECONDS_TO_END = 30.0
 """How long a process may take to end after its last event, or after it was killed."""
-LAST_LINES = 5
-"""Lines of a crashed run's stderr that are kept in its result."""
 
 
 class WorkerLostError(RuntimeError):
@@ -155,7 +153,7 @@ def execute(
             process.start()  # the first time, this waits until the fork server has imported torch and transformers
         start = time.monotonic()  # without that wait
         sender.close()
-        watch = Watch(limit, progress, SECONDS_BETWEEN_LOOKS if cancelled else None)
+        watch = Watch(limit, progress, SECONDS_BETWEEN_POLLS if cancelled else None)
         if reason := _receive_all(receiver, received, observers, watch, cancelled):
             _kill(process)
             received.failed = Failed(Outcome.TIMED_OUT, reason)

@@ -155,7 +155,7 @@ class PatientStorage(RDBStorage):  # type: ignore[misc]
         weakref.finalize(self, _close, self.engine, os.getpid())
 
     def _get_stale_trial_ids(self, study_id: int) -> list[int]:
-        """Return the running trials without a sign of life; none soon after an outage, in which no worker gave any.
+        """Return the running trials without a heartbeat; none soon after an outage, in which no worker stored any.
 
         The call itself may be the one that has waited for the server.
         """

@@ -42,8 +42,8 @@ OBJECTIVES = ("tokens per second", "peak bytes")
 """Names of the objectives, which Optuna's dashboard and plots show."""
 PLAIN_NAME = "headroom"
 """First part of an automatic name."""
-BEATS = 12
-"""Signs of life of a worker within the time after which it counts as dead."""
+HEARTBEATS_PER_TIMEOUT = 12
+"""Heartbeats of a worker within the time after which it counts as dead."""
 TRIES = 2
 """How often a configuration is begun by workers that die before it is known that it is the configuration's fault."""
 
@@ -82,7 +82,7 @@ class StoredStudy:
     """One study, to which other threads, processes and machines may add trials at the same time.
 
     Workers share a queue: its trials in Optuna's state WAITING. A worker adds a configuration to the queue and runs
-    what is first in it. The trial of a worker that died, which no longer gives signs of life (Optuna's heartbeats),
+    what is first in it. The trial of a worker that died, which no longer stores heartbeats (Optuna's),
     returns to the queue once.
     """
 
@@ -96,7 +96,7 @@ class StoredStudy:
     ) -> None:
         """Open the study, or create it; `auto` names it by its identity.
 
-        A worker counts as dead after `worker_timeout` seconds without a sign of life.
+        A worker counts as dead after `worker_timeout` seconds without a heartbeat.
 
         Raises:
             InvalidInputError: the storage cannot be reached, or the study was measured under other conditions.
@@ -109,7 +109,7 @@ class StoredStudy:
         with reachable(storage, Exception):  # any error of the database and its driver
             opened = open_storage(
                 storage,
-                heartbeat_interval=max(1, worker_timeout // BEATS),
+                heartbeat_interval=max(1, worker_timeout // HEARTBEATS_PER_TIMEOUT),
                 grace_period=worker_timeout,
                 heartbeat_stale_trial_callback=self._queue_again,
             )
@@ -212,7 +212,7 @@ class StoredStudy:
             trials = self._study.get_trials(deepcopy=False)
             if attempt.number is None or not trials[attempt.number].state.is_finished():
                 raise
-            return None  # no sign of life was stored for so long that another worker has closed it
+            return None  # no heartbeat was stored for so long that another worker has closed it
         if attempt.is_lost and attempt.number is not None:
             self._queue_again(self._study, self._study.trials[attempt.number])
         return None if attempt.is_lost else attempt.number
@@ -301,7 +301,7 @@ class StoredStudy:
     def free_stale(self) -> None:
         """Close the trials of workers that died, and queue each one again that was not begun twice.
 
-        Optuna finds those that gave a sign of life and then none. A worker that was killed as it took a trial, before
+        Optuna finds those that stored a heartbeat and then none. A worker that was killed as it took a trial, before
         its first, is recognized by the attribute that it had no time to set.
         """
         with warnings.catch_warnings():
