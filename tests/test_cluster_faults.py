@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 SECONDS_AWAY = 20
 """How long PostgreSQL and the tracking server are away."""
 SECONDS_OF_A_HANG = 11
-"""How long the network hangs: longer than a worker may give no sign of life."""
+"""How long the network hangs: longer than a worker may store no heartbeat."""
 STEPS_BEFORE_A_HOLD = 3
 MODEL = f"""
 import time

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -31,10 +32,16 @@ TWO = {"world_size": 2, "effective_batch_size": 8, "micro_batch_size": 2}
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[Path]:
-    """Give a log file, and prove that a run leaves no process that writes to it."""
-    file = tmp_path / "log.txt"
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give a log file, and prove that a run leaves no process that writes to it, and no temporary file."""
+    file, temporary = tmp_path / "log.txt", tmp_path / "temporary"
+    logs = set(Path(tempfile.gettempdir()).glob("torchelastic_*"))
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     yield file
+    monkeypatch.undo()
+    assert not list(temporary.glob("*/store"))
+    assert logs == set(Path(tempfile.gettempdir()).glob("torchelastic_*"))
     left = [process.pid for process in psutil.process_iter() if str(file) in _open_files(process)]
     assert not left
 

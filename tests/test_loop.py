@@ -1,7 +1,9 @@
 """The loop of a search: trials, verification, and what follows when the two disagree."""
 
 import math
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,14 @@ from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice
 from pipeline.runtime.observer import Observer
+from pipeline.searching import loop
+from pipeline.searching.judge import judge
 from pipeline.searching.loop import Search, SearchObserver, run_trials, search_and_verify
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import Proposal
 from pipeline.searching.results import Measurement, Trial
-from pipeline.searching.study import StoredStudy
+from pipeline.searching.study import Queued, StoredStudy
+from pipeline.searching.trial_record import Judged
 
 SIZES = (1, 2, 4)
 
@@ -135,20 +140,61 @@ def test_a_trial_has_the_mean_speed_to_beat_and_a_repeat_has_nothing(problem: Se
     assert to_beat == [None, None, pytest.approx(1 / math.sqrt(100.0 * 96.0))]  # of one token
 
 
+def test_a_worker_that_waits_proposes_only_after_a_trial_has_ended(
+    problem: SearchProblem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many configurations and trials a proposal takes seconds of a core."""
+    monkeypatch.setattr(loop, "SECONDS_BETWEEN_POLLS", 0.01)
+    one = search(problem, tmp_path, ListedProposer([1], naive_size=1), {1: 50.0})
+    other = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {})
+    assert other.enqueue(choice_of(2), problem.space)
+    num_polls = 0
+
+    class Waiting(SearchObserver):
+        def waiting(self) -> None:
+            monkeypatch.setattr(StoredStudy, "free_stale", poll)
+
+    def poll(_: StoredStudy) -> None:
+        nonlocal num_polls
+        num_polls += 1
+        if num_polls == 10:
+            release.set()
+
+    def measure(queued: Queued) -> Judged:
+        taken.set()
+        assert release.wait(60)
+        metrics = {"tokens_per_second": 100.0, "peak_allocated_mib": 1.0}
+        result = Result(outcome=Outcome.OK, detail=None, steps=(), memory=None, finished=None, seconds_total=1.0)
+        return judge(result, metrics, 2**30), result, metrics
+
+    taken, release = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(other.run_next, measure, 16, lambda: None)
+        assert taken.wait(60)
+        run_trials(replace(one, observer=Waiting()), math.inf)
+        assert done.result() == 0
+    assert len(one.trials) == 2 and num_polls >= 10
+    assert len(one.proposer.extra) == 3, "of its own trial, before it waits, and once the other's has ended"
+
+
 def test_a_lost_trial_that_is_found_as_the_last_one_begins_is_reported(problem: SearchProblem, tmp_path: Path) -> None:
     """Its run in MLflow would stay RUNNING."""
 
     class Finding(MadeUpSearch):
         def run(self, name: str, experiment: Experiment, *rest: Any) -> tuple[Result, dict[str, float]]:
-            self.study._lost.put(7)
+            self.study._lost.put((7, True))
+            labels.append(rest[0])
             return super().run(name, experiment, *rest)
 
     class Lost(SearchObserver):
-        def lost(self, number: int) -> None:
-            lost.append(number)
+        def lost(self, number: int, is_measured_again: bool) -> None:
+            lost.append((number, is_measured_again))
 
-    lost: list[int] = []
+    lost: list[tuple[int, bool]] = []
+    labels: list[dict[str, str]] = []
     last = replace(problem, settings=problem.settings.model_copy(update={"num_trials": 1}))
     study, speeds = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {}), {2: 100.0}
     run_trials(Finding(last, study, ListedProposer([2], 1), tmp_path, Observer, Lost(), speeds=speeds), math.inf)
-    assert lost == [7]
+    assert lost == [(7, True)]
+    [labels_of_run] = labels
+    assert (labels_of_run["study_key"], labels_of_run["trial"]) == (study.key, "1"), "by which its run is found"

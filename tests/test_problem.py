@@ -120,6 +120,14 @@ def test_an_automatic_budget_is_told_and_the_same_where_free_memory_varies(monke
         automatic_budget(torch.device("cuda", 0))
 
 
+def test_an_automatic_budget_is_the_same_for_all_gpus_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(problem, "device_name", lambda device: "NVIDIA X")
+    monkeypatch.setattr(problem, "free_bytes", lambda device: (40, 20, 30)[device.index] * GIB)
+    budget, notes = automatic_budget(*(torch.device("cuda", number) for number in range(3)))
+    assert budget == "16GiB"
+    assert notes == ("budget: 16GiB, 80 % of the 20.0 GiB that are free on each of 3 NVIDIA X, rounded down",)
+
+
 def test_free_memory_is_part_of_the_total() -> None:
     cpu = torch.device("cpu")
     assert 0 < free_bytes(cpu) <= total_bytes(cpu)

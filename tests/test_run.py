@@ -263,6 +263,18 @@ def test_ctrl_c_reaches_observers_before_the_caller(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "it" / "result.json").read_text())["result"]["outcome"] == "interrupted"
 
 
+def test_a_run_that_ends_before_an_observer_received_it_ends_with_its_own_error(tmp_path: Path) -> None:
+    class Interrupted(Events):
+        def started(self, run: Run) -> None:
+            super().started(run)
+            raise KeyboardInterrupt
+
+    first, second = Interrupted(), Events()
+    with pytest.raises(KeyboardInterrupt):
+        run(Run(name="it", experiment=tiny(), folder=tmp_path / "it"), [first, second])
+    assert (first.names, second.names) == (["started", "finished"], [])
+
+
 def test_what_a_run_needs_imports_neither_mlflow_nor_optuna_nor_altair() -> None:
     """The process that runs are forked from loads these modules, and a run adds nothing to them."""
     code = (

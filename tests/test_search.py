@@ -161,7 +161,9 @@ def test_a_storage_that_cannot_be_reached_is_refused() -> None:
 def test_verdicts_are_in_bytes() -> None:
     fits, over = SPACE.choices[0], {"micro_batch_size": 16, "checkpointing": "none", "precision": "fp32"}
     peak = made_up(over)[0]
-    assert judge(*result_of(fits, False), BUDGET).fits
+    assert judge(*result_of(fits, False), BUDGET) == Verdict(
+        TrialState.COMPLETE, made_up(fits)[1], made_up(fits)[0], float(made_up(fits)[0] - BUDGET), is_lower_bound=False
+    )
     assert judge(*result_of(over, False), BUDGET) == Verdict(
         TrialState.COMPLETE, made_up(over)[1], peak, float(peak - BUDGET), is_lower_bound=False
     )
@@ -226,6 +228,7 @@ def test_divisors_make_the_effective_batch_exact() -> None:
             "sampler must be 'predictive', 'tpe', 'gp', 'random', 'brute' or 'nsga2', and is 'bayes'",
         ),
         ({"num_trials": 0}, "num_trials must be greater than 0"),
+        ({"ray_address": "auto"}, "needs executor=ray, and executor is local; set executor=ray, or leave ray_address"),
         ({"verify_steps": 2, "timing_warmup_steps": 2}, "2 is not more than 2; set verify_steps=3 or more, or 0"),
     ],
 )
@@ -401,6 +404,21 @@ def test_a_repeat_that_crashes_is_not_proposed_again() -> None:
     assert measure(study, fastest.choice, (crashed, {}), 20, repeat=True) is not None
     after = proposer.next([])
     assert after is None or not after.is_repeat
+
+
+def test_a_repeat_whose_worker_died_is_proposed_again() -> None:
+    """Its configuration has not failed, and has no second measurement."""
+    study = new_study()
+    sampler = PredictiveSampler([candidate_of(choice) for choice in SPACE.choices], Rules(budget_bytes=BUDGET))
+    plan = SimpleNamespace(settings=SimpleNamespace(gap=0.01), space=SPACE)
+    proposer = PredictiveProposer(cast(SearchProblem, plan), study, sampler)
+    for choice in SPACE.choices[:6]:
+        measure(study, choice, result_of(choice, oom=False), 20)
+    fastest = proposer.next([])
+    assert fastest is not None and fastest.is_repeat
+    assert study.enqueue(fastest.choice, SPACE, repeat=True)
+    study._study.tell(study._study.ask(), state=TrialState.FAIL)  # as Optuna closes the trial of a dead worker
+    assert proposer.next([]) == fastest
 
 
 def test_of_a_configuration_measured_twice_one_trial_counts() -> None:

@@ -187,6 +187,8 @@ def test_a_budget_that_nothing_is_predicted_to_fit_is_refused_before_anything_is
     tight = {**SEARCH, "sampler": "predictive", "search_time_limit": "0.01", "num_trials": "24"}
     hurried = project.here("search", tight)
     assert hurried.returncode == 0 and len(complete(project)) == 1
+    joined = project.here("worker", {"study": "headroom", "workers": "1"})
+    assert joined.returncode == 0 and len(complete(project)) == 1, "its time is over for all workers"
 
 
 def test_a_storage_that_another_process_locks_is_waited_for(project: Project) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +18,12 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.cli import main
 from pipeline.memory.device import device_name
 from pipeline.runtime import ray_executor
+from pipeline.runtime.observer import Observer
 from pipeline.runtime.ray_executor import ray_executors
 from pipeline.runtime.versions import versions
 from pipeline.searching import problem as problem_module
 from pipeline.searching.problem import SearchProblem, make_problem
-from pipeline.searching.session import Session, session_of
+from pipeline.searching.session import SESSION, Session, session_of
 from pipeline.searching.study import StoredStudy
 from pipeline.training.loop import never_stop
 
@@ -74,6 +75,16 @@ def test_a_worker_of_another_version_is_refused_with_the_difference(
     assert "install the same on both machines" in message
 
 
+def test_a_worker_of_a_version_with_other_facts_about_a_search_is_refused_as_well(
+    begin: Begin, problem: SearchProblem, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = begin()
+    study = StoredStudy("sqlite:///optuna.db", "shared", problem.directions, problem.identity)
+    stored = {"versions": {**versions(), "code of headroom": "0123456789ab"}, "of_the_future": 1}
+    study._study.set_user_attr(SESSION, stored)
+    assert "and is 0123456789ab there" in refusal(words, capsys)
+
+
 def test_a_worker_on_another_card_is_refused_with_both(
     begin: Begin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +119,8 @@ def test_a_worker_joins_a_study_that_a_search_has_begun(
 ) -> None:
     storage = "sqlite:///optuna.db"
     other = ["worker", "--study", "other", "--storage", storage]
-    assert "no study is called 'other' in this storage; the studies are none" in refusal(other, capsys)
+    assert "sqlite:///optuna.db is a file that does not exist; check its path" in refusal(other, capsys)
+    assert not Path("optuna.db").exists()
     begin(storage)
     assert "no study is called 'other' in this storage; the studies are shared" in refusal(other, capsys)
     StoredStudy(storage, "other", problem.directions, problem.identity)
@@ -135,14 +147,19 @@ def test_more_workers_than_cores_are_refused_in_a_worker(begin: Begin, capsys: p
 # Ray
 
 
-def made_up_ray(**resources: float) -> Any:
-    """Return a module like Ray's that is connected to a cluster with these resources."""
+def made_up_ray(*machines: dict[str, float], **functions: Any) -> Any:
+    """Return a module like Ray's that is connected to a cluster of these machines, and one that has left it."""
+    nodes = [*({"Alive": True, "Resources": one} for one in machines), {"Alive": False, "Resources": {"GPU": 99.0}}]
+    errors = {name: type(name, (Exception,), {}) for name in ("RayError", "RayTaskError")}
     return SimpleNamespace(
-        init=lambda **_: None,
-        shutdown=lambda: None,
-        cluster_resources=lambda: resources,
-        remote=lambda **_: lambda function: SimpleNamespace(remote=function),
-        exceptions=SimpleNamespace(RayError=OSError),
+        **{
+            "init": lambda **_: None,
+            "shutdown": lambda: None,
+            "nodes": lambda: nodes,
+            "remote": lambda **_: lambda function: SimpleNamespace(remote=function),
+            "exceptions": SimpleNamespace(**errors),
+            **functions,
+        }
     )
 
 
@@ -158,7 +175,7 @@ def test_ray_that_is_not_installed_or_not_there_is_refused(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", SERVER)
     words = ["search", "--device", "cpu", "--executor", "ray", "--space", '{"micro_batch_size": [1]}']
-    monkeypatch.setitem(sys.modules, "ray", made_up_ray(CPU=2.0))
+    monkeypatch.setitem(sys.modules, "ray", made_up_ray({"CPU": 2.0}))
     port = free_port()
     assert main([*words, "--ray_address", f"127.0.0.1:{port}"]) == 2
     message = capsys.readouterr().err
@@ -172,22 +189,82 @@ def test_ray_that_is_not_installed_or_not_there_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cluster_has_a_gpu_or_a_core_for_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Restore the number of torch's threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_cluster_has_gpus_or_cores_of_one_machine_for_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_executor, "device_name", str)
-    monkeypatch.setitem(sys.modules, "ray", made_up_ray(CPU=3.0, GPU=8.0))
-    assert [num_workers(CPU, None), num_workers(CPU, 3), num_workers(GPU, None), num_workers(GPU, None, 4)] == [
-        *(1, 3, 8, 2)
+    monkeypatch.setitem(sys.modules, "ray", made_up_ray({"CPU": 3.0, "GPU": 7.0}, {"CPU": 8.0, "GPU": 1.0}))
+    assert [num_workers(CPU, None), num_workers(CPU, 11), num_workers(GPU, None), num_workers(GPU, None, 3)] == [
+        *(1, 11, 8, 2)
     ]
     for device, wanted, num_devices, message in (
-        (CPU, 4, 1, "each worker needs a CPU of its own, and the cluster has enough for 3 of 4; set workers to 3"),
+        (CPU, 12, 1, "each worker needs a CPU of its own, and the cluster has enough for 11 of 12; set workers to 11"),
         (GPU, 9, 1, "each worker needs a GPU of its own, and the cluster has enough for 8 of 9; set workers to 8"),
-        (GPU, 3, 4, "each worker needs 4 GPUs of its own, and the cluster has enough for 2 of 3; set workers to 2"),
+        (GPU, 2, 4, "each worker needs 4 GPUs of one machine of its own, .* for 1 of 2; set workers to 1"),
     ):
         with pytest.raises(InvalidInputError, match=f"{message} or less, or add machines to the cluster"):
             num_workers(device, wanted, num_devices)
-    monkeypatch.setitem(sys.modules, "ray", made_up_ray(CPU=4.0))
-    with pytest.raises(InvalidInputError, match="each worker needs a GPU of its own, and the cluster has enough for 0"):
-        num_workers(GPU, None)
+    monkeypatch.setitem(sys.modules, "ray", made_up_ray({"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 1.0}))
+    with pytest.raises(InvalidInputError, match="needs 2 GPUs .* enough for 0 of 1; add machines to the cluster"):
+        num_workers(GPU, None, 2)
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_task_has_a_share_of_the_cores_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray lets it use as many threads; a task that asks for more than any machine has would wait for ever."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(ray_executor, "device_name", str)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    machines = ({"CPU": 8.0, "GPU": 2.0}, {"CPU": 6.0, "GPU": 2.0}, {"CPU": 2.0})
+    ray = made_up_ray(*machines, remote=lambda **given: asked.append(given) or (lambda _: SimpleNamespace(remote=None)))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    for device, wanted, num_devices, cores in ((CPU, 1, 1, 8), (CPU, 2, 1, 6), (CPU, 5, 1, 2), (CPU, 8, 1, 2)):
+        num_workers(device, wanted, num_devices)
+        assert (asked[-1]["num_cpus"], asked[-1]["num_gpus"]) == (cores, 0)
+        assert torch.get_num_threads() == cores, "what operators allocate depends on the number of threads"
+    for num_devices, cores in ((1, 3), (2, 6)):
+        num_workers(GPU, None, num_devices)
+        assert (asked[-1]["num_cpus"], asked[-1]["num_gpus"]) == (cores, num_devices)
+    torch.set_num_threads(1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    num_workers(CPU, 1)
+    assert torch.get_num_threads() == 1, "the tasks have what the user has set"
+
+
+def test_a_task_has_the_environment_on_which_measurements_depend(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(ray_executor, "device_name", str)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setitem(sys.modules, "ray", made_up_ray({"GPU": 1.0}, init=lambda **words: given.append(words)))
+    num_workers(GPU, None)
+    variables = given[0]["runtime_env"]["env_vars"]
+    assert variables["PYTORCH_ALLOC_CONF"] == "expandable_segments:True" and "HF_TOKEN" not in variables
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_task_whose_events_nobody_receives_is_cancelled(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Observer):
+        def message(self, message: str) -> None:
+            raise error
+
+    events, cancelled = iter(["a message"]), []
+    functions = {"wait": lambda one, timeout: (one, []), "get": lambda event: event}
+    ray = made_up_ray(**functions, cancel=lambda one, force: cancelled.append(one))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    executor = ray_executor.RayExecutor(lambda *_: events, "a GPU", {}, threading.Event())
+    with pytest.raises(error):
+        executor(tiny(), tmp_path / "log.txt", [Failing()])
+    assert cancelled == [events]
 
 
 def test_a_task_on_another_card_or_of_another_version_is_refused_with_the_difference() -> None:

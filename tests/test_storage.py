@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import optuna
 import pytest
 import sqlalchemy
 from optuna.storages import RDBStorage
+from optuna.storages._heartbeat import get_heartbeat_thread
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from processes import free_port
@@ -204,7 +206,7 @@ class Clock:
 def test_no_worker_counts_as_dead_soon_after_an_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str
 ) -> None:
-    """The last sign of life of the trial's worker is an hour old."""
+    """The last heartbeat of the trial's worker is an hour old."""
     grace_period = 30
     opened: Any = open_storage(f"sqlite:///{tmp_path}/optuna.db", heartbeat_interval=1, grace_period=grace_period)
     study = opened.create_new_study([StudyDirection.MAXIMIZE])
@@ -229,6 +231,33 @@ def test_no_worker_counts_as_dead_soon_after_an_outage(
     assert opened._get_stale_trial_ids(study) == []
     clock.now = back_at + grace_period + 1
     assert opened._get_stale_trial_ids(study) == [trial]
+
+
+def test_a_heartbeat_that_fails_is_followed_by_the_next_one(tmp_path: Path) -> None:
+    """Optuna's thread ends with an error of one."""
+    opened: Any = open_storage(f"sqlite:///{tmp_path}/optuna.db", heartbeat_interval=1, grace_period=30)
+    trial = opened.create_new_trial(opened.create_new_study([StudyDirection.MAXIMIZE]))
+    failed = []
+
+    def fail_once(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if "trial_heartbeats" in statement and not failed:
+            failed.append(statement)
+            raise sqlalchemy.exc.OperationalError("", {}, Exception("database is locked"))
+
+    sqlalchemy.event.listen(opened._backend.engine, "before_cursor_execute", fail_once)
+    with get_heartbeat_thread(trial, opened):
+        time.sleep(1.5)
+    with opened._backend.engine.begin() as connection:
+        rows = connection.exec_driver_sql("SELECT * FROM trial_heartbeats").all()
+    assert failed and len(rows) == 1
+
+
+def test_no_thread_of_a_process_waits_for_the_connection_of_another(database_url: str) -> None:
+    """SQLAlchemy gives up after 30 seconds, while a server that is away is waited for longer."""
+    opened: Any = open_storage(database_url)
+    with ExitStack() as stack:
+        connections = [stack.enter_context(opened._backend.engine.connect()) for _ in range(16)]
+    assert len(connections) == 16
 
 
 def test_a_network_that_is_cut_or_hangs_for_a_while_loses_no_trial(

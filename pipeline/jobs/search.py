@@ -91,7 +91,7 @@ def _measure(
             if trials := one.trials:
                 page.write(partial(_findings, one, trials, clock), f"{len(trials)} of at most {total} trials")
 
-        progress = SearchProgress(console, total, clock, write_page, partial(job.children.lost, study.name))
+        progress = SearchProgress(console, total, clock, write_page, partial(job.children.lost, study.key))
         one = Search(problem, study, proposer, job.folder, job.children.observer, progress)
         try:
             with progress:

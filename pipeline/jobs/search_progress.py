@@ -43,6 +43,12 @@ class _Running:
         return f"step {self.last.step + 1} of {at_most}{num_steps}, loss {self.last.loss:.4f}: {self.run.name}"
 
 
+def lost_line(number: int, is_measured_again: bool) -> str:
+    """Return what follows from the death of a trial's worker."""
+    what = "it is measured again" if is_measured_again else "its configuration counts as crashed"
+    return f"trial {number + 1}: its worker died; {what}"
+
+
 class SearchProgress(SearchObserver):
     """Shows a search in the terminal, or as plain lines where there is none; a context manager.
 
@@ -120,9 +126,9 @@ class SearchProgress(SearchObserver):
         """Print a trial that has ended."""
         self._print(f"{name}: {trial.summary}")
 
-    def lost(self, number: int) -> None:
-        """Print that a trial is measured again, and pass it on."""
-        self._print(f"trial {number + 1}: its worker died; it is measured again")
+    def lost(self, number: int, is_measured_again: bool) -> None:
+        """Print what follows for its configuration, and pass the number on."""
+        self._print(lost_line(number, is_measured_again))
         self._lost(number)
 
     def check(self, name: str, result: Result) -> None:

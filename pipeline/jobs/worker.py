@@ -1,6 +1,5 @@
 """`headroom worker`: measures trials of a search that runs in another process, until it is done."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,8 +9,8 @@ from rich.console import Console
 
 from pipeline.base.contracts import Settings
 from pipeline.config.settings import RunSettings
+from pipeline.jobs.search_progress import lost_line
 from pipeline.runtime.fork_server import start_server
-from pipeline.runtime.signals import interrupt_on_signal
 from pipeline.searching.feasibility import make_sampler
 from pipeline.searching.loop import Search, SearchObserver
 from pipeline.searching.problem import make_problem
@@ -45,8 +44,8 @@ class _Lines(SearchObserver):
     def trial(self, name: str, trial: Trial) -> None:
         self._console.print(f"{name}: {trial.summary}", highlight=False, soft_wrap=True)
 
-    def lost(self, number: int) -> None:
-        self._console.print(f"trial {number + 1}: its worker died; it is measured again", highlight=False)
+    def lost(self, number: int, is_measured_again: bool) -> None:
+        self._console.print(lost_line(number, is_measured_again), highlight=False)
         self._lost(number)
 
 
@@ -69,12 +68,11 @@ def worker(settings: WorkerSettings, console: Console) -> int:
     )
     from pipeline.tracking.job import join_job
 
-    interrupt_on_signal()
     with join_job("search", session.run_id, session.tracking_uri, settings.output) as job, study.storage_errors():
         proposer = make_proposer(problem, study, sampler)
-        lines = _Lines(console, partial(job.children.lost, study.name))
+        lines = _Lines(console, partial(job.children.lost, study.key))
         search = Search(problem, study, proposer, job.folder, job.children.observer, lines)
         console.print(f"measuring trials of {settings.study}, {len(workers.executors)} at a time", highlight=False)
-        run_trials_with(workers, search, math.inf)
-    console.print(f"nothing is left to measure; results: {job.folder}", highlight=False)
+        run_trials_with(workers, search, session.deadline)
+    console.print(f"the search needs no further trial; results: {job.folder}", highlight=False)
     return 0

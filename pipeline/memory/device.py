@@ -45,6 +45,18 @@ def find_device(text: str) -> torch.device:
     return device
 
 
+def is_named(text: str) -> bool:
+    """Whether the name of a device names one GPU of several: cuda:1, and not cuda or auto."""
+    return ":" in text
+
+
+def equal_gpus() -> list[torch.device]:
+    """Return the visible GPUs that are of the same model as the first, with as much memory."""
+    gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    kinds = [(one.name, one.total_memory) for one in map(torch.cuda.get_device_properties, gpus)]
+    return [gpu for gpu, kind in zip(gpus, kinds, strict=True) if kind == kinds[0]]
+
+
 def _automatic_device() -> torch.device:
     """Return the first GPU if this build of torch can use it, else the CPU."""
     device = torch.device("cuda", 0)

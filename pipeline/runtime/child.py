@@ -4,29 +4,29 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from pipeline.base.contracts import Prepared
 from pipeline.config.experiment import Experiment
 from pipeline.runtime.failures import failure_of
 from pipeline.runtime.fork_server import end_with_parent, loaded
 from pipeline.runtime.placement import Placement
-from pipeline.runtime.rank import Progress
+from pipeline.runtime.rank import Progress, Work
 from pipeline.runtime.rank_launcher import launch_ranks
-
-Work = Callable[[Experiment, Prepared, Callable[[Any], None]], None]
-"""What the process does: (experiment, its corpus, emit) -> None."""
 
 
 def child_main(
-    experiment: Experiment, sender: Connection, log_file: Path, work: Work, placement: Placement, progress: Progress
+    experiment: Experiment,
+    sender: Connection,
+    log_file: Path,
+    work: Work,
+    placement: Placement,
+    progress: Progress,
+    meeting_place: Path,
 ) -> None:
-    """Run the experiment in this process, or in its ranks, and send its events to the parent."""
+    """Run the experiment in this process, or in its ranks, which meet at a file, and send its events to the parent."""
     loaded()
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
@@ -37,7 +37,7 @@ def child_main(
         os.sched_setaffinity(0, placement.cores)
         torch.set_num_threads(len(placement.cores))
     if experiment.world_size > 1:
-        launch_ranks(experiment, work, sender.send, progress)
+        launch_ranks(experiment, work, sender.send, progress, meeting_place)
         return
     try:
         work(experiment, experiment.prepare(), sender.send)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.memory.device import cores
+from pipeline.memory.device import cores, equal_gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Environment variable with the GPUs that CUDA shows to a process."""
@@ -27,39 +27,44 @@ ANYWHERE = Placement()
 """On the device of the experiment, and on all cores."""
 
 
-def placements(device: torch.device, num_workers: int | None, num_devices: int = 1) -> list[Placement]:
-    """Return the place of each worker, which has `num_devices` GPUs; None: as many as the visible GPUs allow, or one
-    on a CPU.
+def placements(device: torch.device, is_named: bool, num_workers: int | None, num_devices: int = 1) -> list[Placement]:
+    """Return the place of each worker, which has `num_devices` GPUs; None: as many workers as the visible GPUs allow
+    that are like the first, or one on a CPU and on a GPU that the user has named.
 
     A single worker runs on the device itself. Of several, each sees its own GPUs, or has an equal share of the cores.
 
     Raises:
-        InvalidInputError: there are fewer GPUs or cores than workers, or several workers are to share one named GPU.
+        InvalidInputError: there are fewer equal GPUs, or cores, than workers, or several workers are to share one named
+            GPU.
 
     """
     is_cuda = device.type == "cuda"
-    num_available = torch.cuda.device_count() // num_devices if is_cuda else len(cores())
+    gpus = [gpu.index for gpu in equal_gpus()] if is_cuda else []
+    num_available = len(gpus) // num_devices if is_cuda else len(cores())
     if num_workers is None:
-        num_workers = max(1, num_available) if is_cuda and not device.index else 1
+        num_workers = max(1, num_available) if is_cuda and not is_named else 1
     if num_workers == 1:
         return [ANYWHERE]
     if num_workers > num_available:
-        kind = f"{num_devices} visible GPUs" if num_devices > 1 else "a visible GPU" if is_cuda else "a core"
+        kind = "a core" if not is_cuda else f"{num_devices} visible GPUs" if num_devices > 1 else "a visible GPU"
+        num_visible = torch.cuda.device_count() if is_cuda else 0
+        is_mix = len(gpus) < num_visible
+        like = f", all of one model, and only {len(gpus)} of {num_visible} are like the first" if is_mix else ""
         raise InvalidInputError(
-            f"each worker needs {kind} of its own, and this machine has enough for {num_available} of {num_workers} "
-            f"workers; set workers to {num_available} or less"
+            f"each worker needs {kind} of its own{like}, and this machine has enough for {num_available} of "
+            f"{num_workers} workers; set workers to {num_available} or less"
+            f"{f', or choose GPUs with {VISIBLE}' if is_mix else ''}"
         )
     if is_cuda:
-        if device.index:
+        if is_named:
             raise InvalidInputError(
                 f"{num_workers} workers need as many GPUs, and device={device} names one; set device=cuda, or workers=1"
             )
         shown = os.environ.get(VISIBLE)
-        names = (
-            [name.strip() for name in shown.split(",")] if shown else list(map(str, range(torch.cuda.device_count())))
-        )
-        groups = [names[start : start + num_devices] for start in range(0, num_workers * num_devices, num_devices)]
+        names = [name.strip() for name in shown.split(",")] if shown else list(map(str, range(max(gpus) + 1)))
+        own = [names[number] for number in gpus]
+        groups = [own[start : start + num_devices] for start in range(0, num_workers * num_devices, num_devices)]
         return [Placement({VISIBLE: ",".join(group)}) for group in groups]
     share = len(cores()) // num_workers
-    own = [cores()[number * share : (number + 1) * share] for number in range(num_workers)]
-    return [Placement(cores=frozenset(some)) for some in own]
+    shares = [cores()[number * share : (number + 1) * share] for number in range(num_workers)]
+    return [Placement(cores=frozenset(some)) for some in shares]

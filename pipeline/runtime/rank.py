@@ -19,8 +19,8 @@ from pipeline.config.experiment import Experiment
 from pipeline.runtime.failures import Failed, failure_of
 from pipeline.runtime.fork_server import end_with_parent
 
-RankWork = Callable[[Experiment, Prepared, Callable[[Any], None]], None]
-"""What each rank does: (experiment, its corpus, emit) -> None."""
+Work = Callable[[Experiment, Prepared, Callable[[Any], None]], None]
+"""What a run's process, or each of its ranks, does: (experiment, its corpus, emit) -> None."""
 Progress = MutableSequence[int]
 """How many collective operations each rank has entered, in memory that the processes share."""
 
@@ -31,12 +31,12 @@ REPORTED = 3
 SECONDS_FOR_OTHERS = 10.0
 """How long a rank that has lost another one waits to be ended: the launcher must see the lost one first."""
 LAST_LINES = 5
-"""Lines of a traceback that are sent."""
+"""Last lines of what a process printed that are kept when it crashes."""
 
 
 def rank_main(
     experiment: Experiment,
-    work: RankWork,
+    work: Work,
     send: Callable[[Any], None],
     lock: AbstractContextManager[Any],
     progress: Progress,

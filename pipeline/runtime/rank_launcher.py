@@ -7,12 +7,12 @@ is on one machine: the ranks meet at a file, and their sockets are those of the 
 import multiprocessing
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -26,7 +26,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from pipeline.base.results import Outcome
 from pipeline.config.experiment import Experiment
 from pipeline.runtime.failures import Failed, killed
-from pipeline.runtime.rank import REPORTED, Progress, RankWork, rank_main
+from pipeline.runtime.rank import REPORTED, Progress, Work, rank_main
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 SOCKETS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -63,10 +63,12 @@ class _OnThisMachine(RendezvousHandler):
         return True
 
 
-def launch_ranks(experiment: Experiment, work: RankWork, send: Callable[[Any], None], progress: Progress) -> None:
+def launch_ranks(
+    experiment: Experiment, work: Work, send: Callable[[Any], None], progress: Progress, meeting_place: Path
+) -> None:
     """Do `work` in all ranks of the experiment; send the events of rank 0, and what happened if a rank failed.
 
-    `progress` gets how many collective operations each rank has entered.
+    `progress` gets how many collective operations each rank has entered. The ranks meet at the file `meeting_place`.
     """
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # the CUDA runtime must not be asked before a fork
     for variable in SOCKETS:
@@ -80,15 +82,15 @@ def launch_ranks(experiment: Experiment, work: RankWork, send: Callable[[Any], N
         rdzv_backend=HERE,
         max_restarts=0,
         start_method="fork",  # of this process, which is clean and has imported torch
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # by default a folder in /tmp, which stays
     )
     lock = multiprocessing.get_context("fork").Lock()
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            elastic_launch(config, rank_main)(experiment, work, send, lock, progress, Path(folder, "store"))
-        except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            if failure.exitcode != REPORTED:
-                send(_how_it_ended(rank, failure.exitcode))
+    try:
+        elastic_launch(config, rank_main)(experiment, work, send, lock, progress, meeting_place)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode != REPORTED:
+            send(_how_it_ended(rank, failure.exitcode))
 
 
 def _how_it_ended(rank: int, exit_code: int) -> Failed:

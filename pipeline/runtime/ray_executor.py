@@ -21,15 +21,15 @@ from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import MemoryUse, Result, StepRecord
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import device_name
-from pipeline.runtime.child import Work
 from pipeline.runtime.observer import Observer
 from pipeline.runtime.placement import VISIBLE, Placement
-from pipeline.runtime.run import SECONDS_BETWEEN_LOOKS, Execute, WorkerLostError, emit, execute
+from pipeline.runtime.rank import Work
+from pipeline.runtime.run import SECONDS_BETWEEN_POLLS, Execute, WorkerLostError, emit, execute
 from pipeline.runtime.versions import versions, why_other_versions
 from pipeline.training.loop import Stop, never_stop
 
-PASSED_ON = ("HEADROOM_TECHNIQUES",)
-"""Environment variables that tasks need as this process has them."""
+PASSED_ON = ("HEADROOM_TECHNIQUES", "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Environment variables that tasks need as this process has them; no secret, since the cluster shows them."""
 SECONDS_TO_CONNECT = 5.0
 """How long the head of a cluster may take to accept a connection."""
 
@@ -126,7 +126,7 @@ class RayExecutor:
         events = self.remote(experiment, self.device_name, self.versions, work, stop)
         try:
             while True:
-                ready, _ = ray.wait([events], timeout=SECONDS_BETWEEN_LOOKS)
+                ready, _ = ray.wait([events], timeout=SECONDS_BETWEEN_POLLS)
                 if self.cancelled.is_set():
                     raise KeyboardInterrupt
                 if not ready:
@@ -136,13 +136,13 @@ class RayExecutor:
                     break
                 for observer in observers:
                     emit(observer, event)
-        except KeyboardInterrupt:
-            ray.cancel(events, force=True)
-            raise
         except ray.exceptions.RayTaskError as error:  # what the task itself raised
             raise error.cause if isinstance(error.cause, Exception) else error from None
         except (ray.exceptions.RayError, StopIteration) as error:
             raise WorkerLostError(f"the process of the task died: {first_line(error)}") from error
+        except BaseException:  # Ctrl-C, or an observer's error: nobody would receive what the task sends
+            ray.cancel(events, force=True)
+            raise
         log_file.parent.mkdir(parents=True, exist_ok=True)
         log_file.write_text(event.log)
         return event.result
@@ -154,8 +154,9 @@ def ray_executors(
 ) -> Iterator[list[Execute]]:
     """Join the Ray cluster at `address`, or start one on this machine, and yield an executor for each worker.
 
-    None workers stand for as many as the GPUs of the cluster allow, or one where it has none. A task has `num_devices`
-    GPUs; on a CPU it has an equal share of the cluster's cores.
+    None workers stand for as many as the GPUs of the cluster allow, or one on a CPU. A task runs on one machine: with
+    `num_devices` GPUs and a share of the cores, or on a CPU with as many cores as leave room for all workers. There
+    torch uses so many threads in this process as well, as with several workers on this machine.
 
     Raises:
         InvalidInputError: Ray is not installed, the cluster cannot be reached, or it has too few GPUs or cores.
@@ -169,22 +170,37 @@ def ray_executors(
             "executor=local"
         ) from error
     _start(ray, address)
+    is_cuda = device.type == "cuda"
     try:
-        resources = ray.cluster_resources()
-        kind = "GPU" if device.type == "cuda" else "CPU"
-        available = int(resources.get(kind, 0)) // (num_devices if kind == "GPU" else 1)
-        num_workers = num_workers or (available if kind == "GPU" else 1)
-        if not 0 < num_workers <= available:
-            needed = f"{num_devices} GPUs" if num_devices > 1 else f"a {kind}"
+        machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        num_cores = [int(one.get("CPU", 0)) for one in machines]
+        needed = (f"{num_devices} GPUs of one machine" if num_devices > 1 else "a GPU") if is_cuda else "a CPU"
+        capacity = [int(one.get("GPU", 0)) // num_devices for one in machines] if is_cuda else num_cores
+        available = sum(capacity)
+        num_workers = num_workers or (max(1, available) if is_cuda else 1)
+        if num_workers > available:
+            fewer = f"set workers to {available} or less, or " if available else ""
             raise InvalidInputError(
                 f"each worker needs {needed} of its own, and the cluster has enough for {available} of {num_workers}; "
-                f"set workers to {available} or less, or add machines to the cluster"
+                f"{fewer}add machines to the cluster"
             )
-        share = {"num_gpus": num_devices} if kind == "GPU" else {"num_cpus": available // num_workers}
-        remote = ray.remote(num_returns="streaming", max_retries=0, **share)(_task).remote
+        if is_cuda:
+            num_cpus = min(cores // count for cores, count in zip(num_cores, capacity, strict=True) if count)
+        else:
+            num_cpus = _largest_share(num_cores, num_workers)
+            if "OMP_NUM_THREADS" not in os.environ:  # Ray sets it to num_cpus in the processes of tasks
+                torch.set_num_threads(num_cpus)
+        resources = {"num_cpus": num_cpus, "num_gpus": num_devices if is_cuda else 0}
+        remote = ray.remote(num_returns="streaming", max_retries=0, **resources)(_task).remote
         yield [RayExecutor(remote, device_name(device), versions(), cancelled)] * num_workers
     finally:
         ray.shutdown()
+
+
+def _largest_share(num_cores: Sequence[int], num_workers: int) -> int:
+    """Return the most cores that each of so many workers can have, all of them on one of these machines."""
+    shares = range(max(num_cores), 0, -1)
+    return next(share for share in shares if sum(cores // share for cores in num_cores) >= num_workers)
 
 
 def _start(ray: Any, address: str | None) -> None:
@@ -193,7 +209,7 @@ def _start(ray: Any, address: str | None) -> None:
     variables: Mapping[str, str] = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     own = {"include_dashboard": False} if address is None else {"address": address}
     try:
-        _knock(address)
+        _check_port(address)
         ray.init(log_to_driver=False, logging_level="error", runtime_env={"env_vars": dict(variables)}, **own)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise InvalidInputError(
@@ -203,7 +219,7 @@ def _start(ray: Any, address: str | None) -> None:
         ) from error
 
 
-def _knock(address: str | None) -> None:
+def _check_port(address: str | None) -> None:
     """Raise OSError if nothing listens at an address of the form HOST:PORT, for which Ray would wait for minutes."""
     host, _, port = (address or "").rpartition(":")
     if host and port.isdigit() and "/" not in host:

@@ -1,6 +1,7 @@
 """Runs experiments in clean processes: out of memory, a crash and a time-out are outcomes, not exceptions."""
 
 import contextlib
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,11 +18,12 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Finished, MemoryUse, Outcome, Result, StepRecord
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
-from pipeline.runtime.child import Work, child_main
+from pipeline.runtime.child import child_main
 from pipeline.runtime.failures import Failed, killed
 from pipeline.runtime.fork_server import CONTEXT, starting_processes
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.placement import ANYWHERE, Placement
+from pipeline.runtime.rank import LAST_LINES, Work
 from pipeline.runtime.run_folder import LOG, RunFolder
 from pipeline.runtime.watch import Watch
 from pipeline.training.loop import Stop, never_stop, train
@@ -29,12 +31,10 @@ from pipeline.training.metrics import Summary, summarize
 from pipeline.training.typical_step import typical_step
 
 Summarize = Callable[[Result], Summary]
-SECONDS_BETWEEN_LOOKS = 0.2
-"""How often a run that can be cancelled looks whether it is."""
+SECONDS_BETWEEN_POLLS = 0.2
+"""How often to check whether a run is cancelled."""
 SECONDS_TO_END = 30.0
 """How long a process may take to end after its last event, or after it was killed."""
-LAST_LINES = 5
-"""Lines of a crashed run's stderr that are kept in its result."""
 
 
 class WorkerLostError(RuntimeError):
@@ -90,8 +90,10 @@ def run(
     folder.write_config()
     measured: Result | None = None
     result, summary = _aborted(), Summary({})
+    receiving: list[Observer] = []
     try:
         for observer in observers:
+            receiving.append(observer)
             observer.started(this)
         measured = execute_it(experiment, this.folder / LOG, [_StepWriter(folder), *observers], stop=stop)
         if then is not None and measured.outcome is not Outcome.INTERRUPTED:
@@ -107,7 +109,7 @@ def run(
                 result, summary = measured, concluded
         raise
     finally:
-        for observer in observers:
+        for observer in receiving:
             observer.finished(result, summary)
     if result.outcome is Outcome.INTERRUPTED:
         raise KeyboardInterrupt
@@ -140,7 +142,9 @@ def execute(
     received = _Received()
     receiver, sender = CONTEXT.Pipe(duplex=False)
     progress = CONTEXT.RawArray("Q", experiment.world_size)
-    arguments = (experiment, sender, log_file, work or partial(train, stop=stop), placement, progress)
+    folder = tempfile.TemporaryDirectory()  # of this process, which outlives one that is killed
+    meeting_place = Path(folder.name, "store")
+    arguments = (experiment, sender, log_file, work or partial(train, stop=stop), placement, progress, meeting_place)
     # a daemonic process could not start its ranks
     process = CONTEXT.Process(target=child_main, args=arguments, daemon=experiment.world_size == 1)
     start, limit = time.monotonic(), experiment.settings.time_limit
@@ -149,7 +153,7 @@ def execute(
             process.start()  # the first time, this waits until the fork server has imported torch and transformers
         start = time.monotonic()  # without that wait
         sender.close()
-        watch = Watch(limit, progress, SECONDS_BETWEEN_LOOKS if cancelled else None)
+        watch = Watch(limit, progress, SECONDS_BETWEEN_POLLS if cancelled else None)
         if reason := _receive_all(receiver, received, observers, watch, cancelled):
             _kill(process)
             received.failed = Failed(Outcome.TIMED_OUT, reason)
@@ -162,6 +166,7 @@ def execute(
     finally:
         _await_end(process)
         receiver.close()
+        folder.cleanup()
     outcome, detail = _judge(experiment, received, process.exitcode, log_file)
     return Result(
         outcome=outcome,

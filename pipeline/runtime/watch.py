@@ -5,26 +5,26 @@ from collections.abc import Sequence
 
 STILL_SECONDS = 600.0
 """How long no rank may enter a collective operation, as long as NCCL waits by default."""
-LOOK_SECONDS = 1.0
-"""How often the ranks are looked at."""
+POLL_SECONDS = 1.0
+"""How often the ranks are checked."""
 
 
 class Watch:
     """Watches a run from its start on; `progress` is how many collective operations each rank has entered.
 
-    `look_seconds` is how often to look at it for another reason; None if there is none.
+    `poll_seconds` is how often to check it for another reason; None if there is none.
     """
 
-    def __init__(self, time_limit: float | None, progress: Sequence[int], look_seconds: float | None = None) -> None:
-        self._look_seconds = LOOK_SECONDS if look_seconds is None and len(progress) > 1 else look_seconds
+    def __init__(self, time_limit: float | None, progress: Sequence[int], poll_seconds: float | None = None) -> None:
+        self._poll_seconds = POLL_SECONDS if poll_seconds is None and len(progress) > 1 else poll_seconds
         self._time_limit, self._progress = time_limit, progress
         self._start = self._moved = time.monotonic()
         self._seen = list(progress)
 
     def seconds_to_wait(self) -> float | None:
-        """Return after how many seconds to look at it next; None if it has all the time."""
+        """Return after how many seconds to check it next; None if it has all the time."""
         left = None if self._time_limit is None else max(0.0, self._start + self._time_limit - time.monotonic())
-        return min((seconds for seconds in (left, self._look_seconds) if seconds is not None), default=None)
+        return min((seconds for seconds in (left, self._poll_seconds) if seconds is not None), default=None)
 
     def why_too_long(self) -> str | None:
         """Return why the run is ended: it has taken too long, or its ranks stand still; None if it goes on."""

@@ -32,11 +32,6 @@ class Verdict:
     is_lower_bound: bool
     """Whether the violation is a lower bound: the trial ran out of memory before its peak."""
 
-    @property
-    def fits(self) -> bool:
-        """Whether the configuration was measured to the end, within the budget."""
-        return self.tokens_per_second is not None and self.violation_bytes is not None and self.violation_bytes <= 0
-
 
 def judge(result: Result, metrics: Mapping[str, float], budget_bytes: int) -> Verdict:
     """Return the verdict on a run; its peak is the reserved bytes on CUDA and the allocated ones on a CPU.

@@ -64,8 +64,8 @@ class SearchObserver(Observer):
     def trial(self, name: str, trial: Trial) -> None:
         """Receive a trial that has ended."""
 
-    def lost(self, number: int) -> None:
-        """Receive the number of a trial whose worker died: another worker measures its configuration again."""
+    def lost(self, number: int, is_measured_again: bool) -> None:
+        """Receive the number of a trial whose worker died, and whether its configuration is measured again."""
 
     def check(self, name: str, result: Result) -> None:
         """Receive a run of the verification that has ended."""
@@ -136,7 +136,10 @@ def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = (
     addition to the trials.
     """
     study, total = search.study, search.problem.settings.num_trials
-    while not search.cancelled.is_set() and len(trials := search.trials) < total:
+    while not search.cancelled.is_set():
+        states = study.states  # before the trials that are read now
+        if len(trials := search.trials) >= total:
+            break
         if trials and time.monotonic() >= deadline:
             break
         _emit_lost(search)
@@ -149,14 +152,16 @@ def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = (
         if not study.num_open:
             break
         search.observer.waiting()
-        search.cancelled.wait(SECONDS_BETWEEN_POLLS)
-        study.free_stale()
+        while not search.cancelled.wait(SECONDS_BETWEEN_POLLS):
+            study.free_stale()
+            if study.states != states or time.monotonic() >= deadline:
+                break
     _emit_lost(search)  # those that were found as the last trial began
 
 
 def _emit_lost(search: Search) -> None:
-    for number in search.study.lost():
-        search.observer.lost(number)
+    for number, is_measured_again in search.study.lost():
+        search.observer.lost(number, is_measured_again)
 
 
 def _fill_queue(search: Search, trials: Sequence[Trial], extra: Sequence[Measurement]) -> bool:
@@ -249,7 +254,8 @@ def _run_trial(search: Search, trials: Sequence[Trial], began: Callable[[], None
         experiment = search.problem.experiment(queued.choice)
         again = " (measured again)" if queued.is_repeat else ""
         names.append(f"trial {queued.number + 1}{again}: {label(queued.choice)}")
-        labels = {"variant": label(queued.choice), "study": search.study.name, "trial": str(queued.number + 1)}
+        of_study = {"study": search.study.name, "study_key": search.study.key}
+        labels = {"variant": label(queued.choice), **of_study, "trial": str(queued.number + 1)}
         stop = _trial_length(search.problem, experiment, None if queued.is_repeat else _speed_to_beat(trials))
         result, metrics = search.run(names[0], experiment, labels, stop, partial(_summary, experiment, queued))
         return judge(result, metrics, search.problem.budget_bytes), result, metrics

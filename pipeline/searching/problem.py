@@ -19,7 +19,7 @@ from pipeline.config.experiment import Experiment, why_untimed
 from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, merged, nested, validate
 from pipeline.config.space import Choice, Space, default_space, read_space, sentences, size_of
 from pipeline.config.variants import read_yaml
-from pipeline.memory.device import device_name, find_device, free_bytes, hardware_of, num_cores
+from pipeline.memory.device import device_name, equal_gpus, find_device, free_bytes, hardware_of, is_named
 from pipeline.prediction.checkpointing_policy import resolved, with_policies
 from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
@@ -69,6 +69,11 @@ class SearchProblem:
     def num_devices(self) -> int:
         """The most devices that a configuration of the space trains on."""
         return max(int(str(size)) for size in self.space.dimensions.get("world_size", (self.base.world_size,)))
+
+    @property
+    def is_device_named(self) -> bool:
+        """Whether the setting names one GPU of several, as cuda:1 does."""
+        return is_named(str(self.run_values.get("device", "")))
 
     @property
     def budget_bytes(self) -> int:
@@ -127,9 +132,12 @@ class SearchProblem:
         return stored
 
     def _share_of_cores(self) -> dict[str, int]:
-        """Return how many cores each of several workers on a CPU has: measurements with others do not compare."""
+        """Return how many cores each of several workers on a CPU has: measurements with others do not compare.
+
+        As many as torch's threads, which are set where the workers are opened.
+        """
         is_shared = self.base.device.type == "cpu" and (self.settings.workers or 1) > 1
-        return {"cores_per_worker": num_cores() // (self.settings.workers or 1)} if is_shared else {}
+        return {"cores_per_worker": torch.get_num_threads()} if is_shared else {}
 
     def _user_techniques(self) -> dict[str, str]:
         """Return a digest of the code of each user technique that has a dimension."""
@@ -159,8 +167,15 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
     own = validate(SearchSettings, {k: values.pop(k) for k in SearchSettings.model_fields if k in values}, "search")
     if own.budget == "none":
         raise InvalidInputError("a search needs a budget, and budget is none; set budget=auto, or one such as 8GiB")
-    device = find_device(str(values.get("device", RunSettings.model_fields["device"].default)))
-    values["budget"], notes = automatic_budget(device) if own.budget == "auto" else (own.budget, ())
+    if own.ray_address is not None and own.executor != "ray":
+        raise InvalidInputError(
+            f"ray_address needs executor=ray, and executor is {own.executor}; set executor=ray, or leave ray_address"
+            " out"
+        )
+    text = str(values.get("device", RunSettings.model_fields["device"].default))
+    device = find_device(text)
+    devices = [device] if device.type == "cpu" or is_named(text) else equal_gpus()[: own.workers]
+    values["budget"], notes = automatic_budget(*devices) if own.budget == "auto" else (own.budget, ())
     _, space = read_space(own, values, given, "search", hardware_of(device))
     configurations, hardware = Configurations(values, "search"), hardware_of(device)
 
@@ -176,17 +191,18 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
     return problem
 
 
-def automatic_budget(device: torch.device) -> tuple[str, tuple[str, ...]]:
-    """Return the budget that `auto` stands for on a device, and a sentence that explains it.
+def automatic_budget(device: torch.device, *others: torch.device) -> tuple[str, tuple[str, ...]]:
+    """Return the budget that `auto` stands for on a device and `others` like it, and a sentence that explains it.
 
-    On a GPU it is a share of what is free, rounded down in large steps: free memory varies by a few MiB between two
-    commands, which must not make another budget and so another study.
+    On GPUs it is a share of what is free on each, rounded down in large steps: free memory varies by a few MiB between
+    two commands, which must not make another budget and so another study.
     """
     if device.type == "cpu":
         return CPU_BUDGET, (f"budget: {CPU_BUDGET}, the default on a CPU, which suits gpt2-nano",)
-    free = free_bytes(device)
+    free = min(map(free_bytes, (device, *others)))
     budget_mib = int(SHARE_OF_FREE * free / MIB) // BUDGET_STEP_MIB * BUDGET_STEP_MIB
-    where = f"{free / 2**30:.1f} GiB that are free on {device_name(device)}"
+    each = f"each of {1 + len(others)} " if others else ""
+    where = f"{free / 2**30:.1f} GiB that are free on {each}{device_name(device)}"
     if not budget_mib:
         raise InvalidInputError(
             f"an automatic budget is {100 * SHARE_OF_FREE:.0f} % of the free memory in steps of {BUDGET_STEP_MIB} MiB, "

@@ -19,6 +19,7 @@ from pipeline.searching.candidates import Candidate
 from pipeline.searching.judge import CONSTRAINT, LOWER_BOUND, OUTCOME
 from pipeline.searching.measurements import Measurements
 from pipeline.searching.results import TOO_LARGE, Measurement
+from pipeline.searching.trial_record import REPEAT, is_known
 
 CANDIDATE = "candidate"
 """Attribute of a trial: the index of the proposed candidate, stored before its parameters are suggested."""
@@ -197,7 +198,9 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
 
 
 def _is_interrupted(trial: FrozenTrial) -> bool:
-    """Whether a trial was interrupted, so that its configuration may be proposed again."""
+    """Whether a trial was interrupted, or its worker died, so that its configuration may be proposed again."""
+    if REPEAT in trial.user_attrs:
+        return trial.state.is_finished() and not is_known(trial)
     return bool(trial.user_attrs.get(OUTCOME) == Outcome.INTERRUPTED)
 
 

@@ -1,6 +1,8 @@
 """What a search stores with its study, so that workers of other processes and machines can join it."""
 
+import math
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 from pipeline.base.errors import InvalidInputError
 from pipeline.runtime.versions import versions, why_other_versions
 from pipeline.searching.problem import SearchProblem
-from pipeline.searching.storage import open_storage, reachable
+from pipeline.searching.storage import open_storage, reachable, refuse_missing_file
 
 SESSION = "session"
 """Attribute of a study: the latest search that runs its trials."""
@@ -29,18 +31,27 @@ class Session:
     """MLflow's id of the run below which the trials are."""
     tracking_uri: str
     """MLflow's store, without a password."""
+    ends_at: float | None
+    """When no further trial is to start, in seconds since 1970; None: there is no limit."""
+
+    @property
+    def deadline(self) -> float:
+        """When no further trial is to start, in seconds of time.monotonic() of this machine."""
+        return math.inf if self.ends_at is None else time.monotonic() + self.ends_at - time.time()
 
 
 def session_of(problem: SearchProblem, study_name: str, run_id: str | None, tracking_uri: str) -> Session:
     """Return the session of a search that begins on this machine."""
     own = problem.settings.model_dump(mode="json")
     settings = {**own, **problem.run_values, "study": study_name}
+    limit = problem.settings.search_time_limit
     return Session(
         settings={name: value for name, value in settings.items() if name not in OF_A_MACHINE},
         versions=versions(),
         host=socket.gethostname(),
         run_id=run_id,
         tracking_uri=tracking_uri,
+        ends_at=None if limit is None else time.time() + limit,
     )
 
 
@@ -53,6 +64,7 @@ def read_session(storage: str, name: str) -> Session:
 
     """
     with reachable(storage, Exception):
+        refuse_missing_file(storage)
         studies = {study.study_name: study for study in open_storage(storage).get_all_studies()}
     if name not in studies:
         known = ", ".join(sorted(studies)) or "none"
@@ -60,9 +72,9 @@ def read_session(storage: str, name: str) -> Session:
     stored = studies[name].user_attrs.get(SESSION)
     if stored is None:
         raise InvalidInputError(f"a worker joins a search, and none has begun the study {name!r}; start it first")
-    session = Session(**stored)
-    if reason := why_other_versions(session.versions):
+    if reason := why_other_versions(stored["versions"]):
         raise InvalidInputError(reason)
+    session = Session(**stored)
     _refuse_files_of_another_machine(storage, session)
     return session
 

@@ -40,7 +40,7 @@ class SearchSettings(SpaceSettings):
     ray_address: str | None = None
     """Address of the Ray cluster, such as auto; none: one is started on this machine."""
     worker_timeout: int = Field(default=60, ge=6)
-    """Seconds without a sign of life after which a worker counts as dead, and its trial is measured by another."""
+    """Seconds without a heartbeat after which a worker counts as dead, and its trial is measured by another."""
     storage: str = "sqlite:///optuna.db"
     """URL of the Optuna storage that keeps the study."""
     study: str = AUTO_STUDY

@@ -6,8 +6,9 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -57,7 +58,7 @@ REPEATABLE = (
     *("get_study_directions", "get_study_user_attrs", "get_study_system_attrs", "get_all_studies"),
     *("set_trial_param", "set_trial_intermediate_value", "set_trial_user_attr", "set_trial_system_attr"),
     *("get_trial", "get_all_trials", "_get_trials", "get_trial_id_from_study_id_trial_number"),
-    *("record_heartbeat", "create_new_trial"),
+    "create_new_trial",
 )
 """Methods of a storage that may be called twice: the effect is the same, or a trial that a worker finds superfluous."""
 
@@ -108,6 +109,15 @@ def reachable(url: str, kind: type[Exception]) -> Iterator[None]:
         ) from error
 
 
+def refuse_missing_file(url: str) -> None:
+    """Refuse an SQLite file that does not exist: opening it would create it."""
+    parts = sqlalchemy.make_url(url)
+    if parts.get_backend_name() == "sqlite" and parts.database and not Path(parts.database).exists():
+        raise InvalidInputError(
+            f"storage must be that of a search that has begun, and {url} is a file that does not exist; check its path"
+        )
+
+
 def _repeated(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method of PatientStorage that repeats this method of RDBStorage while its connection breaks."""
 
@@ -145,12 +155,17 @@ class PatientStorage(RDBStorage):  # type: ignore[misc]
         weakref.finalize(self, _close, self.engine, os.getpid())
 
     def _get_stale_trial_ids(self, study_id: int) -> list[int]:
-        """Return the running trials without a sign of life; none soon after an outage, in which no worker gave any.
+        """Return the running trials without a heartbeat; none soon after an outage, in which no worker stored any.
 
         The call itself may be the one that has waited for the server.
         """
         found: list[int] = _repeated(RDBStorage._get_stale_trial_ids)(self, study_id)
         return found if time.monotonic() - self.outage_ended > (self.grace_period or 0) else []
+
+    def record_heartbeat(self, trial_id: int) -> None:
+        """Record a heartbeat, or none if it fails: the next one follows, which an error would prevent."""
+        with suppress(StorageInternalError, SQLAlchemyError):
+            _repeated(RDBStorage.record_heartbeat)(self, trial_id)
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
         """Set the state of a trial; where the connection broke after it was stored, the end of a trial counts as set.
@@ -184,8 +199,9 @@ def _connect(
         if parts.drivername == "postgresql":
             parts = parts.set(drivername="postgresql+psycopg")
         arguments = {name: value for name, value in POSTGRESQL_ARGUMENTS.items() if name not in parts.query}
-        # One connection stays open in each process: a server of default settings has 100 for all workers.
-        options = {"connect_args": arguments, "pool_pre_ping": True, "pool_size": 1}
+        # One connection stays open in each process: a server of default settings has 100 for all workers. None waits
+        # for another that waits for the server.
+        options = {"connect_args": arguments, "pool_pre_ping": True, "pool_size": 1, "max_overflow": -1}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats
         storage = PatientStorage(

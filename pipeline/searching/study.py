@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -31,18 +32,18 @@ from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.session import SESSION, Session
 from pipeline.searching.settings import AUTO_STUDY
 from pipeline.searching.storage import open_storage, reachable
-from pipeline.searching.trial_record import DETAIL, METRICS, Judged, TrialRecord, is_known
+from pipeline.searching.trial_record import DETAIL, METRICS, REPEAT, Judged, TrialRecord, is_known
 
-IDENTITY, WORKER = "identity", "worker"
-"""Attributes of a study, and of a trial that a worker has taken."""
-REPEAT, PREDICTED, TRY = "is_repeat", "predicted_seconds_per_step", "try"
-"""Attributes of a queued trial: whether its configuration may have another, its predicted time, how often it began."""
+IDENTITY, KEY, WORKER = "identity", "key", "worker"
+"""Attributes of a study, what distinguishes it from those of its name elsewhere, and of a trial that was taken."""
+PREDICTED, TRY = "predicted_seconds_per_step", "try"
+"""Attributes of a queued trial, beside REPEAT: its predicted time, and how often it began."""
 OBJECTIVES = ("tokens per second", "peak bytes")
 """Names of the objectives, which Optuna's dashboard and plots show."""
 PLAIN_NAME = "headroom"
 """First part of an automatic name."""
-BEATS = 12
-"""Signs of life of a worker within the time after which it counts as dead."""
+HEARTBEATS_PER_TIMEOUT = 12
+"""Heartbeats of a worker within the time after which it counts as dead."""
 TRIES = 2
 """How often a configuration is begun by workers that die before it is known that it is the configuration's fault."""
 
@@ -69,6 +70,8 @@ class _Attempt:
     """Its number; None if there was nothing to measure."""
     is_lost: bool = False
     """Whether the process that hosted its run died."""
+    error: BaseException | None = None
+    """What ended its measurement, and is to end the worker as well."""
 
 
 class _NotCompletedError(RuntimeError):
@@ -79,7 +82,7 @@ class StoredStudy:
     """One study, to which other threads, processes and machines may add trials at the same time.
 
     Workers share a queue: its trials in Optuna's state WAITING. A worker adds a configuration to the queue and runs
-    what is first in it. The trial of a worker that died, which no longer gives signs of life (Optuna's heartbeats),
+    what is first in it. The trial of a worker that died, which no longer stores heartbeats (Optuna's),
     returns to the queue once.
     """
 
@@ -93,7 +96,7 @@ class StoredStudy:
     ) -> None:
         """Open the study, or create it; `auto` names it by its identity.
 
-        A worker counts as dead after `worker_timeout` seconds without a sign of life.
+        A worker counts as dead after `worker_timeout` seconds without a heartbeat.
 
         Raises:
             InvalidInputError: the storage cannot be reached, or the study was measured under other conditions.
@@ -102,11 +105,11 @@ class StoredStudy:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.directions = directions
         self._storage, self._worker_timeout = storage, worker_timeout
-        self._lost = SimpleQueue[int]()
+        self._lost = SimpleQueue[tuple[int, bool]]()
         with reachable(storage, Exception):  # any error of the database and its driver
             opened = open_storage(
                 storage,
-                heartbeat_interval=max(1, worker_timeout // BEATS),
+                heartbeat_interval=max(1, worker_timeout // HEARTBEATS_PER_TIMEOUT),
                 grace_period=worker_timeout,
                 heartbeat_stale_trial_callback=self._queue_again,
             )
@@ -116,6 +119,8 @@ class StoredStudy:
             )
             _name_objectives(self._study, OBJECTIVES[: len(directions)])
             self._refuse_other(identity)
+            if KEY not in self._study.user_attrs:
+                self._study.set_user_attr(KEY, uuid.uuid4().hex)
             self.free_stale()
         self._study.sampler = RandomSampler()  # proposes nothing: all parameters of a queued trial are known
 
@@ -125,9 +130,19 @@ class StoredStudy:
         return str(self._study.study_name)
 
     @property
+    def key(self) -> str:
+        """What distinguishes the study from those of the same name in other storages."""
+        return str(self._study.user_attrs[KEY])
+
+    @property
     def trials(self) -> list[FrozenTrial]:
         """Trials that ended, with any outcome."""
         return [trial for trial in self._study.trials if is_known(trial)]
+
+    @property
+    def states(self) -> list[TrialState]:
+        """The state of each trial: what is proposed changes only with them."""
+        return [trial.state for trial in self._study.get_trials(deepcopy=False)]
 
     @property
     def taken(self) -> list[Choice]:
@@ -192,10 +207,12 @@ class StoredStudy:
             ValueError,
             AssertionError,
         ):  # of Optuna, if it cannot store how a trial ended
+            if attempt.error is not None:  # it may be a ValueError, or hidden by that of Optuna
+                raise attempt.error from None
             trials = self._study.get_trials(deepcopy=False)
             if attempt.number is None or not trials[attempt.number].state.is_finished():
                 raise
-            return None  # no sign of life was stored for so long that another worker has closed it
+            return None  # no heartbeat was stored for so long that another worker has closed it
         if attempt.is_lost and attempt.number is not None:
             self._queue_again(self._study, self._study.trials[attempt.number])
         return None if attempt.is_lost else attempt.number
@@ -225,6 +242,7 @@ class StoredStudy:
             attempt.is_lost = isinstance(error, WorkerLostError)
             if attempt.is_lost:
                 raise _NotCompletedError(str(error)) from error
+            attempt.error = error
             raise
         return self._store(trial, TrialRecord.of(measured, len(self.directions)))
 
@@ -283,7 +301,7 @@ class StoredStudy:
     def free_stale(self) -> None:
         """Close the trials of workers that died, and queue each one again that was not begun twice.
 
-        Optuna finds those that gave a sign of life and then none. A worker that was killed as it took a trial, before
+        Optuna finds those that stored a heartbeat and then none. A worker that was killed as it took a trial, before
         its first, is recognized by the attribute that it had no time to set.
         """
         with warnings.catch_warnings():
@@ -292,18 +310,26 @@ class StoredStudy:
         limit = datetime.now() - timedelta(seconds=2 * self._worker_timeout)  # clocks of machines differ
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if WORKER not in trial.user_attrs and trial.datetime_start is not None and trial.datetime_start < limit:
-                with suppress(UpdateFinishedTrialError, ValueError):  # another worker has closed it at the same moment
+                try:
                     self._study.tell(trial.number, state=TrialState.FAIL)
+                except (UpdateFinishedTrialError, ValueError):  # another worker has closed it at the same moment
+                    continue
+                self._queue_again(self._study, trial)
 
-    def lost(self) -> Iterator[int]:
-        """Yield the numbers of the trials of dead workers that this process has found since the last call."""
+    def lost(self) -> Iterator[tuple[int, bool]]:
+        """Yield the trials of dead workers that this process has found since the last call.
+
+        Each as its number and whether its configuration is measured again.
+        """
         while not self._lost.empty():
             yield self._lost.get()
 
     def _queue_again(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """Queue the trial of a worker that died; of the second one that died with it, store that its run crashed."""
-        self._lost.put(trial.number)
+        if not trial.params:  # it was begun without a configuration
+            return
         tries = trial.user_attrs.get(TRY, 1)
+        self._lost.put((trial.number, tries < TRIES))
         shared = {"params": trial.params, "distributions": trial.distributions}
         if tries < TRIES:
             kept = {name: trial.user_attrs.get(name) for name in (REPEAT, PREDICTED)}

@@ -46,7 +46,7 @@ def open_workers(problem: SearchProblem) -> Iterator[Workers]:
 
 
 def local_workers(problem: SearchProblem, num_workers: int | None) -> Workers:
-    """Return workers on this machine: None stands for one for each visible GPU, or one on a CPU.
+    """Return workers on this machine: None stands for one for each visible GPU like the first, or one on a CPU.
 
     Several workers on a CPU share its cores. torch then uses so many threads in this process as well, since what
     operators allocate on a CPU, and so a prediction, depends on their number.
@@ -56,7 +56,7 @@ def local_workers(problem: SearchProblem, num_workers: int | None) -> Workers:
 
     """
     cancelled = threading.Event()
-    places = placements(problem.base.device, num_workers, problem.num_devices)
+    places = placements(problem.base.device, problem.is_device_named, num_workers, problem.num_devices)
     if places[0].cores is not None:
         torch.set_num_threads(len(places[0].cores))
     if len(places) == 1:  # in the main thread, which Ctrl-C interrupts

@@ -139,9 +139,9 @@ class ChildRuns:
         """Return an observer that mirrors one run as a child run."""
         return _ChildRun(self.parent, self.sender, self.entry)
 
-    def lost(self, study: str, trial: int) -> None:
+    def lost(self, study_key: str, trial: int) -> None:
         """End in the background the run of a trial whose worker died, which no process of its own ends."""
-        self.sender.do(partial(end_lost, self.sender.client, self.parent.experiment_id, study, trial))
+        self.sender.do(partial(end_lost, self.sender.client, self.parent.experiment_id, study_key, trial))
 
 
 class _ChildRun(Observer):
