@@ -25,6 +25,7 @@ from pipeline.searching import problem as problem_module
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.session import SESSION, Session, session_of
 from pipeline.searching.study import StoredStudy
+from pipeline.searching.workers import open_workers
 from pipeline.training.loop import never_stop
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -273,3 +274,11 @@ def test_a_task_on_another_card_or_of_another_version_is_refused_with_the_differ
         next(ray_executor._task(experiment, "another card", own, None, never_stop))
     with pytest.raises(InvalidInputError, match="torch is .*, and is 2.9.0 there; install the same"):
         next(ray_executor._task(experiment, device_name(CPU), {**own, "torch": "2.9.0"}, None, never_stop))
+
+
+def test_a_gpu_that_is_named_is_no_machine_of_a_cluster() -> None:
+    settings = SimpleNamespace(executor="ray", ray_address=None, workers=None)
+    problem: Any = SimpleNamespace(settings=settings, is_device_named=True, base=SimpleNamespace(device=GPU))
+    message = "executor=ray gives .* names one; set device=cuda, or executor=local"
+    with pytest.raises(InvalidInputError, match=message), open_workers(problem):
+        pass

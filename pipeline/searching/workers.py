@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from pipeline.base.errors import InvalidInputError
 from pipeline.runtime.placement import placements
 from pipeline.runtime.run import Execute, execute
 from pipeline.searching.loop import Search, run_trials, search_and_verify
@@ -29,13 +30,19 @@ def open_workers(problem: SearchProblem) -> Iterator[Workers]:
     """Yield the workers that the search asks for: on this machine, or tasks of a Ray cluster.
 
     Raises:
-        InvalidInputError: there are fewer GPUs or cores than workers, or Ray is absent or not reachable.
+        InvalidInputError: there are fewer GPUs or cores than workers, Ray is absent or not reachable, or its tasks,
+            each of which sees its own GPUs alone, are to run on one that is named.
 
     """
     settings = problem.settings
     if settings.executor == "local":
         yield local_workers(problem, settings.workers)
         return
+    if problem.is_device_named:
+        raise InvalidInputError(
+            f"executor=ray gives each trial a GPU of the cluster, and device={problem.base.device} names one; set "
+            "device=cuda, or executor=local"
+        )
     from pipeline.runtime.ray_executor import ray_executors  # Ray is optional
 
     cancelled = threading.Event()
