@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -77,6 +77,16 @@ def pairs(firsts: Sequence[Any], seconds: Sequence[Any]) -> list[Any]:
         pytest.param(first, second, id=f"{first}-{second}", marks=[pytest.mark.slow] if row and column else [])
         for row, first in enumerate(firsts)
         for column, second in enumerate(seconds)
+    ]
+
+
+def few(number: int, cases: Iterable[Any]) -> list[Any]:
+    """Return test cases, of which only `make test-all` runs those after the first `number`."""
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)), marks=[] if place < number else [pytest.mark.slow]
+        )
+        for place, case in enumerate(cases)
     ]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny, with_corpus_of
-from levers import ON_CPU, ON_CUDA, Lever, each, needs_package
+from conftest import few, tiny, with_corpus_of
+from levers import ON_CPU, ON_CUDA, Lever, needs_package
 from test_levers import DROPOUT, ON_CARD
 
 from pipeline.base.results import MemoryUse, Outcome
@@ -37,8 +37,10 @@ def read(request):
     return Prepared(train=sequences(32), held_out=sequences({held_out}), vocabulary_size=7, source="own", digest="own")
 """
 SEVERAL_PASSES: dict[str, Any] = {"micro_batch_size": 2, "accumulation_steps": 4}
-each_that_runs_on_a_cpu = each(lever for lever in ON_CPU if lever.predicted)
-each_that_runs_on_a_card = each(lever for lever in ON_CUDA if lever.predicted)
+each_that_runs_on_a_cpu, each_that_runs_on_a_card = (
+    pytest.mark.parametrize("lever", few(10, (one for one in levers if one.predicted)), ids=lambda lever: lever.name)
+    for levers in (ON_CPU, ON_CUDA)
+)
 
 
 def cut(lever: Lever, **settings: Any) -> dict[str, Any]:

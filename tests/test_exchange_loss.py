@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny
+from conftest import few, tiny
 
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
@@ -30,16 +30,22 @@ def recorded(target: Any, **settings: Any) -> Timeline:
 @pytest.mark.parametrize("target", [CPU, CARD], ids=["cpu", "cuda"])
 @pytest.mark.parametrize(
     ("common", "inside"),
-    [
-        ({}, {"checkpointing": "every_layer"}),
-        ({"precision": "bf16"}, {"checkpointing": "attention_saved", "gelu": "fused"}),
-        ({"precision": "fp16", "causal_lm__dropout": 0.1}, {"checkpointing": "every_2_layers", "attention": "eager"}),
-        ({"model": "llama-nano", "sequences": "padded"}, {"checkpointing": "full:1-2", "causal_lm__num_layers": 5}),
-        (
-            {"precision": "bf16", "accumulation_steps": 1, "optimizer_in_backward": True, "max_grad_norm": "none"},
-            {"checkpointing": "every_layer"},
-        ),
-    ],
+    few(
+        2,
+        [
+            ({}, {"checkpointing": "every_layer"}),
+            ({"precision": "bf16"}, {"checkpointing": "attention_saved", "gelu": "fused"}),
+            (
+                {"precision": "fp16", "causal_lm__dropout": 0.1},
+                {"checkpointing": "every_2_layers", "attention": "eager"},
+            ),
+            ({"model": "llama-nano", "sequences": "padded"}, {"checkpointing": "full:1-2", "causal_lm__num_layers": 5}),
+            (
+                {"precision": "bf16", "accumulation_steps": 1, "optimizer_in_backward": True, "max_grad_norm": "none"},
+                {"checkpointing": "every_layer"},
+            ),
+        ],
+    ),
     ids=str,
 )
 def test_another_loss_takes_the_place_of_the_models_own(
@@ -67,12 +73,23 @@ def test_nothing_is_derived_where_the_timelines_differ_around_the_loss() -> None
 
 @pytest.mark.parametrize(
     ("size", "more"),
-    [
-        (2, {}),
-        (16, {"precision": "bf16"}),
-        (4, {"activation_offloading": True, "offloading_min_mib": 0.01}),
-        (2, {"model": "llama-nano", "accumulation_steps": 1, "optimizer_in_backward": True, "max_grad_norm": "none"}),
-    ],
+    few(
+        2,
+        [
+            (2, {}),
+            (16, {"precision": "bf16"}),
+            (4, {"activation_offloading": True, "offloading_min_mib": 0.01}),
+            (
+                2,
+                {
+                    "model": "llama-nano",
+                    "accumulation_steps": 1,
+                    "optimizer_in_backward": True,
+                    "max_grad_norm": "none",
+                },
+            ),
+        ],
+    ),
     ids=str,
 )
 def test_a_trace_is_derived_if_the_others_are_in_the_cache(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny
+from conftest import few, tiny
 from transformers import AutoConfig
 
 from pipeline.config.experiment import Experiment
@@ -36,14 +36,17 @@ def deep(num_layers: int = NUM_LAYERS, **settings: Any) -> Experiment:
 @pytest.mark.parametrize("target", [CPU, CARD], ids=["cpu", "cuda"])
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"accumulation_steps": 1},
-        {"accumulation_steps": 3, "precision": "bf16", "checkpointing": "every_layer"},
-        {"micro_batch_size": 1, "checkpointing": "every_2_layers", "max_grad_norm": "none"},
-        {"precision": "bf16", "loss_kernel": "chunked", "checkpointing": "attention_saved"},
-        {"model": "llama-nano", "attention": "eager", "loss_kernel": "fused"},
-        {"optimizer_in_backward": True, "max_grad_norm": "none", "gelu": "fused"},
-    ],
+    few(
+        3,
+        [
+            {"accumulation_steps": 3, "precision": "bf16", "checkpointing": "every_layer"},
+            {"model": "llama-nano", "attention": "eager", "loss_kernel": "fused"},
+            {"optimizer_in_backward": True, "max_grad_norm": "none", "gelu": "fused"},
+            {"accumulation_steps": 1},
+            {"micro_batch_size": 1, "checkpointing": "every_2_layers", "max_grad_norm": "none"},
+            {"precision": "bf16", "loss_kernel": "chunked", "checkpointing": "attention_saved"},
+        ],
+    ),
     ids=str,
 )
 def test_a_deep_model_is_extrapolated_exactly(
@@ -69,7 +72,7 @@ def test_a_deep_model_on_a_card_is_extrapolated_exactly(
     check_extrapolation({"accumulation_steps": 1, **settings}, CARD, monkeypatch, tmp_path)
 
 
-@pytest.mark.parametrize("kind", EQUAL_LAYERS)
+@pytest.mark.parametrize("kind", few(3, EQUAL_LAYERS))
 def test_a_deep_model_in_a_folder_is_extrapolated_exactly(
     kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -142,12 +145,15 @@ def all_layers(wanted: Experiment, target: Any) -> Timeline:
 
 @pytest.mark.parametrize(
     ("target", "settings"),
-    [
-        (CPU, {"checkpointing": "every_2_layers", "attention": "eager"}),
-        (CPU, {"model": "qwen3-nano", "loss_kernel": "chunked"}),
-        (CARD, {"causal_lm__dropout": 0.1, "precision": "fp16"}),
-        (CARD, {**OFFLOADING, "checkpointing": "attention_saved", "precision": "bf16"}),
-    ],
+    few(
+        2,
+        [
+            (CPU, {"model": "qwen3-nano", "loss_kernel": "chunked"}),
+            (CARD, {**OFFLOADING, "checkpointing": "attention_saved", "precision": "bf16"}),
+            (CPU, {"checkpointing": "every_2_layers", "attention": "eager"}),
+            (CARD, {"causal_lm__dropout": 0.1, "precision": "fp16"}),
+        ],
+    ),
     ids=str,
 )
 def test_layers_that_repeat_at_one_size_repeat_at_others(

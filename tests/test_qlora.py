@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import pairs, tiny
+from conftest import few, pairs, tiny
 from test_adapter import CUTS, LORA, NUM_STEPS, SMALL_BATCH, trained
 from test_export import run_framework
 from test_export_axolotl import exported
@@ -230,10 +230,13 @@ def test_its_peak_on_a_card_is_predicted(others: dict[str, Any], model: str, car
 @pytest.mark.parametrize("target", [OWN_CPU, CARD], ids=["cpu", "cuda"])
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"accumulation_steps": 3, "precision": "bf16", "checkpointing": "every_layer"},
-        {"accumulation_steps": 1, "model": "llama-nano", "adapter_targets": "attention"},
-    ],
+    few(
+        1,
+        [
+            {"accumulation_steps": 3, "precision": "bf16", "checkpointing": "every_layer"},
+            {"accumulation_steps": 1, "model": "llama-nano", "adapter_targets": "attention"},
+        ],
+    ),
     ids=str,
 )
 def test_a_deep_model_is_extrapolated_exactly(
