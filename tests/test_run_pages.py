@@ -312,6 +312,22 @@ def test_a_page_of_runs_fits_its_screen(
     assert_nothing_is_cut_off(page, width)
 
 
+@needs_browser
+def test_a_label_near_the_end_of_an_axis_is_not_cut_off(shown: Shown) -> None:
+    findings = profiling_findings()
+    assert findings.memory is not None and findings.memory.course is not None
+    course = findings.memory.course
+    factor = 0.1053 / course.seconds[-1]  # the last label is 105, that of 105.3 ms would be beyond the chart
+    scaled = replace(
+        course,
+        seconds=tuple(factor * second for second in course.seconds),
+        phases=tuple((name, factor * begin) for name, begin in course.phases),
+    )
+    page = shown(replace(findings, memory=replace(findings.memory, course=scaled)), 1440, "light")
+    assert "105" in page.locator("[data-chart] svg text").all_text_contents()
+    assert_nothing_is_cut_off(page, 1440)
+
+
 def assert_nothing_is_cut_off(page: Page, width: int) -> None:
     """Assert that charts and their texts are inside the page."""
     for chart in page.locator("[data-chart] svg").all():

@@ -42,6 +42,7 @@ CONFIG: dict[str, Any] = {
     # currentColor: the text of the page, light or dark; black in a PNG.
     "font": "system-ui, sans-serif",
     "view": {"stroke": None},
+    "axisXQuantitative": {"labelFlush": 15},  # pixels from an end within which a label keeps inside the chart
     "axis": {
         **TEXT,
         "labelFontSize": 12,
