@@ -68,7 +68,7 @@ def _of_plan(findings: PlanFindings) -> dict[str, float]:
 
 def _of_rows(rows: Iterable[Row]) -> dict[str, float]:
     completed = [row for row in rows if row.completed]
-    within = [row for row in completed if row.result is not None and row.result.outcome is Outcome.OK]
+    within = [row for row in completed if row.outcome is Outcome.OK]
     fastest = max(within or completed, key=lambda row: row.metrics.get("tokens_per_second", 0.0), default=None)
     metrics = {} if fastest is None else _of_best(fastest.metrics)
     for name in LARGEST:

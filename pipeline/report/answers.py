@@ -32,7 +32,7 @@ def _within_budget(rows: Sequence[Row]) -> str:
     budgets = {row.params.get("budget") for row in rows}
     if len(rows) < 2 or len(budgets) != 1 or budgets <= {None, "none"}:
         return ""
-    fitting = sum(row.result is not None and row.result.outcome is Outcome.OK for row in rows)
+    fitting = sum(row.outcome is Outcome.OK for row in rows)
     return f"{fitting} of {len(rows)} trained within the budget of {budgets.pop()}. "
 
 
@@ -128,7 +128,7 @@ def _name(row: Row, comparisons: Mapping[str, Sequence[Row]]) -> str:
 
 def outcome_of(row: Row) -> str:
     """Return the outcome of the row's run."""
-    return row.result.outcome.value if row.result else "skipped"
+    return "skipped" if row.outcome is None else row.outcome.value
 
 
 def _of_one(row: Row) -> tuple[Headline, ...]:
@@ -200,7 +200,7 @@ def _compared(rows: Sequence[Row]) -> list[Row]:
     """Return the variants that were measured against the baseline; those over the budget if there are no others."""
     needed = {"peak_allocated_mib", "seconds_per_step", *AGAINST_BASELINE[:3]}
     found = [row for row in rows if not row.is_baseline and row.completed and needed <= set(row.metrics)]
-    return [row for row in found if row.result is not None and row.result.outcome is Outcome.OK] or found
+    return [row for row in found if row.outcome is Outcome.OK] or found
 
 
 def _smallest(rows: Sequence[Row]) -> Row:
@@ -221,7 +221,7 @@ def _against(row: Row) -> str:
     saving, overhead = row.metrics["memory_saving_percent"], row.metrics["time_overhead_percent"]
     memory = _change(-saving, "less memory", "more memory", "as much memory")
     time = _change(overhead, "less time per sample", "more time per sample", "as much time per sample")
-    over = ", over the budget" if row.result and row.result.outcome is Outcome.OVER_BUDGET else ""
+    over = ", over the budget" if row.outcome is Outcome.OVER_BUDGET else ""
     return f"{memory} and {time}{over}"
 
 

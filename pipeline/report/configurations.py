@@ -68,9 +68,9 @@ def configurations_of(findings: SearchFindings) -> list[Configuration]:
         for one in (findings.certificate.unmeasured if findings.certificate else ())
         if one.predicted_peak_bytes is not None and one.predicted_seconds_per_step
     ]
-    front = front_of(unmeasured, lambda one: (one.mib, -one.speed))
-    others = sorted((one for one in unmeasured if one not in front), key=lambda one: -one.speed)
-    return [*filter(None, measured), *front, *others][:NUM_SHOWN]
+    front = {id(one) for one in front_of(unmeasured, lambda one: (one.mib, -one.speed))}
+    unmeasured.sort(key=lambda one: (id(one) not in front, -one.speed))
+    return [*filter(None, measured), *unmeasured][:NUM_SHOWN]
 
 
 def _measured(row: Trial, findings: SearchFindings, tokens_per_step: float) -> Configuration | None:

@@ -139,7 +139,7 @@ def _headlines(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> tupl
     several = num_ranks > 1
     return (
         Headline(
-            title=f"start with micro-batch x accumulation{' x GPUs' if several else ''}",
+            title=f"start with micro-batch x accumulation{' x processes' if several else ''}",
             value=" x ".join(map(str, [*factors, num_ranks] if several else factors)),
             detail=label(best.choice),
         ),

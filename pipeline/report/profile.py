@@ -135,8 +135,8 @@ def _longest_phase(time: TimeProfile) -> tuple[str, float]:
 
 def _answer(findings: ProfilingFindings) -> str:
     sentences = []
-    if findings.row.result is not None and not findings.row.completed:
-        sentences.append(f"The run did not complete: {findings.row.result.outcome}.")
+    if findings.row.outcome is not None and not findings.row.completed:
+        sentences.append(f"The run did not complete: {findings.row.outcome}.")
     if findings.memory is not None:
         peak = findings.memory.peak
         largest, size = max(peak.category_bytes.items(), key=lambda pair: pair[1])

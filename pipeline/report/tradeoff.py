@@ -92,7 +92,7 @@ def _bars(place: int, row: Row) -> list[dict[str, Any]]:
     sizes = (f"{row.metrics['peak_allocated_mib']:,.4g} MiB", f"{row.metrics['seconds_per_step']:,.3g} s")
     percents = (0.0 - row.metrics["memory_saving_percent"], row.metrics["time_overhead_percent"])
     pairs = list(zip(MEASURES, percents, sizes, strict=True))
-    is_over = row.result is not None and row.result.outcome is Outcome.OVER_BUDGET
+    is_over = row.outcome is Outcome.OVER_BUDGET
     about = "\n".join([row.name, *(f"{measure} {percent:+,.1f} %: {size}" for measure, percent, size in pairs)])
     return [
         {
@@ -118,7 +118,7 @@ def _text(place: int, row: Row) -> list[dict[str, Any]]:
     outcome = outcome_of(row).replace("_", " ")
     reason = row.skipped or (row.result.detail if row.result else None) or ""
     if row.is_baseline and row.completed:
-        is_over = row.result is not None and row.result.outcome is Outcome.OVER_BUDGET
+        is_over = row.outcome is Outcome.OVER_BUDGET
         wide, narrow = f"{cost}{OVER if is_over else ''}", "baseline"
     elif row.completed:
         wide, narrow = f"not comparable with the baseline: {cost}", "not comparable"

@@ -24,9 +24,9 @@ def child_main(
     work: Work,
     placement: Placement,
     progress: Progress,
-    meeting_place: Path,
+    rendezvous_file: Path,
 ) -> None:
-    """Run the experiment in this process, or in its ranks, which meet at a file, and send its events to the parent."""
+    """Run the experiment in this process, or in its ranks, and send its events to the parent."""
     loaded()
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
@@ -37,7 +37,7 @@ def child_main(
         os.sched_setaffinity(0, placement.cores)
         torch.set_num_threads(len(placement.cores))
     if experiment.world_size > 1:
-        launch_ranks(experiment, work, sender.send, progress, meeting_place)
+        launch_ranks(experiment, work, sender.send, progress, rendezvous_file)
         return
     try:
         work(experiment, experiment.prepare(), sender.send)

@@ -40,7 +40,7 @@ def rank_main(
     send: Callable[[Any], None],
     lock: AbstractContextManager[Any],
     progress: Progress,
-    meeting_place: Path,
+    rendezvous_file: Path,
 ) -> None:
     """Do `work` as the rank that torchrun's launcher has made this process; end it with REPORTED if it fails."""
     rank = int(os.environ["RANK"])
@@ -49,7 +49,7 @@ def rank_main(
     end_with_parent()
     emit = _Emit(rank, send, lock, progress)
     try:
-        _join(experiment, rank, meeting_place)
+        _join(experiment, rank, rendezvous_file)
         own = experiment.on_device(f"cuda:{rank}") if experiment.device.type == "cuda" else experiment
         work(own, own.prepare(), emit)
         dist.destroy_process_group()
@@ -62,12 +62,12 @@ def rank_main(
         os._exit(REPORTED)  # without waiting for operations that others will never enter
 
 
-def _join(experiment: Experiment, rank: int, meeting_place: Path) -> None:
+def _join(experiment: Experiment, rank: int, rendezvous_file: Path) -> None:
     """Wait for the other ranks; on a CPU take a share of its cores."""
     kind, world_size = experiment.device.type, experiment.world_size
     if experiment.num_threads is not None:
         torch.set_num_threads(experiment.num_threads)
-    dist.init_process_group(BACKENDS[kind], init_method=f"file://{meeting_place}", rank=rank, world_size=world_size)
+    dist.init_process_group(BACKENDS[kind], init_method=f"file://{rendezvous_file}", rank=rank, world_size=world_size)
 
 
 class _Emit:

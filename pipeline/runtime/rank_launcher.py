@@ -64,11 +64,11 @@ class _OnThisMachine(RendezvousHandler):
 
 
 def launch_ranks(
-    experiment: Experiment, work: Work, send: Callable[[Any], None], progress: Progress, meeting_place: Path
+    experiment: Experiment, work: Work, send: Callable[[Any], None], progress: Progress, rendezvous_file: Path
 ) -> None:
     """Do `work` in all ranks of the experiment; send the events of rank 0, and what happened if a rank failed.
 
-    `progress` gets how many collective operations each rank has entered. The ranks meet at the file `meeting_place`.
+    `progress` gets how many collective operations each rank has entered. The ranks meet at `rendezvous_file`.
     """
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # the CUDA runtime must not be asked before a fork
     for variable in SOCKETS:
@@ -86,7 +86,7 @@ def launch_ranks(
     )
     lock = multiprocessing.get_context("fork").Lock()
     try:
-        elastic_launch(config, rank_main)(experiment, work, send, lock, progress, meeting_place)
+        elastic_launch(config, rank_main)(experiment, work, send, lock, progress, rendezvous_file)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode != REPORTED:

@@ -143,8 +143,8 @@ def execute(
     receiver, sender = CONTEXT.Pipe(duplex=False)
     progress = CONTEXT.RawArray("Q", experiment.world_size)
     folder = tempfile.TemporaryDirectory()  # of this process, which outlives one that is killed
-    meeting_place = Path(folder.name, "store")
-    arguments = (experiment, sender, log_file, work or partial(train, stop=stop), placement, progress, meeting_place)
+    rendezvous_file = Path(folder.name, "store")
+    arguments = (experiment, sender, log_file, work or partial(train, stop=stop), placement, progress, rendezvous_file)
     # a daemonic process could not start its ranks
     process = CONTEXT.Process(target=child_main, args=arguments, daemon=experiment.world_size == 1)
     start, limit = time.monotonic(), experiment.settings.time_limit

@@ -1,5 +1,6 @@
 """What a search found: its trials, the check of its answer, and all that its report needs."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -143,10 +144,11 @@ def pareto_front(rows: Sequence[Trial]) -> list[Trial]:
 
 def front_of(items: Iterable[Item], cost: Callable[[Item], tuple[float, float]]) -> list[Item]:
     """Return the items than which none costs less memory and no more time, by ascending memory."""
-    front: list[Item] = []
-    for item in sorted(items, key=cost):
-        if not front or cost(item)[1] < cost(front[-1])[1]:
+    front, least_time = list[Item](), math.inf
+    for (_, time), item in sorted(((cost(item), item) for item in items), key=lambda pair: pair[0]):
+        if time < least_time:
             front.append(item)
+            least_time = time
     return front
 
 

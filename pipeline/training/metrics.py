@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.base.results import MemoryUse, Result, StepRecord, limited_peak
+from pipeline.base.results import MemoryUse, Outcome, Result, StepRecord, limited_peak
 from pipeline.base.units import MIB
 
 MOVING_AVERAGE_STEPS = 10
@@ -33,9 +33,14 @@ class Row:
     """What is to be said of it, whether it ran or not."""
 
     @property
+    def outcome(self) -> Outcome | None:
+        """How its run ended; None if it was skipped."""
+        return None if self.result is None else self.result.outcome
+
+    @property
     def completed(self) -> bool:
         """Whether it ran to its end."""
-        return self.result is not None and self.result.outcome.completed
+        return self.outcome is not None and self.outcome.completed
 
 
 @dataclass(frozen=True)
