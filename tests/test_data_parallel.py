@@ -1,5 +1,6 @@
 """Training in several processes: the training of one, whatever ends a rank, and the memory of a rank."""
 
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -37,6 +38,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     file, temporary = tmp_path / "log.txt", tmp_path / "temporary"
     logs = set(Path(tempfile.gettempdir()).glob("torchelastic_*"))
     temporary.mkdir()
+    multiprocessing.util.get_temp_dir()  # for sockets, whose paths must be short: the first call decides where it is
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     yield file
     monkeypatch.undo()
