@@ -239,6 +239,30 @@ for number, _ in predict_all([tiny(micro_batch_size=size) for size in range(9, 4
     assert process.returncode == -signal.SIGINT and not alive
 
 
+def nap(data: bytes) -> None:
+    time.sleep(3600)
+
+
+def test_an_end_does_not_wait_for_a_task_that_is_still_being_sent() -> None:
+    """Python before 3.11.5 would: https://github.com/python/cpython/issues/94777."""
+    code = """
+import sys, time
+sys.path.insert(0, "tests")
+from test_worker_pool import nap
+from pipeline.runtime.worker_pool import worker_pool
+with worker_pool(2) as pool:
+    sent = [pool.submit(nap, bytes(5_000_000)) for _ in range(12)]
+    while not all(future.running() for future in sent[:3]):
+        time.sleep(0.1)
+    time.sleep(1)
+    print("the third is being sent", flush=True)
+    raise KeyboardInterrupt
+"""
+    with started(code) as process:
+        process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGINT
+
+
 class Writing(Observer):
     """Writes what a run's process sends."""
 
@@ -279,5 +303,8 @@ def started(code: str) -> Iterator["subprocess.Popen[bytes]"]:
     with subprocess.Popen(
         words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     ) as process:
-        assert process.stdout is not None and process.stdout.readline()
-        yield process
+        try:
+            assert process.stdout is not None and process.stdout.readline()
+            yield process
+        finally:
+            process.kill()  # if it is alive, since the end of this block waits for it

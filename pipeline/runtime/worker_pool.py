@@ -30,6 +30,7 @@ def worker_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
         for process in list(pool._processes.values()):  # pool.kill_workers() from Python 3.14 on
             process.kill()
         pool._result_queue._writer.close()  # type: ignore[attr-defined]  # else its thread waits for a killed worker
+        pool._call_queue._reader.close()  # type: ignore[attr-defined]  # and before Python 3.11.5 the other one as well
         raise
     finally:
         pool.shutdown(cancel_futures=True)
