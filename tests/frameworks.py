@@ -47,6 +47,8 @@ def accelerate(script: Any) -> None:
         if accelerator.is_main_process:
             emit(loss)
         schedule.step()
+    model, optimizer, schedule = accelerator.free_memory(model, optimizer, schedule)
+    accelerator.end_training()  # its threads would abort the end of a process whose model still uses the group
 
 
 def hugging_face(script: Any) -> None:
