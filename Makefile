@@ -14,7 +14,7 @@ TORCH_CUDA ?=
 ARGS ?=
 PORT ?= 5000
 BIN := .venv/bin
-IN_PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+IN_PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 CARD := $(BIN)/python tests/cuda_without_gpu/cards.py
 
