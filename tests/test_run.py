@@ -20,6 +20,7 @@ from pipeline.base.contracts import Prepared
 from pipeline.base.results import MemoryUse, Outcome, Result, StepRecord
 from pipeline.config.experiment import Experiment
 from pipeline.runtime.failures import OUT_OF_MEMORY_TEXTS
+from pipeline.runtime.fork_server import server_pid
 from pipeline.runtime.observer import Run
 from pipeline.runtime.run import execute, run
 from pipeline.runtime.run_folder import read_steps
@@ -40,8 +41,8 @@ def kill_after(steps: int, kind: signal.Signals) -> Callable[[StepRecord], None]
 
     def listen(record: StepRecord) -> None:
         if record.step == steps - 1:
-            newest = max(psutil.Process().children(recursive=True), key=lambda process: process.create_time())
-            newest.send_signal(kind)
+            (training,) = training_processes()
+            training.send_signal(kind)
 
     return listen
 
@@ -181,8 +182,9 @@ def test_ctrl_c_ends_the_process_and_keeps_what_was_measured(log: Path) -> None:
 
 
 def training_processes() -> list[psutil.Process]:
-    """Return this process's grandchildren: the server's runs."""
-    return [grandchild for child in psutil.Process().children() for grandchild in child.children()]
+    """Return the processes of runs: what the fork server has started, and no other test's servers."""
+    server = server_pid()
+    return psutil.Process(server).children() if server is not None else []
 
 
 def test_one_run_leaves_nothing_to_the_next(log: Path) -> None:

@@ -46,19 +46,19 @@ def start_server() -> None:
 
 def has_server() -> bool:
     """Return whether the fork server is running."""
-    return _server_pid() is not None
+    return server_pid() is not None
 
 
 def stop_server() -> None:
     """End the fork server if there is one; it would go on importing after the end of this process."""
-    pid = _server_pid()
+    pid = server_pid()
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
-def _server_pid() -> int | None:
-    """Return the server's process id, which multiprocessing keeps in a private attribute."""
+def server_pid() -> int | None:
+    """Return the fork server's process id, which multiprocessing keeps in a private attribute, or None."""
     pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
     return pid
 
