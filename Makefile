@@ -16,6 +16,9 @@ PORT ?= 5000
 BIN := .venv/bin
 IN_PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
+# Each process of a test would compile all modules anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 CARD := $(BIN)/python tests/cuda_without_gpu/cards.py
 
 .PHONY: search test test-all test-cuda test-cluster check evidence ui clean

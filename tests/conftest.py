@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
@@ -10,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any, Protocol
 
 import optuna
@@ -137,9 +137,11 @@ def on_card() -> OnCard:
 @pytest.fixture(scope="session")
 def short_documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a .jsonl file of documents of 1 to 40 words: some shorter, some longer than a tiny sequence."""
-    words = " ".join(topics.values()).split()
-    starts = range(0, 300 * 40, 40)
-    documents = [" ".join(words[start : start + 1 + start // 40 * 7 % 40]) for start in starts]
+    chance = random.Random(0)
+    syllables = [first + second for first in "bdfklmnprst" for second in "aeiou"]
+    words = ["".join(chance.choices(syllables, k=chance.randint(1, 3))) for _ in range(400)]
+    weights = [1 / rank for rank in range(1, len(words) + 1)]  # some words are frequent, as in any language
+    documents = [" ".join(chance.choices(words, weights, k=1 + number * 7 % 40)) for number in range(300)]
     file = tmp_path_factory.mktemp("text") / "short.jsonl"
     file.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
     return file

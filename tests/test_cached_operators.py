@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny, with_corpus_of
+from conftest import pairs, tiny, with_corpus_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.utils._pytree import tree_leaves
@@ -38,8 +38,7 @@ class UncachedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         super().__init__(allow_non_fake_inputs=True)
 
 
-@pytest.mark.parametrize("target", [CPU, find_card("t4"), find_card("h200")], ids=["cpu", "t4", "h200"])
-@pytest.mark.parametrize("settings", RUNS, ids=lambda case: "-".join(map(str, case.values()))[:60])
+@pytest.mark.parametrize(("settings", "target"), pairs(RUNS, [find_card("h200"), CPU, find_card("t4")]))
 def test_a_timeline_is_the_same_with_and_without_the_cache(
     settings: dict[str, Any], target: Hardware, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import few, tiny
+from conftest import few, pairs, tiny
 from levers import LEVERS, ON_CPU, Lever, needs_package
 from test_chat import HEADERS, MARKED, ROWS, TALK, THOUGHTS, folder_with, written
 from test_export import COMBINED, PLAIN, losses_here
@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is d
 """What peft reads of transformers."""
 LORA = {"adapter": "lora", "adapter_rank": 4, "adapter_alpha": 8, "learning_rate": 1e-2}
 CUT = {"effective_batch_size": 4, "micro_batch_size": 2}
+TEMPLATES = {"ChatML": TEMPLATE, "headers": HEADERS, "thoughts": THOUGHTS, "marked": MARKED}
 TWO_ANSWERS = [{"messages": TALK}, {"prompt": TALK[1:4], "completion": TALK[4:]}, *ROWS]
 EXPRESSED = [
     lever
@@ -95,14 +96,14 @@ def test_the_adapters_are_those_of_the_run(changes: dict[str, Any], tmp_path: Pa
     assert found == pytest.approx(losses_here(**changes), abs=1e-4)
 
 
-@pytest.mark.parametrize("sequences", ["packed", "packed_documents", "padded"])
 @pytest.mark.parametrize(
-    "template", [TEMPLATE, HEADERS, THOUGHTS, MARKED], ids=["ChatML", "headers", "thoughts", "marked"]
+    ("template", "sequences"),
+    pairs([*TEMPLATES], ["packed", "packed_documents", "padded"]),
 )
 def test_conversations_have_the_same_answers(template: str, sequences: str, tmp_path: Path) -> None:
     """It reads the same file with the model's own chat template, and the answers alone are targets."""
     changes = {
-        "model": folder_with(template, tmp_path / "model"),
+        "model": folder_with(TEMPLATES[template], tmp_path / "model"),
         "corpus": "chat",
         "chat__path": str(written(tmp_path, TWO_ANSWERS)),
         "sequences": sequences,
@@ -111,7 +112,7 @@ def test_conversations_have_the_same_answers(template: str, sequences: str, tmp_
     }
     assert losses_of_trl(tiny(**changes), tmp_path / "files") == pytest.approx(losses_here(**changes), abs=1e-4)
     text = (tmp_path / "files" / "trl_sft.py").read_text()
-    assert ("assistant_only_loss=True," in text) == (template == MARKED) == ("class ChatTemplate" not in text)
+    assert ("assistant_only_loss=True," in text) == (template == "marked") == ("class ChatTemplate" not in text)
     assert "tokens-" not in text and ("packing=True" in text) == (sequences == "packed")
 
 

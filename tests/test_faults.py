@@ -189,11 +189,12 @@ def test_a_search_that_is_stopped_while_it_predicts_ends_at_once(project: Projec
 @pytest.mark.parametrize(
     ("entry", "way"),
     [
-        *((entry, "pipeline") for entry in ("main", "profiling", "search")),
+        *((entry, "pipeline") for entry in ("profiling", "search")),
         ("accumulation", "mlflow run"),
         *(
             pytest.param(entry, way, marks=pytest.mark.slow)
             for entry, way in (
+                ("main", "pipeline"),
                 ("combined", "pipeline"),
                 ("precision", "pipeline"),
                 ("accumulation", "pipeline"),

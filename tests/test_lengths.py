@@ -134,15 +134,24 @@ def test_losses_are_those_of_padding_to_the_sequence_length(
             assert same.positions < one.positions
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "every_layer"])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
+@pytest.mark.parametrize(
+    ("model", "more"),
+    pairs(
+        ["gpt2-nano", "llama-nano"],
+        [
+            {},
+            {"attention": "eager"},
+            {"checkpointing": "every_layer"},
+            {"attention": "eager", "checkpointing": "every_layer"},
+        ],
+    ),
+)
 @pytest.mark.parametrize("sequences", ["padded", "grouped"])
 def test_the_predicted_peak_is_the_measured_one(
-    sequences: str, model: str, attention: str, checkpointing: str, documents: dict[str, Any]
+    sequences: str, model: str, more: dict[str, Any], documents: dict[str, Any]
 ) -> None:
-    levers = {"model": model, "attention": attention, "checkpointing": checkpointing, "eval_steps": 0}
-    experiment = tiny(**documents, **levers, sequences=sequences, micro_batch_size=2, accumulation_steps=3)
+    own = {"model": model, "sequences": sequences, "micro_batch_size": 2, "accumulation_steps": 3, "eval_steps": 0}
+    experiment = tiny(**documents, **own, **more)
     steps, peak = run(experiment)
     assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(peak, rel=1e-4)
     train_data = experiment.prepare().train
@@ -151,8 +160,7 @@ def test_the_predicted_peak_is_the_measured_one(
     assert max(one.positions for one in steps[WATCHED_STEPS:]) < steps[0].positions
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("sequences", ["padded", "grouped"])
+@pytest.mark.parametrize(("sequences", "attention"), pairs(["padded", "grouped"], ["sdpa", "eager"]))
 def test_no_step_of_an_epoch_needs_more_than_the_first_two(
     sequences: str, attention: str, documents: dict[str, Any]
 ) -> None:
@@ -274,7 +282,10 @@ def test_a_plan_and_a_search_say_what_peaks_and_times_are_of(documents: dict[str
     settings = merged(TINY, nested({name.replace("__", "."): value for name, value in documents.items()}))
     space = {"micro_batch_size": [2], "sequences": ["fixed_length", "padded", "grouped"]}
     problem = make_problem({**settings, "effective_batch_size": 4, "budget": "64MiB", "space": space})
-    assert [note for note in problem.notes if "longest micro-batch, of 184 tokens" in note] == [
+    train_data = tiny(**documents, sequences="padded").prepare().train
+    assert isinstance(train_data, DynamicallyPaddedSequences)
+    longest = f"longest micro-batch, of {max(train_data.lengths)} tokens"
+    assert [note for note in problem.notes if longest in note] == [
         note for note in problem.notes if note.startswith(("sequences=padded", "sequences=grouped"))
     ]
     assert len([note for note in problem.notes if note.startswith("sequences=")]) == 2

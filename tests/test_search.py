@@ -13,7 +13,7 @@ import optuna
 import psutil
 import pytest
 import torch
-from conftest import THREE_LEVERS, TINY
+from conftest import THREE_LEVERS, TINY, pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
@@ -110,8 +110,7 @@ def identity(choice: Choice) -> tuple[Any, ...]:
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-@pytest.mark.parametrize("oom", [False, True])
-@pytest.mark.parametrize("directions", [("maximize",), ("maximize", "minimize")])
+@pytest.mark.parametrize(("directions", "oom"), pairs([("maximize",), ("maximize", "minimize")], [True, False]))
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_no_configuration_is_measured_twice_and_all_are_reached(
     sampler: str, directions: tuple[str, ...], oom: bool

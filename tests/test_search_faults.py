@@ -131,6 +131,7 @@ def test_nothing_fits_is_an_answer(project: Project) -> None:
     assert project.parent_of("search").info.status == "FAILED"
 
 
+@pytest.mark.slow
 def test_two_searches_of_one_study_share_its_trials(project: Project) -> None:
     words = ["python", "-m", "pipeline", "search", *as_words(SEARCH)]
     two = [project.popen(*words) for _ in range(2)]
@@ -155,6 +156,7 @@ def test_two_predictive_searches_share_a_study(project: Project) -> None:
     assert_only_what_was_doubted_is_measured_twice(project)
 
 
+@pytest.mark.slow
 def test_a_predictive_search_that_is_killed_goes_on_where_it_was(project: Project) -> None:
     settings = {**SEARCH, "sampler": "predictive", "num_trials": "24", "verify_steps": "4"}
     with started(project, "python", "-m", "pipeline", "search", *as_words(settings)) as process:

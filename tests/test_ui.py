@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import pairs
 from finished import Done
 from mlflow import MlflowClient
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
@@ -150,9 +151,15 @@ def test_the_report_is_shown_among_the_artifacts(page: Page, project: Project, a
     keep(page, "report")
 
 
-@pytest.mark.parametrize("entry", ["accumulation", "checkpointing", "combined", "precision", "profiling", "search"])
-@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
-def test_a_report_fits_its_screen(entry: str, width: int, scheme: str, browser: Browser, project: Project) -> None:
+@pytest.mark.parametrize(
+    ("entry", "screen"),
+    pairs(
+        ["search", "accumulation", "checkpointing", "combined", "precision", "profiling"],
+        [(390, "dark"), (1440, "light")],
+    ),
+)
+def test_a_report_fits_its_screen(entry: str, screen: tuple[int, str], browser: Browser, project: Project) -> None:
+    width, scheme = screen
     [folder] = project.folder.glob(f"runs/*-{entry}-*")
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)  # type: ignore[arg-type]
     page = context.new_page()

@@ -94,14 +94,14 @@ def test_every_kind_of_entry_point_takes_them(project: Project) -> None:
         ("plan", {**planned, "gpu": "t4", "budget": "none"}),
         ("search", few),
     ):
-        done = project.mlflow_run(entry, settings) if entry == "search" else project.pipeline(entry, settings)
+        done = project.mlflow_run(entry, settings) if entry == "search" else project.here(entry, settings)
         assert done.returncode == 0, done.stderr
     [child] = project.children_of(project.parent_of("main")).values()
     assert child.data.params["model"] == EXAMPLE["model"]
     assert len(child.data.params["user_code"].split()) == 2
     assert child.data.metrics["prediction_error_percent"] == pytest.approx(0, abs=2)
     again = mlflow.MlflowClient(project.store).download_artifacts(child.info.run_id, "config.yaml")
-    assert project.pipeline("main", {"config": again}).returncode == 0
+    assert project.here("main", {"config": again}).returncode == 0
 
 
 def test_a_changed_function_is_another_study_and_another_prediction(
