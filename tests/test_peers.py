@@ -118,7 +118,7 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 
 
 def test_an_interrupted_comparison_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    words = [sys.executable, SCRIPT, *SHORT, "--configurations", "fp32", "--peers", "Headroom", "--runs", "3"]
+    words = [sys.executable, SCRIPT, *SHORT, "--configurations", "fp32", "--peers", "Headroom", "--runs", "2"]
     words += ["--folder", tmp_path, "--date", "2026-01-02"]
     file = tmp_path / "peers_tiny_cpu_2026-01-02.csv"
     with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
@@ -130,10 +130,10 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(tmp_path: Path) -> N
     before = file.read_text()
     file.write_text(before + "gpt2-nano,fp32,2,Headr")  # as a power cut would leave it
     subprocess.run(words, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
-    assert 1 < before.count("\n") < 7
+    assert 1 < before.count("\n") < 5
     assert file.read_text().startswith(before)
     assert sorted((row["round"], row["peer"]) for row in rows_of(tmp_path)) == [
-        (number, peer) for number in "012" for peer in ("Headroom", "bare loop")
+        (number, peer) for number in "01" for peer in ("Headroom", "bare loop")
     ]
     assert {row["outcome"] for row in rows_of(tmp_path)} == {"ok"}
 
