@@ -91,7 +91,7 @@ def test_an_unknown_section_is_refused_before_anything_runs(folder: Path, capsys
     (folder / "experiments" / "own.yaml").write_text(RATES.replace("smoothness", "page"))
     words = [word for name, value in SMALL.items() for word in (f"--{name}", value)]
     assert main(["own", *words]) == 2
-    names = "differences, epoch, recomputation, smoothness, stability, waterfall"
+    names = "differences, epoch, kinds, recomputation, smoothness, stability, waterfall"
     assert f"no section of a report is called 'page'; the sections are {names}" in capsys.readouterr().err
     assert [path.name for path in folder.iterdir()] == ["experiments"]
 

@@ -194,11 +194,11 @@ def test_each_value_is_recommended_for_what_its_default_would_need() -> None:
     rows, breakdowns = [one for one, _ in planned], [breakdown(parts) for _, parts in planned]
     defaults = {"checkpointing": "none", "precision": "fp32", "loss": "full", "micro_batch_size": 1}
     assert reasons_for(rows[0], rows, breakdowns, defaults) == (
-        "micro_batch_size is 4: with 8 the peak would be 180 MiB, which does not fit.",
-        "checkpointing is every_layer: with none the peak would be 220 MiB (73 % of it for the layers), which does not "
-        "fit.",
-        "precision is bf16: with fp32 training would take 25 % longer.",
-        "loss is chunked: with full the peak would be 400 MiB (80 % of it for the logits), which does not fit.",
+        "micro_batch_size=4: micro_batch_size=8 would peak at 180 MiB, which does not fit.",
+        "checkpointing=every_layer: checkpointing=none would peak at 220 MiB (73 % of it for the layers), which does "
+        "not fit.",
+        "precision=bf16: precision=fp32 would take 25 % longer.",
+        "loss=chunked: loss=full would peak at 400 MiB (80 % of it for the logits), which does not fit.",
     )
     assert reasons_for(rows[0], rows[:1], breakdowns[:1], defaults) == ()
     unknown = [replace(one, module_bytes={}) for one in breakdowns]

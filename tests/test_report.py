@@ -101,7 +101,11 @@ def test_another_training_is_compared_with_float32_adamw_and_called_another() ->
         "held out": 1.0,
         "changed": "optimizer=adamw_8bit, adamw_8bit_embeddings=8bit",
     }
-    assert table.note is not None and "which is no error" in table.note and "ok-0 is AdamW on all weights" in table.note
+    assert (
+        table.note is not None
+        and "with other mathematics" in table.note
+        and "ok-0 is AdamW on all weights" in table.note
+    )
     elsewhere = other_trainings("kinds", [replace(row, is_baseline=row is compared[1]) for row in compared])
     assert elsewhere is not None and elsewhere.plots[0].to_png().startswith(PNG)
     page = to_html(report_of(ComparisonFindings(entry="x", question="?", rows=tuple(compared), environment={})))

@@ -20,14 +20,15 @@ from pipeline.config.experiment import make_experiment
 from pipeline.memory.breakdown import NUM_LARGEST_THEN
 from pipeline.report.answers import answer, command, command_title, headlines, short_answer
 from pipeline.report.command import command_of
-from pipeline.report.comparison import MOST_SHOWN, ComparisonFindings, comparison_report
+from pipeline.report.comparison import MOST_SHOWN, ComparisonFindings, comparison_report, unsteady
 from pipeline.report.curves import MOST_POINTS
 from pipeline.report.findings import Findings
 from pipeline.report.losses import losses_panel
+from pipeline.report.overview import overview_plots
 from pipeline.report.page import to_html
 from pipeline.report.plot import label
 from pipeline.report.profile import Advice, ProfilingFindings
-from pipeline.report.sections import epoch
+from pipeline.report.sections import epoch, make_sections
 from pipeline.report.tradeoff import tradeoff_plot
 from pipeline.report.treemap import Rectangle, squarified
 from pipeline.training.metrics import Row
@@ -104,7 +105,7 @@ def test_the_answer_is_a_sentence_figures_and_a_command() -> None:
         "less memory and 20 % less time per sample; 2 of 6 did not complete."
     )
     assert short_answer(shown) == (
-        f"{LONG}A needs 60 % less memory and 30 % more time per sample; 2 of 6 did not complete."
+        f"{LONG}A saves the most memory: 60 % less memory and 30 % more time per sample; 2 of 6 did not complete."
     )
     assert values_of(comparison_findings()) == {
         "least memory": "-60 % memory",
@@ -127,7 +128,42 @@ def test_losses_of_other_models_or_data_are_not_compared() -> None:
     for row, is_compared in ((elsewhere, True), (other, False)):
         shown = {one.title for one in headlines({"it": [plain, replace(row, is_baseline=False)]})}
         assert ("lowest held-out loss" in shown or "largest loss difference" in shown) == is_compared
-        assert ("less that of" in losses_panel([plain, row]).title) == is_compared
+        assert ("the difference from" in losses_panel([plain, row]).title) == is_compared
+
+
+def test_runs_whose_step_times_vary_are_named() -> None:
+    plain, steady, disturbed = (
+        replace(row, metrics={**row.metrics, "seconds_per_step_iqr": spread * row.metrics["seconds_per_step"]})
+        for row, spread in zip(variants()[:3], (0.1, 0.19, 0.21), strict=True)
+    )
+    assert unsteady([plain, steady, disturbed, *variants()[3:]]) == ([f"{LONG}B"], 3)
+    assert unsteady([plain, steady]) == ([], 2)
+    grouped = replace(disturbed, params={**disturbed.params, "sequences": "grouped"})
+    assert unsteady([plain, steady, grouped]) == ([], 2), "their lengths vary"
+    findings = comparison_findings()
+    assert "uncertain" not in comparison_report(replace(findings, rows=(plain, steady))).answer
+    report = comparison_report(replace(findings, rows=(plain, steady, disturbed)))
+    assert report.answer.endswith("Times are uncertain: step times varied widely.")
+    assert any("In 1 of 3 runs the interquartile range" in note for each in report.sections for note in each.notes)
+
+
+def test_mean_losses_over_unequal_numbers_of_steps_have_no_bars() -> None:
+    plain, other = variants()[:2]
+    plain = replace(plain, metrics={**plain.metrics, "mean_loss": 2.0})
+    for steps, has_bars in ((plain.params.get("num_steps"), True), (1000, False)):
+        params = {**other.params, "num_steps": steps}
+        changed = replace(other, metrics={**other.metrics, "mean_loss": 1.0}, params=params)
+        [plot] = overview_plots("it", [plain, changed])
+        assert ("mean loss over all steps" in [panel.title for panel in plot.panels]) == has_bars
+
+
+def test_a_comparison_of_kinds_has_the_configuration_of_each() -> None:
+    plain, other = variants()[:2]
+    larger = replace(other, params={**other.params, "micro_batch_size": 2})
+    [section] = make_sections(("kinds",), [plain, larger])
+    assert "may differ in more than the kind" in section.notes[0]
+    assert list(section.tables[0].frame["kind"]) == ["plain", f"{LONG}A"]
+    assert section.tables[0].frame["micro_batch_size"][1] == "2"
 
 
 def test_a_name_within_a_sentence_keeps_its_letters() -> None:
@@ -192,7 +228,7 @@ def test_each_variant_is_a_pair_of_bars_or_says_why_not() -> None:
         (2, "time", -20),
     ]
     assert {text["place"]: text["wide"] for text in texts} == {
-        0: "100 MiB, 1 s",
+        0: "100 MiB, 1 s/step",
         3: "diverged",
         4: "out of memory",
         5: "skipped: not here",

@@ -26,7 +26,7 @@ from pipeline.config.space import Choice, Space, make_space
 from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
 from pipeline.report.search import answer, trials_frame, trials_table
-from pipeline.report.trial_plots import over_time_plot, parallel_plot
+from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot
 from pipeline.runtime.ownership import is_gone, this_process
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate
@@ -291,6 +291,12 @@ def test_figures_and_table_take_any_outcome(rows: list[Trial]) -> None:
     assert list(trials_frame(rows)["outcome"]) == [r.outcome for r in rows]
 
 
+def test_a_trial_that_does_not_count_is_not_the_fastest_so_far() -> None:
+    slowed, again, other = row(0, 50, 40), replace(row(1, 50, 80), choice=row(0, 50, 40).choice), row(2, 60, 60)
+    values = over_time_plot([slowed, again, other]).panels[0].to_spec()["data"]["values"]
+    assert [(one["kind"], one["fastest"]) for one in values] == [(NOT_COUNTED, None), ("fits", 80), ("fits", 80)]
+
+
 def test_a_trial_that_others_queued_without_a_configuration_is_closed() -> None:
     study = new_study()
     study._study.enqueue_trial({})
@@ -444,8 +450,8 @@ def test_of_a_configuration_measured_twice_one_trial_counts() -> None:
     assert pareto_front([slow, replace(fast, peak_bytes=2)]) == [replace(fast, peak_bytes=2)]
     near = row(5, 75.0)
     table = trials_table([slow, near, other, fast], fast).frame
-    assert list(table[""]) == ["best", "", "", "void"]
-    assert list(trials_table([fast, other, too_large], other).frame[""]) == ["void", "best", ""]
+    assert list(table[""]) == ["best", "", "", NOT_COUNTED]
+    assert list(trials_table([fast, other, too_large], other).frame[""]) == [NOT_COUNTED, "best", ""]
     assert [speed_of(slow.choice, rows) for rows in ([slow, fast], [near, fast], [other])] == pytest.approx(
         [80.0, 6000**0.5, 0.0]
     )

@@ -36,7 +36,7 @@ def reasons_for(
         what = "" if name == SIZE else _saved(breakdowns[number], own)
         consequence = _consequence(best, other, what)
         if consequence:
-            sentences.append(f"{name} is {written(value)}: with {written(other_value)} {consequence}.")
+            sentences.append(f"{name}={written(value)}: {name}={written(other_value)} {consequence}.")
     return tuple(sentences)
 
 
@@ -49,11 +49,11 @@ def _next_size(best: PlannedRow, rows: Sequence[PlannedRow]) -> int:
 def _consequence(best: PlannedRow, other: PlannedRow, what: str) -> str:
     """Return what the other configuration would need that the best one does not."""
     if not other.fits:
-        return f"the peak would be {other.peak_bytes / MIB:,.0f} MiB{what}, which does not fit"
+        return f"would peak at {other.peak_bytes / MIB:,.0f} MiB{what}, which does not fit"
     slower = 100 * (best.tokens_per_second / other.tokens_per_second - 1)
     if slower >= 0.5:
-        return f"training would take {slower:,.0f} % longer"
-    return f"the peak would be {other.peak_bytes / MIB:,.0f} MiB{what}" if other.peak_bytes > best.peak_bytes else ""
+        return f"would take {slower:,.0f} % longer"
+    return f"would peak at {other.peak_bytes / MIB:,.0f} MiB{what}" if other.peak_bytes > best.peak_bytes else ""
 
 
 def _saved(other: Breakdown, own: Breakdown) -> str:

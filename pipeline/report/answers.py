@@ -64,10 +64,11 @@ def short_answer(rows: Sequence[Row]) -> str:
     baseline, others = _baseline(rows), _compared(rows)
     if baseline is None or not others:
         return answer(rows)
-    best = _smallest(others)
+    best, best_at = _smallest(others), "saves the most memory"
     if best.metrics["memory_saving_percent"] < LEAST_SAVING_PERCENT:
-        best = _fastest(others)
-    return f"{best.name} needs {_against(best)}{_failures(rows)}."
+        best, best_at = _fastest(others), "is the fastest"
+    what = f"{best.name} {best_at}:" if len(others) > 1 else f"{best.name} needs"
+    return f"{what} {_against(best)}{_failures(rows)}."
 
 
 def headlines(comparisons: Mapping[str, Sequence[Row]]) -> tuple[Headline, ...]:
@@ -140,7 +141,9 @@ def _of_one(row: Row) -> tuple[Headline, ...]:
         found.append(Headline(title="peak memory", value=_mib(row), detail=detail))
     if "seconds_per_step" in metrics:
         detail = f"{metrics['tokens_per_second']:,.4g} tokens/s" if "tokens_per_second" in metrics else ""
-        found.append(Headline(title="time per optimizer step", value=f"{_seconds(row)}", detail=detail))
+        found.append(
+            Headline(title="time per optimizer step", value=f"{metrics['seconds_per_step']:.3g} s", detail=detail)
+        )
     if "final_loss" in metrics:
         detail = f"mean over all steps {metrics['mean_loss']:.4g}" if "mean_loss" in metrics else ""
         found.append(Headline(title="final loss", value=f"{metrics['final_loss']:.4g}", detail=detail))
@@ -236,4 +239,4 @@ def _mib(row: Row) -> str:
 
 
 def _seconds(row: Row) -> str:
-    return f"{row.metrics['seconds_per_step']:.3g} s"
+    return f"{row.metrics['seconds_per_step']:.3g} s/step"

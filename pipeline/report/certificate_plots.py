@@ -33,8 +33,8 @@ def certificate_plots(findings: SearchFindings, configurations: Sequence[Configu
 def _chance_plot(certificate: Certificate) -> tuple[Plot, ...]:
     """Return the probability that a configuration is faster than the answer by more than x percent, for any x."""
     distributions = {
-        "one not measured": certificate.remaining_improvements,
-        "any, with measurement noise": certificate.improvements,
+        "by one that was not measured": certificate.remaining_improvements,
+        "by any, measured ones too": certificate.improvements,
     }
     lines = [
         {"which": which, "percent": round(100 * share, 2), "chance": 100 - percent}
@@ -47,7 +47,7 @@ def _chance_plot(certificate: Certificate) -> tuple[Plot, ...]:
     limit, bound = 100 * (1 - certificate.confidence), 100 * max(certificate.bound, certificate.gap)
     mark = {"bound": bound, "limit": limit, "about": f"within {bound:.3g} %, {100 - limit:.0f} % confidence"}
     base = alt.Chart().encode(
-        x=alt.X("percent:Q", title="less time per token than the answer by more than, %", axis=alt.Axis(tickCount=8)),
+        x=alt.X("percent:Q", title="time saved against the answer: at least, %", axis=alt.Axis(tickCount=8)),
         y=alt.Y("chance:Q", title="probability, %", scale=alt.Scale(domain=[0, 100])),
         color=alt.Color("which:N", scale=alt.Scale(domain=list(distributions), range=[colour(4), colour(0)])),
         **ABOUT,
@@ -94,7 +94,7 @@ def _likely_plot(configurations: Sequence[Configuration], answer: Mapping[str, A
         alt.Chart(data([{"x": 0}])).mark_rule(color=colour(2), strokeWidth=2).encode(x="x:Q"),
         data=data(lines),
     )
-    title = "what may be faster than the answer (green), by how it differs, and how probably (lines: 95 %)"
+    title = "configurations that may be faster than the answer (green), with their probability (lines: 95 % intervals)"
     panel = Panel(title=title, chart=chart, height=names_height(names))
     return (Plot(name="may_be_faster", title=title, panels=(panel,)),)
 

@@ -7,6 +7,7 @@ import pandas as pd
 
 from pipeline.base.results import Outcome
 from pipeline.base.truncation import LengthBin, Truncation
+from pipeline.config.experiment import VARYING
 from pipeline.report.answers import answer, command, command_title, headlines, outcome_of, readable, short_answer
 from pipeline.report.lengths import lengths_section
 from pipeline.report.losses import losses_panel
@@ -47,6 +48,8 @@ WATERFALL = "waterfall"
 """The section that shows the steps of a ladder."""
 MOST_SHOWN = 24
 """Variants of one comparison that charts show."""
+UNSTEADY = 0.2
+"""Interquartile range of the step times over their median, from which on a run was disturbed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +82,7 @@ def comparison_report(findings: ComparisonFindings) -> Report:
         *lengths_section(findings.rows[0], findings.truncations, findings.lengths),
     ]
     one = len(by_comparison) == 1
+    is_uncertain = any(unsteady(rows)[0] for rows in by_comparison.values())
     answers = [
         answer(rows) if one else f"{_capitalized(readable(name))}: {short_answer(rows)}"
         for name, rows in by_comparison.items()
@@ -86,7 +90,7 @@ def comparison_report(findings: ComparisonFindings) -> Report:
     return Report(
         entry=findings.entry,
         question=findings.question,
-        answer=" ".join(answers),
+        answer=" ".join([*answers, *(["Times are uncertain: step times varied widely."] if is_uncertain else [])]),
         headlines=headlines(by_comparison),
         command=command(by_comparison),
         command_title=command_title(by_comparison),
@@ -160,7 +164,7 @@ def _section(title: str, rows: Sequence[Row]) -> Section:
     return Section(
         title=title,
         tables=(overview_table(title, rows),),
-        notes=(*notes(rows), *([more] if hidden else [])),
+        notes=(*([more] if hidden else []), *notes(rows), *_unsteady_note(rows)),
         plots=overview_plots(where, shown(rows)) if drawn else (),
     )
 
@@ -214,3 +218,28 @@ def notes(rows: Sequence[Row]) -> tuple[str, ...]:
         elif row.result is not None and row.result.detail:
             sentences.append(f"{row.name}: {row.result.outcome}, {row.result.detail}")
     return tuple(sentences)
+
+
+def unsteady(rows: Sequence[Row]) -> tuple[list[str], int]:
+    """Return the names of the runs whose step times varied too much to be compared, and how many were looked at.
+
+    Runs whose micro-batches have different lengths are left out: their step times vary in any case.
+    """
+    timed = [
+        row
+        for row in rows
+        if row.completed and "seconds_per_step_iqr" in row.metrics and row.params.get("sequences") not in VARYING
+    ]
+    spreads = {row.name: row.metrics["seconds_per_step_iqr"] / row.metrics["seconds_per_step"] for row in timed}
+    return [name for name, spread in spreads.items() if spread > UNSTEADY], len(timed)
+
+
+def _unsteady_note(rows: Sequence[Row]) -> list[str]:
+    names, num_timed = unsteady(rows)
+    if not names:
+        return []
+    return [
+        f"In {len(names)} of {num_timed} runs the interquartile range of the step times is more than "
+        f"{100 * UNSTEADY:.0f} % of their median ({', '.join(names)}): something else used this machine, or the steps "
+        "are too few. Repeat these runs before you compare their times."
+    ]

@@ -86,7 +86,7 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
     ).add_params(bound, *chosen)
     title = f"predicted peak, {unit} (blue fits, red does not{'; green frame: start here' if card.recommended else ''})"
     if num_left := len(card.rows) - len(rows):
-        title += f"; {num_left:,} slower configurations are in the table alone"
+        title += f"; {num_left:,} slower configurations are only in the table"
     given = ", ".join(f"{heading(key)} {written(start.choice[key])}" for key in controls)
     panel = Panel(title=title, chart=chart, height=max(120, names_height(policies, 44)))
     panels = (panel, _memory_panel(start, card, rows))

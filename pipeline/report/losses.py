@@ -52,7 +52,7 @@ def losses_panel(rows: Sequence[Row], of: str = "") -> Panel:
     title = f"{of}{': ' if of else ''}loss of each optimizer step"
     parts = {"loss": found}
     if baseline.name in found and len(alike) > 1:
-        title += f", and below it less that of {baseline.name}"
+        title += f" (below: the difference from {baseline.name})"
         parts["difference"] = {
             name: [
                 (step, _less(loss, other))

@@ -43,8 +43,8 @@ def other_trainings(comparison: str, rows: Sequence[Row]) -> Section | None:
         return None
     frame = pd.DataFrame({**_line(row, reference), "changed": changed[row.name]} for row in compared)
     note = (
-        f"{reference.name} is {REFERENCE}. The others are other trainings: their losses differ because they train "
-        f"otherwise, which is no error. Loss and difference from {reference.name} are those of the last step that both "
+        f"{reference.name} is {REFERENCE}. The others train with other mathematics, so their losses are expected to "
+        f"differ. Loss and difference from {reference.name} are those of the last step that both "
         "have taken, the mean is over all such steps, and held out is the difference at the end. Learning rates are "
         "those of each run: one that suits AdamW may not suit the others."
     )

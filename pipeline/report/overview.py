@@ -28,7 +28,7 @@ def overview_plots(title: str, rows: Sequence[Row]) -> tuple[Plot, ...]:
         metric_bars(
             rows,
             "seconds_per_step",
-            "time per optimizer step (median, quartiles)",
+            "time per optimizer step (median ± half the interquartile range)",
             "seconds",
             spread="seconds_per_step_iqr",
         ),
@@ -39,7 +39,9 @@ def overview_plots(title: str, rows: Sequence[Row]) -> tuple[Plot, ...]:
 
 
 def _losses_differ(rows: Sequence[Row]) -> bool:
-    """Return whether bars of the mean losses would differ by what can be seen."""
+    """Return whether bars of the mean losses, over equally many steps, would differ by what can be seen."""
+    if len({row.params.get("num_steps") for row in rows}) > 1:
+        return False
     losses = [row.metrics["mean_loss"] for row in rows if "mean_loss" in row.metrics]
     return bool(losses) and max(losses) - min(losses) > SEEN * max(losses)
 

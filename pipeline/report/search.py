@@ -11,14 +11,14 @@ from pipeline.report.contributions import contributions_plot
 from pipeline.report.page import Headline, Report, Section
 from pipeline.report.reserved_plot import reserved_plots
 from pipeline.report.table import Table
-from pipeline.report.trial_plots import over_time_plot, parallel_plot, session_plot
+from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot, session_plot
 from pipeline.searching.certificate import UNFIT, Certificate
 from pipeline.searching.results import (
     SearchFindings,
     Trial,
     Verification,
     columns,
-    is_void,
+    counts,
     label,
     one_per_configuration,
     pareto_front,
@@ -187,7 +187,7 @@ def trials_table(rows: Sequence[Trial], best: Trial | None) -> Table:
             "predicted s/step": row.metrics.get("predicted_seconds_per_step"),
             "tokens/s": row.tokens_per_second,
             "loss": row.metrics.get("common_steps_loss"),
-            "": "best" if row is best else "void" if is_void(row, rows) else "",
+            "": "best" if row is best else "" if counts(row, rows) else NOT_COUNTED,
         }
         for row in ordered
     ]

@@ -89,7 +89,7 @@ def _bars(place: int, row: Row) -> list[dict[str, Any]]:
     """Return the pair of bars of a variant that compares with its baseline."""
     if row.is_baseline or not set(row.metrics) >= AGAINST | MEASURED:
         return []
-    sizes = (f"{row.metrics['peak_allocated_mib']:,.4g} MiB", f"{row.metrics['seconds_per_step']:,.3g} s")
+    sizes = (f"{row.metrics['peak_allocated_mib']:,.4g} MiB", f"{row.metrics['seconds_per_step']:,.3g} s/step")
     percents = (0.0 - row.metrics["memory_saving_percent"], row.metrics["time_overhead_percent"])
     pairs = list(zip(MEASURES, percents, sizes, strict=True))
     is_over = row.outcome is Outcome.OVER_BUDGET
@@ -114,7 +114,7 @@ def _text(place: int, row: Row) -> list[dict[str, Any]]:
         return []
     cost = ""
     if row.completed and set(row.metrics) >= MEASURED:
-        cost = f"{row.metrics['peak_allocated_mib']:,.4g} MiB, {row.metrics['seconds_per_step']:,.3g} s"
+        cost = f"{row.metrics['peak_allocated_mib']:,.4g} MiB, {row.metrics['seconds_per_step']:,.3g} s/step"
     outcome = outcome_of(row).replace("_", " ")
     reason = row.skipped or (row.result.detail if row.result else None) or ""
     if row.is_baseline and row.completed:

@@ -21,15 +21,18 @@ from pipeline.report.plot import (
     names_axis,
     whole_axis,
 )
-from pipeline.searching.results import Trial, columns, label, measured
+from pipeline.searching.results import Trial, columns, counts, label, measured
 
 BEFORE = "predicted before it ran"
+NOT_COUNTED = "not counted"
+"""What a trial is called that was slowed, or of whose configuration another trial did not fit."""
 FITS = alt.Scale(
-    domain=["fits", "over the budget", "did not complete", BEFORE], range=[colour(0), WARNING, GREY, colour(4)]
+    domain=["fits", "over the budget", NOT_COUNTED, "did not complete", BEFORE],
+    range=[colour(0), WARNING, GREY, GREY, colour(4)],
 )
 """Colours of trials, the same in all charts of a search."""
-FILLS = alt.Scale(domain=FITS.domain, range=[colour(0), WARNING, GREY, "transparent"])
-SHAPES = alt.Scale(domain=FITS.domain, range=["circle", "triangle-up", "cross", "circle"])
+FILLS = alt.Scale(domain=FITS.domain, range=[colour(0), WARNING, "transparent", GREY, "transparent"])
+SHAPES = alt.Scale(domain=FITS.domain, range=["circle", "triangle-up", "square", "cross", "circle"])
 ENDS = "datum.height == 0 ? 'left' : datum.height == 1 ? 'right' : 'center'"
 """Where a value stands at its place, so that the first and the last stay in the chart."""
 
@@ -37,12 +40,15 @@ ENDS = "datum.height == 0 ? 'left' : datum.height == 1 ? 'right' : 'center'"
 def over_time_plot(rows: Sequence[Trial]) -> Plot:
     """Return the throughput of each trial and of the fastest one so far."""
     ordered = sorted(rows, key=lambda row: row.number)
-    speeds = [(row.tokens_per_second or 0.0) if row.fits else 0.0 for row in ordered]
+    kinds = [_kind(row, rows) for row in ordered]
+    speeds = [
+        (row.tokens_per_second or 0.0) if kind == "fits" else 0.0 for row, kind in zip(ordered, kinds, strict=True)
+    ]
     fastest = list(itertools.accumulate(speeds, max))
     lines = [
-        {"trial": number, "speed": row.tokens_per_second or 0, "fastest": best or None, "kind": _kind(row)}
+        {"trial": number, "speed": row.tokens_per_second or 0, "fastest": best or None, "kind": kind}
         | {"about": f"trial {number}: {label(row.choice)}\n{row.summary}"}
-        for number, (row, best) in enumerate(zip(ordered, fastest, strict=True), 1)
+        for number, (row, best, kind) in enumerate(zip(ordered, fastest, kinds, strict=True), 1)
     ]
     predicted = [
         {"trial": number, "speed": row.metrics["tokens_per_second"] * row.metrics["seconds_per_step"] / seconds}
@@ -101,7 +107,7 @@ def parallel_plot(rows: Sequence[Trial], budget_bytes: int, best: Trial | None) 
     for row in sorted(ended, key=lambda row: row is best):
         heights = [_height(values[name], row.choice[name]) for name in shown]
         heights += [(row.peak_bytes or 0) / peak, (row.tokens_per_second or 0) / speed]
-        kind = "best" if row is best else _kind(row)
+        kind = "best" if row is best else _kind(row, rows)
         about = f"{label(row.choice)}\n{row.summary}"
         lines += [
             {"trial": row.number, "place": place, "height": height, "kind": kind, "about": about}
@@ -115,7 +121,9 @@ def parallel_plot(rows: Sequence[Trial], budget_bytes: int, best: Trial | None) 
     for place, greatest in ((len(shown), peak / MIB), (len(shown) + 1, speed)):
         marks += [{"place": place, "height": 0, "text": "0"}, {"place": place, "height": 1, "text": f"{greatest:,.0f}"}]
     budget = [{"place": len(shown), "height": budget_bytes / peak, "about": f"budget {budget_bytes / MIB:,.1f} MiB"}]
-    kinds = alt.Scale(domain=["best", "fits", "over the budget"], range=[colour(2), colour(0), WARNING])
+    kinds = alt.Scale(
+        domain=["best", "fits", "over the budget", NOT_COUNTED], range=[colour(2), colour(0), WARNING, GREY]
+    )
     base = alt.Chart().encode(
         x=alt.X("height:Q", axis=None, scale=alt.Scale(domain=[-0.02, 1.02], nice=False)),
         y=alt.Y("place:O", axis=names_axis(places), scale=alt.Scale(type="point", padding=0.5)),
@@ -140,9 +148,11 @@ def parallel_plot(rows: Sequence[Trial], budget_bytes: int, best: Trial | None) 
     )
 
 
-def _kind(row: Trial) -> str:
+def _kind(row: Trial, rows: Sequence[Trial]) -> str:
     if row.tokens_per_second is None:
         return "did not complete"
+    if not counts(row, rows):
+        return NOT_COUNTED
     return "fits" if row.fits else "over the budget"
 
 

@@ -122,11 +122,11 @@ def speed_of(choice: Mapping[str, Any], rows: Sequence[Trial]) -> float:
     return mean_speed(speeds(choice, rows))
 
 
-def is_void(row: Trial, rows: Sequence[Trial]) -> bool:
-    """Return whether a trial does not count: it was slowed, or another one of its configuration did not fit."""
+def counts(row: Trial, rows: Sequence[Trial]) -> bool:
+    """Return whether a trial counts: it was not slowed, and no other one of its configuration did not fit."""
     if row.outcome not in TOO_LARGE and any(one.outcome in TOO_LARGE for one in rows if one.choice == row.choice):
-        return True
-    return row.tokens_per_second is not None and is_slowed(row.tokens_per_second, speeds(row.choice, rows))
+        return False
+    return row.tokens_per_second is None or not is_slowed(row.tokens_per_second, speeds(row.choice, rows))
 
 
 def best_trial(rows: Sequence[Trial]) -> Trial | None:
