@@ -65,7 +65,7 @@ def test_what_clipping_costs_is_said_where_it_can_be_avoided() -> None:
     least = min(peak for _, peak in predicted)
     sentence = cost_of_clipping(predicted, CPU, least - 1)
     assert sentence is not None and sentence.startswith("Clipping to max_grad_norm=1 keeps all gradients until")
-    assert f"in place of {least / 2**20:,.1f} MiB, which fits" in sentence
+    assert f"instead of {least / 2**20:,.1f} MiB, which fits" in sentence
     assert "which fits" not in str(cost_of_clipping(predicted, CPU, least // 2))
     assert cost_of_clipping([(tiny(**SMALL_BATCH), least)], CPU, least) is None, "it does not clip"
     in_parts = [(tiny(**{**small, "accumulation_steps": 2}), least)]
@@ -75,7 +75,7 @@ def test_what_clipping_costs_is_said_where_it_can_be_avoided() -> None:
 def test_a_search_in_which_nothing_fits_says_what_clipping_costs() -> None:
     space = {"micro_batch_size": [2], "precision": ["fp32"], "checkpointing": ["none"]}
     given = {**TINY, "sequence_length": 8, "effective_batch_size": 2, "budget": "0.8MiB", "space": space}
-    with pytest.raises(InvalidInputError, match=r"Clipping to max_grad_norm=1 keeps .* in place of \d\.\d MiB"):
+    with pytest.raises(InvalidInputError, match=r"Clipping to max_grad_norm=1 keeps .* instead of \d\.\d MiB"):
         make_sampler(make_problem({**given, "num_steps": 10}))
 
 

@@ -37,8 +37,7 @@ def cost_of_clipping(predicted: Iterable[tuple[Experiment, int]], target: Hardwa
     fits = ", which fits" if prediction.fits(budget_bytes) and before > budget_bytes else ""
     return (
         f"Clipping to max_grad_norm={settings.max_grad_norm:g} keeps all gradients until their norm is known. Without "
-        "it, which is another training, max_grad_norm=none with optimizer_in_backward=true would need "
-        f"{prediction.peak_bytes / MIB:,.1f} MiB in place of {before / MIB:,.1f} MiB{fits} "
-        f"(micro_batch_size={one.micro_batch_size}, checkpointing={settings.checkpointing}, "
-        f"precision={settings.precision})."
+        "it, which is another training, the configuration with the smallest peak would need "
+        f"{prediction.peak_bytes / MIB:,.1f} MiB instead of {before / MIB:,.1f} MiB{fits} "
+        "(max_grad_norm=none, optimizer_in_backward=true)."
     )
