@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -262,7 +263,18 @@ def test_a_longest_micro_batch_that_does_not_fit_ends_the_run_at_once(
     documents: dict[str, Any], tmp_path: Path
 ) -> None:
     """The sequences of the first two steps are shorter: without the padding they would fit."""
-    large = {**documents, "device": "cuda:0", "causal_lm__vocabulary_size": 32768, "eval_steps": 0}
+    lines = documents["text_files__path"].read_text().splitlines()
+    middle = len(lines) // 2
+    lines[middle] = json.dumps({"text": " ".join(["da"] * 150)})
+    file = tmp_path / "one_long.jsonl"
+    file.write_text("\n".join(lines))
+    large = {
+        **documents,
+        "text_files__path": file,
+        "device": "cuda:0",
+        "causal_lm__vocabulary_size": 32768,
+        "eval_steps": 0,
+    }
     large |= {"sequences": "padded", "micro_batch_size": 4}
     sequences = tiny(**large).prepare().train
     assert isinstance(sequences, DynamicallyPaddedSequences)
