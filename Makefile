@@ -16,7 +16,7 @@ PORT ?= 5000
 BIN := .venv/bin
 IN_PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-# Each process of a test would compile all modules anew.
+# An environment that forbids writing compiled modules makes each process of a test compile all of them.
 export PYTHONDONTWRITEBYTECODE :=
 
 CARD := $(BIN)/python tests/cuda_without_gpu/cards.py

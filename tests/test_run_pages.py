@@ -16,7 +16,9 @@ from test_report import GOOD, rows, with_losses
 
 from pipeline.base.results import Outcome
 from pipeline.cli import parse
+from pipeline.config.entry_points import FOLDER
 from pipeline.config.experiment import make_experiment
+from pipeline.config.variants import read_yaml
 from pipeline.memory.breakdown import NUM_LARGEST_THEN
 from pipeline.report.answers import answer, command, command_title, headlines, short_answer
 from pipeline.report.command import command_of
@@ -164,6 +166,7 @@ def test_a_comparison_of_kinds_has_the_configuration_of_each() -> None:
     assert "may differ in more than the kind" in section.notes[0]
     assert list(section.tables[0].frame["kind"]) == ["plain", f"{LONG}A"]
     assert section.tables[0].frame["micro_batch_size"][1] == "2"
+    assert list(section.tables[0].frame)[1:] == list(read_yaml(FOLDER / "finetune.yaml")["compared"]["space"])
 
 
 def test_a_name_within_a_sentence_keeps_its_letters() -> None:

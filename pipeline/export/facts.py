@@ -11,7 +11,7 @@ from pipeline.base import packing
 from pipeline.base.contracts import SequencesKind
 from pipeline.base.technique import Exported, Mathematics, Stage, Technique, source_of
 from pipeline.base.tokenizing import token_folder
-from pipeline.config.experiment import Experiment
+from pipeline.config.experiment import VARYING, Experiment
 from pipeline.config.layers import layer_names
 from pipeline.export.configuration import configuration_changes, configuration_of, published_name
 from pipeline.export.literals import literal
@@ -118,7 +118,7 @@ class Facts:
     @property
     def lengths_vary(self) -> bool:
         """Whether each micro-batch is as long as its longest sequence."""
-        return self.sequences in ("padded", "grouped")
+        return self.sequences in VARYING
 
     @property
     def device_type(self) -> str:

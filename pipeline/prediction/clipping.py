@@ -1,7 +1,6 @@
 """What clipping costs in memory: the gradients of all parameters exist until their norm is known."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.units import MIB
@@ -33,11 +32,10 @@ def cost_of_clipping(predicted: Iterable[tuple[Experiment, int]], target: Hardwa
         return None
     if prediction.peak_bytes >= before:
         return None
-    settings: Any = one.settings
     fits = ", which fits" if prediction.fits(budget_bytes) and before > budget_bytes else ""
     return (
-        f"Clipping to max_grad_norm={settings.max_grad_norm:g} keeps all gradients until their norm is known. Without "
-        "it, which is another training, the configuration with the smallest peak would need "
+        f"Clipping to max_grad_norm={one.settings.max_grad_norm:g} keeps all gradients until their norm is known. "
+        "Without it, which is another training, the configuration with the smallest peak would need "
         f"{prediction.peak_bytes / MIB:,.1f} MiB instead of {before / MIB:,.1f} MiB{fits} "
         "(max_grad_norm=none, optimizer_in_backward=true)."
     )

@@ -87,8 +87,8 @@ def headlines(comparisons: Mapping[str, Sequence[Row]]) -> tuple[Headline, ...]:
         )
     baseline = _baseline(rows)
     if len(comparisons) == 1 and baseline is not None:
-        detail = f"{_seconds(baseline)}: {baseline.name}"
-        found.insert(0, Headline(title="baseline", value=_mib(baseline), detail=detail))
+        detail = f"{time_text(baseline)}: {baseline.name}"
+        found.insert(0, Headline(title="baseline", value=peak_text(baseline), detail=detail))
     return tuple(found[-NUM_FIGURES:])
 
 
@@ -138,7 +138,7 @@ def _of_one(row: Row) -> tuple[Headline, ...]:
     if "peak_allocated_mib" in metrics:
         error = metrics.get("prediction_error_percent")
         detail = "" if error is None else f"prediction error {abs(error):.2f} %"
-        found.append(Headline(title="peak memory", value=_mib(row), detail=detail))
+        found.append(Headline(title="peak memory", value=peak_text(row), detail=detail))
     if "seconds_per_step" in metrics:
         detail = f"{metrics['tokens_per_second']:,.4g} tokens/s" if "tokens_per_second" in metrics else ""
         found.append(
@@ -161,8 +161,8 @@ def _least(others: Sequence[Row], comparisons: Mapping[str, Sequence[Row]]) -> l
     name = partial(_name, comparisons=comparisons)
     smallest, fastest = _smallest(others), _fastest(others)
     memory, time = _percents(smallest)[0], _percents(fastest)[1]
-    of_smallest = f"{name(smallest)}: {_mib(smallest)}, {_percents(smallest)[1]:+.3g} % time"
-    of_fastest = f"{name(fastest)}: {_seconds(fastest)}, {_percents(fastest)[0]:+.3g} % memory"
+    of_smallest = f"{name(smallest)}: {peak_text(smallest)}, {_percents(smallest)[1]:+.3g} % time"
+    of_fastest = f"{name(fastest)}: {time_text(fastest)}, {_percents(fastest)[0]:+.3g} % memory"
     if memory >= 0:
         of_smallest = f"next: {name(smallest)}, {memory:+.3g} %"
     if time >= 0:
@@ -234,9 +234,11 @@ def _change(percent: float, less: str, more: str, same: str) -> str:
     return f"{abs(whole)} % {less if whole < 0 else more}" if whole else same
 
 
-def _mib(row: Row) -> str:
+def peak_text(row: Row) -> str:
+    """Return the peak of a run with its unit."""
     return f"{row.metrics['peak_allocated_mib']:,.4g} MiB"
 
 
-def _seconds(row: Row) -> str:
+def time_text(row: Row) -> str:
+    """Return the time of an optimizer step with its unit."""
     return f"{row.metrics['seconds_per_step']:.3g} s/step"

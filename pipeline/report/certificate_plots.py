@@ -33,8 +33,8 @@ def certificate_plots(findings: SearchFindings, configurations: Sequence[Configu
 def _chance_plot(certificate: Certificate) -> tuple[Plot, ...]:
     """Return the probability that a configuration is faster than the answer by more than x percent, for any x."""
     distributions = {
-        "by one that was not measured": certificate.remaining_improvements,
-        "by any, measured ones too": certificate.improvements,
+        "a configuration that was not measured": certificate.remaining_improvements,
+        "any configuration": certificate.improvements,
     }
     lines = [
         {"which": which, "percent": round(100 * share, 2), "chance": 100 - percent}

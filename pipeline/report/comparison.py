@@ -82,15 +82,16 @@ def comparison_report(findings: ComparisonFindings) -> Report:
         *lengths_section(findings.rows[0], findings.truncations, findings.lengths),
     ]
     one = len(by_comparison) == 1
-    is_uncertain = any(unsteady(rows)[0] for rows in by_comparison.values())
     answers = [
         answer(rows) if one else f"{_capitalized(readable(name))}: {short_answer(rows)}"
         for name, rows in by_comparison.items()
     ]
+    if any(unsteady(rows)[0] for rows in by_comparison.values()):
+        answers.append("Times are uncertain: step times varied widely.")
     return Report(
         entry=findings.entry,
         question=findings.question,
-        answer=" ".join([*answers, *(["Times are uncertain: step times varied widely."] if is_uncertain else [])]),
+        answer=" ".join(answers),
         headlines=headlines(by_comparison),
         command=command(by_comparison),
         command_title=command_title(by_comparison),

@@ -18,7 +18,7 @@ from pipeline.searching.results import (
     Trial,
     Verification,
     columns,
-    counts,
+    is_counted,
     label,
     one_per_configuration,
     pareto_front,
@@ -187,7 +187,7 @@ def trials_table(rows: Sequence[Trial], best: Trial | None) -> Table:
             "predicted s/step": row.metrics.get("predicted_seconds_per_step"),
             "tokens/s": row.tokens_per_second,
             "loss": row.metrics.get("common_steps_loss"),
-            "": "best" if row is best else "" if counts(row, rows) else NOT_COUNTED,
+            "": "best" if row is best else "" if is_counted(row, rows) else NOT_COUNTED,
         }
         for row in ordered
     ]

@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 
 from pipeline.base.results import Outcome
-from pipeline.report.answers import outcome_of, readable
+from pipeline.report.answers import outcome_of, peak_text, readable, time_text
 from pipeline.report.plot import ABOUT, LINE_PIXELS, WARNING, Panel, Plot, colour, data, label, layered, names_axis
 from pipeline.training.metrics import Row
 
@@ -89,7 +89,7 @@ def _bars(place: int, row: Row) -> list[dict[str, Any]]:
     """Return the pair of bars of a variant that compares with its baseline."""
     if row.is_baseline or not set(row.metrics) >= AGAINST | MEASURED:
         return []
-    sizes = (f"{row.metrics['peak_allocated_mib']:,.4g} MiB", f"{row.metrics['seconds_per_step']:,.3g} s/step")
+    sizes = (peak_text(row), time_text(row))
     percents = (0.0 - row.metrics["memory_saving_percent"], row.metrics["time_overhead_percent"])
     pairs = list(zip(MEASURES, percents, sizes, strict=True))
     is_over = row.outcome is Outcome.OVER_BUDGET
@@ -114,7 +114,7 @@ def _text(place: int, row: Row) -> list[dict[str, Any]]:
         return []
     cost = ""
     if row.completed and set(row.metrics) >= MEASURED:
-        cost = f"{row.metrics['peak_allocated_mib']:,.4g} MiB, {row.metrics['seconds_per_step']:,.3g} s/step"
+        cost = f"{peak_text(row)}, {time_text(row)}"
     outcome = outcome_of(row).replace("_", " ")
     reason = row.skipped or (row.result.detail if row.result else None) or ""
     if row.is_baseline and row.completed:

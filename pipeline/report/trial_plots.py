@@ -21,11 +21,11 @@ from pipeline.report.plot import (
     names_axis,
     whole_axis,
 )
-from pipeline.searching.results import Trial, columns, counts, label, measured
+from pipeline.searching.results import Trial, columns, is_counted, label, measured
 
 BEFORE = "predicted before it ran"
 NOT_COUNTED = "not counted"
-"""What a trial is called that was slowed, or of whose configuration another trial did not fit."""
+"""Label of a trial that was slowed, or that fit where another one of its configuration did not."""
 FITS = alt.Scale(
     domain=["fits", "over the budget", NOT_COUNTED, "did not complete", BEFORE],
     range=[colour(0), WARNING, GREY, GREY, colour(4)],
@@ -151,7 +151,7 @@ def parallel_plot(rows: Sequence[Trial], budget_bytes: int, best: Trial | None) 
 def _kind(row: Trial, rows: Sequence[Trial]) -> str:
     if row.tokens_per_second is None:
         return "did not complete"
-    if not counts(row, rows):
+    if not is_counted(row, rows):
         return NOT_COUNTED
     return "fits" if row.fits else "over the budget"
 

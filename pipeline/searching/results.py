@@ -122,7 +122,7 @@ def speed_of(choice: Mapping[str, Any], rows: Sequence[Trial]) -> float:
     return mean_speed(speeds(choice, rows))
 
 
-def counts(row: Trial, rows: Sequence[Trial]) -> bool:
+def is_counted(row: Trial, rows: Sequence[Trial]) -> bool:
     """Return whether a trial counts: it was not slowed, and no other one of its configuration did not fit."""
     if row.outcome not in TOO_LARGE and any(one.outcome in TOO_LARGE for one in rows if one.choice == row.choice):
         return False

@@ -10,7 +10,7 @@ from pipeline.report.table import Table
 from pipeline.training.metrics import Row
 
 CHOSEN = ("micro_batch_size", "checkpointing", "precision", "loss_kernel")
-"""Settings that `finetune` chooses for each kind."""
+"""Dimensions of the compared space in experiments/finetune.yaml."""
 
 
 def section(rows: Sequence[Row]) -> Section:
