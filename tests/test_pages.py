@@ -343,6 +343,7 @@ def test_a_page_fits_its_screen(findings: Callable[[], Findings], width: int, sc
         for chart in page.locator("[data-chart] svg:visible").all():
             box = chart.bounding_box()
             assert box is not None and box["width"] > 250 and box["x"] + box["width"] <= width
+        assert not [text for text in page.locator(".role-legend-label text").all_text_contents() if text.endswith("…")]
         if button is not None:
             button.click()
     ink = page.locator("[data-chart] svg:visible .role-axis-label text").first

@@ -33,7 +33,7 @@ def certificate_plots(findings: SearchFindings, configurations: Sequence[Configu
 def _chance_plot(certificate: Certificate) -> tuple[Plot, ...]:
     """Return the probability that a configuration is faster than the answer by more than x percent, for any x."""
     distributions = {
-        "a configuration that was not measured": certificate.remaining_improvements,
+        "an unmeasured configuration": certificate.remaining_improvements,
         "any configuration": certificate.improvements,
     }
     lines = [
