@@ -24,7 +24,7 @@ CARD := $(BIN)/python tests/cuda_without_gpu/cards.py
 .PHONY: search test test-all test-cuda test-cluster check evidence ui clean
 
 search: .venv/installed
-	PATH="$(abspath $(BIN)):$$PATH" mlflow run . -e search --env-manager=local --experiment-name headroom $(ARGS)
+	PATH="$(abspath $(BIN)):$$PATH" mlflow run . -e search --env-manager=local --experiment-name fitproof $(ARGS)
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL) -m "not slow"
@@ -56,7 +56,7 @@ ui: .venv/installed
 	$(BIN)/python -m pipeline.tracking.ui $(PORT)
 
 .venv/installed: pyproject.toml setup.py
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("headroom needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("fitproof needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . 'torch==$(TORCH)'
 	touch $@

@@ -1,8 +1,8 @@
-"""Builds the package: the folders of pipeline/, and experiments/, which becomes its folder pipeline/experiments."""
+"""Builds the packages: fitproof, and pipeline with experiments/, which becomes its folder pipeline/experiments."""
 
 from setuptools import find_packages, setup
 
 setup(
-    packages=[*find_packages(include=["pipeline*"]), "pipeline.experiments"],
+    packages=[*find_packages(include=["fitproof", "pipeline*"]), "pipeline.experiments"],
     package_dir={"pipeline.experiments": "experiments"},
 )

@@ -121,7 +121,7 @@ class Commands:
         if words[0] != "plan":
             words += [*shlex.split(self._settings), "--device", str(self._device), "--seed", str(seed)]
         done = subprocess.run(
-            [sys.executable, "-m", "pipeline", *words],
+            [sys.executable, "-m", "fitproof", *words],
             cwd=ROOT,
             env={**os.environ, **self._store},
             capture_output=True,

@@ -74,8 +74,8 @@ class Piece:
 
 NEEDS = ("pydantic", "psutil", "pynvml", "yaml", "numpy", "pyarrow")
 """Packages that every piece needs."""
-HEADROOM = ("mlflow", "optuna", "sqlalchemy", "scipy", "pandas", "altair", "vl_convert", "jinja2", "rich")
-"""Packages of Headroom's entry points."""
+FITPROOF = ("mlflow", "optuna", "sqlalchemy", "scipy", "pandas", "altair", "vl_convert", "jinja2", "rich")
+"""Packages of Fitproof's entry points."""
 TABLE = "search_table_{tiny}cuda_{model}_{date}.csv"
 PIECES = (
     Piece(
@@ -90,7 +90,7 @@ PIECES = (
         "claims.py --short --runs 3 --folder {folder} --work {work}/claims --date {date}",
         "--tiny --runs 1 --claims encoder",
         ("claims_cuda_{date}.md", "claims_cuda_{date}.csv"),
-        HEADROOM,
+        FITPROOF,
     ),
     Piece(
         "levers",
@@ -102,7 +102,7 @@ PIECES = (
     Piece(
         "peers",
         "peers.py --device cuda --folder {folder} --date {date}",
-        "--tiny --runs 1 --num_steps 4 --configurations fp32 --peers Headroom",
+        "--tiny --runs 1 --num_steps 4 --configurations fp32 --peers Fitproof",
         ("peers_{tiny}cuda_{date}.md", "peers_{tiny}cuda_{date}.csv", "peers_{tiny}cuda_{date}.png"),
         ("accelerate", "lightning", "altair", "vl_convert"),
     ),

@@ -24,7 +24,7 @@ from pipeline.training.loop import rows_of_step
 
 
 class Rows(Dataset[Batch]):
-    """The rows of all optimizer steps, in the order in which Headroom reads them."""
+    """The rows of all optimizer steps, in the order in which Fitproof reads them."""
 
     def __init__(self, experiment: Experiment, prepared: Prepared) -> None:
         settings, size = experiment.settings, experiment.effective_batch_size

@@ -6,7 +6,7 @@
 
 Predicted, not measured: bf16, every layer checkpointed, a loss in chunks, frozen weights in bfloat16 and an effective
 batch of 8 sequences, on an A100 of which so many GiB may be used. Lengths are 1, 1 1/4, 1 1/2 and 1 3/4 times a power
-of two: a length needs a prediction of its own, which serves all sizes of memory (`headroom plan --sequence_length auto`
+of two: a length needs a prediction of its own, which serves all sizes of memory (`fitproof plan --sequence_length auto`
 tries every multiple of 64). The rows of a model are added to the file as they end: the same command resumes.
 """
 

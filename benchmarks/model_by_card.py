@@ -20,7 +20,7 @@ import torch
 from exit_code import Deadline, exit_code_of
 from journal import Journal
 
-from pipeline import plan
+from fitproof import plan
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.config.settings import AllSettings

@@ -122,7 +122,7 @@ def run_entry_point(settings: Mapping[str, str], output: Path) -> Side:
     """Run `main` as a user does, and return what its result.json says."""
     output.mkdir()
     words = [word for name, value in settings.items() for word in (f"--{name}", value)]
-    call([sys.executable, "-m", "pipeline", "main", "--output", str(output), *words], output)
+    call([sys.executable, "-m", "fitproof", "main", "--output", str(output), *words], output)
     (file,) = output.glob("*/*/result.json")
     result = json.loads(file.read_text())["result"]
     steps = result["steps"]

@@ -53,14 +53,14 @@ def with_bare_loop(module: nn.Module, experiment: Experiment, prepared: Prepared
 
 
 BARE = "bare loop"
-HEADROOM = "Headroom"
+FITPROOF = "Fitproof"
 OTHERS: dict[str, Callable[[nn.Module, Experiment, Prepared], list[Tensor]]] = {
     BARE: with_bare_loop,
     "Trainer": with_trainer,
     "Accelerate": with_accelerate,
     "Lightning": with_lightning,
 }
-PEERS = (HEADROOM, *OTHERS)
+PEERS = (FITPROOF, *OTHERS)
 
 
 class Messages(Observer):
@@ -86,7 +86,7 @@ def measure(peer: str, experiment: Experiment, prepared: Prepared, emit: Callabl
     moments: list[Any] = []
     hook = register_optimizer_step_post_hook(lambda *_: moments.append(bare.moment(experiment.device)))
     try:
-        work = _with_headroom if peer == HEADROOM else partial(_with_other, peer)
+        work = _with_fitproof if peer == FITPROOF else partial(_with_other, peer)
         losses, mean_of_means = work(experiment, prepared, emit)
     finally:
         hook.remove()
@@ -96,7 +96,7 @@ def measure(peer: str, experiment: Experiment, prepared: Prepared, emit: Callabl
     emit(Measured(tuple(losses), seconds_between(moments), tokens, targets, mean_of_means))
 
 
-def _with_headroom(
+def _with_fitproof(
     experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]
 ) -> tuple[list[float], float | None]:
     """Train as `main` does, and emit each step's record to the process that tracks it."""

@@ -1,4 +1,4 @@
-"""The same training in Headroom, a bare PyTorch loop, Hugging Face's Trainer, Accelerate and Lightning, side by side.
+"""The same training in Fitproof, a bare PyTorch loop, Hugging Face's Trainer, Accelerate and Lightning, side by side.
 
     python benchmarks/peers.py                       writes benchmarks/peers_<device>_<date>.csv, .md and .png
     python benchmarks/peers.py --device cpu --tiny   the same on a tiny model, to try the script, in a minute
@@ -87,7 +87,7 @@ def _run(given: argparse.Namespace) -> int:
     num_left = measure_all(journal, list(schedule(cases, peers, given.runs)), deadline)
     command = " ".join(["python", "benchmarks/peers.py", *sys.argv[1:]])
     experiments = {(case.model, case.configuration): case.experiment for case in cases}
-    title = f"The same training in Headroom and its peers, {device.type}, {given.date}"
+    title = f"The same training in Fitproof and its peers, {device.type}, {given.date}"
     text = page(journal.rows(), experiments, about, title, command, num_left)
     (given.folder / f"{name}.md").write_text(text)
     if len({row["peer"] for row in journal.rows()}) > 1:  # else there is nothing to compare
@@ -130,7 +130,7 @@ def check_machine(device: torch.device) -> None:
     absent = [name for name in FRAMEWORKS if find_spec(name) is None]
     if absent:
         raise InvalidInputError(
-            f"the peers must be installed, and {', '.join(absent)} is not; pip install 'headroom[peers]'"
+            f"the peers must be installed, and {', '.join(absent)} is not; pip install '.[peers]' in the checkout"
         )
     if device.type == "cuda" and torch.cuda.device_count() > 1:
         raise InvalidInputError(

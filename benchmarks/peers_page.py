@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from overhead import table
-from peer_run import BARE, HEADROOM
+from peer_run import BARE, FITPROOF
 from peers_figures import Name, Row, by_peer, numbers, peak_mib, speed
 
 from pipeline.base.results import Outcome
@@ -25,7 +25,7 @@ and its 95 % interval is a bootstrap over them. Above 1 is faster.
 
 Switched off: in Trainer logging (its filter of infinite losses, too), saving, reports and the progress bar; in
 Lightning the logger, checkpoints of weights, progress bar and model summary; Accelerate has no tracker by default.
-Headroom runs as in `main`: it reads every step's loss, gradient norm and time, and sends them to the process that
+Fitproof runs as in `main`: it reads every step's loss, gradient norm and time, and sends them to the process that
 tracks it. Lightning refuses to clip under autocast where the optimizer is fused; its hook for clipping does it here.
 """
 ON_CPU = "the meter watches two of them"
@@ -66,7 +66,7 @@ HEADS = (
     "least to greatest",
     "tokens/s",
     "speed over the bare loop",
-    "Headroom's speed over it",
+    "Fitproof's speed over it",
     "peak MiB",
     "over the bare loop's",
 )
@@ -94,7 +94,7 @@ def metrics(rows: Sequence[Row], name: Name, runs: Mapping[str, Sequence[Row]]) 
             f"{min(seconds):.4f} to {max(seconds):.4f}",
             f"{rate:,.0f}",
             str(speed(of_peer, runs.get(BARE, [])) or "") if peer != BARE else "",
-            str(speed(runs.get(HEADROOM, []), of_peer) or "") if peer != HEADROOM else "",
+            str(speed(runs.get(FITPROOF, []), of_peer) or "") if peer != FITPROOF else "",
             f"{peak:,.1f}",
             f"{peak / peak_mib(runs[BARE]):.3f}" if BARE in runs else "",
         )

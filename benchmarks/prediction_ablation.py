@@ -195,7 +195,7 @@ def in_new_process(shortcuts: Sequence[str], space: str, tiny: bool) -> dict[str
             *(["--tiny"] if tiny else []),
         ]
         done = subprocess.run(
-            words, env={**os.environ, "HEADROOM_CACHE": folder}, stdout=subprocess.PIPE, text=True, check=True
+            words, env={**os.environ, "FITPROOF_CACHE": folder}, stdout=subprocess.PIPE, text=True, check=True
         )
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result

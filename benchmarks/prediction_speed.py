@@ -143,7 +143,7 @@ def main() -> None:
     given = parser.parse_args()
     tiny = given.tiny
     model, batch = ("gpt2", TINY_BATCH) if tiny else ("gpt2-medium", BATCH)
-    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, HEADROOM_CACHE=folder):
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, FITPROOF_CACHE=folder):
         experiment_of(model=model).read_corpus()
         if given.levers:
             count, seconds = in_fresh_process(all_levers, model, given.batch)

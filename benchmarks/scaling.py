@@ -1,7 +1,7 @@
 """What a study's storage and a tracking server do in a second, and how long a run's start and the sampler take.
 
-    python benchmarks/scaling.py --storage postgresql+psycopg://headroom@127.0.0.1/optuna \
-        --store postgresql+psycopg://headroom@127.0.0.1/mlflow      writes benchmarks/scaling_<date>.md
+    python benchmarks/scaling.py --storage postgresql+psycopg://fitproof@127.0.0.1/optuna \
+        --store postgresql+psycopg://fitproof@127.0.0.1/mlflow      writes benchmarks/scaling_<date>.md
     python benchmarks/scaling.py --few                                prints fewer and smaller cells, of SQLite alone
 
 Databases must exist; the password is in the environment (PGPASSWORD) or in ~/.pgpass. Workers are processes of this

@@ -30,11 +30,11 @@ def search(cache: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "experiments").symlink_to(ROOT / "experiments")
-        words = [sys.executable, "-m", "pipeline", "search"]
+        words = [sys.executable, "-m", "fitproof", "search"]
         for kept in cache.glob("trace-*"):
             kept.unlink()
         start = time.perf_counter()
-        variables = environment_of(folder) | {"HEADROOM_CACHE": str(cache)}
+        variables = environment_of(folder) | {"FITPROOF_CACHE": str(cache)}
         subprocess.run(words, cwd=folder, env=variables, check=True, capture_output=True)
         seconds = time.perf_counter() - start
         [job] = (folder / "runs").glob("*-search-*")
@@ -68,7 +68,7 @@ def page(rows: list[dict[str, Any]], date: str) -> str:
         [
             f"# The default search, cpu, {date}",
             "",
-            f"Written by `python benchmarks/search_cpu.py --runs {len(rows)}`; `python -m pipeline search`, from its "
+            f"Written by `python benchmarks/search_cpu.py --runs {len(rows)}`; `python -m fitproof search`, from its "
             "start to its end, with nothing in its study and no prediction in its cache.",
             "",
             "| what | value |",

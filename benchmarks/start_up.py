@@ -10,7 +10,7 @@ import psutil
 from processes import BINARIES, ROOT, environment_of
 
 STAGES = {
-    "command starts": "`mlflow run` has started `python -m pipeline main`",
+    "command starts": "`mlflow run` has started `python -m fitproof main`",
     "imports done": "what is needed is imported, the settings are checked, and the job's folder is made",
     "process started": "the process that trains runs and has its log",
     "first step done": "the first optimizer step's record is on disk",
@@ -63,6 +63,6 @@ def _is_reached(stage: str, pid: int, output: Path) -> bool:
 
 def _is_our_command(process: psutil.Process) -> bool:
     try:
-        return process.cmdline()[1:3] == ["-m", "pipeline"]
+        return process.cmdline()[1:3] == ["-m", "fitproof"]
     except psutil.Error:
         return False

@@ -6,7 +6,7 @@
 
 The published runs are those of benchmarks/published.py without repeats; the spaces are those of the search's replays
 (search_table_*cpu_*.csv). Each time is estimated three times: from rates alone (NVIDIA's data sheet; on a CPU what
-measured_rates() says of this machine, which need not be the one of the table), as `headroom plan` does, and with costs
+measured_rates() says of this machine, which need not be the one of the table), as `fitproof plan` does, and with costs
 fitted to the runs of all other groups. A group is a model of the published runs, a checkpointing policy of a space.
 The last table has the costs fitted to all published runs, as rates.
 """

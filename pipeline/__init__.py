@@ -1,4 +1,4 @@
-"""Headroom: the fastest way to train a model in the GPU memory you have, found and proven."""
+"""Fitproof: the fastest way to train a model in the GPU memory you have, found and proven."""
 
 import logging
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def plan(*, log: bool = False, **settings: Any) -> "PlanFindings":
-    """Return the predicted memory of every configuration on the cards `gpu`, as `headroom plan` does, without output.
+    """Return the predicted memory of every configuration on the cards `gpu`, as `fitproof plan` does, without output.
 
     Settings have the names of the command line; a dotted one is given as a dictionary, causal_lm={"num_layers": 2}.
     With `log` the report is written to MLflow and to the folder `output`, as the command does.
@@ -35,7 +35,7 @@ def plan(*, log: bool = False, **settings: Any) -> "PlanFindings":
 
 
 def longest(**settings: Any) -> "LongestFindings":
-    """Return the longest sequences that fit the cards `gpu`, as `headroom plan --sequence_length auto` does.
+    """Return the longest sequences that fit the cards `gpu`, as `fitproof plan --sequence_length auto` does.
 
     Raises:
         InvalidInputError: a setting is wrong, as for the command.
@@ -50,7 +50,7 @@ def longest(**settings: Any) -> "LongestFindings":
 
 
 def search(**settings: Any) -> "SearchFindings | None":
-    """Search for the fastest configuration, as `headroom search` does, without output; return what was found.
+    """Search for the fastest configuration, as `fitproof search` does, without output; return what was found.
 
     Trials run in processes of their own and are logged to MLflow. The result is None if nothing was measured.
 

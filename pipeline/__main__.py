@@ -1,4 +1,4 @@
-"""`headroom ENTRY --setting value ...`, which is `python -m pipeline ENTRY ...` as well."""
+"""`fitproof ENTRY --setting value ...`, which is `python -m fitproof ENTRY ...` as well."""
 
 import gc
 import sys
@@ -22,7 +22,7 @@ def run() -> int:
         from pipeline.cli import main
 
         return main()
-    except InvalidInputError as error:  # of a module that HEADROOM_TECHNIQUES names
+    except InvalidInputError as error:  # of a module that FITPROOF_TECHNIQUES names
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 2
     finally:

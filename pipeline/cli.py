@@ -1,6 +1,6 @@
-"""The command line: `headroom ENTRY --setting value ...`, where ENTRY is an entry point or a tool.
+"""The command line: `fitproof ENTRY --setting value ...`, where ENTRY is an entry point or a tool.
 
-Modules that load torch are imported inside functions, so that `headroom` alone answers at once.
+Modules that load torch are imported inside functions, so that `fitproof` alone answers at once.
 """
 
 import argparse
@@ -68,9 +68,9 @@ def usage() -> str:
     width = max(map(len, [*found, *TOOLS]))
     lists = ["\n".join(f"  {name:{width}}  {text}" for name, text in names.items()) for names in (found, TOOLS)]
     return (
-        f"usage: headroom ENTRY [--setting value ...]\n\nentry points:\n{lists[0]}\n\n"
+        f"usage: fitproof ENTRY [--setting value ...]\n\nentry points:\n{lists[0]}\n\n"
         f"tools:\n{lists[1]}\n\n"
-        "headroom ENTRY --help lists its settings. A YAML file in ./experiments adds an entry point of its name."
+        "fitproof ENTRY --help lists its settings. A YAML file in ./experiments adds an entry point of its name."
     )
 
 
@@ -88,7 +88,7 @@ def parse(entry: str, words: list[str]) -> dict[str, Any]:
         given, others = _parser(entry, kind, "-h" in words or "--help" in words).parse_known_args(words)
     except argparse.ArgumentError as error:
         name = str(error.argument_name).lstrip("-")
-        raise InvalidInputError(f"--{name} needs a value; write --{name} value, see headroom {entry} --help") from error
+        raise InvalidInputError(f"--{name} needs a value; write --{name} value, see fitproof {entry} --help") from error
     if others:
         unknown = re.fullmatch(r"--([^=]+)(=.*)?", others[0])
         if unknown is None:
@@ -168,8 +168,8 @@ def _console() -> "Console":
 def _parser(entry: str, kind: "type[Settings]", for_help: bool) -> argparse.ArgumentParser:
     """Return the parser of an entry point's settings; descriptions and defaults are filled in for `--help` alone."""
     parser = argparse.ArgumentParser(
-        prog=f"headroom {entry}",
-        usage=f"headroom {entry} [--setting value ...]",
+        prog=f"fitproof {entry}",
+        usage=f"fitproof {entry} [--setting value ...]",
         description={**questions(), **TOOLS}[entry],
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,

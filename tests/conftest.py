@@ -93,12 +93,12 @@ def few(number: int, cases: Iterable[Any]) -> list[Any]:
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep prepared tokens of one test session together, away from the user's own."""
-    before = os.environ.get("HEADROOM_CACHE")
-    os.environ["HEADROOM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    before = os.environ.get("FITPROOF_CACHE")
+    os.environ["FITPROOF_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     yield
-    os.environ.pop("HEADROOM_CACHE")
+    os.environ.pop("FITPROOF_CACHE")
     if before is not None:
-        os.environ["HEADROOM_CACHE"] = before
+        os.environ["FITPROOF_CACHE"] = before
 
 
 @pytest.fixture(scope="module")

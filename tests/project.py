@@ -98,7 +98,7 @@ class Project:
 
     def pipeline(self, entry: str, settings: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
         """Run an entry point without `mlflow run`."""
-        return self.call("python", "-m", "pipeline", entry, *as_words(settings))
+        return self.call("python", "-m", "fitproof", entry, *as_words(settings))
 
     def here(self, entry: str, settings: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
         """Run an entry point of this project in this process, which has loaded already what takes a new one seconds."""
@@ -112,7 +112,7 @@ class Project:
 
         def run_command(command: str, folder: str, experiment_id: str, run_id: str) -> Mock:
             words = shlex.split(command)
-            assert words[:3] == ["python", "-m", "pipeline"]
+            assert words[:3] == ["python", "-m", "fitproof"]
             variables = mlflow.projects.utils.get_run_env_vars(run_id, experiment_id)
             with Project(Path(folder), {**self.environment, **variables})._inside() as (out, err):
                 done.append(subprocess.CompletedProcess(words, main(words[3:]), out.getvalue(), err.getvalue()))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LAUNCHER = ThreadPoolExecutor(max_workers=1)
 """The thread that starts servers, which end when it ends: that of a test may end before."""
-ADMINISTRATOR = "headroom"
+ADMINISTRATOR = "fitproof"
 """The user that owns the databases."""
 
 

@@ -167,7 +167,7 @@ def test_no_prediction_is_extrapolated_across_the_size_from_which_on_tensors_are
 
 def test_sizes_on_one_side_of_the_threshold_are_extrapolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A layer's input has 4 KiB a sequence, and reaches 64 KiB at 16; nothing else that is saved is as large."""
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
     recorded, target = [], find_card("t4")
 
     def recording(experiment: Experiment, *others: Any) -> Timeline:

@@ -125,6 +125,6 @@ def test_wrong_input_raises(function: Any, wrong: dict[str, Any], message: str, 
 
 
 def test_importing_it_loads_nothing_heavy() -> None:
-    words = "import sys; from pipeline import plan, search; print([m for m in ('torch', 'mlflow') if m in sys.modules])"
+    words = "import sys; from fitproof import plan, search; print([m for m in ('torch', 'mlflow') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -14,7 +14,7 @@ from pipeline.config.variants import load_single, read_yaml
 CASES = [
     (["foo"], "no entry point is called 'foo'; the entry points are main, profiling, accumulation, checkpointing"),
     (["main", "--precison", "fp16"], "no setting is called precison; did you mean precision?"),
-    (["main", "--precision"], "--precision needs a value; write --precision value, see headroom main --help"),
+    (["main", "--precision"], "--precision needs a value; write --precision value, see fitproof main --help"),
     (["main", "--precision", "fp17"], "precision must be 'fp32', 'tf32', 'fp16' or 'bf16', and is 'fp17'"),
     (["main", "--precision", "tf32", "--device", "cpu"], "tf32 needs a CUDA GPU"),
     (["main", "--num_steps", "many"], "num_steps must be a valid integer"),
@@ -40,7 +40,7 @@ CASES = [
     (["main", "--config", "absent.yaml"], "absent.yaml must be a readable file (No such file or directory)"),
     (["main", "--output", "/proc/runs"], "output folder must be writable"),
     (["accumulation", "--micro_batch_size", "8"], "every variant of accumulation sets micro_batch_size, so"),
-    (["precision", "--precision", "fp32"], "run it alone: headroom main --precision fp32"),
+    (["precision", "--precision", "fp32"], "run it alone: fitproof main --precision fp32"),
     (
         ["sync", "--output", "absent"],
         "sync needs the output folder of earlier jobs, and absent is no folder; set output",
@@ -48,7 +48,7 @@ CASES = [
     (["sync", "--output", "/proc"], "sync needs the output folder of earlier jobs, and /proc "),
     (["sync", "--outptu", "runs"], "no setting is called outptu; did you mean output?"),
     (["main", "fp32"], "settings are written as --name value, and 'fp32' has no name; add one"),
-    (["report"], "folder must be given, and is missing; headroom report --help explains it"),
+    (["report"], "folder must be given, and is missing; fitproof report --help explains it"),
     (["search", "--space", '{"precison": ["fp32"]}'], "no setting is called precison"),
     (["search", "--sampler", "bayes"], "sampler must be 'predictive', 'tpe', 'gp', 'random', 'brute' or 'nsga2'"),
 ]

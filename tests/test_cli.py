@@ -1,12 +1,13 @@
 """The command line: its list of entry points, the user's own YAML files, `--help`, and where files are found."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from project import SMALL, Project
+from project import SMALL, Project, as_words
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.cli import main, parse
@@ -52,8 +53,17 @@ def test_the_list_of_entry_points_has_their_questions_and_imports_nothing_heavy(
         assert "?" in line
 
 
-def test_headroom_is_the_same_command_as_the_module() -> None:
-    assert 'headroom = "pipeline.__main__:run"' in (ROOT / "pyproject.toml").read_text()
+@pytest.mark.parametrize("command", [["fitproof"], ["python", "-m", "fitproof"]])
+@pytest.mark.parametrize("path", ["", "."])
+def test_a_folder_called_pipeline_does_not_shadow_the_command(command: list[str], path: str, tmp_path: Path) -> None:
+    """Of the command itself, and of the processes that train."""
+    (tmp_path / "pipeline").mkdir()
+    (tmp_path / "pipeline" / "__init__.py").write_text("raise RuntimeError('the folder of the user')")
+    script = Path(sys.executable).with_name(command[0])
+    environment = {**os.environ, "PYTHONPATH": path} if path else os.environ
+    words = [str(script), *command[1:], "main", *as_words(SMALL)]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_own_entry_point_may_have_the_name_of_a_module(tmp_path: Path) -> None:
@@ -66,7 +76,7 @@ def test_an_own_entry_point_may_have_the_name_of_a_module(tmp_path: Path) -> Non
     assert "<h2>smoothness of the training</h2>" in page.read_text()
 
 
-def test_an_own_yaml_file_comes_before_headrooms(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_own_yaml_file_comes_before_fitproofs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "experiments" / "precision.yaml").write_text(RATES)
     (folder / "experiments" / "new.yaml").write_text(RATES)
     assert main([]) == 0
@@ -96,7 +106,7 @@ def test_an_unknown_section_is_refused_before_anything_runs(folder: Path, capsys
     assert [path.name for path in folder.iterdir()] == ["experiments"]
 
 
-def test_headrooms_own_files_are_found_from_any_folder(folder: Path) -> None:
+def test_fitproofs_own_files_are_found_from_any_folder(folder: Path) -> None:
     path = Path("experiments/single/fp32.yaml")
     assert find_file(path).read_text() == (ROOT / path).read_text()
     (folder / "experiments" / "single").mkdir()

@@ -109,7 +109,7 @@ class Setting:
 
     def words(self, **settings: str) -> list[str]:
         """Return the command of a search."""
-        return ["python", "-m", "pipeline", "search", *as_words({**SEARCH, "storage": self.url, **settings})]
+        return ["python", "-m", "fitproof", "search", *as_words({**SEARCH, "storage": self.url, **settings})]
 
     def hold(self) -> None:
         """Hold all trials after their first steps, so that what follows surely hits them in the middle."""
@@ -269,7 +269,7 @@ def test_servers_that_are_away_and_a_network_that_hangs_lose_no_trial(setting: S
 
 def test_a_search_and_a_worker_that_joined_lose_no_trial_when_they_are_killed(setting: Setting) -> None:
     """The worker goes on without the search, and the two searches that replace it go on without the worker."""
-    joins = ["python", "-m", "pipeline", "worker", "--study", "faults", "--storage", setting.url, "--workers", "2"]
+    joins = ["python", "-m", "fitproof", "worker", "--study", "faults", "--storage", setting.url, "--workers", "2"]
     setting.hold()
     with started(setting.project, *setting.words()) as search:
         setting.wait_for_held(2)

@@ -39,7 +39,7 @@ BUDGET_MIB = 300
 KEPT = TORCH_VERSION < (2, 15)
 """Whether torch keeps its cuBLAS workspaces."""
 SEARCH = {**LARGE, "budget": f"{BUDGET_MIB}MiB", "effective_batch_size": "16"}
-STUDY = {**SEARCH, "sampler": "tpe", "num_trials": "9", "verify_steps": "0", "study": "headroom"}
+STUDY = {**SEARCH, "sampler": "tpe", "num_trials": "9", "verify_steps": "0", "study": "fitproof"}
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_the_trials_of_a_search_never_exceed_its_budget(project: Project) -> Non
 
 def test_a_search_that_is_interrupted_and_killed_resumes(project: Project) -> None:
     """TPE does not predict memory, so some of its trials are refused."""
-    words = ["python", "-m", "pipeline", "search", *as_words(STUDY)]
+    words = ["python", "-m", "fitproof", "search", *as_words(STUDY)]
     for num_ended, kind in ((2, signal.SIGINT), (4, signal.SIGKILL)):
         with started(project, *words) as process:
             wait_for(lambda num=num_ended: len(ended(project)) >= num, f"{num_ended} trials")

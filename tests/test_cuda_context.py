@@ -31,7 +31,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]
         asked.append([experiment.settings.precision for experiment in experiments])  # type: ignore[attr-defined]
         return 321 * MIB
 
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
     monkeypatch.setattr(context, "_own_device", lambda card: CPU if card == T4 else None)
     monkeypatch.setattr(context, "environment", lambda device: {"device_name": T4.name, "torch": "2", "driver": "1"})
     monkeypatch.setattr(context, "measure_context", measure)
@@ -105,7 +105,7 @@ def test_the_clean_process_trains_in_each_precision(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.gpu
 def test_a_real_context_takes_some_hundred_mib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
     card = hardware_of(torch.device("cuda", 0))
     taken = context_bytes_of(card)
     assert 50 * MIB < taken < 2048 * MIB and taken == context_bytes_of(card)

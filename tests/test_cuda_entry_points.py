@@ -270,7 +270,7 @@ def test_a_budget_that_the_weights_exceed_ends_the_run_out_of_memory(tmp_path: P
 
 def test_ctrl_c_in_the_middle_of_a_run_on_a_card_keeps_what_was_measured(tmp_path: Path) -> None:
     project = project_on("rtx4090", tmp_path)
-    with started(project, "python", "-m", "pipeline", "main", *as_words({**NANO, "num_steps": MANY})) as process:
+    with started(project, "python", "-m", "fitproof", "main", *as_words({**NANO, "num_steps": MANY})) as process:
         wait_for(lambda: is_training(project), "the first steps")
         family = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)

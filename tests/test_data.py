@@ -103,7 +103,7 @@ def test_another_process_prepares_the_same_sequences() -> None:
 
 
 def test_text_is_tokenized_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path / "cache"))
     tiny().prepare()
 
     def refuse(*_: object) -> None:
@@ -208,8 +208,8 @@ def test_a_hub_dataset_without_a_name_or_a_column_is_refused(short_documents: Pa
 
 
 def test_an_unwritable_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADROOM_CACHE", "/proc/headroom")
-    with pytest.raises(InvalidInputError, match="cache folder must be writable, .*; set HEADROOM_CACHE"):
+    monkeypatch.setenv("FITPROOF_CACHE", "/proc/fitproof")
+    with pytest.raises(InvalidInputError, match="cache folder must be writable, .*; set FITPROOF_CACHE"):
         tiny().prepare()
 
 

@@ -32,7 +32,7 @@ def test_the_memory_of_a_rank_on_a_card_is_predicted(on_card: OnCard, tmp_path: 
 
 
 def test_more_processes_than_cards_are_refused(on_card: OnCard) -> None:
-    words = ("-m", "pipeline", "main", "--device", "cuda", "--model", "gpt2-nano", "--world_size", "3")
+    words = ("-m", "fitproof", "main", "--device", "cuda", "--model", "gpt2-nano", "--world_size", "3")
     done = on_card("t4", *words, "--micro_batch_size", "1", num_devices=2)
     assert done.returncode == 2
     assert "world_size=3 needs as many GPUs, one for each process, and there are 2" in " ".join(done.stderr.split())

@@ -71,7 +71,7 @@ def anchors(page: Path) -> set[str]:
 
 
 README_COMMANDS = commands("README.md")
-HERE = [command for command in README_COMMANDS if command.startswith("headroom")]
+HERE = [command for command in README_COMMANDS if command.startswith("fitproof")]
 THROUGH_MLFLOW = [command for command in README_COMMANDS if command.startswith("mlflow")]
 
 
@@ -94,8 +94,8 @@ def entry_and_settings(command: str) -> tuple[str, dict[str, str]]:
     words = [word for word in shlex.split(command) if not re.match(r"[A-Z_]+=", word)]
     if words[:2] == ["mlflow", "run"]:
         return words[words.index("-e") + 1], settings_in(words)
-    if words[:3] == ["python", "-m", "pipeline"]:
-        words = ["headroom", *words[3:]]
+    if words[:3] == ["python", "-m", "fitproof"]:
+        words = ["fitproof", *words[3:]]
     return (words[1] if len(words) > 1 else ""), settings_in(words)
 
 
@@ -104,7 +104,7 @@ def test_entry_points_and_settings_of_commands_exist(page: str) -> None:
     """Those of the examples in docs/architecture.md have tests of their own."""
     for command in commands(page):
         entry, given = entry_and_settings(command)
-        if command.startswith(("headroom ", "python -m pipeline ", "mlflow run ")) and not EXAMPLES.search(command):
+        if command.startswith(("fitproof ", "python -m fitproof ", "mlflow run ")) and not EXAMPLES.search(command):
             assert entry in (*entry_points(), *TOOLS)
             words = [word for name, value in given.items() for word in (f"--{name}", value)]
             assert {name for name, _ in dotted(parse(entry, words))} == set(given)
@@ -131,9 +131,9 @@ def tiny(entry: str, given: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("command", HERE)
 def test_a_command_of_the_readme_runs(command: str, project: Project) -> None:
-    """`headroom` is `python -m pipeline`, and runs in this process."""
+    """`fitproof` is `python -m fitproof`, and runs in this process."""
     entry, given = entry_and_settings(command)
-    done = project.here(entry, tiny(entry, given)) if entry else project.call("python", "-m", "pipeline")
+    done = project.here(entry, tiny(entry, given)) if entry else project.call("python", "-m", "fitproof")
     assert done.returncode == 0, done.stderr
 
 
@@ -277,11 +277,11 @@ def test_python_blocks_are_python(page: str) -> None:
 
 def test_the_technique_of_the_architecture_page_trains(tmp_path: Path) -> None:
     [block] = blocks("docs/architecture.md", "python")
-    [command] = [command for command in commands("docs/architecture.md") if "HEADROOM_TECHNIQUES" in command]
+    [command] = [command for command in commands("docs/architecture.md") if "FITPROOF_TECHNIQUES" in command]
     (tmp_path / "rmsprop.py").write_text(block)
-    project = Project(tmp_path, {"HEADROOM_TECHNIQUES": "rmsprop", "PYTHONPATH": str(ROOT)})
+    project = Project(tmp_path, {"FITPROOF_TECHNIQUES": "rmsprop", "PYTHONPATH": str(ROOT)})
     entry, given = entry_and_settings(command)
-    assert "HEADROOM_TECHNIQUES=rmsprop " in command and given == {"rmsprop_alpha": "0.9"}
+    assert "FITPROOF_TECHNIQUES=rmsprop " in command and given == {"rmsprop_alpha": "0.9"}
     done = project.pipeline(entry, {**SMALL, **given})
     assert done.returncode == 0, done.stderr
     [run] = project.children_of(project.parent_of(entry)).values()

@@ -96,7 +96,7 @@ def test_a_trace_is_derived_if_the_others_are_in_the_cache(
     size: int, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of a deep model the loss is taken from one of few layers, at a large micro-batch from small ones."""
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
     experiments: list[Experiment] = []
 
     def counted(experiment: Experiment, *others: Any) -> Timeline:

@@ -60,7 +60,7 @@ each_configuration = settings(
 
 
 def losses_here(**changes: Any) -> list[float]:
-    """Return the losses of Headroom's own run."""
+    """Return the losses of Fitproof's own run."""
     experiment = tiny(**changes)
     received: list[Any] = []
     train(experiment, experiment.prepare(), received.append)
@@ -111,7 +111,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return folder, losses_here(**request.param)
 
 
-def test_the_script_trains_the_same_without_headroom(exported: tuple[Path, list[float]]) -> None:
+def test_the_script_trains_the_same_without_fitproof(exported: tuple[Path, list[float]]) -> None:
     folder, expected = exported
     assert "pipeline" not in (folder / "train.py").read_text()
     assert run("-I", str(folder / "train.py")) == pytest.approx(expected, abs=1e-4)
@@ -153,7 +153,7 @@ def run_framework(framework: str, folder: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("sequences", ["fixed_length", "padded", "grouped"])
-def test_the_script_weights_padded_tokens_as_headroom_does(
+def test_the_script_weights_padded_tokens_as_fitproof_does(
     sequences: str, short_documents: Path, tmp_path: Path
 ) -> None:
     text = {"corpus": "text_files", "text_files__path": str(short_documents), "sequences": sequences}

@@ -1,4 +1,4 @@
-"""TRL's script: SFTTrainer trains with the losses of Headroom's run, on the same data, with the same adapters."""
+"""TRL's script: SFTTrainer trains with the losses of Fitproof's run, on the same data, with the same adapters."""
 
 import json
 import math

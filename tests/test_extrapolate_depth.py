@@ -90,7 +90,7 @@ def test_layers_that_attend_in_different_ways_are_not_extrapolated(tmp_path: Pat
 
 
 def test_an_edited_configuration_is_traced_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
     peaks = []
     for hidden_act in ("silu", "gelu_new", "silu"):
         write_configuration(tmp_path / "model", "llama", num_hidden_layers=2, hidden_act=hidden_act)
@@ -120,7 +120,7 @@ def write_configuration(folder: Path, kind: str, **changes: Any) -> None:
 
 def check_extrapolation(settings: dict[str, Any], target: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Compare the timeline that is extrapolated with the recording of all layers."""
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
     wanted = deep(**settings)
     prepared, recorded = wanted.read_corpus(), []
 
@@ -159,7 +159,7 @@ def all_layers(wanted: Experiment, target: Any) -> Timeline:
 def test_layers_that_repeat_at_one_size_repeat_at_others(
     target: Any, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
     recorded = []
 
     def shallow(experiment: Experiment, *others: Any) -> Timeline:

@@ -136,7 +136,7 @@ def test_a_run_that_cannot_be_predicted_is_measured_and_says_why(project: Projec
 
 def test_a_training_killed_in_the_middle_of_a_step_keeps_the_steps_before(project: Project) -> None:
     words = as_words({**SMALL, "num_steps": MANY})
-    with started(project, "python", "-m", "pipeline", "main", *words) as process:
+    with started(project, "python", "-m", "fitproof", "main", *words) as process:
         wait_for(lambda: is_training(project), "the first steps")
         family = psutil.Process(process.pid).children(recursive=True)
         max(family, key=lambda process: process.create_time()).kill()
@@ -164,7 +164,7 @@ def test_one_failed_variant_does_not_stop_the_others(project: Project) -> None:
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_that_is_stopped_while_it_loads_ends_at_once(kind: signal.Signals, project: Project) -> None:
-    with started(project, "python", "-m", "pipeline", "main") as process:
+    with started(project, "python", "-m", "fitproof", "main") as process:
         wait_for(lambda: psutil.Process(process.pid).children(), "the server of processes")
         family = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, kind) if kind is signal.SIGINT else process.send_signal(kind)
@@ -176,7 +176,7 @@ def test_a_command_that_is_stopped_while_it_loads_ends_at_once(kind: signal.Sign
 
 def test_a_search_that_is_stopped_while_it_predicts_ends_at_once(project: Project) -> None:
     words = as_words({**SMALL, "causal_lm.num_layers": "12"})
-    with started(project, "python", "-m", "pipeline", "search", *words) as process:
+    with started(project, "python", "-m", "fitproof", "search", *words) as process:
         wait_for(lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 4, "the processes that predict")
         family = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)
@@ -206,7 +206,7 @@ def test_a_search_that_is_stopped_while_it_predicts_ends_at_once(project: Projec
 )
 def test_ctrl_c_marks_the_runs_killed_and_keeps_what_was_measured(entry: str, way: str, project: Project) -> None:
     settings = {**SETTINGS[entry], "num_steps": MANY}
-    words = ["python", "-m", "pipeline", entry, *as_words(settings)]
+    words = ["python", "-m", "fitproof", entry, *as_words(settings)]
     if way == "mlflow run":
         given = [word for name, value in settings.items() for word in ("-P", f"{name}={value}")]
         words = ["mlflow", "run", ".", "-e", entry, "--env-manager=local", *given]

@@ -148,7 +148,7 @@ def test_an_edited_technique_begins_another_study(tmp_path: Path) -> None:
     seen = []
     for text in (source, source + "\n# edited\n"):
         (tmp_path / "mine.py").write_text(text)
-        environment = {**os.environ, "HEADROOM_TECHNIQUES": "mine", "PYTHONPATH": f"{Path(__file__).parent.parent}"}
+        environment = {**os.environ, "FITPROOF_TECHNIQUES": "mine", "PYTHONPATH": f"{Path(__file__).parent.parent}"}
         done = subprocess.run(
             [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
@@ -173,7 +173,7 @@ def test_a_trace_that_is_evicted_while_it_is_read_is_recorded_again(
     from pipeline.prediction import trace as trace_module
     from pipeline.prediction.predict import predict
 
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
     experiment = tiny(corpus="quick_fox", micro_batch_size=1, effective_batch_size=1)
     predict(experiment, hardware_of(experiment.device))
     for file in tmp_path.glob("trace-*"):

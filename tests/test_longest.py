@@ -163,14 +163,14 @@ def test_a_proof_of_depth_at_one_length_counts_at_others(
         return record(one, *others, **more)
 
     monkeypatch.setattr("pipeline.prediction.trace.record", count)
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path / "shared"))
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path / "shared"))
     forget()
     predicted(64)
     num_first = len(recorded)
     found = predicted(192)
     assert num_first == 2 and len(recorded) == 3 and max(recorded) < 12
     monkeypatch.setattr(Case, "layers", None)
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path / "whole"))
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path / "whole"))
     forget()
     whole = predicted(192)
     assert recorded[-1] == 12

@@ -317,7 +317,7 @@ def test_what_8_bit_adamw_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("pipeline.techniques.optimizer.find_spec", lambda name: None)
     assert tiny(optimizer="adamw_8bit").unsupported(CPU) == (
         "optimizer=adamw_8bit needs the package bitsandbytes, which is not installed; install it (pip install "
-        "'headroom[finetune]'), or set optimizer=adamw"
+        "'.[finetune]' in the checkout), or set optimizer=adamw"
     )
     assert tiny(optimizer="sgd").unsupported(CPU) is None
 

@@ -156,7 +156,7 @@ def test_no_password_of_a_search_is_written_anywhere(
     project.environment = {**postgresql.environment, "MLFLOW_TRACKING_URI": with_credentials(server, password)}
     seen = Seen((password, postgresql.password), project.folder)
     with seen.watching():
-        done = project.call("python", "-m", "pipeline", "search", *as_words({**SEARCH, "storage": study}))
+        done = project.call("python", "-m", "fitproof", "search", *as_words({**SEARCH, "storage": study}))
     assert done.returncode == 0 and "The fastest that fits" in done.stdout, done.stderr
     seen.text("the output", done.stdout + done.stderr)
     for database in (server.store, study):
@@ -185,7 +185,7 @@ def test_a_tracking_server_refuses_who_has_no_password(
     assert "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in done.stderr
     project.environment["MLFLOW_TRACKING_URI"] = with_credentials(server, "a-wrong-secret")
     for done in (
-        project.here("compare", {"experiment": "headroom"}),
+        project.here("compare", {"experiment": "fitproof"}),
         project.call("python", "-m", "pipeline.tracking.ui", str(free_port())),
     ):
         assert done.returncode == 2 and f"{server.address} is not" in done.stderr, done.stderr
@@ -199,7 +199,7 @@ def test_no_password_of_a_store_that_is_a_database_is_written_anywhere(
     project.environment = {"MLFLOW_TRACKING_URI": store}
     seen = Seen((postgresql.password,), project.folder)
     with seen.watching():
-        done = project.call("python", "-m", "pipeline", "main", *as_words(SMALL))
+        done = project.call("python", "-m", "fitproof", "main", *as_words(SMALL))
         assert done.returncode == 0, done.stderr
         seen.text("the output", done.stdout + done.stderr)
         port = free_port()

@@ -57,7 +57,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
-@pytest.mark.parametrize("peer", ["Headroom", "Accelerate", "Lightning"])
+@pytest.mark.parametrize("peer", ["Fitproof", "Accelerate", "Lightning"])
 @pytest.mark.filterwarnings(*OF_LIBRARIES)
 def test_a_peer_takes_the_same_steps_as_the_bare_loop(peer: str, configuration: str, peer_run: ModuleType) -> None:
     settings = CONFIGURATIONS[configuration]
@@ -71,7 +71,7 @@ def padded(short_documents: Path) -> dict[str, Any]:
     return {**text, "micro_batch_size": 2, "accumulation_steps": 2}
 
 
-@pytest.mark.parametrize("peer", ["Headroom", "Accelerate"])
+@pytest.mark.parametrize("peer", ["Fitproof", "Accelerate"])
 @pytest.mark.filterwarnings(*OF_LIBRARIES)
 def test_a_peer_divides_by_the_targets_of_the_whole_step(
     peer: str, padded: dict[str, Any], peer_run: ModuleType
@@ -118,7 +118,7 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 
 
 def test_an_interrupted_comparison_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    words = [sys.executable, SCRIPT, *SHORT, "--configurations", "fp32", "--peers", "Headroom", "--runs", "2"]
+    words = [sys.executable, SCRIPT, *SHORT, "--configurations", "fp32", "--peers", "Fitproof", "--runs", "2"]
     words += ["--folder", tmp_path, "--date", "2026-01-02"]
     file = tmp_path / "peers_tiny_cpu_2026-01-02.csv"
     with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
@@ -133,7 +133,7 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(tmp_path: Path) -> N
     assert 1 < before.count("\n") < 5
     assert file.read_text().startswith(before)
     assert sorted((row["round"], row["peer"]) for row in rows_of(tmp_path)) == [
-        (number, peer) for number in "01" for peer in ("Headroom", "bare loop")
+        (number, peer) for number in "01" for peer in ("Fitproof", "bare loop")
     ]
     assert {row["outcome"] for row in rows_of(tmp_path)} == {"ok"}
 
@@ -152,7 +152,7 @@ def test_runs_under_other_conditions_are_not_mixed(tmp_path: Path, monkeypatch: 
 
 BAD = [
     (["--device", "cuda:7"], "device cuda:7 needs a CUDA GPU, and this machine has"),
-    (["--peers", "Trainer,Keras"], "no peer is called 'Keras'; the peers are Headroom, bare loop, Trainer, Accelerate"),
+    (["--peers", "Trainer,Keras"], "no peer is called 'Keras'; the peers are Fitproof, bare loop, Trainer, Accelerate"),
     (["--configurations", "fp8"], "no configuration is called 'fp8'; the configurations are fp32, bf16_checkpointed"),
     (["--models", "gpt5"], "no model is called 'gpt5'; the models are"),
     (["--runs", "0"], "runs must be 1 or more, and is 0; leave it out"),
@@ -165,7 +165,7 @@ def test_bad_input_is_answered_before_anything_runs(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); {code}"],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HEADROOM_CACHE": str(tmp_path / "cache")},
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "FITPROOF_CACHE": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
         check=True,
@@ -178,7 +178,7 @@ def test_bad_input_is_answered_before_anything_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_comparison_goes_on_after_its_time_was_over(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HEADROOM_CACHE": str(tmp_path / "cache")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "FITPROOF_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, SCRIPT, *SHORT, "--runs", "1", "--folder", tmp_path]
     begun = subprocess.run([*command, "--minutes", "1e-9"], env=environment, capture_output=True, text=True)
     assert begun.returncode == 75 and "goes on with what is left (15)" in begun.stderr
@@ -188,7 +188,7 @@ def test_a_comparison_goes_on_after_its_time_was_over(tmp_path: Path) -> None:
     assert {row["outcome"] for row in rows} == {"ok"}
     [page] = tmp_path.glob("*.md")
     text = page.read_text()
-    assert text.count("Headroom agrees within") == text.count("Accelerate agrees within") == 3
+    assert text.count("Fitproof agrees within") == text.count("Accelerate agrees within") == 3
     assert "no other divisor" not in text
     [image] = tmp_path.glob("*.png")
     assert image.read_bytes().startswith(b"\x89PNG")

@@ -236,9 +236,9 @@ def test_findings_are_plain_json(finished: tuple[Project, Done]) -> None:
 
 def test_ctrl_c_leaves_nothing(project: Project) -> None:
     cache = project.folder / "cache"
-    project.environment["HEADROOM_CACHE"] = str(cache)
+    project.environment["FITPROOF_CACHE"] = str(cache)
     before = len(project.runs())
-    words = ["python", "-m", "pipeline", "plan", "--gpu", "t4", "--model", "gpt2-large"]
+    words = ["python", "-m", "fitproof", "plan", "--gpu", "t4", "--model", "gpt2-large"]
     with started(project, *words) as process:
         wait_for(lambda: any(cache.glob("trace-*")), "the first prediction")
         os.killpg(process.pid, signal.SIGINT)

@@ -255,7 +255,7 @@ def test_pretrained_weights_are_not_needed(tmp_path: Path) -> None:
 
 
 def test_a_prediction_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
     experiment = tiny(micro_batch_size=4)
     first = predict(experiment, CPU)
     monkeypatch.setattr("pipeline.prediction.recording.record_lifetimes", None)  # must not be called
@@ -276,7 +276,7 @@ def test_a_prediction_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_large_micro_batches_are_extrapolated_from_small_ones(
     settings: dict[str, Any], target: Hardware, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
     wanted = tiny(micro_batch_size=23, checkpointing="every_layer", **settings)
     truth = predict(wanted, target), trace(wanted, target, wanted.read_corpus())
     for file in tmp_path.glob("trace-*"):
@@ -289,7 +289,7 @@ def test_large_micro_batches_are_extrapolated_from_small_ones(
 
 
 def test_many_predictions_are_numbered_as_their_experiments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
     experiments = [tiny(micro_batch_size=size) for size in (12, 1, 3, 8, 2, 4)]
     made = dict(predict_all(experiments, CPU, num_processes=0))  # workers may have another cache
     peaks = [made[number].peak_allocated_bytes for number in range(len(experiments))]

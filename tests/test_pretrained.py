@@ -47,7 +47,7 @@ def copied(sharded: Path, tmp_path: Path) -> Path:
 
 
 def command(folder: Path, *words: str) -> int:
-    """Return the exit code of `headroom main` in this process."""
+    """Return the exit code of `fitproof main` in this process."""
     own = ["--model", str(folder), "--causal_lm.pretrained", "true", "--corpus", "chat", "--num_steps", "4"]
     return main(["main", *own, "--sequence_length", "32", *words])
 
@@ -220,7 +220,7 @@ def test_a_model_of_the_hub_that_cannot_be_read_is_refused(
         }
         own = ["--model", model, "--causal_lm.pretrained", "true", "--corpus", "chat", "--sequence_length", "32"]
         done = subprocess.run(
-            [sys.executable, "-m", "pipeline", "main", *own],
+            [sys.executable, "-m", "fitproof", "main", *own],
             cwd=tmp_path,
             env=variables,
             capture_output=True,

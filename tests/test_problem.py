@@ -148,7 +148,7 @@ def study(storage: str, identity: dict[str, Any], name: str = "auto") -> str:
 def test_the_same_conditions_resume_a_study_and_others_begin_their_own(tmp_path: Any) -> None:
     storage = f"sqlite:///{tmp_path}/optuna.db"
     first = study(storage, {"budget": "100MiB", "seed": 0})
-    assert first.startswith("headroom-") and study(storage, {"seed": 0, "budget": "100MiB"}) == first
+    assert first.startswith("fitproof-") and study(storage, {"seed": 0, "budget": "100MiB"}) == first
     other = study(storage, {"budget": "50MiB", "seed": 0})
     assert other != first and len(optuna.get_all_study_names(storage)) == 2
     with pytest.raises(InvalidInputError, match="budget is 50MiB, and was 100MiB; measure under .* set study=NAME"):
@@ -157,7 +157,7 @@ def test_the_same_conditions_resume_a_study_and_others_begin_their_own(tmp_path:
 
 def test_a_study_of_the_plain_name_is_continued_where_its_conditions_are_the_same(tmp_path: Any) -> None:
     storage = f"sqlite:///{tmp_path}/optuna.db"
-    assert study(storage, {"budget": "100MiB"}, name="headroom") == "headroom"
-    assert study(storage, {"budget": "100MiB"}) == "headroom"
-    assert study(storage, {"budget": "50MiB"}).startswith("headroom-")
-    assert study(storage, {"budget": "100MiB"}) == "headroom"
+    assert study(storage, {"budget": "100MiB"}, name="fitproof") == "fitproof"
+    assert study(storage, {"budget": "100MiB"}) == "fitproof"
+    assert study(storage, {"budget": "50MiB"}).startswith("fitproof-")
+    assert study(storage, {"budget": "100MiB"}) == "fitproof"

@@ -35,7 +35,7 @@ def test_conda_and_pip_install_the_same() -> None:
 
 def test_project_and_distribution_have_the_same_name() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["name"] == MLPROJECT["name"] == "headroom"
+    assert project["name"] == MLPROJECT["name"] == "fitproof"
 
 
 def test_mlproject_declares_every_entry_point() -> None:
@@ -57,7 +57,7 @@ def test_mlproject_declares_only_what_an_entry_point_cannot_do_without(entry: st
     assert names == required
     assert all(kind == "string" for kind in spec.get("parameters", {}).values())
     words = shlex.split(spec["command"].format(**{name: f"value-of-{name}" for name in names}))
-    assert words[:4] == ["python", "-m", "pipeline", entry]
+    assert words[:4] == ["python", "-m", "fitproof", entry]
     assert dict(dotted(parse(entry, words[4:]))) == {name: f"value-of-{name}" for name in names}
 
 
@@ -80,9 +80,9 @@ def test_an_installed_package_runs_from_any_folder(tmp_path: Path) -> None:
         [scripts] = [archive.read(name).decode() for name in names if name.endswith("entry_points.txt")]
     yaml_files = [path.relative_to(FOLDER) for path in (*FOLDER.glob("*.yaml"), *FOLDER.glob("single/*.yaml"))]
     assert {f"pipeline/experiments/{path}" for path in yaml_files} <= names
-    assert "pipeline/data/questions.jsonl" in names
+    assert {"pipeline/data/questions.jsonl", "fitproof/py.typed"} <= names
     assert not any(name.startswith("experiments/") for name in names)
-    assert "headroom = pipeline.__main__:run" in scripts
+    assert "fitproof = fitproof.__main__:run" in scripts
     (tmp_path / "elsewhere").mkdir()
     project = Project(tmp_path / "elsewhere", {"PYTHONPATH": str(tmp_path / "installed")})
     plan = {**SMALL, "gpu": "t4", "effective_batch_size": "2", "space": '{"micro_batch_size": [1, 2]}'}

@@ -201,13 +201,13 @@ def test_the_figures_of_one_run_are_its_costs() -> None:
     assert list(values_of(findings)) == ["peak memory", "time per optimizer step", "final loss", "held-out loss"]
     assert values_of(findings)["peak memory"] == "10 MiB"
     found = comparison_report(findings).command
-    assert found is not None and found.startswith("headroom profiling ")
+    assert found is not None and found.startswith("fitproof profiling ")
 
 
 def test_a_command_makes_the_same_run_again() -> None:
     experiment = tiny(precision="bf16", budget="64MiB", micro_batch_size=2, max_grad_norm="none", num_steps=7)
     words = shlex.split(command_of("main", experiment.params()))
-    assert words[:2] == ["headroom", "main"] and "--learning_rate" not in words
+    assert words[:2] == ["fitproof", "main"] and "--learning_rate" not in words
     assert make_experiment(parse("main", words[2:]), "main").params() == experiment.params()
     changed = shlex.split(
         command_of("main", experiment.params(), {"precision": "fp32", "checkpointing": "every_layer"})
@@ -323,7 +323,7 @@ def test_losses_are_highlighted_and_zoomed_by_keyboard(shown: Shown) -> None:
 def test_a_moment_of_a_profile_lists_its_largest_tensors(shown: Shown) -> None:
     page = shown(profiling_findings(), 1440, "light")
     assert page.locator(".headlines dd:first-of-type").all_inner_texts()[-1] == "loss_kernel chunked"
-    assert page.locator("header code").inner_text().startswith("headroom profiling --")
+    assert page.locator("header code").inner_text().startswith("fitproof profiling --")
     details = page.locator("output.details")
     at_peak = details.inner_text()
     assert "MiB, loss: " in at_peak and 2 < len(at_peak.splitlines()) <= 1 + NUM_LARGEST_THEN

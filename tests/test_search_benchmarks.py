@@ -22,7 +22,7 @@ BENCHMARKS = ROOT / "benchmarks"
 
 def run(script: str, *words: str, cache: Path) -> subprocess.CompletedProcess[str]:
     """Run a benchmark in a process of its own, which takes seconds to load what this one has loaded."""
-    variables = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HEADROOM_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    variables = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "FITPROOF_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(BENCHMARKS / script), *words]
     return subprocess.run(command, env=variables, capture_output=True, text=True)
 

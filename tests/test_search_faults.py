@@ -24,7 +24,7 @@ SEARCH = {
     "sampler": "tpe",
     "verify_steps": "0",
     "worker_timeout": "6",
-    "study": "headroom",
+    "study": "fitproof",
 }
 
 
@@ -38,7 +38,7 @@ def trials(project: Project) -> list[FrozenTrial]:
     if not (project.folder / "optuna.db").exists():
         return []
     try:
-        return optuna.load_study(storage=f"sqlite:///{project.folder}/optuna.db", study_name="headroom").trials
+        return optuna.load_study(storage=f"sqlite:///{project.folder}/optuna.db", study_name="fitproof").trials
     except (KeyError, SQLAlchemyError):  # not there yet, or being made at this moment
         return []
 
@@ -89,7 +89,7 @@ def assert_each_configuration_once(project: Project, num_trials: int) -> None:
 def test_a_search_killed_by_sigkill_resumes(project: Project) -> None:
     # Long enough trials that the kill hits one in the middle.
     settings = {**SEARCH, "num_steps": "60"}
-    with started(project, "python", "-m", "pipeline", "search", *as_words(settings)) as process:
+    with started(project, "python", "-m", "fitproof", "search", *as_words(settings)) as process:
         wait_for(lambda: num_complete(project) >= 2, "two trials")
         process.kill()
     before = complete(project)
@@ -133,7 +133,7 @@ def test_nothing_fits_is_an_answer(project: Project) -> None:
 
 @pytest.mark.slow
 def test_two_searches_of_one_study_share_its_trials(project: Project) -> None:
-    words = ["python", "-m", "pipeline", "search", *as_words(SEARCH)]
+    words = ["python", "-m", "fitproof", "search", *as_words(SEARCH)]
     two = [project.popen(*words) for _ in range(2)]
     said = [process.communicate(timeout=300) for process in two]
     assert [process.returncode for process in two] == [0, 0], said
@@ -147,7 +147,7 @@ def test_two_searches_of_one_study_share_its_trials(project: Project) -> None:
 
 def test_two_predictive_searches_share_a_study(project: Project) -> None:
     settings = {**SEARCH, "sampler": "predictive", "num_trials": "24"}
-    words = ["python", "-m", "pipeline", "search", *as_words(settings)]
+    words = ["python", "-m", "fitproof", "search", *as_words(settings)]
     two = [project.popen(*words) for _ in range(2)]
     said = [process.communicate(timeout=300) for process in two]
     assert [process.returncode for process in two] == [0, 0], said
@@ -159,7 +159,7 @@ def test_two_predictive_searches_share_a_study(project: Project) -> None:
 @pytest.mark.slow
 def test_a_predictive_search_that_is_killed_goes_on_where_it_was(project: Project) -> None:
     settings = {**SEARCH, "sampler": "predictive", "num_trials": "24", "verify_steps": "4"}
-    with started(project, "python", "-m", "pipeline", "search", *as_words(settings)) as process:
+    with started(project, "python", "-m", "fitproof", "search", *as_words(settings)) as process:
         wait_for(lambda: num_complete(project) >= 2, "two trials")
         process.kill()
     before = [trial.params for trial in complete(project)]
@@ -189,13 +189,13 @@ def test_a_budget_that_nothing_is_predicted_to_fit_is_refused_before_anything_is
     tight = {**SEARCH, "sampler": "predictive", "search_time_limit": "0.01", "num_trials": "24"}
     hurried = project.here("search", tight)
     assert hurried.returncode == 0 and len(complete(project)) == 1
-    joined = project.here("worker", {"study": "headroom", "workers": "1"})
+    joined = project.here("worker", {"study": "fitproof", "workers": "1"})
     assert joined.returncode == 0 and len(complete(project)) == 1, "its time is over for all workers"
 
 
 def test_a_storage_that_another_process_locks_is_waited_for(project: Project) -> None:
     settings = {**SEARCH, "num_trials": "4"}
-    with started(project, "python", "-m", "pipeline", "search", *as_words(settings)) as process:
+    with started(project, "python", "-m", "fitproof", "search", *as_words(settings)) as process:
         wait_for(lambda: num_complete(project) >= 1, "a trial")
         with closing(sqlite3.connect(project.folder / "optuna.db", timeout=60, isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")

@@ -70,8 +70,8 @@ def test_a_worker_of_another_version_is_refused_with_the_difference(
     begin: Begin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = versions()
-    message = refusal(begin(versions={**own, "code of headroom": "0123456789ab", "torch": "2.9.0"}), capsys)
-    assert f"code of headroom is {own['code of headroom']}, and is 0123456789ab there" in message
+    message = refusal(begin(versions={**own, "code of fitproof": "0123456789ab", "torch": "2.9.0"}), capsys)
+    assert f"code of fitproof is {own['code of fitproof']}, and is 0123456789ab there" in message
     assert f"torch is {own['torch']}, and is 2.9.0 there" in message and "optuna" not in message
     assert "install the same on both machines" in message
 
@@ -81,7 +81,7 @@ def test_a_worker_of_a_version_with_other_facts_about_a_search_is_refused_as_wel
 ) -> None:
     words = begin()
     study = StoredStudy("sqlite:///optuna.db", "shared", problem.directions, problem.identity)
-    stored = {"versions": {**versions(), "code of headroom": "0123456789ab"}, "of_the_future": 1}
+    stored = {"versions": {**versions(), "code of fitproof": "0123456789ab"}, "of_the_future": 1}
     study._study.set_user_attr(SESSION, stored)
     assert "and is 0123456789ab there" in refusal(words, capsys)
 
@@ -135,7 +135,7 @@ def test_a_worker_with_a_wrong_password_or_without_a_server_is_refused(
     monkeypatch.setenv("PGPASSWORD", "wrong-secret")
     message = refusal(["worker", "--study", "shared", "--storage", postgresql.url("postgres")], capsys)
     assert "password authentication failed" in message and "PGPASSWORD" in message and "wrong-secret" not in message
-    closed = f"postgresql+psycopg://headroom@127.0.0.1:{free_port()}/optuna"
+    closed = f"postgresql+psycopg://fitproof@127.0.0.1:{free_port()}/optuna"
     message = refusal(["worker", "--study", "shared", "--storage", closed], capsys)
     assert "the study's storage must be reachable" in message and "Connection refused" in message
 
@@ -185,7 +185,7 @@ def test_ray_that_is_not_installed_or_not_there_is_refused(
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(words) == 2
     message = capsys.readouterr().err
-    assert "executor=ray needs the package ray, which is not installed; pip install 'headroom[ray]'" in message
+    assert "executor=ray needs the package ray, which is not installed; pip install '.[ray]' in the checkout" in message
     assert "or set executor=local" in message
     assert list(tmp_path.iterdir()) == []
 

@@ -65,18 +65,18 @@ def test_heartbeats_are_those_of_the_storage(database_url: str, tmp_path: Path) 
 def test_a_wrong_password_is_refused_with_where_to_write_it(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGPASSWORD", "wrong-secret")
     message = refusal(database_url)
-    assert 'password authentication failed for user "headroom"' in message and "~/.pgpass" in message
+    assert 'password authentication failed for user "fitproof"' in message and "~/.pgpass" in message
     assert "wrong-secret" not in message
     monkeypatch.delenv("PGPASSWORD")
     assert "no password supplied" in refusal(database_url) and "set PGPASSWORD" in refusal(database_url)
-    assert "other-secret" not in refusal(database_url.replace("headroom@", "headroom:other-secret@"))
+    assert "other-secret" not in refusal(database_url.replace("fitproof@", "fitproof:other-secret@"))
 
 
 def test_a_password_file_is_read(
     database_url: str, postgresql: Postgresql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "pgpass"
-    file.write_text(f"127.0.0.1:{postgresql.port}:*:headroom:{postgresql.password}\n")
+    file.write_text(f"127.0.0.1:{postgresql.port}:*:fitproof:{postgresql.password}\n")
     file.chmod(0o600)
     monkeypatch.delenv("PGPASSWORD")
     monkeypatch.setenv("PGPASSFILE", str(file))
@@ -90,8 +90,8 @@ def test_a_missing_database_a_stranger_and_a_wrong_address_are_refused(
     assert 'database "nowhere" does not exist' in missing and "createdb" in missing
     with postgresql.connect() as connection:
         connection.execute(f"CREATE ROLE stranger LOGIN PASSWORD '{postgresql.password}'".encode())
-    assert "permission denied" in refusal(database_url.replace("headroom@", "stranger@"))
-    closed = refusal(f"postgresql+psycopg://headroom@127.0.0.1:{free_port()}/optuna")
+    assert "permission denied" in refusal(database_url.replace("fitproof@", "stranger@"))
+    closed = refusal(f"postgresql+psycopg://fitproof@127.0.0.1:{free_port()}/optuna")
     assert "Connection refused" in closed and "the same command resumes the search once it is" in closed
     assert "bogus" in refusal(f"{database_url}?bogus=1")
 
@@ -103,9 +103,9 @@ def test_a_server_that_is_too_old_is_refused(database_url: str, monkeypatch: pyt
 
 def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    message = refusal("postgresql+psycopg://headroom@127.0.0.1/optuna")
-    assert "needs the package psycopg, which is not installed; pip install 'headroom[postgresql]'" in message
-    assert "pip install 'psycopg2'" in refusal("postgresql+psycopg2://headroom@127.0.0.1/optuna")
+    message = refusal("postgresql+psycopg://fitproof@127.0.0.1/optuna")
+    assert "needs the package psycopg, which is not installed; pip install '.[postgresql]' in the checkout" in message
+    assert "pip install 'psycopg2'" in refusal("postgresql+psycopg2://fitproof@127.0.0.1/optuna")
 
 
 def test_a_server_that_does_not_answer_is_refused_within_seconds(

@@ -63,7 +63,7 @@ print(json.dumps({"off": measured(), "on": measured(recomputed_mlp=True), "confl
 def in_process(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """Give what a process with the technique measures and predicts, and the folder of exported files."""
     folder = tmp_path_factory.mktemp("exported")
-    environment = {**os.environ, "HEADROOM_TECHNIQUES": "tests.outside.recomputed_mlp"}
+    environment = {**os.environ, "FITPROOF_TECHNIQUES": "tests.outside.recomputed_mlp"}
     words = [sys.executable, "-c", IN_PROCESS, str(folder)]
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -116,7 +116,7 @@ def test_the_script_has_it_and_the_other_files_say_that_they_do_not(
 def test_a_search_has_it_as_a_dimension(tmp_path: Path) -> None:
     """The command's worker processes are forked from a server, which finds the technique too."""
     project = Project.copy(tmp_path)
-    project.environment = {"HEADROOM_TECHNIQUES": "recomputed_mlp"}
+    project.environment = {"FITPROOF_TECHNIQUES": "recomputed_mlp"}
     shutil.copy(FILE, tmp_path)
     done = project.pipeline("search", SEARCH)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -147,9 +147,9 @@ def settings_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "HEADROOM_TECHNIQUES=own_technique must name a module that can be imported from .*no module own_tech"),
+        (None, "FITPROOF_TECHNIQUES=own_technique must name a module that can be imported from .*no module own_tech"),
         ("x = 1", "must define one subclass of pipeline.base.technique.Technique, and own_technique defines 0"),
-        ("1 / 0", "HEADROOM_TECHNIQUES=own_technique must not raise an error, and raises ZeroDivisionError; fix it"),
+        ("1 / 0", "FITPROOF_TECHNIQUES=own_technique must not raise an error, and raises ZeroDivisionError; fix it"),
     ],
 )
 def test_a_module_that_cannot_be_used_is_refused(
@@ -157,7 +157,7 @@ def test_a_module_that_cannot_be_used_is_refused(
 ) -> None:
     if text is not None:
         (tmp_path / "own_technique.py").write_text(text)
-    monkeypatch.setenv("HEADROOM_TECHNIQUES", "own_technique")
+    monkeypatch.setenv("FITPROOF_TECHNIQUES", "own_technique")
     with pytest.raises(settings_module.UserTechniqueError, match=message):
         settings_module.user_techniques()
 
@@ -172,8 +172,8 @@ def test_a_number_format_that_no_tolerance_is_known_for_is_refused(monkeypatch: 
 
 
 def test_the_command_line_reports_it_in_one_line(tmp_path: Path) -> None:
-    project = Project(tmp_path, {"HEADROOM_TECHNIQUES": "absent", "PYTHONPATH": str(ROOT)})
-    done = project.call("python", "-m", "pipeline", "main")
+    project = Project(tmp_path, {"FITPROOF_TECHNIQUES": "absent", "PYTHONPATH": str(ROOT)})
+    done = project.call("python", "-m", "fitproof", "main")
     assert done.returncode == 2
     [line] = done.stderr.strip().splitlines()
-    assert line.startswith("error: HEADROOM_TECHNIQUES=absent must name a module")
+    assert line.startswith("error: FITPROOF_TECHNIQUES=absent must name a module")

@@ -74,7 +74,7 @@ def test_files_that_find_the_disk_full_are_kept_and_sent_once_there_is_room(arti
     project = Project(artifact_disk.parent)
     done = project.here("main", SMALL)
     assert done.returncode == 0 and "s per optimizer step" in done.stdout, done.stderr
-    assert "No space left on device" in done.stderr and "headroom sync" in done.stderr
+    assert "No space left on device" in done.stderr and "fitproof sync" in done.stderr
     parent = project.parent_of("main")
     [child] = project.children_of(parent).values()
     assert (parent.info.status, child.info.status, child.data.metrics["loss"] > 0) == ("FINISHED", "FINISHED", True)
@@ -155,7 +155,7 @@ def measured_steps(project: Project) -> list[int]:
 def test_a_server_that_restarts_during_a_run_misses_nothing(server: Server) -> None:
     project = server.project
     settings = {**SMALL, "model": "patient:build", "num_steps": MANY}
-    with started(project, "python", "-m", "pipeline", "main", *as_words(settings)) as training:
+    with started(project, "python", "-m", "fitproof", "main", *as_words(settings)) as training:
         wait_for(
             lambda: any("loss" in run.data.metrics for run in project.runs(server.address)),
             "the first steps",
@@ -181,14 +181,14 @@ def test_a_server_that_is_away_and_comes_back_gets_everything_once(server: Serve
     project = server.project
     num_before = len(project.runs(server.address))
     settings = {**SMALL, "model": "patient:build", "num_steps": str(NUM_STEPS)}
-    words = ["python", "-m", "pipeline", "main", *as_words(settings)]
+    words = ["python", "-m", "fitproof", "main", *as_words(settings)]
     with started(project, *words) as training:
         wait_for(lambda: len(project.runs(server.address)) == num_before + 2, "the child run", pause=0.3)
         server.stop()
         out, err = training.communicate(timeout=300)
     assert training.returncode == 0 and "s per optimizer step" in out, err
     assert err.count("MLflow did not accept") == 1 and "the job continues" in err
-    assert "send it with: headroom sync" in err
+    assert "send it with: fitproof sync" in err
     assert len(measured_steps(project)) == NUM_STEPS
     away = project.here("sync", {})
     assert away.returncode == 1 and "run sync again when the store is back" in away.stdout
@@ -196,7 +196,7 @@ def test_a_server_that_is_away_and_comes_back_gets_everything_once(server: Serve
     assert len(kept) == 2
 
     server.start()
-    two = [project.popen("python", "-m", "pipeline", "sync") for _ in range(2)]
+    two = [project.popen("python", "-m", "fitproof", "sync") for _ in range(2)]
     said = [process.communicate(timeout=120) for process in two]
     assert [process.returncode for process in two] == [0, 0], said
     assert not unsent(project)

@@ -86,8 +86,8 @@ def test_a_database_that_is_away_during_a_run_misses_nothing(
         out, err = training.communicate(timeout=300)
     assert training.returncode == 0 and "s per optimizer step" in out, err
     if unsent(project):  # the run ended while the database was away
-        assert "send it with: headroom sync" in err
-        assert project.call("python", "-m", "pipeline", "sync").returncode == 0
+        assert "send it with: fitproof sync" in err
+        assert project.call("python", "-m", "fitproof", "sync").returncode == 0
     assert_all_arrived(project, server)
 
 
@@ -103,8 +103,8 @@ def test_a_network_that_hangs_does_not_stop_training_and_misses_nothing(
         proxy.hang()
         out, err = training.communicate(timeout=300)
         assert training.returncode == 0 and "s per optimizer step" in out, err
-        assert "send it with: headroom sync" in err and len(measured_steps(project)) == NUM_STEPS
+        assert "send it with: fitproof sync" in err and len(measured_steps(project)) == NUM_STEPS
     assert len(losses(project, server)) < NUM_STEPS and unsent(project)
     proxy.flow()
-    assert project.call("python", "-m", "pipeline", "sync").returncode == 0
+    assert project.call("python", "-m", "fitproof", "sync").returncode == 0
     assert_all_arrived(project, server)

@@ -1,6 +1,6 @@
 """The MLflow UI and the reports, as a person sees them: real entry points' runs in a real browser.
 
-HEADROOM_SCREENSHOTS=docs/images keeps what was seen; README shows it.
+FITPROOF_SCREENSHOTS=docs/images keeps what was seen; README shows it.
 """
 
 import os
@@ -73,7 +73,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 def keep(page: Page, name: str) -> None:
     """Keep a picture of the page where screenshots are wanted, without the path of this machine."""
-    folder = os.environ.get("HEADROOM_SCREENSHOTS")
+    folder = os.environ.get("FITPROOF_SCREENSHOTS")
     if folder:
         workspaces = [page.get_by_text(re.compile("^Path: "))]
         page.screenshot(path=Path(folder) / f"{name}.png", mask=workspaces, mask_color="white")

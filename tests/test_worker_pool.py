@@ -191,7 +191,7 @@ def test_predictions_of_several_processes_equal_those_of_one(tmp_path: Path, mon
         for policy in ("none", "every_layer")
     ]
     together = dict(predict_all(experiments, CPU, num_processes=2))
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))  # an empty cache
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))  # an empty cache
     assert together == dict(predict_all(experiments, CPU, num_processes=0))
     assert len(list(tmp_path.glob("trace-*"))) == 8  # of 1, 2, 4 and 8; 3 and 12 are extrapolated
 

@@ -37,12 +37,12 @@ class Decoder(nn.Module):
 
 
 def build_model(vocabulary_size: int) -> nn.Module:
-    """Return the model for the corpus's vocabulary; the loss over its logits is Headroom's."""
+    """Return the model for the corpus's vocabulary; the loss over its logits is Fitproof's."""
     return Decoder(vocabulary_size)
 
 
 def read_corpus(request: CorpusRequest) -> Iterator[str]:
-    """Yield texts, one a document; Headroom trains a tokenizer on them and packs them."""
+    """Yield texts, one a document; Fitproof trains a tokenizer on them and packs them."""
     for number in range(2000):
         factor = number % 97 + request.seed
         yield f"{number} times {factor} is {number * factor}, and {number} plus {factor} is {number + factor}.\n"

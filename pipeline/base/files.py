@@ -9,14 +9,14 @@ from pipeline.base.errors import InvalidInputError
 
 
 def cache_folder() -> Path:
-    """Return the folder of cached files: $HEADROOM_CACHE, or `headroom` in the user's cache folder.
+    """Return the folder of cached files: $FITPROOF_CACHE, or `fitproof` in the user's cache folder.
 
     Raises:
         InvalidInputError: it cannot be created or written.
 
     """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return _writable(Path(os.environ.get("HEADROOM_CACHE") or Path(base) / "headroom"))
+    return _writable(Path(os.environ.get("FITPROOF_CACHE") or Path(base) / "fitproof"))
 
 
 @cache
@@ -28,7 +28,7 @@ def _writable(folder: Path) -> Path:
             return folder
     except OSError as error:
         raise InvalidInputError(
-            f"the cache folder must be writable, and {folder} is not ({error.strerror}); set HEADROOM_CACHE to another"
+            f"the cache folder must be writable, and {folder} is not ({error.strerror}); set FITPROOF_CACHE to another"
         ) from error
 
 

@@ -16,7 +16,7 @@ def load_dataset(corpus: str, name: str, config: str | None, split: str) -> Any:
         import datasets
     except ImportError as error:
         raise InvalidInputError(
-            f"{corpus}.name needs the package datasets, which is not installed; pip install 'headroom[hub]'"
+            f"{corpus}.name needs the package datasets, which is not installed; pip install '.[hub]' in the checkout"
         ) from error
     try:
         return datasets.load_dataset(name, config, split=split)

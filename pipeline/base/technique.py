@@ -153,7 +153,7 @@ class Exported:
 class Technique(Settings, ABC):
     """One way to train in less memory or time; its fields are settings of every entry point.
 
-    Subclass it in a file of pipeline/techniques/, or in a module of your own that HEADROOM_TECHNIQUES names.
+    Subclass it in a file of pipeline/techniques/, or in a module of your own that FITPROOF_TECHNIQUES names.
     """
 
     stage: ClassVar[Stage] = Stage.MODEL

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 OWN_FOLDER = Path("experiments")
-"""The user's own YAML files, below the current folder; they come before Headroom's of the same name."""
+"""The user's own YAML files, below the current folder; they come before Fitproof's of the same name."""
 _PACKAGE = Path(__file__).parent.parent
 FOLDER = next(
     folder for folder in (_PACKAGE / OWN_FOLDER, _PACKAGE.parent / OWN_FOLDER) if folder.is_dir()
 )  # an installed package contains the folder, a checkout has it next to the package
-"""Headroom's own YAML files."""
+"""Fitproof's own YAML files."""
 
 SINGLE: Mapping[str, str] = {
     "main": "What does one configuration cost?",
@@ -41,7 +41,7 @@ def entry_points() -> list[str]:
 
 
 def find_file(path: Path) -> Path:
-    """Return the path; experiments/... is Headroom's own file if the user has none of that name."""
+    """Return the path; experiments/... is Fitproof's own file if the user has none of that name."""
     if not path.exists() and path.parts[:1] == OWN_FOLDER.parts:
         own = FOLDER.joinpath(*path.parts[1:])
         return own if own.exists() else path

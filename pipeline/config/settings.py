@@ -96,7 +96,7 @@ class RunSettings(Settings):
         """Refuse `auto`, which only a plan searches."""
         if value == "auto":
             raise ValueError(
-                "must be a number of tokens: headroom plan --sequence_length auto shows the longest that fits"
+                "must be a number of tokens: fitproof plan --sequence_length auto shows the longest that fits"
             )
         return value
 
@@ -204,7 +204,7 @@ def _explain(kind: type[Settings], detail: Mapping[str, Any], entry: str) -> str
     if detail["type"] == "extra_forbidden":
         return unknown_setting(kind, ".".join(path))
     name = next((n for n in (".".join(path[:end]) for end in range(1, len(path) + 1)) if n in known), ".".join(path))
-    remedy = f"headroom {entry} --help explains it"
+    remedy = f"fitproof {entry} --help explains it"
     if detail["type"] == "missing":
         return f"{name} must be given, and is missing; {remedy}"
     rule = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")

@@ -1,11 +1,11 @@
 """Techniques outside the package.
 
-The environment variable HEADROOM_TECHNIQUES names their modules, separated by commas, each with one subclass of
+The environment variable FITPROOF_TECHNIQUES names their modules, separated by commas, each with one subclass of
 Technique. Modules are found on Python's path and in the current folder:
 
-    HEADROOM_TECHNIQUES=my_techniques.eight_bit,recomputed_mlp headroom search ...
+    FITPROOF_TECHNIQUES=my_techniques.eight_bit,recomputed_mlp fitproof search ...
 
-The variable is read when Headroom is imported; worker processes inherit it.
+The variable is read when Fitproof is imported; worker processes inherit it.
 """
 
 import inspect
@@ -15,18 +15,18 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Technique
 from pipeline.base.user_functions import import_user_module
 
-VARIABLE = "HEADROOM_TECHNIQUES"
+VARIABLE = "FITPROOF_TECHNIQUES"
 
 
 class UserTechniqueError(InvalidInputError, ImportError):
-    """A module of HEADROOM_TECHNIQUES cannot be used.
+    """A module of FITPROOF_TECHNIQUES cannot be used.
 
     It is an ImportError, which the fork server skips when it preloads modules: the command itself reports the error.
     """
 
 
 def user_techniques() -> dict[str, type[Technique]]:
-    """Return the technique of each module that HEADROOM_TECHNIQUES names, by the last part of the module's name.
+    """Return the technique of each module that FITPROOF_TECHNIQUES names, by the last part of the module's name.
 
     Raises:
         UserTechniqueError: a module cannot be imported, or does not define one technique.

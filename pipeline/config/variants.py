@@ -151,5 +151,5 @@ def _refuse_what_every_variant_sets(own: EntryPointSettings, overrides: Mapping[
         if all(name in variant for variant in variants):
             raise InvalidInputError(
                 f"every variant of {entry} sets {name}, so {name}={value} would have no effect; "
-                f"run it alone: headroom main --{name} {value}"
+                f"run it alone: fitproof main --{name} {value}"
             )

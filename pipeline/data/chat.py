@@ -36,7 +36,7 @@ class Chat(Corpus):
     """Conversations of a file or a dataset, each with messages, or with prompt and completion; answers are targets."""
 
     path: Path | None = None
-    """A .jsonl or .parquet file; none: the dataset chat.name, or short questions and answers that Headroom has."""
+    """A .jsonl or .parquet file; none: the dataset chat.name, or short questions and answers that Fitproof has."""
     name: str | None = None
     """A dataset's name on the Hugging Face hub, or a local folder of data files."""
     config: str | None = None
@@ -85,7 +85,7 @@ class Chat(Corpus):
             )
         content = content_of(path, "chat.path")
         read = lines_of if path.suffix == ".jsonl" else parquet_rows
-        source = f"Headroom's {path.name}" if path == SHIPPED else str(path)
+        source = f"Fitproof's {path.name}" if path == SHIPPED else str(path)
         return partial(read, path, content), digest_of([path.suffix, content]), source
 
 

@@ -75,13 +75,13 @@ class Facts:
     """The model's configuration for transformers' AutoConfig; None for models of other kinds."""
     pretrained: bool
     tokens: Path | None
-    """The file of token ids on which Headroom trained; None for a corpus of vectors."""
+    """The file of token ids on which Fitproof trained; None for a corpus of vectors."""
     num_documents: int | None
     """Documents to train on; None for a corpus of vectors."""
     source: Source | None
     """Where the rows of the corpus come from; None for a corpus that no other framework can read."""
     tokenizer: str | None
-    """Name or folder of the model's own tokenizer; None if Headroom trained one on the corpus."""
+    """Name or folder of the model's own tokenizer; None if Fitproof trained one on the corpus."""
     published: str | None
     """Name on the hub or folder of the model's weights; None for a shape that has none."""
     changes: Mapping[str, Any]
@@ -169,7 +169,7 @@ class Facts:
 
     @property
     def recomputation_code(self) -> str:
-        """Source for the top level of a file that checkpoints the layers, as Headroom does."""
+        """Source for the top level of a file that checkpoints the layers, as Fitproof does."""
         modules = {"attention_saved": attention_saved, "offloaded": offloading}
         sources = [source_of(module) for policy, module in modules.items() if policy in self.policies]
         known = {each.code for each in self.exported}

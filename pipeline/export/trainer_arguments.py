@@ -34,7 +34,7 @@ def trainer_arguments(facts: Facts) -> dict[str, Any]:
 def trainer_schedule(facts: Facts) -> dict[str, Any]:
     """Return the schedule; warmup_stable_decay without decay is exactly a constant rate after warm-up.
 
-    transformers' warm-up begins at its lowest rate and has one step more than Headroom's, which begins at 1 / n.
+    transformers' warm-up begins at its lowest rate and has one step more than Fitproof's, which begins at 1 / n.
     """
     if facts.schedule == "linear":
         return {"lr_scheduler_type": "linear", "warmup_steps": facts.warmup_steps}

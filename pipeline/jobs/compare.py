@@ -1,4 +1,4 @@
-"""`headroom compare`: a report of runs that MLflow already has, side by side."""
+"""`fitproof compare`: a report of runs that MLflow already has, side by side."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`headroom export`: a configuration as files for other frameworks."""
+"""`fitproof export`: a configuration as files for other frameworks."""
 
 from pathlib import Path
 

@@ -137,7 +137,7 @@ def _check(own: KindsSettings, asked: str, given: Mapping[str, Any]) -> None:
         if name in of_kinds:
             raise InvalidInputError(
                 f"{name} is what the kinds differ in, and {name}={value} would make them another; set kind to one of "
-                f"{names}, or {name} in headroom search"
+                f"{names}, or {name} in fitproof search"
             )
 
 

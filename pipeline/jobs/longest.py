@@ -1,4 +1,4 @@
-"""`headroom plan --sequence_length auto`: the longest sequences that fit each card, for each configuration."""
+"""`fitproof plan --sequence_length auto`: the longest sequences that fit each card, for each configuration."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""`headroom plan`: the predicted memory of every configuration on each card, and the one to start with."""
+"""`fitproof plan`: the predicted memory of every configuration on each card, and the one to start with."""
 
 from collections.abc import Mapping
 from contextlib import closing

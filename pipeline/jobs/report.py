@@ -1,4 +1,4 @@
-"""`headroom report`: the page of a finished job, written again from its findings."""
+"""`fitproof report`: the page of a finished job, written again from its findings."""
 
 from pathlib import Path
 

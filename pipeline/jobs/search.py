@@ -154,7 +154,7 @@ def _report(
     publish(findings, {"trials.csv": trials_frame(trials).to_csv(index=False)}, job, console)
     if best is not None:
         _export(problem.experiment(dict(best.choice)), job, console)
-        console.print("run it: headroom main --config best.yaml", highlight=False)
+        console.print("run it: fitproof main --config best.yaml", highlight=False)
     return findings
 
 

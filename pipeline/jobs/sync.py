@@ -1,4 +1,4 @@
-"""`headroom sync`: results that could not reach the tracking store, sent again."""
+"""`fitproof sync`: results that could not reach the tracking store, sent again."""
 
 from pathlib import Path
 

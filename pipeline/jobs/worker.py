@@ -1,4 +1,4 @@
-"""`headroom worker`: measures trials of a search that runs in another process, until it is done."""
+"""`fitproof worker`: measures trials of a search that runs in another process, until it is done."""
 
 from collections.abc import Callable
 from functools import partial

@@ -20,7 +20,7 @@ WATCHED_STEPS = 2
 """Optimizer steps whose phases are recorded."""
 PHASES = ("load", "forward", "backward", "optimizer")
 """The phases at whose end the allocated bytes are recorded."""
-_MARK = "headroom::"
+_MARK = "fitproof::"
 
 
 class Meter(ABC):

@@ -89,7 +89,7 @@ def _value_was_read(error: DataDependentOutputException | DynamicOutputShapeExce
         if "/torch/" not in frame.filename and frame.name[:2] != "__" and Path(frame.filename).parent != THIS_FOLDER
     ]
     place = f"{frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})"
-    remedy = "measure this configuration instead: headroom main"
+    remedy = "measure this configuration instead: fitproof main"
     if "/transformers/models/" in frames[-1].filename:
         remedy += (
             "; if it is a mixture of experts, set experts_implementation to grouped_mm in its config.json, since eager "

@@ -13,7 +13,7 @@ DERIVED = {"accumulation_steps", "output"}
 def command_of(entry: str, params: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> str:
     """Return the command that runs `entry` with the settings of a run and `changes`; defaults are left out."""
     settings, defaults = {**params, **(changes or {})}, default_values()
-    words = ["headroom", entry]
+    words = ["fitproof", entry]
     for name, value in settings.items():
         if name in defaults and name not in DERIVED and written(value) != written(defaults[name]):
             words += [f"--{name}", written(value)]

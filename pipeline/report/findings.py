@@ -63,7 +63,7 @@ def read_findings(folder: Path) -> Findings:
                 "such as runs/20260131-120000-combined-x1y2z3"
             ) from error
         raise InvalidInputError(
-            f"{file} must be what this version of Headroom writes, and cannot be read as that; its report.html is "
+            f"{file} must be what this version of Fitproof writes, and cannot be read as that; its report.html is "
             "complete, and the version that wrote it (git_commit in environment.json) can make it again"
         ) from error
     return found

@@ -26,7 +26,7 @@ from pipeline.searching.results import (
 )
 from pipeline.training.metrics import limited_peak_mib
 
-COMMAND = "headroom main --config best.yaml"
+COMMAND = "fitproof main --config best.yaml"
 """Runs the answer, in the job's folder."""
 
 

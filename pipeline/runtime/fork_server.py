@@ -17,6 +17,7 @@ from pipeline.runtime.signals import deferred_signals
 CONTEXT = multiprocessing.get_context("forkserver")
 """Start method of all child processes; they inherit no database connection and no thread of this process."""
 PRELOADED = [
+    "fitproof",  # finds the package pipeline, which a folder of that name in the current one must not replace
     "pipeline.runtime.preload",
     "pipeline.training.loop",
     "pipeline.prediction.predict_all",

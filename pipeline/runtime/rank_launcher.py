@@ -31,7 +31,7 @@ from pipeline.runtime.rank import REPORTED, Progress, Work, rank_main
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 SOCKETS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables that name the network device of the ranks' sockets."""
-HERE = "headroom"
+HERE = "fitproof"
 """Name of the rendezvous of a single machine."""
 
 

@@ -28,7 +28,7 @@ from pipeline.runtime.run import SECONDS_BETWEEN_POLLS, Execute, WorkerLostError
 from pipeline.runtime.versions import versions, why_other_versions
 from pipeline.training.loop import Stop, never_stop
 
-PASSED_ON = ("HEADROOM_TECHNIQUES", "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+PASSED_ON = ("FITPROOF_TECHNIQUES", "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables that tasks need as this process has them; no secret, since the cluster shows them."""
 SECONDS_TO_CONNECT = 5.0
 """How long the head of a cluster may take to accept a connection."""
@@ -166,7 +166,7 @@ def ray_executors(
         import ray
     except ModuleNotFoundError as error:
         raise InvalidInputError(
-            "executor=ray needs the package ray, which is not installed; pip install 'headroom[ray]', or set "
+            "executor=ray needs the package ray, which is not installed; pip install '.[ray]' in the checkout, or set "
             "executor=local"
         ) from error
     _start(ray, address)

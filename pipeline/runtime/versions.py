@@ -11,11 +11,11 @@ PACKAGES = ("torch", "transformers", "tokenizers", "optuna")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of packages, and a digest of Headroom's code."""
+    """Return the versions of Python and of packages, and a digest of Fitproof's code."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.parent.rglob("*.py")):
         digest.update(file.read_bytes())
-    code = {"code of headroom": digest.hexdigest()[:12], "python": platform.python_version()}
+    code = {"code of fitproof": digest.hexdigest()[:12], "python": platform.python_version()}
     return {**code, **{name: version(name) for name in PACKAGES}}
 
 

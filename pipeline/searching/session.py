@@ -25,7 +25,7 @@ class Session:
     settings: Mapping[str, Any]
     """All settings that describe the search, as JSON values."""
     versions: Mapping[str, str]
-    """Of Python and of packages, and a digest of Headroom's code."""
+    """Of Python and of packages, and a digest of Fitproof's code."""
     host: str
     run_id: str | None
     """MLflow's id of the run below which the trials are."""

@@ -37,7 +37,7 @@ OLDEST_POSTGRESQL = 10
 """The oldest major version of PostgreSQL that psycopg supports."""
 POSTGRESQL_ARGUMENTS: Mapping[str, Any] = {
     "connect_timeout": SECONDS_TO_CONNECT,
-    "fallback_application_name": "headroom",
+    "fallback_application_name": "fitproof",
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
@@ -267,5 +267,5 @@ def _refuse_old(url: sqlalchemy.URL, version: tuple[int, ...]) -> None:
 
 
 def _without_driver(url: str, module: str) -> str:
-    package = "headroom[postgresql]" if module == "psycopg" else module
-    return f"storage={url} needs the package {module}, which is not installed; pip install '{package}'"
+    package = "'.[postgresql]' in the checkout" if module == "psycopg" else f"'{module}'"
+    return f"storage={url} needs the package {module}, which is not installed; pip install {package}"

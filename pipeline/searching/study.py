@@ -40,7 +40,7 @@ PREDICTED, TRY = "predicted_seconds_per_step", "try"
 """Attributes of a queued trial, beside REPEAT: its predicted time, and how often it began."""
 OBJECTIVES = ("tokens per second", "peak bytes")
 """Names of the objectives, which Optuna's dashboard and plots show."""
-PLAIN_NAME = "headroom"
+PLAIN_NAME = "fitproof"
 """First part of an automatic name."""
 HEARTBEATS_PER_TIMEOUT = 12
 """Heartbeats of a worker within the time after which it counts as dead."""

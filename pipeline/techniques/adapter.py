@@ -78,7 +78,7 @@ class Adapter(Technique):
         if missing:
             return (
                 f"adapter={self.adapter} needs the package {missing[0]}, which is not installed; install it (pip "
-                f"install 'headroom[finetune]'), or set adapter={'none' if missing == ['peft'] else 'lora'}"
+                f"install '.[finetune]' in the checkout), or set adapter={'none' if missing == ['peft'] else 'lora'}"
             )
         if self.adapter != "qlora":
             return None

@@ -83,7 +83,7 @@ class Optimizer(Technique):
         if self.is_8bit and find_spec("bitsandbytes") is None:
             return (
                 f"optimizer={self.optimizer} needs the package bitsandbytes, which is not installed; install it (pip "
-                "install 'headroom[finetune]'), or set optimizer=adamw"
+                "install '.[finetune]' in the checkout), or set optimizer=adamw"
             )
         if self.optimizer == "paged_adamw_8bit" and hardware.kind != "cuda":
             return (

@@ -9,8 +9,8 @@ KIND = "mlflow.experimentKind"
 
 
 def find_or_create(client: MlflowClient) -> str:
-    """Return the id of the experiment that MLFLOW_EXPERIMENT_NAME names, `headroom` otherwise."""
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "headroom")
+    """Return the id of the experiment that MLFLOW_EXPERIMENT_NAME names, `fitproof` otherwise."""
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fitproof")
     known = client.get_experiment_by_name(name)
     if known is None:
         try:

@@ -14,7 +14,7 @@ SLOW_SECONDS = 2.0
 """An attempt that fails after longer than this has waited for an unreachable store."""
 SECONDS_BEFORE_RETRY = 30.0
 """Pause after such an attempt."""
-REMEDY = "send it with: headroom sync"
+REMEDY = "send it with: fitproof sync"
 
 
 class Sender:

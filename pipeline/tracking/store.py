@@ -35,7 +35,7 @@ STATUS = {
 REMEDIES = {
     "error code 401": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
     "password": "set PGPASSWORD, or write a line for it to ~/.pgpass",
-    "No module named 'psycopg": "write postgresql+psycopg:// and pip install 'headroom[postgresql]'",
+    "No module named 'psycopg": "write postgresql+psycopg:// and pip install '.[postgresql]' in the checkout",
 }
 """What to do, by a part of the store's message."""
 

@@ -23,7 +23,7 @@ from pipeline.tracking.store import is_refusal
 Item = TypeVar("Item")
 
 NAME = "unsent.json"
-KEY = "headroom.key"
+KEY = "fitproof.key"
 """The tag that identifies a run before MLflow has given it an id."""
 METRICS_IN_A_BATCH, PAIRS_IN_A_BATCH = 1000, 100
 """The most metrics, and the most params or tags, that MLflow's log_batch takes at once."""

@@ -131,7 +131,7 @@ def _model_notes(facts: Facts) -> list[str]:
     if facts.tokenizer is None:
         notes.append(
             f"{NOT_MEASURED}its tokens are of the tokenizer of {facts.published}, and those measured of one that "
-            "Headroom trained on the corpus; memory and time depend on the number of tokens alone."
+            "Fitproof trained on the corpus; memory and time depend on the number of tokens alone."
         )
     return notes
 

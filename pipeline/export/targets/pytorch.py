@@ -34,4 +34,4 @@ class PyTorch(Target):
             if facts.world_size > 1
             else []
         )
-        return [*losses, *alone, f"It reads the token ids that Headroom prepared, in the same order. {other}"]
+        return [*losses, *alone, f"It reads the token ids that Fitproof prepared, in the same order. {other}"]

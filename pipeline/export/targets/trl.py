@@ -126,7 +126,7 @@ def _data_notes(facts: Facts) -> list[str]:
     if not _reads_rows(facts):
         cause = f"{facts.model} has no tokenizer" if facts.tokenizer is None else "the corpus holds no conversations"
         return [
-            f"It reads the token ids that Headroom prepared, as {cause}: without tokens of its own SFTTrainer would "
+            f"It reads the token ids that Fitproof prepared, as {cause}: without tokens of its own SFTTrainer would "
             "tokenize in another way. The file train.offsets.npy, and train.targets.npy if there is one, lie beside it."
         ]
     assert facts.source is not None

@@ -1,0 +1,64 @@
+"""Fitproof from Python: what the commands `plan` and `search` do, and the interfaces that extensions implement.
+
+The implementation is the package `pipeline`, whose names may change; those of this package do not.
+"""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+_FOLDER = str(Path(__file__).parent.parent)
+sys.path.insert(0, _FOLDER)  # the user's own folder may have a pipeline/ too
+import pipeline  # noqa: E402
+
+sys.path.remove(_FOLDER)
+if str(Path(str(pipeline.__file__)).parent.parent) != _FOLDER:
+    raise ImportError(
+        f"fitproof must use the package pipeline that lies beside it in {_FOLDER}, and {pipeline.__file__} has been "
+        "imported under that name already; import fitproof first"
+    )
+
+from pipeline import longest, plan, search  # noqa: E402
+
+if TYPE_CHECKING:
+    from pipeline.base.contracts import Corpus, Model
+    from pipeline.base.errors import InvalidInputError
+    from pipeline.base.technique import Mathematics, Stage, Step, Technique
+    from pipeline.export.target import Target
+    from pipeline.searching.sampler import PredictiveSampler
+
+__all__ = [
+    "Corpus",
+    "InvalidInputError",
+    "Mathematics",
+    "Model",
+    "PredictiveSampler",
+    "Stage",
+    "Step",
+    "Target",
+    "Technique",
+    "longest",
+    "plan",
+    "search",
+]
+
+_MODULES = {
+    "Corpus": "pipeline.base.contracts",
+    "InvalidInputError": "pipeline.base.errors",
+    "Mathematics": "pipeline.base.technique",
+    "Model": "pipeline.base.contracts",
+    "PredictiveSampler": "pipeline.searching.sampler",
+    "Stage": "pipeline.base.technique",
+    "Step": "pipeline.base.technique",
+    "Target": "pipeline.export.target",
+    "Technique": "pipeline.base.technique",
+}
+"""The module of each name that is imported when it is first used: some of them import torch."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name that is imported when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'fitproof' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(_MODULES[name]), name)
