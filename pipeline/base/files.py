@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import uuid
 from functools import cache
 from pathlib import Path
 
@@ -33,13 +34,17 @@ def _writable(folder: Path) -> Path:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file by renaming a temporary one, so that other processes see all of it or nothing.
+    """Write a file by renaming a temporary one, so that other threads and processes see all of it or nothing.
 
     Raises:
         OSError: it cannot be written.
 
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    work = path.with_name(f"{path.name}.{os.getpid()}.part")
-    work.write_bytes(content)
-    work.replace(path)
+    work = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")  # of this call alone, with the usual permissions
+    try:
+        work.write_bytes(content)
+        work.replace(path)
+    except BaseException:
+        work.unlink(missing_ok=True)
+        raise
