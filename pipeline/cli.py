@@ -4,8 +4,10 @@ Modules that load torch are imported inside functions, so that `fitproof` alone 
 """
 
 import argparse
+import errno
 import inspect
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -14,7 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.config.entry_points import ALIASES, SINGLE, TOOLS, entry_points, questions, yaml_file
+from pipeline.config.entry_points import (
+    ALIASES,
+    BEST_FILE,
+    EXISTING,
+    SINGLE,
+    TOOLS,
+    entry_points,
+    find_file,
+    questions,
+    yaml_file,
+)
 from pipeline.runtime.signals import INTERRUPTED, interrupt_on_signal
 
 if TYPE_CHECKING:
@@ -48,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     entry, *rest = (*ALIASES.get(words[0], (words[0],)), *words[1:])
     try:
+        _check_files(entry, rest)
         if entry in TOOLS:
             return _run_tool(entry, rest)
         if entry not in entry_points():
@@ -60,6 +73,20 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: everything measured so far is kept", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
+
+
+def _check_files(entry: str, words: list[str]) -> None:
+    """Raise InvalidInputError if a setting names a file or folder that does not exist; nothing is imported for it."""
+    if "-h" in words or "--help" in words:
+        return
+    pairs = re.findall(r"(?m)^--([^=\n]+)[=\n](.*)$", "\n".join(words))  # --name value, or --name=value
+    given = {**({"config": str(BEST_FILE)} if entry == "export" else {}), **dict(pairs)}
+    for name, kind in EXISTING.items():
+        value = given.get(name, "none")
+        if value != "none" and not find_file(Path(value)).exists():
+            raise InvalidInputError(
+                f"{value} must be a readable {kind} ({os.strerror(errno.ENOENT)}); check the path in {name}"
+            )
 
 
 def usage() -> str:

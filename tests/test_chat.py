@@ -468,7 +468,7 @@ def test_reasons_are_counted_apart(tmp_path: Path) -> None:
     [
         (
             ["--chat.path", "absent.jsonl"],
-            "absent.jsonl cannot be read (No such file or directory); name another file, or change",
+            "absent.jsonl must be a readable file (No such file or directory); check the path in chat.path",
         ),
         (["--chat.path", "rows.csv"], "must be a file of .jsonl or .parquet, and rows.csv is none; convert it"),
         (["--chat.path", "a.jsonl", "--chat.name", "b"], "are two; set one of them"),
@@ -479,8 +479,15 @@ def test_reasons_are_counted_apart(tmp_path: Path) -> None:
     ],
 )
 def test_a_source_that_is_none_ends_the_command(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("rows.csv", "a.jsonl"):
+        (tmp_path / name).touch()
     assert main(["main", "--model", "gpt2-nano", "--device", "cpu", "--corpus", "chat", *words]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
 

@@ -10,9 +10,9 @@ from conftest import ROOT
 from project import SMALL, Project, as_words
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.cli import main, parse
-from pipeline.config.entry_points import TOOLS, entry_points, find_file
-from pipeline.config.settings import nested
+from pipeline.cli import main, parse, settings_of
+from pipeline.config.entry_points import EXISTING, TOOLS, entry_points, find_file
+from pipeline.config.settings import nested, setting_names
 from pipeline.config.variants import load_entry_point
 
 RATES = """
@@ -51,6 +51,43 @@ def test_the_list_of_entry_points_has_their_questions_and_imports_nothing_heavy(
     for name in (*entry_points(), *TOOLS):
         [line] = [line for line in shown if line.startswith(f"  {name} ")]
         assert "?" in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["main", "--config", "absent.yaml"],
+        ["profiling", "--config=absent.yaml"],
+        ["export"],
+        ["report", "--folder", "runs/absent"],
+        ["search", "--corpus", "chat", "--chat.path", "absent.jsonl"],
+        ["checkpointing", "--corpus", "text_files", "--text_files.path", "absent"],
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_is_missing_is_answered_before_anything_heavy_is_imported(words: list[str], tmp_path: Path) -> None:
+    heavy = "('torch', 'transformers', 'mlflow', 'optuna', 'pandas', 'pydantic', 'rich')"
+    code = f"import sys; from pipeline.cli import main; print(main({words}), [m for m in {heavy} if m in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "2 []\n"
+    assert done.stderr.startswith("error: ") and "(No such file or directory); check the path in " in done.stderr
+
+
+def test_every_setting_that_names_a_path_is_checked_or_is_written() -> None:
+    """Of all entry points and tools; `output` is where files are written."""
+    paths = set()
+    for entry in (*entry_points(), *TOOLS):
+        kind = settings_of(entry)
+        for name in setting_names(kind):
+            first, _, rest = name.partition(".")
+            field = kind.model_fields[first]
+            if rest:
+                field = field.annotation.model_fields[rest]  # type: ignore[union-attr]
+            if field.annotation in (Path, Path | None):
+                paths.add(name)
+    assert paths == {*EXISTING, "output"}
 
 
 @pytest.mark.parametrize("command", [["fitproof"], ["python", "-m", "fitproof"]])

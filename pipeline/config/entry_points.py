@@ -30,6 +30,15 @@ TOOLS: Mapping[str, str] = {
     "worker": "What is left to measure of a search on another machine? Measures it here.",
 }
 """Commands with settings of their own, which take none of a run, with their questions."""
+BEST_FILE = Path("best.yaml")
+"""The fastest configuration that a search found, which `export` reads if no other file is given."""
+EXISTING: Mapping[str, str] = {
+    "config": "file",
+    "folder": "folder",
+    "chat.path": "file",
+    "text_files.path": "file or folder",
+}
+"""Settings that name what must exist, and what that is: checked before torch is imported, which takes seconds."""
 ALIASES: Mapping[str, tuple[str, ...]] = {"handover": ("export", "--output", "handover")}
 """Older names of commands, and the words that they stand for."""
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pipeline.base.contracts import Settings
+from pipeline.config.entry_points import BEST_FILE
 from pipeline.config.variants import load_single
 from pipeline.jobs.policies import with_policies
 
@@ -12,7 +13,7 @@ from pipeline.jobs.policies import with_policies
 class ExportSettings(Settings):
     """The settings of `export`."""
 
-    config: Path = Path("best.yaml")
+    config: Path = BEST_FILE
     """The YAML file to export: best.yaml of a search, or the config.yaml of any run."""
     output: Path = Path("export")
     """Folder of the files for other frameworks."""
