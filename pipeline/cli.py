@@ -131,14 +131,12 @@ def settings_of(entry: str) -> "type[Settings]":
     from pipeline.config.settings import AllSettings
 
     own = _own_settings(entry)
-    if own is None:
-        return AllSettings
     return own if entry in TOOLS else create_model("EntrySettings", __base__=(own, AllSettings))
 
 
-def _own_settings(entry: str) -> "type[Settings] | None":
-    """Return the class of the settings that only this entry point has; None if it has none."""
-    from pipeline.config.variants import SingleSettings
+def _own_settings(entry: str) -> "type[Settings]":
+    """Return the class of the settings that an entry point adds to those of a run."""
+    from pipeline.config.variants import RepeatSettings, SingleSettings
 
     if entry == "search":
         from pipeline.searching.settings import SearchSettings
@@ -147,7 +145,7 @@ def _own_settings(entry: str) -> "type[Settings] | None":
     if entry in ("plan", "finetune") or entry in TOOLS:
         own: type[Settings] = getattr(import_module(f"pipeline.jobs.{entry}"), f"{entry.capitalize()}Settings")
         return own
-    return SingleSettings if entry in SINGLE else None
+    return SingleSettings if entry in SINGLE else RepeatSettings
 
 
 def _run_tool(name: str, words: list[str]) -> int:
@@ -216,10 +214,8 @@ def _groups(entry: str, kind: "type[Settings]") -> Iterator[tuple[str, list[str]
     """Yield titles with the settings below them: the entry point's own first, those of models and corpora last."""
     from pipeline.config.settings import setting_names
 
-    own_kind = _own_settings(entry)
-    own = list(setting_names(own_kind)) if own_kind else []
-    if own:
-        yield f"settings of {entry}", own
+    own = list(setting_names(_own_settings(entry)))
+    yield f"settings of {entry}", own
     if entry in TOOLS:
         return
     others = [name for name in setting_names(kind) if name not in own]

@@ -7,14 +7,16 @@ import yaml
 from project import SMALL, Project
 
 SEARCH = {**SMALL, "num_steps": "4", "effective_batch_size": "8", "num_trials": "4", "budget": "64MiB"}
+ONCE = {**SMALL, "repeats": "0"}
+"""Settings of entry points whose variants are not run again, as those of `precision` are."""
 SETTINGS = {
     "main": {**SMALL, "config": "experiments/single/optimized.yaml"},
     "profiling": {**SMALL, "config": "experiments/single/optimized.yaml"},
     "precision": SMALL,
-    "accumulation": SMALL,
-    "checkpointing": {k: v for k, v in SMALL.items() if k != "causal_lm.num_layers"},
-    "combined": SMALL,
-    "levers": SMALL,
+    "accumulation": ONCE,
+    "checkpointing": {k: v for k, v in ONCE.items() if k != "causal_lm.num_layers"},
+    "combined": ONCE,
+    "levers": ONCE,
     "search": SEARCH,
     "plan": {**SMALL, "gpu": "cpu", "effective_batch_size": "8"},
 }

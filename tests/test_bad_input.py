@@ -36,7 +36,10 @@ CASES = [
     (["main", "--device", "cuda:7"], "needs a CUDA GPU, and this machine has"),
     (["main", "--device", "npu"], "a device is auto, cpu, cuda or cuda:N, not 'npu'"),
     (["main", "--corpus", "text_files"], "set text_files.path"),
-    (["main", "--corpus", "text_files", "--text_files.path", "absent.txt"], "absent.txt must be a readable file or folder"),
+    (
+        ["main", "--corpus", "text_files", "--text_files.path", "absent.txt"],
+        "absent.txt must be a readable file or folder",
+    ),
     (["main", "--config", "absent.yaml"], "absent.yaml must be a readable file (No such file or directory)"),
     (["main", "--output", "/proc/runs"], "output folder must be writable"),
     (["accumulation", "--micro_batch_size", "8"], "every variant of accumulation sets micro_batch_size, so"),

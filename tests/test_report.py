@@ -28,6 +28,8 @@ from pipeline.report.plot import Plot
 from pipeline.report.sections import NAMES, make_sections
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row, against_baseline, summarize
+from pipeline.training.time_differences import with_times
+from pipeline.training.timing import timing_of
 
 PNG = b"\x89PNG\r\n"
 GOOD = result()
@@ -57,6 +59,7 @@ def rows(*kinds: str) -> list[Row]:
         baseline = found[0].result if found else None
         if outcome and baseline:
             metrics |= against_baseline(outcome, metrics, baseline, dict(found[0].metrics))
+        timing = timing_of(outcome.steps, 2) if outcome else None
         found.append(
             Row(
                 comparison="ladder",
@@ -66,9 +69,10 @@ def rows(*kinds: str) -> list[Row]:
                 result=outcome,
                 skipped=None if outcome else "not here",
                 metrics=metrics,
+                timings=(timing,) if timing else (),
             )
         )
-    return found
+    return list(with_times(found))
 
 
 def with_losses(row: Row, *losses: float, **params: object) -> Row:

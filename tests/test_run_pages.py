@@ -22,34 +22,35 @@ from pipeline.config.variants import read_yaml
 from pipeline.memory.breakdown import NUM_LARGEST_THEN
 from pipeline.report.answers import answer, command, command_title, headlines, short_answer
 from pipeline.report.command import command_of
-from pipeline.report.comparison import MOST_SHOWN, ComparisonFindings, comparison_report, unsteady
+from pipeline.report.comparison import MOST_SHOWN, ComparisonFindings, comparison_report
 from pipeline.report.curves import MOST_POINTS
 from pipeline.report.findings import Findings
 from pipeline.report.losses import losses_panel
 from pipeline.report.overview import overview_plots
 from pipeline.report.page import to_html
-from pipeline.report.plot import label
+from pipeline.report.plot import GREY, Plot, label
 from pipeline.report.profile import Advice, ProfilingFindings
 from pipeline.report.sections import epoch, make_sections
-from pipeline.report.tradeoff import tradeoff_plot
+from pipeline.report.tradeoff import COSTS, SAVES, tradeoff_plot
 from pipeline.report.treemap import Rectangle, squarified
 from pipeline.training.metrics import Row
 from pipeline.training.profiler import MemoryProfile, ProfileMessage, TimeProfile, profile_run
+from pipeline.training.time_differences import MARGIN, with_times
 
 LONG = "a variant whose name has eighty characters, of which only the last differ: case "
 
 
-def measured(row: Row, mib: float, seconds: float, baseline: Row | None = None, **changes: Any) -> Row:
-    """Return the row with this peak and time, and with both against a baseline."""
+def measured(
+    row: Row, mib: float, seconds: float, baseline: Row | None = None, margin_percent: float = 2.0, **changes: Any
+) -> Row:
+    """Return the row with this peak and time, whose margin is given, and with both against a baseline."""
     metrics = {**row.metrics, "peak_allocated_mib": mib, "seconds_per_step": seconds, "samples_per_second": 1 / seconds}
-    if baseline is not None:
-        other = baseline.metrics
-        metrics |= {
-            "memory_saving_percent": 100 * (1 - mib / other["peak_allocated_mib"]),
-            "time_overhead_percent": 100 * (seconds / other["seconds_per_step"] - 1),
-            "speedup": other["seconds_per_step"] / seconds,
-        }
-    return replace(row, metrics=metrics, **changes)
+    metrics |= {MARGIN: margin_percent}
+    own = replace(row, metrics=metrics, timings=(), **changes)
+    if baseline is None:
+        return own
+    saving = {"memory_saving_percent": 100 * (1 - mib / baseline.metrics["peak_allocated_mib"])}
+    return with_times([baseline, replace(own, metrics={**metrics, **saving})])[1]
 
 
 def variants() -> list[Row]:
@@ -95,6 +96,20 @@ def profiling_findings() -> ProfilingFindings:
     )
 
 
+def colours_of(plot: Plot) -> dict[str, set[str]]:
+    """Return the colours of the bars of memory and time in a chart of what variants save and cost."""
+    lines = [
+        line
+        for data in json.loads(plot.panels[0].chart.to_json())["layer"]
+        for line in data.get("data", {}).get("values", [])
+    ]
+    found: dict[str, set[str]] = {}
+    for line in lines:
+        if "measure" in line:
+            found.setdefault(line["measure"], set()).add(line["shade"])
+    return found
+
+
 def values_of(findings: ComparisonFindings) -> dict[str, str]:
     """Return the figures of the answer by their titles."""
     return {one.title: one.value for one in comparison_report(findings).headlines}
@@ -103,11 +118,12 @@ def values_of(findings: ComparisonFindings) -> dict[str, str]:
 def test_the_answer_is_a_sentence_figures_and_a_command() -> None:
     shown = variants()
     assert answer(shown) == (
-        f"{LONG}A uses the least memory: 60 % less memory and 30 % more time per sample. {LONG}B is the fastest: 20 % "
-        "less memory and 20 % less time per sample; 2 of 6 did not complete."
+        f"{LONG}A uses the least memory: 60 % less memory and 30 % more time per sample (+26 to +34 %). {LONG}B is the "
+        "fastest: 20 % less memory and 20 % less time per sample (-22 to -18 %); 2 of 6 did not complete."
     )
     assert short_answer(shown) == (
-        f"{LONG}A saves the most memory: 60 % less memory and 30 % more time per sample; 2 of 6 did not complete."
+        f"{LONG}A saves the most memory: 60 % less memory and 30 % more time per sample (+26 to +34 %); 2 of 6 did not "
+        "complete."
     )
     assert values_of(comparison_findings()) == {
         "least memory": "-60 % memory",
@@ -133,20 +149,49 @@ def test_losses_of_other_models_or_data_are_not_compared() -> None:
         assert ("the difference from" in losses_panel([plain, row]).title) == is_compared
 
 
-def test_runs_whose_step_times_vary_are_named() -> None:
-    plain, steady, disturbed = (
-        replace(row, metrics={**row.metrics, "seconds_per_step_iqr": spread * row.metrics["seconds_per_step"]})
-        for row, spread in zip(variants()[:3], (0.1, 0.19, 0.21), strict=True)
+def test_a_difference_within_noise_is_no_finding() -> None:
+    """Not in the answer, its figures, the command, or the colours of bars."""
+    plain = measured(rows("ok")[0], 100, 1.0, margin_percent=10, name="plain")
+    noisy = [
+        measured(row, mib, seconds, plain, margin_percent=10, name=name, is_baseline=False)
+        for row, mib, seconds, name in zip(rows("ok", "ok"), (100, 120), (0.9, 0.95), ("A", "B"), strict=True)
+    ]
+    found = {"it": [plain, *noisy]}
+    assert answer(found["it"]) == "None uses less memory than plain. None is faster than plain beyond noise."
+    figures = {one.title: (one.value, one.detail) for one in headlines(found)}
+    assert figures["least time"] == ("no difference beyond noise", "next: A, -10 % (-21 to +3 %)")
+    assert command(found) == command_of("main", plain.params) and command_title(found) == "Run again (plain)"
+    plot = tradeoff_plot(found)
+    assert plot is not None and colours_of(plot) == {"memory": {SAVES, COSTS}, "time": {GREY}}
+
+
+def test_a_sentence_about_time_has_its_interval_and_names_whom_noise_hides() -> None:
+    plain = measured(rows("ok")[0], 100, 1.0, name="plain")
+    sure = [
+        measured(row, mib, seconds, plain, name=name, is_baseline=False)
+        for row, mib, seconds, name in zip(
+            rows("ok", "ok", "ok"), (60, 110, 50), (0.8, 0.81, 18.3), ("A", "B", "slow"), strict=True
+        )
+    ]
+    assert answer([plain, *sure]) == (
+        "slow uses the least memory: 50 % less memory and 18.3 times the time per sample (x 17.8 to x 18.8). A is the "
+        "fastest (no difference beyond noise to B): 40 % less memory and 20 % less time per sample (-22 to -18 %)."
     )
-    assert unsteady([plain, steady, disturbed, *variants()[3:]]) == ([f"{LONG}B"], 3)
-    assert unsteady([plain, steady]) == ([], 2)
-    grouped = replace(disturbed, params={**disturbed.params, "sequences": "grouped"})
-    assert unsteady([plain, steady, grouped]) == ([], 2), "their lengths vary"
-    findings = comparison_findings()
-    assert "uncertain" not in comparison_report(replace(findings, rows=(plain, steady))).answer
-    report = comparison_report(replace(findings, rows=(plain, steady, disturbed)))
-    assert report.answer.endswith("Times are uncertain: step times varied widely.")
-    assert any("In 1 of 3 runs the interquartile range" in note for each in report.sections for note in each.notes)
+    assert "e+0" not in to_html(comparison_report(replace(comparison_findings(), rows=(plain, *sure))))
+    table = comparison_report(replace(comparison_findings(), rows=(plain, *sure))).tables[0]
+    lines = [dict(zip(table.headings, line, strict=True)) for line in table.lines]
+    assert [(line["time %"], line["time from to"]) for line in lines[1:]] == [
+        ("-20.0", "-22 to -18 %"),
+        ("-19.0", "-21 to -17 %"),
+        ("x 18.3", "x 17.8 to x 18.8"),
+    ]
+
+
+def test_an_interrupted_job_says_how_far_it_came() -> None:
+    report = comparison_report(replace(comparison_findings(), interrupted="3 of 25 variants"))
+    assert report.answer.startswith("Interrupted after 3 of 25 variants. ")
+    assert (report.headlines[0].title, report.headlines[0].value) == ("interrupted", "3 of 25 variants")
+    assert len(report.headlines) == 4
 
 
 def test_mean_losses_over_unequal_numbers_of_steps_have_no_bars() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from pydantic import model_validator
+from pydantic import NonNegativeInt, model_validator
 
 from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
@@ -43,6 +43,8 @@ class EntryPoint:
     comparisons: tuple[Comparison, ...]
     sections: tuple[str, ...] = ()
     """Names of files in report/sections/ that add to its report."""
+    repeats: int = 1
+    """How many times each variant is run again for its time."""
 
     @property
     def variants(self) -> Iterator[Variant]:
@@ -72,7 +74,15 @@ class ComparisonSettings(Settings):
         return self
 
 
-class EntryPointSettings(Settings):
+class RepeatSettings(Settings):
+    """The setting that entry points which compare variants add to those of a run."""
+
+    repeats: NonNegativeInt = 1
+    """How many times each variant is run again, for the noise of its time; 0: never, so that only large differences are
+    beyond noise."""
+
+
+class EntryPointSettings(RepeatSettings):
     """The keys of an entry point's YAML besides the settings that its variants share."""
 
     question: str
@@ -90,18 +100,20 @@ def load_entry_point(entry: str, overrides: Mapping[str, Any]) -> EntryPoint:
         InvalidInputError: as make_experiment, or an override has no effect because every variant sets it.
 
     """
-    values = read_yaml(yaml_file(entry))
+    given = dict(overrides)
+    repeats = {name: given.pop(name) for name in RepeatSettings.model_fields if name in given}
+    values = {**read_yaml(yaml_file(entry)), **repeats}
     fields = EntryPointSettings.model_fields
     own = validate(EntryPointSettings, {name: values.pop(name) for name in fields if name in values}, entry)
-    _refuse_what_every_variant_sets(own, overrides, entry)
-    base = merged(nested(values), overrides)
+    _refuse_what_every_variant_sets(own, given, entry)
+    base = merged(nested(values), given)
     comparisons = []
     for name, comparison in own.comparisons.items():
         variants = tuple(
             _variant(label, merged(base, nested(own)), entry) for label, own in comparison.variants.items()
         )
         comparisons.append(Comparison(name, comparison.baseline, variants))
-    return EntryPoint(entry, own.question, tuple(comparisons), own.sections)
+    return EntryPoint(entry, own.question, tuple(comparisons), own.sections, own.repeats)
 
 
 def load_single(entry: str, config: Path, overrides: Mapping[str, Any]) -> EntryPoint:

@@ -10,6 +10,7 @@ from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import Findings
 from pipeline.searching.results import SearchFindings
 from pipeline.training.metrics import Row
+from pipeline.training.time_differences import against_baseline
 
 OF_THE_BEST = (
     "peak_allocated_mib",
@@ -22,12 +23,12 @@ OF_THE_BEST = (
     "eval_loss",
 )
 """Metrics of the fastest run that are part of the answer."""
-LARGEST = ("memory_saving_percent", "speedup")
-"""Metrics against a baseline of which the largest is part of the answer."""
 
 
 def answer_metrics(findings: Findings) -> dict[str, float]:
     """Return the metrics of the answer: those of the fastest run that completed, as `best_` and the metric's name.
+
+    Beside them are the largest saving of memory and the largest speedup that is beyond noise.
 
     Of a search they are those of the fastest configuration that fits, with the bound of its certificate and its speed
     as a multiple of the naive one's; of a plan, the predictions for the one recommended on the first card, or the
@@ -71,11 +72,13 @@ def _of_rows(rows: Iterable[Row]) -> dict[str, float]:
     within = [row for row in completed if row.outcome is Outcome.OK]
     fastest = max(within or completed, key=lambda row: row.metrics.get("tokens_per_second", 0.0), default=None)
     metrics = {} if fastest is None else _of_best(fastest.metrics)
-    for name in LARGEST:
-        values = [row.metrics[name] for row in completed if name in row.metrics]
-        if values:
-            metrics[f"largest_{name}"] = max(values)
-    return metrics
+    savings = [row.metrics["memory_saving_percent"] for row in completed if "memory_saving_percent" in row.metrics]
+    changes = [change for change in map(against_baseline, completed) if change is not None and change.is_beyond_noise]
+    return {
+        **metrics,
+        **({"largest_memory_saving_percent": max(savings)} if savings else {}),
+        **({"largest_speedup": max(change.speedup for change in changes)} if changes else {}),
+    }
 
 
 def _of_best(metrics: Mapping[str, float]) -> dict[str, float]:

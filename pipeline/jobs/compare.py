@@ -17,6 +17,7 @@ from pipeline.report.comparison import ComparisonFindings, comparison_frame
 from pipeline.tracking.history import CONDITIONS, History
 from pipeline.tracking.job import open_job
 from pipeline.training.metrics import AGAINST_BASELINE, Row, against_baseline, common_settings
+from pipeline.training.time_differences import with_times
 
 
 class CompareSettings(Settings):
@@ -29,7 +30,7 @@ class CompareSettings(Settings):
     filter: str | None = None
     """MLflow filter string that selects among them: params.precision = 'bf16' and metrics.final_loss < 7."""
     baseline: str | None = None
-    """Id of the run that the others are compared with; none: the first one."""
+    """Id of the run that the others are compared with; none: the first baseline of a job, else the first."""
     output: Path = RunSettings.model_fields["output"].default
     """Folder of the results on local disk."""
 
@@ -69,11 +70,13 @@ def _rows(history: History, runs: Sequence[Any], baseline: str | None) -> list[R
     ids = [run.info.run_id for run in runs]
     if baseline is not None and baseline not in ids:
         raise InvalidInputError(f"the baseline must be one of the runs compared, and {baseline!r} is not; leave it out")
-    first = baseline or ids[0]
+    baselines = [run.info.run_id for run in runs if run.data.tags.get("baseline") == "true"]
+    first = baseline or next(iter(baselines), ids[0])
     ordered = sorted(runs, key=lambda run: run.info.run_id != first)
     names = _names(ordered)
-    rows = [history.row(run, run.info.run_id == first, name, "runs") for run, name in zip(ordered, names, strict=True)]
-    return [_alone(rows[0]), *(_against(row, rows[0]) for row in rows[1:])]
+    found = [history.row(run, run.info.run_id == first, name, "runs") for run, name in zip(ordered, names, strict=True)]
+    rows = with_times([_alone(row) for row in found])
+    return [rows[0], *(_against(row, rows[0]) for row in rows[1:])]
 
 
 def _conditions(row: Row) -> dict[str, str]:
@@ -95,11 +98,10 @@ def _names(runs: Sequence[Any]) -> list[str]:
 
 def _against(row: Row, baseline: Row) -> Row:
     """Return the row measured against this baseline, where the two compare."""
-    alone = _alone(row)
     if row.result is None or baseline.result is None or incomparable(row, baseline) - {"effective batch"}:
-        return alone
-    own, others = dict(alone.metrics), dict(baseline.metrics)
-    return replace(row, metrics=own | against_baseline(row.result, own, baseline.result, others))
+        return _alone(row)
+    compared = against_baseline(row.result, dict(row.metrics), baseline.result, dict(baseline.metrics))
+    return replace(row, metrics={**row.metrics, **compared})
 
 
 def _alone(row: Row) -> Row:

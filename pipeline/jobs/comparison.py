@@ -1,7 +1,8 @@
 """The entry points that compare variants, and `main`: what does each variant cost, and what does it save?"""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.status import Status
 
 from pipeline.base.results import Result, StepRecord
+from pipeline.config.experiment import Experiment
 from pipeline.config.variants import Comparison, EntryPoint, Variant
 from pipeline.jobs.lengths import document_lengths, left_out, predicted_truncations
 from pipeline.jobs.live_page import LivePage
@@ -18,10 +20,14 @@ from pipeline.jobs.published_type import published_type_note
 from pipeline.report.sections import check_sections
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
-from pipeline.runtime.run import run
+from pipeline.runtime.run import Summarize, run
 from pipeline.runtime.shape_check import check_shapes
+from pipeline.searching.trial_length import TrialLength
 from pipeline.tracking.job import Job, open_job
+from pipeline.training.loop import Stop, never_stop
 from pipeline.training.metrics import Row, Summary, against_baseline, common_settings
+from pipeline.training.time_differences import with_times
+from pipeline.training.timing import SLOWED, num_counting, timing_of
 from pipeline.training.typical_step import evaluation_note, lengths_note
 
 if TYPE_CHECKING:
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
 
 REFRESHES_PER_SECOND = 4
 """Of the progress line: each refresh takes time from a training that uses every core."""
+PRECISION_PERCENT = 2.0
+"""Half the 95 % interval of a median step time at which a further run ends."""
 
 
 def measure(plan: EntryPoint, console: Console) -> int:
@@ -44,17 +52,23 @@ def measure(plan: EntryPoint, console: Console) -> int:
         job.params(common_settings([variant.experiment.params() for variant in plan.variants]))
         job.tags({"device": str(first.device)})
         job.file("environment.json", json.dumps(about, indent=1))
-        rows: list[Row] = []
-        page, is_whole = LivePage(job.folder, console), False
+        measuring = _Measuring(plan, job, about, console)
+        is_whole = False
         try:
-            for comparison in plan.comparisons:
-                _run_comparison(plan, comparison, job, rows, partial(_write, page, plan, rows, about), console)
+            measuring.run_all()
+            measuring.run_again()
             is_whole = True
         finally:
-            if rows:
-                findings = _findings(plan, rows, about)  # whoever has pressed Ctrl-C does not wait for predictions
-                _report(_with_predictions(plan, findings) if is_whole else findings, job, console)
-        job.succeeded = any(row.completed for row in rows)
+            if measuring.rows:
+                measuring.send_times()
+                findings = measuring.findings()
+                if is_whole:
+                    findings = _with_predictions(plan, findings)
+                else:  # whoever has pressed Ctrl-C does not wait for predictions
+                    job.tags({"interrupted": measuring.progress})
+                    findings = replace(findings, interrupted=measuring.progress)
+                _report(findings, job, console)
+        job.succeeded = any(row.completed for row in measuring.rows)
     return 0 if job.succeeded else 1
 
 
@@ -69,17 +83,72 @@ class ProgressLine(Observer):
         self._status.update(f"{self._label}: step {record.step + 1} of {self._num_steps}, loss {record.loss:.4f}")
 
 
-def _run_comparison(
-    plan: EntryPoint,
-    comparison: Comparison,
-    job: Job,
-    rows: list[Row],
-    after_run: Callable[[], None],
-    console: Console,
-) -> None:
-    """Run a comparison's variants, the baseline first, and add them to `rows`."""
-    baseline: Row | None = None
-    for variant in sorted(comparison.variants, key=lambda variant: variant.name != comparison.baseline):
+class _Measuring:
+    """The runs of a job: each variant of each comparison, then all of them again for their times."""
+
+    def __init__(self, plan: EntryPoint, job: Job, about: Mapping[str, str], console: Console) -> None:
+        self._plan, self._job, self._about, self._console = plan, job, about, console
+        self._num_variants = len(list(plan.variants))
+        self._page = LivePage(job.folder, console)
+        self._runs: list[tuple[Run, Observer] | None] = []
+        """The first run of each row, and the observer that mirrors it in MLflow; None where it was skipped."""
+        self.rows: list[Row] = []
+        """What was measured, with the metrics of first runs."""
+
+    @property
+    def progress(self) -> str:
+        """How many of the variants have run."""
+        return f"{len(self.rows)} of {self._num_variants} variants"
+
+    def run_all(self) -> None:
+        """Run the variants of each comparison, the baseline first."""
+        for comparison in self._plan.comparisons:
+            baseline: Row | None = None
+            for variant in sorted(comparison.variants, key=lambda variant: variant.name != comparison.baseline):
+                row = self._run(comparison, variant, baseline)
+                baseline = row if row.is_baseline else baseline
+                self.rows.append(row)
+                if row.result is not None and len(self.rows) < self._num_variants:
+                    self._page.write(self.findings, self.progress)
+
+    def run_again(self) -> None:
+        """Run what is compared again for its time, in the same order, so that other load meets few runs of a variant.
+
+        A variant with a run that was slowed is run once more. All this takes at most as long as the first runs.
+        """
+        compared = [number for number, row in enumerate(self.rows) if self._is_compared(row)]
+        repeats = self._plan.repeats
+        if not compared or not repeats:
+            return
+        seconds_left = sum(row.result.seconds_total for row in self.rows if row.result is not None)
+        text = f"running {len(compared)} variants again, to see the noise of their times: at most {seconds_left:.0f} s"
+        self._console.print(text, style="dim", highlight=False)
+        for _ in range(repeats + 1):
+            for number in compared:
+                row = self.rows[number]
+                if num_counting(row.timings) <= repeats and not row.note and seconds_left > 0:
+                    seconds_left -= self._run_again(number)
+
+    def findings(self) -> "ComparisonFindings":
+        """Return the findings so far; pandas and Altair are imported here, between and after the runs."""
+        from pipeline.report.comparison import ComparisonFindings
+
+        return ComparisonFindings(
+            entry=self._plan.entry,
+            question=self._plan.question,
+            rows=with_times(self.rows),
+            environment=self._about,
+            sections=self._plan.sections,
+        )
+
+    def send_times(self) -> None:
+        """Send to MLflow the times by all runs, and their differences from the baselines."""
+        for before, after, this in zip(self.rows, with_times(self.rows), self._runs, strict=True):
+            changed = {name: value for name, value in after.metrics.items() if before.metrics.get(name) != value}
+            if this is not None and changed:
+                this[1].amended(changed)
+
+    def _run(self, comparison: Comparison, variant: Variant, baseline: Row | None) -> Row:
         is_baseline = variant.name == comparison.baseline
         make_row = partial(
             Row,
@@ -88,32 +157,74 @@ def _run_comparison(
             is_baseline=is_baseline,
             params=variant.experiment.params(),
         )
-        name = variant.name if len(plan.comparisons) == 1 else f"{comparison.name}/{variant.name}"
-        label = f"{name} ({len(rows) + 1} of {len(list(plan.variants))})"
+        name = variant.name if len(self._plan.comparisons) == 1 else f"{comparison.name}/{variant.name}"
+        label = f"{name} ({len(self.rows) + 1} of {self._num_variants})"
         if variant.skipped:
-            rows.append(make_row(result=None, skipped=variant.skipped, metrics={}))
-            console.print(f"{label}: skipped", style="dim", highlight=False)
-            continue
+            self._console.print(f"{label}: skipped", style="dim", highlight=False)
+            self._runs.append(None)
+            return make_row(result=None, skipped=variant.skipped, metrics={})
         this = Run(
             name=name,
             experiment=variant.experiment,
-            folder=job.folder / name.replace("/", "-"),
+            folder=self._job.folder / name.replace("/", "-"),
             labels={"comparison": comparison.name, "variant": variant.name, "baseline": str(is_baseline).lower()},
         )
-        with console.status(f"{label}: starting", refresh_per_second=REFRESHES_PER_SECOND) as status:
-            progress = ProgressLine(status, label, variant.experiment.settings.num_steps)
-            result, summary = run(
-                this, [job.children.observer(), progress], summarize=partial(_summarize, variant, baseline)
-            )
-        row = make_row(result=result, skipped=None, metrics=summary.metrics)
-        rows.append(row)
-        baseline = row if is_baseline else baseline
-        console.print(f"{label}: {result.outcome} in {result.seconds_total:.1f} s", style="dim", highlight=False)
-        after_run()
+        observer = self._job.children.observer()
+        result, summary = self._measure(this, label, [observer], partial(_summarize, variant, baseline))
+        self._runs.append((this, observer))
+        timing = timing_of(result.steps, variant.experiment.settings.timing_warmup_steps)
+        timings = (timing,) if timing is not None else ()
+        return make_row(result=result, skipped=None, metrics=summary.metrics, timings=timings)
+
+    def _run_again(self, number: int) -> float:
+        """Run the variant of a row again until its median step time is known, and return the seconds that it took."""
+        row, first = self.rows[number], self._runs[number]
+        assert first is not None
+        this, count = first[0], len(row.timings)
+        settings = this.experiment.settings
+        only_time = settings.model_copy(update={"eval_steps": 0, "gradient_underflow": False})
+        warmup_steps = settings.timing_warmup_steps
+        slowed = math.exp(row.timings[0].log_seconds + SLOWED)
+        again = replace(
+            this,
+            name=f"{this.name}, run {count + 1}",
+            experiment=Experiment(only_time),
+            folder=this.folder.with_name(f"{this.folder.name}-run-{count + 1}"),
+        )
+        stop = TrialLength(warmup_steps, PRECISION_PERCENT, slowed)
+        result, _ = self._measure(again, again.name, [], None, stop)
+        timing = timing_of(result.steps, warmup_steps) if result.outcome.completed else None
+        if timing is not None:
+            self.rows[number] = replace(row, timings=(*row.timings, timing))
+        else:
+            note = f"{result.outcome} when it was run again{f', {result.detail}' if result.detail else ''}"
+            self.rows[number] = replace(row, note=note)
+        return result.seconds_total
+
+    def _measure(
+        self,
+        this: Run,
+        label: str,
+        observers: Sequence[Observer],
+        summarize: Summarize | None,
+        stop: Stop = never_stop,
+    ) -> tuple[Result, Summary]:
+        """Run under a progress line of the terminal."""
+        with self._console.status(f"{label}: starting", refresh_per_second=REFRESHES_PER_SECOND) as status:
+            progress = ProgressLine(status, label, this.experiment.settings.num_steps)
+            result, summary = run(this, [*observers, progress], stop=stop, summarize=summarize)
+        text = f"{label}: {result.outcome} in {result.seconds_total:.1f} s"
+        self._console.print(text, style="dim", highlight=False)
+        return result, summary
+
+    def _is_compared(self, row: Row) -> bool:
+        """Return whether a row has a time that is compared: its baseline has one, or it is the baseline of others."""
+        siblings = [one for one in self.rows if one.comparison == row.comparison and one.completed and one.timings]
+        return row in siblings and len(siblings) > 1 and any(one.is_baseline for one in siblings)
 
 
 def _summarize(variant: Variant, baseline: Row | None, result: Result) -> Summary:
-    """Return the summary of a variant, with the metrics against the baseline if there is one."""
+    """Return the summary of a variant, with the metrics against the baseline if there is one, but for its times."""
     from pipeline.prediction.summary import summary  # imported after the training has started
 
     own = summary(variant.experiment, result)
@@ -121,22 +232,6 @@ def _summarize(variant: Variant, baseline: Row | None, result: Result) -> Summar
         return own
     compared = against_baseline(result, dict(own.metrics), baseline.result, dict(baseline.metrics))
     return replace(own, metrics={**own.metrics, **compared})
-
-
-def _write(page: LivePage, plan: EntryPoint, rows: Sequence[Row], about: Mapping[str, str]) -> None:
-    """Write the page of what is measured, if anything is left to run."""
-    total = len(list(plan.variants))
-    if len(rows) < total:
-        page.write(partial(_findings, plan, rows, about), f"{len(rows)} of {total} variants")
-
-
-def _findings(plan: EntryPoint, rows: Sequence[Row], about: Mapping[str, str]) -> "ComparisonFindings":
-    """Return the findings of these rows; pandas and Altair are imported here, between and after the runs."""
-    from pipeline.report.comparison import ComparisonFindings
-
-    return ComparisonFindings(
-        entry=plan.entry, question=plan.question, rows=tuple(rows), environment=about, sections=plan.sections
-    )
 
 
 def _report(findings: "ComparisonFindings", job: Job, console: Console) -> None:

@@ -5,14 +5,18 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from pipeline.base.results import Outcome
+from pipeline.report.changes import NOISE, change_text, interval_text, more_or_less, time_in_words, time_text
 from pipeline.report.command import command_of
 from pipeline.report.comparable import of_other_data
 from pipeline.report.other_trainings import changes
 from pipeline.report.page import Headline
 from pipeline.report.sections import LADDER
 from pipeline.training.metrics import AGAINST_BASELINE, Row
+from pipeline.training.time_differences import MARGIN, TimeDifference, against_baseline, difference
 
 NUM_FIGURES = 4
+MOST_RIVALS = 3
+"""Rivals of the fastest variant that a sentence names."""
 LEAST_SAVING_PERCENT = 1.0
 """Saving of memory from which on the answer of one of several comparisons is the variant that saves most."""
 
@@ -45,18 +49,20 @@ def _least_answer(rows: Sequence[Row]) -> str:
     if not others:
         return (
             f"{baseline.name} peaks at {baseline.metrics['peak_allocated_mib']:,.1f} MiB and takes "
-            f"{baseline.metrics['seconds_per_step']:.3g} s per optimizer step{_failures(rows)}."
+            f"{baseline.metrics['seconds_per_step']:.3g} s per optimizer step{_margin(baseline)}{_failures(rows)}."
         )
-    smallest, fastest = _smallest(others), _fastest(others)
-    is_smaller, is_faster = smallest.metrics["memory_saving_percent"] > 0, fastest.metrics["speedup"] > 1
-    if smallest is fastest and is_smaller and is_faster:
-        return f"{smallest.name} uses the least memory and time: {_against(smallest)}{_failures(rows)}."
+    smallest, fastest = _smallest(others), _faster(others)
+    is_smaller = smallest.metrics["memory_saving_percent"] > 0
+    if smallest is fastest and is_smaller:
+        what = f"uses the least memory and time{_rivals(smallest, others)}"
+        return f"{smallest.name} {what}: {_against(smallest)}{_failures(rows)}."
     memory = f"{smallest.name} uses the least memory: {_against(smallest)}"
-    time = f"{fastest.name} is the fastest: {_against(fastest)}"
-    return (
-        f"{memory if is_smaller else f'None uses less memory than {baseline.name}'}. "
-        f"{time if is_faster else f'None is faster than {baseline.name}'}{_failures(rows)}."
-    )
+    if fastest is not None:
+        time = f"{fastest.name} is the fastest{_rivals(fastest, others)}: {_against(fastest)}"
+    else:
+        are_slower = all(_time(row).low > 0 for row in others)
+        time = f"None is faster than {baseline.name}{'' if are_slower else ' beyond noise'}"
+    return f"{memory if is_smaller else f'None uses less memory than {baseline.name}'}. {time}{_failures(rows)}."
 
 
 def short_answer(rows: Sequence[Row]) -> str:
@@ -64,15 +70,20 @@ def short_answer(rows: Sequence[Row]) -> str:
     baseline, others = _baseline(rows), _compared(rows)
     if baseline is None or not others:
         return answer(rows)
-    best, best_at = _smallest(others), "saves the most memory"
-    if best.metrics["memory_saving_percent"] < LEAST_SAVING_PERCENT:
-        best, best_at = _fastest(others), "is the fastest"
-    what = f"{best.name} {best_at}:" if len(others) > 1 else f"{best.name} needs"
+    best, best_at, fastest = _smallest(others), "saves the most memory", _faster(others)
+    if best.metrics["memory_saving_percent"] < LEAST_SAVING_PERCENT and fastest is not None:
+        best, best_at = fastest, f"is the fastest{_rivals(fastest, others)}"
+    elif best.metrics["memory_saving_percent"] <= 0 and len(others) > 1:
+        return answer(rows)
+    what = f"{best.name} {best_at}:" if len(others) > 1 else f"{best.name}:"
     return f"{what} {_against(best)}{_failures(rows)}."
 
 
-def headlines(comparisons: Mapping[str, Sequence[Row]]) -> tuple[Headline, ...]:
-    """Return the figures of the answer over all comparisons of a job."""
+def headlines(comparisons: Mapping[str, Sequence[Row]], interrupted: str | None = None) -> tuple[Headline, ...]:
+    """Return the figures of the answer over all comparisons of a job, first how far an interrupted one came."""
+    if interrupted is not None:
+        figures = headlines(comparisons)[: NUM_FIGURES - 1]
+        return (Headline(title="interrupted", value=interrupted, detail="the others were not measured"), *figures)
     rows = [row for each in comparisons.values() for row in each]
     if len(rows) == 1:
         return _of_one(rows[0])
@@ -87,7 +98,7 @@ def headlines(comparisons: Mapping[str, Sequence[Row]]) -> tuple[Headline, ...]:
         )
     baseline = _baseline(rows)
     if len(comparisons) == 1 and baseline is not None:
-        detail = f"{time_text(baseline)}: {baseline.name}"
+        detail = f"{seconds_text(baseline)}: {baseline.name}"
         found.insert(0, Headline(title="baseline", value=peak_text(baseline), detail=detail))
     return tuple(found[-NUM_FIGURES:])
 
@@ -112,14 +123,16 @@ def _is_only(comparisons: Mapping[str, Sequence[Row]]) -> bool:
 def _best(comparisons: Mapping[str, Sequence[Row]]) -> Row | None:
     """Return the variant that is the fastest against its baseline, or saves most memory if none is faster.
 
-    Without a baseline it is the fastest; None if no run completed.
+    Only what is beyond noise is faster; where no variant saves anything it is the baseline. Without a baseline it is
+    the fastest; None if no run completed.
     """
     ended = [row for rows in comparisons.values() for row in rows if row.completed]
     others = [row for rows in comparisons.values() if _baseline(rows) for row in _compared(rows)]
     if not others:
         return max(ended, key=lambda row: row.metrics.get("samples_per_second", 0.0), default=None)
-    fastest = _fastest(others)
-    return fastest if fastest.metrics["speedup"] > 1 else _smallest(others)
+    smallest = _smallest(others)
+    saving = smallest if smallest.metrics["memory_saving_percent"] > 0 else None
+    return _faster(others) or saving or next(filter(None, map(_baseline, comparisons.values())))
 
 
 def _name(row: Row, comparisons: Mapping[str, Sequence[Row]]) -> str:
@@ -159,24 +172,28 @@ def _least(others: Sequence[Row], comparisons: Mapping[str, Sequence[Row]]) -> l
     if not others:
         return []
     name = partial(_name, comparisons=comparisons)
-    smallest, fastest = _smallest(others), _fastest(others)
-    memory, time = _percents(smallest)[0], _percents(fastest)[1]
-    of_smallest = f"{name(smallest)}: {peak_text(smallest)}, {_percents(smallest)[1]:+.3g} % time"
-    of_fastest = f"{name(fastest)}: {time_text(fastest)}, {_percents(fastest)[0]:+.3g} % memory"
+    smallest, fastest = _smallest(others), min(others, key=lambda row: _time(row).percent)
+    memory, time = 0.0 - smallest.metrics["memory_saving_percent"], _time(fastest)
+    of_smallest = f"{name(smallest)}: {peak_text(smallest)}, time: {time_text(_time(smallest))}"
+    least_time = f"{change_text(time.percent)} time"
+    of_fastest = f"{name(fastest)}: {seconds_text(fastest)} ({interval_text(time)}), {_memory_text(fastest)}"
     if memory >= 0:
-        of_smallest = f"next: {name(smallest)}, {memory:+.3g} %"
-    if time >= 0:
-        of_fastest = f"next: {name(fastest)}, {time:+.3g} %"
-    none = "the baseline's"
+        of_smallest = f"next: {name(smallest)}, {change_text(memory)}"
+    if not time.is_faster:
+        least_time = NOISE if any(_time(row).low <= 0 for row in others) else "the baseline's"
+        of_fastest = f"next: {name(fastest)}, {change_text(time.percent)} ({interval_text(time)})"
     return [
-        Headline(title="least memory", value=f"{memory:+.3g} % memory" if memory < 0 else none, detail=of_smallest),
-        Headline(title="least time", value=f"{time:+.3g} % time" if time < 0 else none, detail=of_fastest),
+        Headline(
+            title="least memory",
+            value=f"{change_text(memory)} memory" if memory < 0 else "the baseline's",
+            detail=of_smallest,
+        ),
+        Headline(title="least time", value=least_time, detail=of_fastest),
     ]
 
 
-def _percents(row: Row) -> tuple[float, float]:
-    """Return the changes of memory and of time per sample against the baseline, in percent."""
-    return 0.0 - row.metrics["memory_saving_percent"], row.metrics["time_overhead_percent"]
+def _memory_text(row: Row) -> str:
+    return f"{change_text(0.0 - row.metrics['memory_saving_percent'])} memory"
 
 
 def _losses(rows: Sequence[Row]) -> list[Headline]:
@@ -201,7 +218,7 @@ def _baseline(rows: Sequence[Row]) -> Row | None:
 
 def _compared(rows: Sequence[Row]) -> list[Row]:
     """Return the variants that were measured against the baseline; those over the budget if there are no others."""
-    needed = {"peak_allocated_mib", "seconds_per_step", *AGAINST_BASELINE[:3]}
+    needed = {"peak_allocated_mib", "seconds_per_step", *AGAINST_BASELINE[:4]}
     found = [row for row in rows if not row.is_baseline and row.completed and needed <= set(row.metrics)]
     return [row for row in found if row.outcome is Outcome.OK] or found
 
@@ -210,8 +227,33 @@ def _smallest(rows: Sequence[Row]) -> Row:
     return max(rows, key=lambda row: row.metrics["memory_saving_percent"])
 
 
-def _fastest(rows: Sequence[Row]) -> Row:
-    return max(rows, key=lambda row: row.metrics["speedup"])
+def _faster(rows: Sequence[Row]) -> Row | None:
+    """Return the variant that takes the least time against its baseline; None if none takes less beyond noise."""
+    return min((row for row in rows if _time(row).is_faster), key=lambda row: _time(row).percent, default=None)
+
+
+def _time(row: Row) -> TimeDifference:
+    """Return the change of a variant's time against its baseline."""
+    found = against_baseline(row)
+    assert found is not None
+    return found
+
+
+def _rivals(fastest: Row, others: Sequence[Row]) -> str:
+    """Return which variants of its comparison may be as fast, in brackets."""
+    rivals = [
+        row.name
+        for row in others
+        if row is not fastest and (found := difference(row, fastest)) is not None and not found.is_beyond_noise
+    ]
+    if not rivals:
+        return ""
+    return f" ({NOISE} to {', '.join(rivals) if len(rivals) <= MOST_RIVALS else f'{len(rivals)} others'})"
+
+
+def _margin(row: Row) -> str:
+    """Return the margin of a run's time, in brackets."""
+    return f" (± {row.metrics[MARGIN]:.0f} %)" if MARGIN in row.metrics else ""
 
 
 def _failures(rows: Sequence[Row]) -> str:
@@ -221,17 +263,9 @@ def _failures(rows: Sequence[Row]) -> str:
 
 
 def _against(row: Row) -> str:
-    saving, overhead = row.metrics["memory_saving_percent"], row.metrics["time_overhead_percent"]
-    memory = _change(-saving, "less memory", "more memory", "as much memory")
-    time = _change(overhead, "less time per sample", "more time per sample", "as much time per sample")
+    memory = more_or_less(0.0 - row.metrics["memory_saving_percent"], "memory")
     over = ", over the budget" if row.outcome is Outcome.OVER_BUDGET else ""
-    return f"{memory} and {time}{over}"
-
-
-def _change(percent: float, less: str, more: str, same: str) -> str:
-    """Return a change in whole percents as words."""
-    whole = round(percent)
-    return f"{abs(whole)} % {less if whole < 0 else more}" if whole else same
+    return f"{memory} and {time_in_words(_time(row))}{over}"
 
 
 def peak_text(row: Row) -> str:
@@ -239,6 +273,6 @@ def peak_text(row: Row) -> str:
     return f"{row.metrics['peak_allocated_mib']:,.4g} MiB"
 
 
-def time_text(row: Row) -> str:
+def seconds_text(row: Row) -> str:
     """Return the time of an optimizer step with its unit."""
     return f"{row.metrics['seconds_per_step']:.3g} s/step"

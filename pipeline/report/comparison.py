@@ -7,8 +7,8 @@ import pandas as pd
 
 from pipeline.base.results import Outcome
 from pipeline.base.truncation import LengthBin, Truncation
-from pipeline.config.experiment import VARYING
 from pipeline.report.answers import answer, command, command_title, headlines, outcome_of, readable, short_answer
+from pipeline.report.changes import change_in_table, interval_text
 from pipeline.report.lengths import lengths_section
 from pipeline.report.losses import losses_panel
 from pipeline.report.other_trainings import other_trainings
@@ -16,17 +16,19 @@ from pipeline.report.overview import overview_plots
 from pipeline.report.page import Report, Section
 from pipeline.report.plot import Plot
 from pipeline.report.sections import LADDER, make_sections
-from pipeline.report.table import Table
+from pipeline.report.table import Form, Table
 from pipeline.report.tradeoff import tradeoff_plot
 from pipeline.training.metrics import Row, common_settings
+from pipeline.training.time_differences import against_baseline
+from pipeline.training.timing import num_counting
 
-COLUMNS = {
+COLUMNS: Mapping[str, tuple[str, Form]] = {
     "peak_allocated_mib": ("peak MiB", "{:,.1f}"),
     "peak_reserved_mib": ("reserved MiB", "{:,.1f}"),
     "prediction_error_percent": ("prediction error %", "{:+.2f}"),
     "memory_saving_percent": ("saved %", "{:+.1f}"),
     "seconds_per_step": ("s/step", "{:.4f}"),
-    "time_overhead_percent": ("time %", "{:+.1f}"),
+    "time_overhead_percent": ("time %", change_in_table),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
     "padding_percent": ("padding %", "{:.1f}"),
     "final_loss": ("final loss", "{:.4f}"),
@@ -44,12 +46,13 @@ EXPENDABLE = (
     "seconds_per_step",
 )
 """Metrics that a narrow terminal leaves out, the first one first."""
+INTERVAL = "time from to"
+"""Heading of the column with the interval of the change in time."""
+INTERVALS = "Intervals of time are of 95 %, for all variants at once."
 WATERFALL = "waterfall"
 """The section that shows the steps of a ladder."""
 MOST_SHOWN = 24
 """Variants of one comparison that charts show."""
-UNSTEADY = 0.2
-"""Interquartile range of the step times over their median, from which on a run was disturbed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,8 @@ class ComparisonFindings:
     """What cutting the corpus's documents at several lengths loses, and the first run would then need."""
     lengths: tuple[LengthBin, ...] = ()
     """The histogram of the lengths of the corpus's documents."""
+    interrupted: str | None = None
+    """How far the job came, such as 3 of 25 variants, if it was interrupted."""
 
 
 def comparison_report(findings: ComparisonFindings) -> Report:
@@ -86,13 +91,13 @@ def comparison_report(findings: ComparisonFindings) -> Report:
         answer(rows) if one else f"{_capitalized(readable(name))}: {short_answer(rows)}"
         for name, rows in by_comparison.items()
     ]
-    if any(unsteady(rows)[0] for rows in by_comparison.values()):
-        answers.append("Times are uncertain: step times varied widely.")
+    if findings.interrupted is not None:
+        answers.insert(0, f"Interrupted after {findings.interrupted}.")
     return Report(
         entry=findings.entry,
         question=findings.question,
         answer=" ".join(answers),
-        headlines=headlines(by_comparison),
+        headlines=headlines(by_comparison, findings.interrupted),
         command=command(by_comparison),
         command_title=command_title(by_comparison),
         sections=tables_last(sections),
@@ -165,7 +170,7 @@ def _section(title: str, rows: Sequence[Row]) -> Section:
     return Section(
         title=title,
         tables=(overview_table(title, rows),),
-        notes=(*([more] if hidden else []), *notes(rows), *_unsteady_note(rows)),
+        notes=(*([more] if hidden else []), *notes(rows), *_slowed_note(rows)),
         plots=overview_plots(where, shown(rows)) if drawn else (),
     )
 
@@ -194,7 +199,7 @@ def overview_table(title: str, rows: Sequence[Row]) -> Table:
         {
             "variant": f"{row.name} *" if row.is_baseline and len(rows) > 1 else row.name,
             **({} if set(outcomes) == {Outcome.OK} else {"outcome": outcome}),
-            **{heading: row.metrics.get(name) for name, (heading, _) in shown.items()},
+            **_cells(row, shown),
         }
         for row, outcome in zip(rows, outcomes, strict=True)
     ]
@@ -203,9 +208,20 @@ def overview_table(title: str, rows: Sequence[Row]) -> Table:
         title=title,
         frame=pd.DataFrame(lines),
         forms=dict(COLUMNS.values()),
-        note="* the baseline" if len(rows) > 1 else None,
+        note=f"* the baseline. {INTERVALS}" if len(rows) > 1 else None,
         expendable=tuple(COLUMNS[name][0] for name in EXPENDABLE),
     )
+
+
+def _cells(row: Row, columns: Mapping[str, tuple[str, Form]]) -> dict[str, object]:
+    """Return the metrics of a row by heading, with the interval of its time beside the time."""
+    cells: dict[str, object] = {}
+    for name, (heading, _) in columns.items():
+        cells[heading] = row.metrics.get(name)
+        if name == "time_overhead_percent":
+            change = against_baseline(row)
+            cells[INTERVAL] = None if change is None else interval_text(change)
+    return cells
 
 
 def notes(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -221,26 +237,16 @@ def notes(rows: Sequence[Row]) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def unsteady(rows: Sequence[Row]) -> tuple[list[str], int]:
-    """Return the names of the runs whose step times varied too much to be compared, and how many were looked at.
-
-    Runs whose micro-batches have different lengths are left out: their step times vary in any case.
-    """
-    timed = [
-        row
+def _slowed_note(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence about the runs that do not count, because something else slowed them."""
+    found = [
+        f"{row.name}: {number} of {len(row.timings)}"
         for row in rows
-        if row.completed and "seconds_per_step_iqr" in row.metrics and row.params.get("sequences") not in VARYING
+        if (number := len(row.timings) - num_counting(row.timings))
     ]
-    spreads = {row.name: row.metrics["seconds_per_step_iqr"] / row.metrics["seconds_per_step"] for row in timed}
-    return [name for name, spread in spreads.items() if spread > UNSTEADY], len(timed)
-
-
-def _unsteady_note(rows: Sequence[Row]) -> list[str]:
-    names, num_timed = unsteady(rows)
-    if not names:
+    if not found:
         return []
     return [
-        f"In {len(names)} of {num_timed} runs the interquartile range of the step times is more than "
-        f"{100 * UNSTEADY:.0f} % of their median ({', '.join(names)}): something else used this machine, or the steps "
-        "are too few. Repeat these runs before you compare their times."
+        "Runs that took over 40 % longer than another one of their variant do not count, because something else used "
+        f"this machine ({', '.join(found)})."
     ]

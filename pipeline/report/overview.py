@@ -9,6 +9,7 @@ from pipeline.report.losses import losses_panel, seconds_panel
 from pipeline.report.phases import phases_plot
 from pipeline.report.plot import Bar, Panel, Plot, bars, colour, short
 from pipeline.training.metrics import Row
+from pipeline.training.time_differences import MARGIN
 
 PEAK = "peak_allocated_mib"
 SEEN = 0.005
@@ -28,9 +29,9 @@ def overview_plots(title: str, rows: Sequence[Row]) -> tuple[Plot, ...]:
         metric_bars(
             rows,
             "seconds_per_step",
-            "time per optimizer step (median ± half the interquartile range)",
+            "time per optimizer step, with its interval",
             "seconds",
-            spread="seconds_per_step_iqr",
+            margin_percent=MARGIN,
         ),
         losses_panel(rows),
         *([metric_bars(rows, "mean_loss", "mean loss over all steps", "loss")] if _losses_differ(rows) else []),
@@ -51,14 +52,14 @@ def metric_bars(
     name: str,
     title: str,
     unit: str,
-    spread: str | None = None,
+    margin_percent: str | None = None,
     marks: Mapping[str, float] | None = None,
 ) -> Panel:
     """Return a bar for each variant that completed; of others the outcome, and the memory that they had reached."""
     values = []
     for number, row in enumerate(rows):
         value, text = row.metrics.get(name), None
-        half = row.metrics.get(spread, 0.0) / 2 if spread else 0.0
+        half = (value or 0.0) * row.metrics.get(margin_percent, 0.0) / 100 if margin_percent else 0.0
         if not row.completed:
             text = outcome_of(row).replace("_", " ")
             if name == PEAK and value is not None:

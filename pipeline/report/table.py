@@ -1,6 +1,6 @@
 """A table for the terminal, the report's page, MLflow's description and a CSV file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -12,6 +12,8 @@ from rich.text import Text
 
 from pipeline.config.settings import written
 
+Form = str | Callable[[float], str]
+"""How a number is written: a format string, or a function."""
 NUMBER = "{:,.4g}"
 """Format of a number where its column has no format of its own."""
 LONG_CHARACTERS = 45
@@ -28,8 +30,8 @@ class Table:
     """File name of its CSV, without suffix."""
     title: str
     frame: pd.DataFrame
-    forms: Mapping[str, str] = field(default_factory=dict)
-    """Format string for the numbers of a column, by its heading."""
+    forms: Mapping[str, Form] = field(default_factory=dict)
+    """How the numbers of a column are written, by its heading."""
     note: str | None = None
     """A line below the table."""
     num_in_terminal: int | None = None
@@ -130,6 +132,7 @@ class Table:
         if pd.isna(value):  # type: ignore[call-overload]
             return ""
         if isinstance(value, float):
-            text = self.forms.get(heading, NUMBER).format(value)
+            form = self.forms.get(heading, NUMBER)
+            text = form.format(value) if isinstance(form, str) else form(value)
             return text if text.strip("+-0.") else text.lstrip("+-")  # zero has no sign
         return written(value)

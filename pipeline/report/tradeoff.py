@@ -7,20 +7,33 @@ from typing import Any
 import altair as alt
 
 from pipeline.base.results import Outcome
-from pipeline.report.answers import outcome_of, peak_text, readable, time_text
-from pipeline.report.plot import ABOUT, LINE_PIXELS, WARNING, Panel, Plot, colour, data, label, layered, names_axis
+from pipeline.report.answers import outcome_of, peak_text, readable, seconds_text
+from pipeline.report.changes import NOISE, change_text, interval_text
+from pipeline.report.plot import (
+    ABOUT,
+    GREY,
+    LINE_PIXELS,
+    WARNING,
+    Panel,
+    Plot,
+    colour,
+    data,
+    label,
+    layered,
+    names_axis,
+)
 from pipeline.training.metrics import Row
+from pipeline.training.time_differences import against_baseline
 
 SAVES, COSTS = colour(2), WARNING
 REASON_CHARACTERS = 48
 """Characters of the reason for which a variant was skipped; the tooltip has all of it."""
 MEASURES = ("memory", "time")
 MEASURED = {"peak_allocated_mib", "seconds_per_step"}
-AGAINST = {"memory_saving_percent", "time_overhead_percent"}
 OVER = ", over the budget"
 NARROW_PIXELS = 700
 """Width of a chart below which the bars have percentages alone."""
-ROOMS = (60, 190)
+ROOMS = (60, 270)
 """Room for the text beside a bar in a narrow and in a wide chart, in pixels."""
 
 
@@ -30,11 +43,11 @@ def tradeoff_plot(comparisons: Mapping[str, Sequence[Row]]) -> Plot | None:
     None if no variant was measured beside its baseline.
     """
     rows = [row for each in comparisons.values() for row in each]
-    if not any(set(row.metrics) >= AGAINST for row in rows if not row.is_baseline):
+    if not any(_is_compared(row) for row in rows):
         return None
     baselines = [row.name for row in rows if row.is_baseline]
     against = baselines[0] if len(baselines) == 1 else "each baseline (bold)"
-    title = f"peak memory (above) and time per sample (below) against {against}; green saves, red costs"
+    title = f"peak memory (above) and time per sample (below) against {against}; green saves, red costs, grey: {NOISE}"
     labels = [_label(row, len(comparisons) > 1) for row in rows]
     height = max([40, *(LINE_PIXELS * len(label(name)) + 8 for name in labels)])
     panel = Panel(title=title, chart=_chart(rows, labels), height=height * len(rows))
@@ -85,23 +98,31 @@ def _chart(rows: Sequence[Row], labels: Sequence[str]) -> alt.LayerChart:
     return layered(*layers[:2], *written)
 
 
+def _is_compared(row: Row) -> bool:
+    """Return whether a row has memory and time against its baseline."""
+    needed = MEASURED | {"memory_saving_percent"}
+    return not row.is_baseline and set(row.metrics) >= needed and against_baseline(row) is not None
+
+
 def _bars(place: int, row: Row) -> list[dict[str, Any]]:
     """Return the pair of bars of a variant that compares with its baseline."""
-    if row.is_baseline or not set(row.metrics) >= AGAINST | MEASURED:
+    time = against_baseline(row)
+    if time is None or not _is_compared(row):
         return []
-    sizes = (peak_text(row), time_text(row))
-    percents = (0.0 - row.metrics["memory_saving_percent"], row.metrics["time_overhead_percent"])
+    sizes = (peak_text(row), f"{interval_text(time)}, {seconds_text(row)}")
+    percents = (round(0.0 - row.metrics["memory_saving_percent"], 1), round(time.percent, 1))
     pairs = list(zip(MEASURES, percents, sizes, strict=True))
+    is_noise = {"memory": False, "time": not time.is_beyond_noise}
     is_over = row.outcome is Outcome.OVER_BUDGET
-    about = "\n".join([row.name, *(f"{measure} {percent:+,.1f} %: {size}" for measure, percent, size in pairs)])
+    about = "\n".join([row.name, *(f"{measure} {change_text(percent)}: {size}" for measure, percent, size in pairs)])
     return [
         {
             "place": place,
             "measure": measure,
             "percent": percent,
-            "shade": SAVES if percent <= 0 else COSTS,
-            "wide": f"{measure} {round(percent, 1):+,.3g} % ({size}{OVER if is_over and measure == 'memory' else ''})",
-            "narrow": f"{round(percent):+,} %",
+            "shade": GREY if is_noise[measure] else SAVES if percent <= 0 else COSTS,
+            "wide": f"{measure} {change_text(percent)} ({size}{OVER if is_over and measure == 'memory' else ''})",
+            "narrow": change_text(percent, 0),
             "about": f"{about}{OVER if is_over else ''}",
         }
         for measure, percent, size in pairs
@@ -114,7 +135,7 @@ def _text(place: int, row: Row) -> list[dict[str, Any]]:
         return []
     cost = ""
     if row.completed and set(row.metrics) >= MEASURED:
-        cost = f"{peak_text(row)}, {time_text(row)}"
+        cost = f"{peak_text(row)}, {seconds_text(row)}"
     outcome = outcome_of(row).replace("_", " ")
     reason = row.skipped or (row.result.detail if row.result else None) or ""
     if row.is_baseline and row.completed:

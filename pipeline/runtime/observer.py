@@ -36,5 +36,8 @@ class Observer:
     def message(self, message: Any) -> None:
         """Receive an event of other work than training."""
 
+    def amended(self, metrics: Mapping[str, float]) -> None:
+        """Receive summary metrics of a finished run that further runs have changed."""
+
     def finished(self, result: Result, summary: Summary) -> None:
         """Receive the outcome; result.json in the run's folder holds it already, unless the run was aborted."""

@@ -19,7 +19,6 @@ from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import Execute, Summarize, execute, run
 from pipeline.searching.certificate import Certificate
 from pipeline.searching.judge import CONSTRAINT, OUTCOME, judge, peak_bytes
-from pipeline.searching.measurements import mean_speed
 from pipeline.searching.problem import SearchProblem
 from pipeline.searching.proposals import Proposal, Proposer
 from pipeline.searching.results import (
@@ -40,6 +39,7 @@ from pipeline.searching.trial_record import DETAIL, METRICS, Judged
 from pipeline.searching.verification import Measured, StopAfter, verified_experiment, verify
 from pipeline.training.loop import Stop, never_stop
 from pipeline.training.metrics import Summary
+from pipeline.training.timing import mean_speed
 from pipeline.training.typical_step import typical_step
 
 SECONDS_BETWEEN_POLLS = 1.0

@@ -1,35 +1,11 @@
-"""The measurements of a search: the runs of each configuration, and which of them count."""
+"""The measurements of a search: the runs of each configuration, and what they came to."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from pipeline.searching.time_model import NOISES
-
-SLOWED = 2 * math.sqrt(2) * max(NOISES)
-"""Log seconds above the fastest run of its configuration from which on other load has slowed a run, and not noise.
-
-Two standard deviations of the difference of two runs with the most noise that the time model expects: 0.34, or 40 %.
-"""
-
-
-def counting(log_seconds: Sequence[float]) -> list[float]:
-    """Return the runs of one configuration that count: those that were not slowed. Nothing makes a run faster."""
-    fastest = min(log_seconds)
-    return [one for one in log_seconds if one <= fastest + SLOWED]
-
-
-def is_slowed(speed: float, speeds: Sequence[float]) -> bool:
-    """Return whether a run of this speed is one that does not count among all runs of its configuration."""
-    log_seconds = -math.log(speed)
-    return log_seconds not in counting([log_seconds, *(-math.log(one) for one in speeds)])
-
-
-def mean_speed(speeds: Sequence[float]) -> float:
-    """Return the speed of a configuration: the geometric mean of its runs that count; 0 without any."""
-    return 0.0 if not speeds else math.exp(-statistics.fmean(counting([-math.log(speed) for speed in speeds])))
+from pipeline.training.timing import counting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
 from pipeline.config.settings import default_values, written
 from pipeline.searching.certificate import Certificate
-from pipeline.searching.measurements import is_slowed, mean_speed
 from pipeline.training.metrics import limited_peak_mib
+from pipeline.training.timing import is_slowed, mean_speed
 
 Item = TypeVar("Item")
 

@@ -34,12 +34,8 @@ from pipeline.searching.gaussian import (
     leave_one_out_residuals,
 )
 from pipeline.searching.random_effects import effects_of
+from pipeline.training.timing import NOISES
 
-NOISES = (0.003, 0.01, 0.03, 0.06, 0.12)
-"""Prior standard deviations of a measured time from process to process, as fractions; equally probable at first.
-
-A quiet GPU has the smallest; on a shared machine two runs of one configuration differ by 10 to 20 % in the median.
-"""
 RESIDUALS = (0.02, 0.05, 0.1, 0.2)
 """Prior standard deviations of the time model's residual, as fractions; equally probable at first."""
 FIT_NOISE, FIT_RESIDUAL = 0.02, 0.1

@@ -10,10 +10,10 @@ from pipeline.config.experiment import VARYING, Experiment, make_experiment
 from pipeline.config.settings import merged, nested
 from pipeline.config.space import Choice, size_of
 from pipeline.searching.judge import peak_bytes
-from pipeline.searching.measurements import is_slowed, mean_speed
 from pipeline.searching.problem import SearchProblem
 from pipeline.searching.results import Measurement, Trial, Verification, label, one_per_configuration, speed_of, speeds
 from pipeline.training.metrics import against_baseline
+from pipeline.training.timing import is_slowed, mean_speed
 
 Measured = tuple[Result, dict[str, float]]
 """A result and its summary metrics."""

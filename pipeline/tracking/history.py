@@ -12,6 +12,8 @@ from pipeline.base.results import Outcome, Result, StepRecord
 from pipeline.config.settings import AllSettings, dotted, nested, validate
 from pipeline.tracking.store import connect, unreachable
 from pipeline.training.metrics import Row
+from pipeline.training.time_differences import MARGIN
+from pipeline.training.timing import timing_of
 
 PER_STEP = ("loss", "grad_norm", "seconds", "learning_rate", "loss_scale")
 """Metrics that say something of one optimizer step alone."""
@@ -19,8 +21,8 @@ CONDITIONS = ("device_name", "torch", "transformers", "cuda", "allocator")
 """Tags that say under which conditions a run was measured."""
 OUTCOMES = {"FINISHED": Outcome.OK, "FAILED": Outcome.CRASHED}
 """What a run that says no outcome came to, by its status; one that is killed or still running is interrupted."""
-MOST_RUNS = 1000
-"""The most that are read at once."""
+RUNS_IN_A_PAGE = 1000
+"""How many are read at once."""
 
 
 class History:
@@ -48,7 +50,7 @@ class History:
                 raise InvalidInputError(
                     f"no run has the id {run_id!r} in {get_tracking_uri()}; take ids from the MLflow UI"
                 ) from error
-            runs = [run] if _is_measured(run) else self._children(run)
+            runs = self._children(run) or ([run] if _is_measured(run) else [])
             if not runs:
                 raise InvalidInputError(
                     f"a run to compare must have metrics of its own or of its children, and {run.info.run_name} "
@@ -58,7 +60,7 @@ class History:
         return list({run.info.run_id: run for run in found}.values())
 
     def by_filter(self, experiment: str | None, filter_string: str | None) -> list[Run]:
-        """Return the measured runs of an experiment (of all by default) that the filter lets through, oldest first.
+        """Return the measured runs of an experiment (of all by default) that the filter lets through, newest first.
 
         Raises:
             InvalidInputError: no experiment has this name, the filter is malformed, or no measured run matches.
@@ -91,12 +93,15 @@ class History:
         digests = [entry.dataset.digest for entry in run.inputs.dataset_inputs]
         params |= {"corpus_digest": ", ".join(digests)} if digests else {}
         metrics = {key: value for key, value in run.data.metrics.items() if key not in PER_STEP}
+        steps = tuple(self._steps(run))
+        warmup_steps = params.get("timing_warmup_steps")
+        timing = timing_of(steps, warmup_steps) if isinstance(warmup_steps, int) and MARGIN not in metrics else None
         known = tags.get("outcome") in set(Outcome)
         outcome = Outcome(tags["outcome"]) if known else OUTCOMES.get(run.info.status, Outcome.INTERRUPTED)
         result = Result(
             outcome=outcome,
             detail=tags.get("outcome_detail"),
-            steps=tuple(self._steps(run)),
+            steps=steps,
             memory=None,
             finished=None,
             seconds_total=metrics.get("seconds_total", 0.0),
@@ -109,6 +114,7 @@ class History:
             result=result,
             skipped=None,
             metrics=metrics,
+            timings=() if timing is None else (timing,),
         )
 
     def _steps(self, run: Run) -> list[StepRecord]:
@@ -138,17 +144,29 @@ class History:
         ]
 
     def _children(self, parent: Run) -> list[Run]:
+        """Return the measured runs of a job, in the order in which they ran."""
         filter_string = f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
-        return [run for run in self._search([parent.info.experiment_id], filter_string) if _is_measured(run)]
+        runs = self._search([parent.info.experiment_id], filter_string)
+        return [run for run in reversed(runs) if _is_measured(run)]
 
     def _search(self, experiments: list[str], filter_string: str) -> list[Run]:
-        order = ["attributes.start_time ASC"]
-        found = self._client.search_runs(experiments, filter_string, ViewType.ACTIVE_ONLY, MOST_RUNS, order)
-        return list(found)
+        """Return all runs that the filter lets through, newest first; one that starts meanwhile moves the others on."""
+        found: dict[str, Run] = {}
+        page, order = None, ["attributes.start_time DESC"]
+        while True:
+            runs = self._client.search_runs(
+                experiments, filter_string, ViewType.ACTIVE_ONLY, RUNS_IN_A_PAGE, order, page_token=page
+            )
+            found |= {run.info.run_id: run for run in runs}
+            page = runs.token
+            if not page:
+                return list(found.values())
 
 
 def _is_measured(run: Run) -> bool:
-    return "outcome" in run.data.tags or {"peak_allocated_mib", "seconds_per_step"} <= set(run.data.metrics)
+    """Return whether a run has metrics, or is one of a job's that came to none; not the job itself."""
+    is_of_job = "outcome" in run.data.tags and "mlflow.parentRunId" in run.data.tags
+    return is_of_job or {"peak_allocated_mib", "seconds_per_step"} <= set(run.data.metrics)
 
 
 def _typed(params: Mapping[str, str]) -> dict[str, Any]:

@@ -151,6 +151,7 @@ class _ChildRun(Observer):
         self._parent, self._sender, self._entry = parent, sender, entry
         self._child: TrackedRun | None = None
         self._sent_at = 0.0
+        self._num_steps = 0
 
     def started(self, run: Run) -> None:
         """Begin the child run."""
@@ -185,7 +186,8 @@ class _ChildRun(Observer):
         if child is None:
             return
         try:
-            child.metrics(summary.metrics, step=len(result.steps))
+            self._num_steps = len(result.steps)
+            child.metrics(summary.metrics, step=self._num_steps)
             detail = {"outcome_detail": result.detail} if result.detail else {}
             child.tags({"outcome": result.outcome.value, **detail, **summary.tags})
             names = [RESULT, *([LOG] if result.outcome in (Outcome.CRASHED, Outcome.OUT_OF_MEMORY) else [])]
@@ -194,6 +196,11 @@ class _ChildRun(Observer):
             child.existing_files(*(file for file in files if (child.folder / file[0]).exists()))
         finally:
             child.end(STATUS[result.outcome])
+
+    def amended(self, metrics: Mapping[str, float]) -> None:
+        """Replace summary metrics of the child run, which has ended."""
+        if self._child is not None:
+            self._child.metrics(metrics, step=self._num_steps)
 
 
 @dataclass(frozen=True)

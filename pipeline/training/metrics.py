@@ -8,10 +8,18 @@ from typing import Any
 
 from pipeline.base.results import MemoryUse, Outcome, Result, StepRecord, limited_peak
 from pipeline.base.units import MIB
+from pipeline.training.timing import Timing
 
 MOVING_AVERAGE_STEPS = 10
 MEDIAN_CONFIDENCE = 0.95
-AGAINST_BASELINE = ("memory_saving_percent", "time_overhead_percent", "speedup", "max_loss_difference")
+AGAINST_BASELINE = (
+    "memory_saving_percent",
+    "time_overhead_percent",
+    "time_overhead_low_percent",
+    "time_overhead_high_percent",
+    "speedup",
+    "max_loss_difference",
+)
 """Metrics that compare a run with the baseline."""
 
 
@@ -31,6 +39,8 @@ class Row:
     """Summary metrics, named as in MLflow."""
     note: str | None = None
     """What is to be said of it, whether it ran or not."""
+    timings: tuple[Timing, ...] = ()
+    """The time of each of its runs, the first one first; empty where no step was timed."""
 
     @property
     def outcome(self) -> Outcome | None:
@@ -110,19 +120,16 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
 def against_baseline(
     result: Result, metrics: dict[str, float], baseline: Result, baseline_metrics: dict[str, float]
 ) -> dict[str, float]:
-    """Return the metrics that compare a run with its baseline.
+    """Return the metrics that compare a run with its baseline, but for their times: see comparison.with_times().
 
-    Memory is the peak of allocated bytes. Time is per sequence, so runs of different effective batch sizes compare;
-    the largest difference of the losses of a step is left out for them.
+    Memory is the peak of allocated bytes. The largest difference of the losses of a step is left out for runs of
+    different effective batch sizes.
     """
     if not (result.outcome.completed and baseline.outcome.completed):
         return {}  # the peak of a run that did not complete is a lower bound
     compared = {}
     if memory := _both("peak_allocated_mib", metrics, baseline_metrics):
         compared["memory_saving_percent"] = 100 * (1 - memory[0] / memory[1])
-    if rates := _both("samples_per_second", metrics, baseline_metrics):
-        compared["time_overhead_percent"] = 100 * (rates[1] / rates[0] - 1)
-        compared["speedup"] = rates[0] / rates[1]
     sizes = _both("effective_batch_size", metrics, baseline_metrics)
     if sizes and sizes[0] == sizes[1] and len(result.steps) == len(baseline.steps) > 0:
         pairs = zip(result.steps, baseline.steps, strict=True)

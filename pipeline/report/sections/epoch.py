@@ -1,21 +1,37 @@
 """An epoch: forward passes, updates and minutes, with the measured time of a step next to a linear model of it."""
 
 import math
-import statistics
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
+from scipy.optimize import nnls
 
+from pipeline.report.answers import readable
 from pipeline.report.page import Section
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row
+from pipeline.training.time_differences import MARGIN
+
+MODELLED = "s/step modelled"
+FEWEST = 3
+"""Numbers of forward passes that a line is tested on; through two there is always one."""
 
 
 def section(rows: Sequence[Row]) -> Section:
     """Return the table `epoch` of all variants that were timed."""
     timed = [row for row in rows if "seconds_per_step" in row.metrics]
-    tables = (Table(name="epoch", title="epoch", frame=_epoch(timed)),) if timed else ()
-    return Section(title="epoch", tables=tables)
+    if not timed:
+        return Section(title="epoch")
+    frame = _epoch(timed)
+    without = frame["comparison"][frame[MODELLED].isna()].unique()
+    note = (
+        f"No model of {', '.join(map(readable, without))}: the step times of the other variants do not lie on a line "
+        "in the number of forward passes within their noise, or are too few."
+        if len(without)
+        else None
+    )
+    return Section(title="epoch", tables=(Table(name="epoch", title="epoch", frame=frame, note=note),))
 
 
 def _epoch(rows: Sequence[Row]) -> pd.DataFrame:
@@ -32,11 +48,12 @@ def _epoch(rows: Sequence[Row]) -> pd.DataFrame:
                 "forward passes": math.ceil(row.params["dataset_size"] / row.params["micro_batch_size"]),
                 "updates": updates,
                 "s/step measured": row.metrics["seconds_per_step"],
-                "s/step modelled": _modelled_seconds(row, rows),
+                "± %": row.metrics.get(MARGIN),
+                MODELLED: _modelled_seconds(row, rows),
                 "epoch, minutes": updates * row.metrics["seconds_per_step"] / 60,
             }
         )
-    return pd.DataFrame(lines)
+    return pd.DataFrame(lines).astype({MODELLED: float, "± %": float})
 
 
 def _modelled_seconds(row: Row, rows: Sequence[Row]) -> float | None:
@@ -44,11 +61,18 @@ def _modelled_seconds(row: Row, rows: Sequence[Row]) -> float | None:
 
     A line in the number of forward passes is fitted to them: at a fixed micro-batch size its intercept is the time of
     the update, at a fixed effective batch size that of the update and of the arithmetic, which accumulation leaves as
-    it is. The row itself is left out, so its measured time tests the line.
+    it is. Neither that nor the time of a pass is negative. The row itself is left out, so its measured time tests the
+    line. None if the line misses one of the others by more than its noise.
     """
     others = [other for other in rows if other.comparison == row.comparison and other is not row]
-    passes = [other.params["accumulation_steps"] for other in others]
-    if len(set(passes)) < 2:
+    passes = [float(other.params["accumulation_steps"]) for other in others]
+    seconds = [other.metrics["seconds_per_step"] for other in others]
+    if len(set(passes)) < FEWEST:
         return None
-    fitted = statistics.linear_regression(passes, [other.metrics["seconds_per_step"] for other in others])
-    return float(fitted.slope * row.params["accumulation_steps"] + fitted.intercept)
+    errors = [time * other.metrics.get(MARGIN, 0.0) / 100 for time, other in zip(seconds, others, strict=True)]
+    columns = np.column_stack([passes, np.ones(len(passes))]) / np.array(seconds)[:, None]
+    (slope, intercept), _ = nnls(columns, np.ones(len(passes)))  # least squares of relative errors
+    fitted = [slope * number + intercept for number in passes]
+    if any(abs(one - time) > error for one, time, error in zip(fitted, seconds, errors, strict=True)):
+        return None
+    return float(slope * row.params["accumulation_steps"] + intercept)

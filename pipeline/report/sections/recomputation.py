@@ -7,13 +7,16 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from pipeline.report.changes import change_in_table, change_text, interval_text
 from pipeline.report.page import Section
 from pipeline.report.plot import ABOUT, GREY, Panel, Plot, colour, data, layered
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row
+from pipeline.training.time_differences import against_baseline
 
-NEEDED = {"memory_saving_percent", "time_overhead_percent", "block_forwards_per_step"}
+NEEDED = {"memory_saving_percent", "block_forwards_per_step"}
 """Metrics that a run has where it and its baseline completed."""
+FORMS = {"time %": change_in_table}
 MARKERS = ("circle", "square", "triangle-up", "diamond")
 UNITS = {"layers": "layers", "saved %": "% of the peak in live tensors", "time %": "% of the time per step"}
 
@@ -41,7 +44,7 @@ def section(rows: Sequence[Row]) -> Section:
     )
     return Section(
         title="recomputation",
-        tables=(Table(name="depth", title="saving and overhead by policy and depth", frame=frame),),
+        tables=(Table(name="depth", title="saving and overhead by policy and depth", frame=frame, forms=FORMS),),
         plots=(Plot(name="depth", title="what recomputation saves and costs", panels=panels),),
     )
 
@@ -50,8 +53,8 @@ def _depth(rows: Sequence[Row]) -> pd.DataFrame:
     baselines = {row.comparison: row for row in rows if row.is_baseline}
     lines = []
     for row in rows:
-        baseline = baselines.get(row.comparison)
-        if row.is_baseline or baseline is None or not set(row.metrics) >= NEEDED:
+        baseline, time = baselines.get(row.comparison), against_baseline(row)
+        if row.is_baseline or baseline is None or time is None or not set(row.metrics) >= NEEDED:
             continue
         num_layers = baseline.metrics["block_forwards_per_step"] / baseline.params["accumulation_steps"]
         lines.append(
@@ -61,7 +64,8 @@ def _depth(rows: Sequence[Row]) -> pd.DataFrame:
                 "layers": int(num_layers),
                 "saved %": row.metrics["memory_saving_percent"],
                 "theory %": theory_percent(num_layers),
-                "time %": row.metrics["time_overhead_percent"],
+                "time %": time.percent,
+                "time from to": interval_text(time),
                 "block forwards": int(row.metrics["block_forwards_per_step"]),
                 "without checkpointing": int(baseline.metrics["block_forwards_per_step"]),
                 "largest loss difference": row.metrics.get("max_loss_difference"),
@@ -101,5 +105,6 @@ def _points(frame: pd.DataFrame, title: str, x: str, y: str, theory: Sequence[di
 def _about(line: dict[Hashable, Any]) -> str:
     return (
         f"{line['comparison']}: {line['variant']}\n{line['layers']} layers\n{line['saved %']:.1f} % saved, in theory "
-        f"{line['theory %']:.1f} %\n{line['time %']:+.1f} % time per step"
+        f"{line['theory %']:.1f} %\ntime per step "
+        f"{change_text(line['time %'], 1)} ({line['time from to']})"
     )

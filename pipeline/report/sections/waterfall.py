@@ -9,6 +9,7 @@ from pipeline.report.plot import Panel, Plot
 from pipeline.report.sections import LADDER
 from pipeline.report.waterfall import Rung, waterfall
 from pipeline.training.metrics import Row
+from pipeline.training.time_differences import difference
 
 NEEDED = {"peak_allocated_mib", "seconds_per_step"}
 DERIVED = {"accumulation_steps", "effective_batch_size", "user_code"}
@@ -29,7 +30,7 @@ def section(rows: Sequence[Row]) -> Section:
     panels = _panels(rungs) if len(rungs) >= FEWEST else []
     plot = Plot(
         name="waterfall",
-        title="what each setting adds, one after another (green: less, red: more)",
+        title="what each setting adds, one after another (green: less, red: more, grey: no difference beyond noise)",
         panels=tuple(panels),
     )
     return Section(title=plot.title, plots=(plot,) if panels else ())
@@ -37,12 +38,16 @@ def section(rows: Sequence[Row]) -> Section:
 
 def _panels(rungs: Sequence[Row]) -> list[Panel]:
     names = _named(rungs)
+    changes = [None, *(difference(after, before) for before, after in itertools.pairwise(rungs))]
+    are_noise = [change is not None and not change.is_beyond_noise for change in changes]
+    memory = [Rung(name, row.metrics["peak_allocated_mib"]) for name, row in zip(names, rungs, strict=True)]
+    time = [
+        Rung(name, row.metrics["seconds_per_step"], is_noise=is_noise)
+        for name, row, is_noise in zip(names, rungs, are_noise, strict=True)
+    ]
     return [
-        waterfall(title, [Rung(name, row.metrics[of]) for name, row in zip(names, rungs, strict=True)], TOGETHER, unit)
-        for of, title, unit in (
-            ("peak_allocated_mib", "peak memory", "MiB"),
-            ("seconds_per_step", "time per optimizer step", "s/step"),
-        )
+        waterfall("peak memory", memory, TOGETHER, "MiB"),
+        waterfall("time per optimizer step", time, TOGETHER, "s/step"),
     ]
 
 

@@ -1,0 +1,50 @@
+"""Changes against a baseline as text: percentages, factors where they are large, and intervals."""
+
+from pipeline.report.plot import short
+from pipeline.training.time_differences import TimeDifference
+
+FACTOR_FROM = 200.0
+"""Percent above which a change is written as a factor."""
+NOISE = "no difference beyond noise"
+
+
+def change_text(percent: float, digits: int | None = None) -> str:
+    """Return a change as text, with so many decimals, or in three digits: +12.3 %, x 18."""
+    if percent > FACTOR_FROM:
+        return f"x {short(1 + percent / 100)}"
+    return f"{percent:+.3g} %" if digits is None else f"{percent:+.{digits}f} %"
+
+
+def change_in_table(percent: float) -> str:
+    """Return a change for a column of percentages, where it has no sign of percent: +12.3, x 18."""
+    return change_text(percent, 1).removesuffix(" %")
+
+
+def interval_text(change: TimeDifference) -> str:
+    """Return the interval of a change as text: +10 to +14 %, x 16 to x 20."""
+    if change.high > FACTOR_FROM:
+        return f"x {short(1 + change.low / 100)} to x {short(1 + change.high / 100)}"
+    digits = 0 if max(abs(change.low), abs(change.high)) >= 10 else 1
+    return f"{change.low:+.{digits}f} to {change.high:+.{digits}f} %"
+
+
+def time_text(change: TimeDifference) -> str:
+    """Return a change of time with its interval, or that it is not beyond noise."""
+    if not change.is_beyond_noise:
+        return f"{NOISE} ({interval_text(change)})"
+    return f"{change_text(change.percent)} ({interval_text(change)})"
+
+
+def more_or_less(percent: float, what: str) -> str:
+    """Return a change in whole percents as words: 12 % less memory, 18 times the memory, as much memory."""
+    if percent > FACTOR_FROM:
+        return f"{short(1 + percent / 100)} times the {what}"
+    whole = round(percent)
+    return f"{abs(whole)} % {'less' if whole < 0 else 'more'} {what}" if whole else f"as much {what}"
+
+
+def time_in_words(change: TimeDifference) -> str:
+    """Return a change of the time per sample as words, with its interval."""
+    if not change.is_beyond_noise:
+        return f"no difference in time beyond noise ({interval_text(change)})"
+    return f"{more_or_less(change.percent, 'time per sample')} ({interval_text(change)})"

@@ -1,0 +1,108 @@
+"""The time of a configuration by all of its runs: which of them count, and how well it is known."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.base.results import StepRecord
+
+NOISES = (0.003, 0.01, 0.03, 0.06, 0.12)
+"""Prior standard deviations of a measured time from process to process, as fractions; equally probable at first.
+
+A quiet GPU has the smallest; on a shared machine two runs of one configuration differ by 10 to 20 % in the median.
+"""
+SLOWED = 2 * math.sqrt(2) * max(NOISES)
+"""Log seconds above the fastest run of its configuration from which on other load has slowed a run, and not noise.
+
+Two standard deviations of the difference of two runs with the most noise that is expected: 0.34, or 40 %.
+"""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A measured time."""
+
+    log_seconds: float
+    """Logarithm of the seconds per token, padding counted."""
+    error: float
+    """Its standard error as a fraction."""
+
+
+def counting(log_seconds: Sequence[float]) -> list[float]:
+    """Return the runs of one configuration that count: those that were not slowed. Nothing makes a run faster."""
+    fastest = min(log_seconds)
+    return [one for one in log_seconds if one <= fastest + SLOWED]
+
+
+def is_slowed(speed: float, speeds: Sequence[float]) -> bool:
+    """Return whether a run of this speed is one that does not count among all runs of its configuration."""
+    log_seconds = -math.log(speed)
+    return log_seconds not in counting([log_seconds, *(-math.log(one) for one in speeds)])
+
+
+def mean_speed(speeds: Sequence[float]) -> float:
+    """Return the speed of a configuration: the geometric mean of its runs that count; 0 without any."""
+    return 0.0 if not speeds else math.exp(-statistics.fmean(counting([-math.log(speed) for speed in speeds])))
+
+
+def timing_of(steps: Sequence[StepRecord], warmup_steps: int) -> Timing | None:
+    """Return the median time of a run's optimizer steps after the first `warmup_steps`; None if none was timed."""
+    timed = sorted(math.log(record.seconds / record.positions) for record in steps[warmup_steps:])
+    return Timing(statistics.median(timed), _error_of_median(timed)) if timed else None
+
+
+def noise_of(runs: Sequence[Sequence[Timing]]) -> float:
+    """Return the standard deviation of times from process to process, as a fraction, by the runs of each configuration.
+
+    It is the root mean square of NOISES, each weighted by its marginal likelihood; without repeated runs, 6 %.
+    """
+    repeated = [group for group in map(_counted, runs) if len(group) > 1]
+    scores = [sum(_log_likelihood(group, noise) for group in repeated) for noise in NOISES]
+    weights = [math.exp(score - max(scores)) for score in scores]
+    pairs = zip(weights, NOISES, strict=True)
+    return math.sqrt(sum(weight * noise**2 for weight, noise in pairs) / sum(weights))
+
+
+def combined(runs: Sequence[Timing], noise: float) -> Timing:
+    """Return the time of a configuration: the mean of its runs that count, weighted by how well each is known.
+
+    Its error is at least what these runs differ by: other load may have slowed one of them a little.
+    """
+    counted = _counted(runs)
+    values, weights = [one.log_seconds for one in counted], [1 / (noise**2 + one.error**2) for one in counted]
+    spread = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return Timing(statistics.fmean(values, weights), max(spread, 1 / math.sqrt(sum(weights))))
+
+
+def num_counting(runs: Sequence[Timing]) -> int:
+    """Return how many runs of a configuration count."""
+    return len(_counted(runs))
+
+
+def _counted(runs: Sequence[Timing]) -> list[Timing]:
+    kept = counting([one.log_seconds for one in runs]) if runs else []
+    return [one for one in runs if one.log_seconds in kept]
+
+
+def _log_likelihood(runs: Sequence[Timing], noise: float) -> float:
+    """Return the log marginal likelihood of a noise, given runs of one configuration whose time may be anything."""
+    variances = [noise**2 + one.error**2 for one in runs]
+    mean = combined(runs, noise).log_seconds
+    misfit = sum((one.log_seconds - mean) ** 2 / variance for one, variance in zip(runs, variances, strict=True))
+    return -0.5 * (misfit + sum(map(math.log, variances)) + math.log(sum(1 / variance for variance in variances)))
+
+
+def _error_of_median(ordered: Sequence[float]) -> float:
+    """Return the standard error of the median: from two order statistics, about the quartiles.
+
+    For any distribution they enclose the median with the probability `inside` (David and Nagaraja, Order Statistics,
+    2003, section 7.1), so one disturbed step of six or more does not matter. A single step may have the largest noise.
+    """
+    num = len(ordered)
+    if num < 2:
+        return max(NOISES)
+    rank = (num + 2) // 4
+    inside = 1 - 2 * sum(math.comb(num, below) for below in range(rank)) / 2**num
+    width = ordered[num - rank] - ordered[rank - 1]
+    return width / 2 / statistics.NormalDist().inv_cdf((1 + inside) / 2)
