@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import tiny
 from playwright.sync_api import Page, expect
-from test_pages import Shown, browser, needs_browser, shown  # noqa: F401
+from test_pages import Shown, browser, needs_browser, search_findings, shown  # noqa: F401
 from test_report import GOOD, rows, with_losses
 
 from pipeline.base.results import Outcome
@@ -24,7 +24,7 @@ from pipeline.report.answers import answer, command, command_title, headlines, s
 from pipeline.report.command import command_of
 from pipeline.report.comparison import MOST_SHOWN, ComparisonFindings, comparison_report
 from pipeline.report.curves import MOST_POINTS
-from pipeline.report.findings import Findings
+from pipeline.report.findings import Findings, report_of
 from pipeline.report.losses import losses_panel
 from pipeline.report.overview import overview_plots
 from pipeline.report.page import to_html
@@ -188,10 +188,14 @@ def test_a_sentence_about_time_has_its_interval_and_names_whom_noise_hides() -> 
 
 
 def test_an_interrupted_job_says_how_far_it_came() -> None:
-    report = comparison_report(replace(comparison_findings(), interrupted="3 of 25 variants"))
-    assert report.answer.startswith("Interrupted after 3 of 25 variants. ")
-    assert (report.headlines[0].title, report.headlines[0].value) == ("interrupted", "3 of 25 variants")
-    assert len(report.headlines) == 4
+    for report, progress in (
+        (report_of(replace(comparison_findings(), interrupted="3 of 25 variants")), "3 of 25 variants"),
+        (report_of(replace(search_findings(), interrupted="3 of at most 16 trials")), "3 of at most 16 trials"),
+    ):
+        assert report.answer.startswith(f"Interrupted after {progress}. ")
+        assert report.lead is None or report.lead.startswith(f"Interrupted after {progress}. ")
+        assert (report.headlines[0].title, report.headlines[0].value) == ("interrupted", progress)
+        assert len(report.headlines) == 4
 
 
 def test_mean_losses_over_unequal_numbers_of_steps_have_no_bars() -> None:

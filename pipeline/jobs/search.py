@@ -93,11 +93,14 @@ def _measure(
 
         progress = SearchProgress(console, total, clock, write_page, partial(job.children.lost, study.key))
         one = Search(problem, study, proposer, job.folder, job.children.observer, progress)
+        is_whole = False
         try:
             with progress:
                 verification, extra = search_with(workers, one)
+            is_whole = True
         finally:
-            findings = _report(one, verification, extra, clock, job, console)
+            interrupted = None if is_whole else f"{len(one.trials)} of at most {total} trials"
+            findings = _report(one, verification, extra, clock, interrupted, job, console)
         return findings
 
     with open_job("search", subject, problem.base.settings.output) as job, study.storage_errors():
@@ -128,12 +131,13 @@ def _report(
     verification: Verification | None,
     extra: Sequence[Measurement],
     clock: SessionClock,
+    interrupted: str | None,
     job: Any,
     console: Console,
 ) -> SearchFindings | None:
     """Print and log what was found, and write the answer as files; return None if nothing was measured.
 
-    `extra` has what all verifications measured.
+    `extra` has what all verifications measured, `interrupted` how far a search came that was interrupted.
     """
     from pipeline.jobs.publish import publish
     from pipeline.report.search import trials_frame
@@ -141,7 +145,9 @@ def _report(
     problem, trials = search.problem, search.trials
     if not trials:
         return None
-    findings = _findings(search, trials, clock, verification, extra)
+    findings = replace(_findings(search, trials, clock, verification, extra), interrupted=interrupted)
+    if interrupted is not None:
+        job.tags({"interrupted": interrupted})
     best = findings.best
     if best is not None:
         experiment = problem.experiment(dict(best.choice))

@@ -79,11 +79,8 @@ def short_answer(rows: Sequence[Row]) -> str:
     return f"{what} {_against(best)}{_failures(rows)}."
 
 
-def headlines(comparisons: Mapping[str, Sequence[Row]], interrupted: str | None = None) -> tuple[Headline, ...]:
-    """Return the figures of the answer over all comparisons of a job, first how far an interrupted one came."""
-    if interrupted is not None:
-        figures = headlines(comparisons)[: NUM_FIGURES - 1]
-        return (Headline(title="interrupted", value=interrupted, detail="the others were not measured"), *figures)
+def headlines(comparisons: Mapping[str, Sequence[Row]]) -> tuple[Headline, ...]:
+    """Return the figures of the answer over all comparisons of a job."""
     rows = [row for each in comparisons.values() for row in each]
     if len(rows) == 1:
         return _of_one(rows[0])

@@ -91,13 +91,11 @@ def comparison_report(findings: ComparisonFindings) -> Report:
         answer(rows) if one else f"{_capitalized(readable(name))}: {short_answer(rows)}"
         for name, rows in by_comparison.items()
     ]
-    if findings.interrupted is not None:
-        answers.insert(0, f"Interrupted after {findings.interrupted}.")
     return Report(
         entry=findings.entry,
         question=findings.question,
         answer=" ".join(answers),
-        headlines=headlines(by_comparison, findings.interrupted),
+        headlines=headlines(by_comparison),
         command=command(by_comparison),
         command_title=command_title(by_comparison),
         sections=tables_last(sections),

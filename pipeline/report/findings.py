@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ from pydantic import TypeAdapter
 from pipeline.base.errors import InvalidInputError
 from pipeline.prediction.longest import LongestFindings
 from pipeline.prediction.plan import PlanFindings
+from pipeline.report.answers import NUM_FIGURES
 from pipeline.report.comparison import ComparisonFindings, comparison_report
 from pipeline.report.longest import longest_report
-from pipeline.report.page import Report
+from pipeline.report.page import Headline, Report
 from pipeline.report.plan import plan_report
 from pipeline.report.profile import ProfilingFindings, profiling_report
 from pipeline.report.search import search_report
@@ -34,8 +36,18 @@ REPORTS: dict[type[Any], Callable[[Any], Report]] = {
 
 
 def report_of(findings: Findings) -> Report:
-    """Return the report of these findings."""
-    return REPORTS[type(findings)](findings)
+    """Return the report of these findings; that of an interrupted job begins with how far it came."""
+    report = REPORTS[type(findings)](findings)
+    if not isinstance(findings, ComparisonFindings | SearchFindings) or findings.interrupted is None:
+        return report
+    begin = f"Interrupted after {findings.interrupted}."
+    first = Headline(title="interrupted", value=findings.interrupted, detail="the rest was not measured")
+    return replace(
+        report,
+        answer=f"{begin} {report.answer}",
+        lead=None if report.lead is None else f"{begin} {report.lead}",
+        headlines=(first, *report.headlines[: NUM_FIGURES - 1]),
+    )
 
 
 def to_json(findings: Findings) -> str:

@@ -250,6 +250,8 @@ class SearchFindings:
     environment: Mapping[str, str]
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Wall-clock time of the session so far by what it did, until the report was made."""
+    interrupted: str | None = None
+    """How far the search came, such as 3 of at most 16 trials, if it was interrupted."""
 
     @property
     def best(self) -> Trial | None:
