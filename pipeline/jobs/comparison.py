@@ -143,7 +143,7 @@ class _Measuring:
 
     def send_times(self) -> None:
         """Send to MLflow the times by all runs, and their differences from the baselines."""
-        for before, after, this in zip(self.rows, with_times(self.rows), self._runs, strict=True):
+        for before, after, this in zip(self.rows, with_times(self.rows), self._runs, strict=False):
             changed = {name: value for name, value in after.metrics.items() if before.metrics.get(name) != value}
             if this is not None and changed:
                 this[1].amended(changed)
