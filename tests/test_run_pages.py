@@ -21,6 +21,7 @@ from pipeline.config.experiment import make_experiment
 from pipeline.config.variants import read_yaml
 from pipeline.memory.breakdown import NUM_LARGEST_THEN
 from pipeline.report.answers import answer, command, command_title, headlines, short_answer
+from pipeline.report.changes import change_text
 from pipeline.report.command import command_of
 from pipeline.report.comparison import MOST_SHOWN, ComparisonFindings, comparison_report
 from pipeline.report.curves import MOST_POINTS
@@ -185,6 +186,21 @@ def test_a_sentence_about_time_has_its_interval_and_names_whom_noise_hides() -> 
         ("-19.0", "-21 to -17 %"),
         ("x 18.3", "x 17.8 to x 18.8"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("percent", "text"),
+    [
+        (1730.0, "x 18.3"),
+        (1e6, "x 10,001"),
+        (199.96, "+200 %"),
+        (-1e-9, "+0 %"),
+        (12.345, "+12.3 %"),
+        (-97.25, "-97.2 %"),
+    ],
+)
+def test_a_change_is_a_percentage_or_a_factor(percent: float, text: str) -> None:
+    assert change_text(percent) == text
 
 
 def test_an_interrupted_job_says_how_far_it_came() -> None:

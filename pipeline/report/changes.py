@@ -12,7 +12,7 @@ def change_text(percent: float, digits: int | None = None) -> str:
     """Return a change as text, with so many decimals, or in three digits: +12.3 %, x 18."""
     if percent > FACTOR_FROM:
         return f"x {short(1 + percent / 100)}"
-    return f"{percent:+.3g} %" if digits is None else f"{percent:+.{digits}f} %"
+    return f"{round(percent, 2) + 0.0:+.3g} %" if digits is None else f"{percent:+.{digits}f} %"  # -0.0 + 0.0 is 0.0
 
 
 def change_in_table(percent: float) -> str:
