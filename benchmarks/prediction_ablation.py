@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -37,7 +37,7 @@ from pipeline.prediction import fake_device, trace
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.families import RECORDED_SIZES
 from pipeline.prediction.predict import predict
-from pipeline.prediction.predict_all import predict_all
+from pipeline.prediction.predict_all import rounds
 from pipeline.runtime.environment import environment
 
 FOLDER = Path(__file__).parent
@@ -130,8 +130,8 @@ def seconds_of(experiments: list[Experiment], target: Hardware) -> float:
     """Return the processor seconds of their predictions, once their corpus is tokenized."""
     experiments[0].read_corpus()
     start = time.process_time()
-    for _ in predict_all(experiments, target, num_processes=0):
-        pass
+    for number in chain.from_iterable(chain.from_iterable(rounds(experiments, 1))):
+        predict(experiments[number], target)
     return time.process_time() - start
 
 

@@ -10,4 +10,4 @@ __all__ = ["run"]
 if __name__ == "__main__":
     if sys.path[0] != str(Path(__file__).parent.parent):
         sys.path.append(sys.path.pop(0))  # the current folder, which may have a pipeline/ that is not Fitproof's
-    raise SystemExit(run())
+    run()

@@ -24,6 +24,9 @@ def plan(*, log: bool = False, **settings: Any) -> "PlanFindings":
     """
     from rich.console import Console
 
+    from pipeline.runtime.fork_server import start_server
+
+    start_server()  # it imports torch and transformers while this process does the same
     from pipeline.config.settings import nested
     from pipeline.jobs.plan import log_plan, make_plan
 
@@ -43,6 +46,9 @@ def longest(**settings: Any) -> "LongestFindings":
     """
     from rich.console import Console
 
+    from pipeline.runtime.fork_server import start_server
+
+    start_server()  # it imports torch and transformers while this process does the same
     from pipeline.config.settings import nested
     from pipeline.jobs.longest import find_longest
 

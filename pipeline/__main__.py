@@ -2,18 +2,19 @@
 
 import gc
 import sys
+from typing import NoReturn
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.entry_points import entry_points
 from pipeline.runtime.fork_server import start_server, stop_server
-from pipeline.runtime.signals import exit_on_signal, ignore_signals
+from pipeline.runtime.signals import end_process, exit_on_signal, ignore_signals
 
 OBJECTS_PER_COLLECTION = 100_000
 """How many objects may be made before the garbage collector runs."""
 
 
-def run() -> int:
-    """Run the command line and return its exit code."""
+def run() -> NoReturn:
+    """Run the command line and end the process with its exit code."""
     gc.set_threshold(OBJECTS_PER_COLLECTION)  # imported modules are never freed: fewer collections save a second
     exit_on_signal()
     if sys.argv[1:2] and sys.argv[1] in entry_points() and not {"-h", "--help"} & set(sys.argv):
@@ -21,15 +22,15 @@ def run() -> int:
     try:
         from pipeline.cli import main
 
-        return main()
+        code = main()
     except InvalidInputError as error:  # of a module that FITPROOF_TECHNIQUES names
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+        code = 2
     finally:
         ignore_signals()
         stop_server()
-        gc.freeze()  # the collection at exit skips what was imported
+    end_process(code)
 
 
 if __name__ == "__main__":
-    raise SystemExit(run())
+    run()

@@ -4,10 +4,14 @@ import ast
 import re
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 from conftest import ROOT, TINY
 from project import Project
 
@@ -54,6 +58,48 @@ def test_the_python_of_the_readme_runs(block: str, tmp_path: Path) -> None:
     first, *rows, last = done.stdout.splitlines()
     assert "should need" in first and "tokens/s" in last and len(rows) == 4
     assert len(project.children_of(project.parent_of("search"))) == 2
+
+
+def test_random_numbers_of_other_threads_are_their_own_while_memory_is_predicted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FITPROOF_CACHE", str(folder))
+    drawn, stop = set[float](), threading.Event()
+
+    def draw() -> None:
+        while not stop.is_set():
+            torch.manual_seed(1)
+            drawn.add(torch.rand(1).item())
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        findings = pipeline.plan(gpu="t4", effective_batch_size=2, model="gpt2-nano", space=FEW, **SMALL)
+    finally:
+        stop.set()
+        thread.join()
+    assert len(findings.cards[0].rows) == 2
+    assert drawn == {torch.rand(1, generator=torch.Generator().manual_seed(1)).item()}
+
+
+POLICY: dict[str, Any] = {"space": {"checkpointing": ["auto"]}, "budget": "64MiB", "micro_batch_size": 1}
+
+
+@pytest.mark.parametrize(
+    "more", [{"space": FEW}, POLICY, {"space": FEW, "max_grad_norm": 1.0, "budget": "1MiB"}], ids=str
+)
+@pytest.mark.parametrize("function", [pipeline.plan, pipeline.longest])
+def test_nothing_is_predicted_in_the_process_of_the_user(
+    function: Any, more: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where functions of torch are replaced."""
+    monkeypatch.setenv("FITPROOF_CACHE", str(folder))
+    settings = {**SMALL, "gpu": "t4", "effective_batch_size": 2, "model": "gpt2-nano"}
+    here = Mock(side_effect=AssertionError("in this process"))
+    monkeypatch.setattr("pipeline.prediction.recording.simulated", here)
+    with suppress(InvalidInputError):  # longest() takes no checkpointing=auto, and 1 MiB is less than the parameters
+        function(**{**settings, **more})
+    assert not here.called
 
 
 def test_the_readme_has_python() -> None:

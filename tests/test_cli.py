@@ -44,7 +44,8 @@ def help_of(entry: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_the_list_of_entry_points_has_their_questions_and_imports_nothing_heavy() -> None:
     heavy = "('torch', 'transformers', 'mlflow', 'optuna', 'pandas', 'altair', 'vl_convert', 'pydantic', 'rich')"
-    code = f"import sys; from pipeline.__main__ import run; run(); print([m for m in {heavy} if m in sys.modules])"
+    shown = f"atexit.register(lambda: print([m for m in {heavy} if m in sys.modules]))"
+    code = f"import atexit, sys; {shown}; from pipeline.__main__ import run; run()"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     *shown, imported = done.stdout.splitlines()
     assert imported == "[]"
@@ -88,6 +89,26 @@ def test_every_setting_that_names_a_path_is_checked_or_is_written() -> None:
             if field.annotation in (Path, Path | None):
                 paths.add(name)
     assert paths == {*EXISTING, "output"}
+
+
+@pytest.mark.parametrize(("words", "code"), [([], 0), (["main", "--modell", "gpt2-nano"], 2)])
+def test_nothing_is_freed_at_the_end_which_lets_libraries_print_what_they_take_for_leaks(
+    words: list[str], code: int
+) -> None:
+    """Triton's own classes are among them; functions that are registered with atexit are called."""
+    script = (
+        "import atexit, sys\n"
+        "class Freed:\n"
+        "    def __del__(self): print('leaked')\n"
+        "freed = Freed()\n"
+        "atexit.register(print, 'the end')\n"
+        f"sys.argv[1:] = {words}\n"
+        "from pipeline.__main__ import run\n"
+        "run()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == code
+    assert done.stdout.splitlines()[-1] == "the end"
 
 
 @pytest.mark.parametrize("command", [["fitproof"], ["python", "-m", "fitproof"]])

@@ -74,7 +74,7 @@ def test_an_error_on_fake_tensors_of_one_configuration_does_not_end_the_search(
         return real(experiment, *args, **options)
 
     monkeypatch.setattr(predict_module, "predict", fails)
-    monkeypatch.setattr(predict_module, "has_server", lambda: False)  # no worker, which would not see the above
+    monkeypatch.setattr(predict_module, "run_all", lambda _, work, sent: enumerate(map(work, sent)))  # no worker
     candidates = make_candidates(choices, experiments)
     assert [one.predicted_bytes is None for one in candidates] == [True, False]
 

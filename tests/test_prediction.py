@@ -3,6 +3,7 @@
 import gc
 import json
 import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,24 +11,30 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TINY, few, tiny, with_corpus_of
+from conftest import ROOT, TINY, few, tiny, with_corpus_of
+from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from transformers import AutoConfig, masking_utils
 
+import pipeline
 from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import MemoryUse, StepRecord
-from pipeline.config.experiment import Experiment
+from pipeline.base.torch_version import SUPPORTED
+from pipeline.config.experiment import Experiment, notes_on
 from pipeline.config.settings import AllSettings, merged, validate
 from pipeline.memory.flops import operations_of
 from pipeline.memory.timeline import same_memory
 from pipeline.models import causal_lm
+from pipeline.prediction import patches
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.extrapolate_batch import growth_of
 from pipeline.prediction.fake_batches import RepeatedRow
+from pipeline.prediction.fake_card import HOST, move_to_card
 from pipeline.prediction.fake_device import simulated
 from pipeline.prediction.families import RECORDED_SIZES
+from pipeline.prediction.patches import not_predicted
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_all
 from pipeline.prediction.trace import LARGEST_GROWTH_BYTES, record, trace
@@ -288,10 +295,127 @@ def test_large_micro_batches_are_extrapolated_from_small_ones(
     assert extrapolated[0] == truth[0] and same_memory(extrapolated[1], truth[1])
 
 
+class Shared(nn.Module):
+    """A part of a model that computes by a layer which all parts share."""
+
+    def __init__(self, shared: nn.Linear, width: int) -> None:
+        super().__init__()
+        self.shared, self.own = shared, nn.Linear(8, width)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + self.own(self.shared(inputs))[..., :16]
+
+
+def test_a_module_that_several_parents_share_is_moved_once() -> None:
+    with HOST:
+        shared = nn.Linear(16, 8)
+        model = nn.Sequential(*(Shared(shared, 16 + number) for number in range(28)))
+        model[0].register_buffer("also_shared", shared.weight)
+        shapes = {name: part.shape for name, part in model.state_dict(keep_vars=True).items()}
+    for _ in range(3):
+        move_to_card(model)
+        assert {name: part.shape for name, part in model.state_dict(keep_vars=True).items()} == shapes
+        assert len(list(model.parameters())) == 2 + 28 * 2
+        assert model[0].also_shared is model[1].shared.weight is model[27].shared.weight
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [("torch.amp.GradScaler", "_maybe_opt_step"), ("torch.optim._adafactor", "_single_tensor_adafactor")],
+)
+def test_a_torch_without_a_function_that_must_be_replaced_is_refused(
+    owner: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(f"{owner}.{name}")
+    words = (
+        rf"memory is predicted with torch 2.9 to 2.15, and torch .* has no .*\.{name}, .*; install a version of torch"
+    )
+    with pytest.raises(InvalidInputError, match=words), simulated(find_card("t4")):
+        pass
+
+
+def test_the_versions_of_torch_in_that_message_are_those_that_are_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [required] = [each for each in project["dependencies"] if each.startswith("torch>")]
+    first, last = SUPPORTED.split(" to ")
+    assert required == f"torch>={first},<2.{int(last.partition('.')[2]) + 1}"
+
+
+def test_a_transformers_without_a_function_that_is_replaced_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not_predicted([tiny()], "cuda") == ()
+    monkeypatch.setattr(patches, "DOCUMENTS", "no_such_function")
+    [note] = not_predicted([tiny(), tiny()], "cuda")
+    assert "has no masking_utils.no_such_function" in note
+    with simulated(find_card("t4")):
+        pass
+
+
+def test_parameters_that_qlora_does_not_quantize_are_counted(tmp_path: Path) -> None:
+    """Those of fused experts are in no linear layer; transformers and peft leave them as well."""
+    experiment = mixture_of_experts("mixtral", tmp_path, adapter="qlora", precision="bf16")
+    num_experts = 2 * 4 * (2 * 96 * 64 + 64 * 96 + 64)  # two layers of four: gate, up, down, row of router
+    [note] = notes_on([experiment, experiment])
+    assert f" {num_experts:,} of the " in note and "mlp.experts.gate_up_proj, mlp.experts.down_proj" in note
+    assert "become float32, as in peft's" in note
+    plan = {"model": str(tmp_path), "adapter": "qlora", "gpu": "t4", "effective_batch_size": 1, "sequence_length": 16}
+    shape = {**dict.fromkeys(("num_layers", "width", "num_heads")), "pretrained": False}
+    with pytest.raises(InvalidInputError, match=r"alone take .* smaller model .* are not quantized, and become"):
+        pipeline.plan(**plan, causal_lm=shape, budget="0.25MiB", space={"micro_batch_size": [1]})
+    kept = mixture_of_experts("mixtral", tmp_path, adapter="qlora", qlora_float32_rest=False, weights="bfloat16")
+    assert notes_on([kept])[0].endswith("are not quantized, and keep their 16 bits")
+    assert notes_on([tiny(adapter="qlora"), tiny(adapter="lora")]) == ()
+
+
+LLAMA = {"model": "llama-nano", "sequence_length": 256, "causal_lm__num_layers": 1}
+
+
+@pytest.mark.parametrize("size", [32, 64])
+@pytest.mark.parametrize(
+    ("card", "heads", "channels", "settings"),
+    [
+        ("rtx4090", 2, 128, {"precision": "bf16"}),  # flash attention divides the keys of few heads
+        ("rtx4090", 1, 256, {"precision": "bf16"}),
+        ("t4", 2, 256, {"precision": "fp16"}),  # memory-efficient attention divides by the number of heads
+        ("a100", 3, 160, {"precision": "fp32"}),
+    ],
+)
+def test_what_changes_in_steps_is_extrapolated_by_its_formula(
+    card: str,
+    heads: int,
+    channels: int,
+    settings: dict[str, Any],
+    size: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
+    shape = {"causal_lm__width": heads * channels, "causal_lm__num_heads": heads, **LLAMA, **settings}
+    wanted, target = tiny(**shape, micro_batch_size=size), find_card(card)
+    prepared = wanted.read_corpus()
+    recorded = record(wanted, target, prepared, size)
+    for smaller in RECORDED_SIZES:
+        predict(tiny(**shape, micro_batch_size=smaller), target)
+    monkeypatch.setattr("pipeline.prediction.recording.record_lifetimes", None)  # must not be called
+    assert same_memory(trace(wanted, target, prepared), recorded)
+
+
+def test_where_a_kernel_may_unpack_4_bit_weights_nothing_is_extrapolated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whether it does depends on the rows of each product, in steps."""
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
+    shape = {"adapter": "qlora", "adapter_rank": 2, "precision": "bf16", "sequence_length": 32, "causal_lm__width": 256}
+    wanted, target = tiny(**shape, micro_batch_size=48), find_card("l4")
+    prepared = wanted.read_corpus()
+    for smaller in RECORDED_SIZES:
+        predict(tiny(**shape, micro_batch_size=smaller), target)
+    assert same_memory(trace(wanted, target, prepared), record(wanted, target, prepared, 48))
+
+
 def test_many_predictions_are_numbered_as_their_experiments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
     experiments = [tiny(micro_batch_size=size) for size in (12, 1, 3, 8, 2, 4)]
-    made = dict(predict_all(experiments, CPU, num_processes=0))  # workers may have another cache
+    made = dict(predict_all(experiments, CPU, num_processes=1))
     peaks = [made[number].peak_allocated_bytes for number in range(len(experiments))]
     assert len(list(tmp_path.glob("trace-*"))) == 4  # of 1, 2, 4 and 8; 3 and 12 are extrapolated
     assert peaks == [predict(experiment, CPU).peak_allocated_bytes for experiment in experiments]

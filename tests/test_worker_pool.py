@@ -8,8 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import num_cores
 from pipeline.prediction.predict_all import predict_all
-from pipeline.runtime.fork_server import has_server, loading, start_server, stop_server
+from pipeline.runtime.fork_server import loading, server_pid, start_server, stop_server
 from pipeline.runtime.observer import Observer
 from pipeline.runtime.worker_pool import WorkerError, run_all, run_in_worker, worker_pool
 
@@ -65,10 +64,10 @@ def test_importing_the_package_leaves_the_garbage_collector_enabled() -> None:
 def test_a_stopped_fork_server_is_started_again() -> None:
     for _ in range(2):
         stop_server()
-        assert not has_server()
+        assert server_pid() is None
         with worker_pool(1) as pool:
             assert dict(run_all(pool, square, [3]))[0][0] == 9
-        assert has_server()
+        assert server_pid() is not None
     stop_server()
     stop_server()
 
@@ -125,10 +124,8 @@ def test_an_error_arrives_with_its_type_message_and_traceback(
     assert where in str(caught.value.__cause__) and not multiprocessing.active_children()
 
 
-def test_a_worker_is_used_if_the_fork_server_is_running() -> None:
+def test_a_worker_starts_the_fork_server_if_none_is_running() -> None:
     stop_server()
-    assert run_in_worker(square, 3) == (9, os.getpid()) and not has_server()
-    start_server()
     squared, number = run_in_worker(square, 3)
     assert squared == 9 and number != os.getpid()
 
@@ -192,26 +189,20 @@ def test_predictions_of_several_processes_equal_those_of_one(tmp_path: Path, mon
     ]
     together = dict(predict_all(experiments, CPU, num_processes=2))
     monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))  # an empty cache
-    assert together == dict(predict_all(experiments, CPU, num_processes=0))
+    assert together == dict(predict_all(experiments, CPU, num_processes=1))
     assert len(list(tmp_path.glob("trace-*"))) == 8  # of 1, 2, 4 and 8; 3 and 12 are extrapolated
 
 
-def test_a_few_predictions_use_workers_only_if_the_fork_server_is_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[int] = []
+def variable(name: str) -> str | None:
+    return os.environ.get(name)
 
-    def counted(num_processes: int) -> AbstractContextManager[ProcessPoolExecutor]:
-        started.append(num_processes)
-        return worker_pool(num_processes)
 
-    monkeypatch.setattr("pipeline.prediction.predict_all.worker_pool", counted)
-    monkeypatch.setattr("pipeline.prediction.predict_all.num_cores", lambda: 2)
-    experiments = [tiny(micro_batch_size=size, vocabulary_size=307) for size in (1, 2)]
-    stop_server()
-    alone = dict(predict_all(experiments, CPU))
-    assert not started and not has_server()
+def test_a_worker_has_the_environment_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     start_server()
-    assert dict(predict_all(experiments, CPU)) == alone
-    assert started == [2]
+    monkeypatch.setenv("SET_LATER", "1")
+    assert run_in_worker(variable, "SET_LATER") == "1"
+    monkeypatch.delenv("SET_LATER")
+    assert run_in_worker(variable, "SET_LATER") is None
 
 
 def test_workers_refuse_the_same_experiments_as_one_process() -> None:

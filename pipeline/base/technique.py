@@ -234,6 +234,11 @@ class Technique(Settings, ABC):
         del model, name
         return None
 
+    def note(self, model: Model, name: str) -> str | None:
+        """Return what it leaves out of model `name` of the family `model`, a sentence, or None."""
+        del model, name
+        return None
+
     def conflict(self, settings: Any) -> str | None:
         """Return why it cannot be combined with the other settings of the run, or None if it can.
 

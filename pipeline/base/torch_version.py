@@ -4,3 +4,5 @@ import torch
 
 TORCH_VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 """Major and minor version."""
+SUPPORTED = "2.9 to 2.15"
+"""The versions that pyproject.toml allows: predictions know what each of them allocates."""

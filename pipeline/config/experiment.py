@@ -1,7 +1,7 @@
 """Experiment: the settings of one run, completed and checked before anything runs."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -224,6 +224,12 @@ class Experiment:
         used = {_family(self.settings.model), _corpus(self.settings.corpus)}
         groups = ({*MODELS} | {*CORPORA}) - used
         return {k: v for k, v in dotted(self.settings.model_dump(mode="json", exclude=groups)) if v != {}}
+
+
+def notes_on(experiments: Iterable[Experiment]) -> tuple[str, ...]:
+    """Return what techniques leave out of the experiments' models, a sentence each."""
+    notes = [each.note(one.model, one.settings.model) for one in experiments for each in one.techniques]
+    return tuple(dict.fromkeys(note for note in notes if note is not None))
 
 
 def make_experiment(values: Mapping[str, Any], entry: str) -> Experiment:

@@ -12,7 +12,7 @@ from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.config.entry_points import SPACES, yaml_file
-from pipeline.config.experiment import Experiment, make_experiment
+from pipeline.config.experiment import Experiment, make_experiment, notes_on
 from pipeline.config.settings import MODELS, AllSettings, dotted, merged, nested, validate
 from pipeline.config.variants import Comparison, EntryPoint, Variant, read_yaml
 from pipeline.jobs.comparison import measure
@@ -118,6 +118,8 @@ def finetune(given: Mapping[str, Any], console: Console) -> int:
     ).prepare()  # what is wrong with data or weights is said before anything is predicted
     with console.status(f"predicting the memory of {len(own.kinds)} kinds of fine-tuning"):
         kinds = list(_planned(own, shared))
+    for note in notes_on(experiments.values()):
+        console.print(note, style="yellow", highlight=False)
     is_any_done = measure(_comparison(own, shared, kinds), console) == 0
     chosen = next((one for one in kinds if one.name == asked or (asked == AUTO_KIND and one.skipped is None)), None)
     if chosen is None:

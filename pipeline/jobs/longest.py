@@ -1,7 +1,6 @@
 """`fitproof plan --sequence_length auto`: the longest sequences that fit each card, for each configuration."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ from rich.progress import track
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.config.entry_points import yaml_file
-from pipeline.config.experiment import AUTO_MODEL, Experiment
+from pipeline.config.experiment import AUTO_MODEL, Experiment, notes_on
 from pipeline.config.settings import RunSettings, dotted, merged, nested, validate
 from pipeline.config.space import Space, read_space, sentences
 from pipeline.config.variants import read_yaml
@@ -30,10 +29,10 @@ from pipeline.prediction.cards import note_on
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.longest import CardLengths, Longest, LongestFindings, LongestRow, largest_length
 from pipeline.prediction.longest import longest_that_fits as longest_of
+from pipeline.prediction.patches import not_predicted
 from pipeline.prediction.plan_experiments import experiments_on
 from pipeline.prediction.rates import cost_prior, note_on_rates
 from pipeline.runtime.environment import environment
-from pipeline.runtime.fork_server import has_server
 from pipeline.runtime.worker_pool import run_all, worker_pool
 
 EXAMPLE_LENGTH = 256
@@ -148,7 +147,8 @@ def _of_card(
     notes = (
         note_on(target),
         note_on_rates(target),
-        *dict.fromkeys(sentence for one in experiments for sentence in one.not_predicted(target.kind)),
+        *not_predicted(experiments, target.kind),
+        *notes_on(experiments),
     )
     return CardLengths(
         card=target.name,
@@ -164,9 +164,8 @@ def _search(
 ) -> Iterator[tuple[int, Longest | str]]:
     """Yield the number of each experiment and what was found, or why it cannot be predicted; in worker processes."""
     work = partial(_found, target=target, budget_bytes=budget_bytes, context_bytes=context_bytes_of(target))
-    num_processes = min(num_cores(), len(experiments)) if has_server() else 0
-    with worker_pool(num_processes) if num_processes else nullcontext() as pool:
-        yield from run_all(pool, work, experiments) if pool else enumerate(map(work, experiments))
+    with worker_pool(max(1, min(num_cores(), len(experiments)))) as pool:
+        yield from run_all(pool, work, experiments)
 
 
 def _found(experiment: Experiment, target: Hardware, budget_bytes: int, context_bytes: int) -> Longest | str:

@@ -13,7 +13,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.config.entry_points import yaml_file
-from pipeline.config.experiment import AUTO_MODEL, Experiment
+from pipeline.config.experiment import AUTO_MODEL, Experiment, notes_on
 from pipeline.config.settings import default_values, dotted, merged, nested, validate
 from pipeline.config.space import (
     Space,
@@ -37,6 +37,7 @@ from pipeline.jobs.plan_settings import (
 from pipeline.memory.breakdown import Breakdown
 from pipeline.prediction.cards import note_on
 from pipeline.prediction.clipping import cost_of_clipping
+from pipeline.prediction.patches import not_predicted
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.prediction.plan_experiments import experiments_on
 from pipeline.prediction.plan_reasons import reasons_for
@@ -99,7 +100,7 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
     if not any(card.rows for card in cards):
         raise InvalidInputError("\n".join(f"{card.name}: {nothing_left(card.skipped)}" for card in cards))
     if len(cards) == 1:
-        _refuse_hopeless(cards[0], values["model"])
+        _refuse_hopeless(cards[0], Experiment(shared))
     if note := left_out(Experiment(shared)):
         console.print(note, style="yellow", highlight=False)
     differing = ("effective_batch_size", "accumulation_steps") if own.effective_batch_sizes else ()
@@ -176,7 +177,8 @@ def _card_plan(
         note_on(target),
         note_on_rates(target),
         note_on_ranks(max((one.world_size for one in experiments), default=1)),
-        *dict.fromkeys(sentence for one in experiments for sentence in one.not_predicted(target.kind)),
+        *not_predicted(experiments, target.kind),
+        *notes_on(experiments),
         *map(_lengths_note, {one.settings.sequences: one for one in experiments}.values()),
         *map(evaluation_note, experiments[:1]),
     ]
@@ -209,13 +211,13 @@ def _lengths_note(experiment: Experiment) -> str | None:
     return note and f"{note}, estimated from the work of the longest one and the lengths that the run draws"
 
 
-def _refuse_hopeless(card: CardPlan, model: str) -> None:
+def _refuse_hopeless(card: CardPlan, experiment: Experiment) -> None:
     """Refuse a budget that the parameters alone exceed."""
     parameters = card.breakdown.category_bytes.get("parameters", 0) if card.breakdown else 0
     if parameters > card.budget_bytes:
         missing = (parameters - card.budget_bytes) / MIB
         raise InvalidInputError(
-            f"the parameters must fit the budget: those of {model} alone take {parameters / MIB:,.1f} MiB, "
-            f"{missing:,.1f} MiB more than the {card.budget_bytes / MIB:,.1f} MiB; choose a smaller model or a larger "
-            "card"
+            f"the parameters must fit the budget: those of {experiment.settings.model} alone take "
+            f"{parameters / MIB:,.1f} MiB, {missing:,.1f} MiB more than the {card.budget_bytes / MIB:,.1f} MiB; choose "
+            + "; ".join(("a smaller model or a larger card", *notes_on([experiment])))
         )

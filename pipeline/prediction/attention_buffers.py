@@ -3,7 +3,7 @@
 Axes: B sequences, H heads, T tokens, C channels of a head; keys may have fewer heads and another length.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,15 +20,24 @@ def flash_forward(query: Tensor, key: Tensor, dropout: float, num_multiprocessor
 
     They are those of set_params_splitkv in aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
     """
+    if dropout:
+        return NOTHING
     batch, heads, length, channels = query.shape
     block = 256 if channels <= 64 else 128 if channels <= 128 else 64
-    tiles = batch * heads * -(-length // 64)
-    splits = 1 if dropout else _key_splits(tiles, 2 * num_multiprocessors, -(-key.shape[2] // block))
-    if splits == 1:
-        return NOTHING
-    rows = 4 * splits * batch * heads * length
-    sums, output = Buffer(rows), Buffer(rows * _rounded_channels(channels))
+    sums, output = (
+        Buffer(flash_part_bytes(*form, num_multiprocessors=num_multiprocessors), form, torch.float32)
+        for form in ((batch * heads, length, key.shape[2], block, width) for width in (1, _rounded_channels(channels)))
+    )
     return Inside(after=(sums, output, output, sums))
+
+
+def flash_part_bytes(
+    batch_heads: int, length: int, key_length: int, block: int, width: int, *, num_multiprocessors: int
+) -> int:
+    """Return the bytes of the partial results of `width` columns, for keys in blocks; 0 if keys are not divided."""
+    tiles = batch_heads * -(-length // 64)
+    splits = _key_splits(tiles, 2 * num_multiprocessors, -(-key_length // block))
+    return 4 * splits * batch_heads * length * width if splits > 1 else 0
 
 
 def _key_splits(tiles: int, places: int, blocks: int) -> int:
@@ -93,8 +102,9 @@ def efficient_backward(
     """
     batch, heads, length, channels = query.shape
     blocks, copy = _blocks_of(query, dropout, capability), _copy(gradient)
-    elements = blocks.workspace_elements(batch * heads, length, key.shape[2], channels)
-    sums, workspace = Buffer(4 * batch * heads * length), Buffer(4 * batch * heads * round_up(elements, 4))
+    form = (batch * heads, length, key.shape[2], channels, blocks.queries, blocks.keys, int(blocks.accumulates))
+    sums = Buffer(4 * batch * heads * length)
+    workspace = Buffer(efficient_workspace_bytes(*form), form, torch.float32)
     parts = _of_every_head(query, key)
     if query.dtype != torch.float32:
         return Inside(before=copy, after=(*parts, sums, workspace, sums, workspace, *parts, *copy))
@@ -117,24 +127,26 @@ def _of_every_head(query: Tensor, key: Tensor) -> tuple[Buffer, ...]:
     return Buffer(num_bytes), Buffer(num_bytes)
 
 
-@dataclass(frozen=True)
-class _Blocks:
+def efficient_workspace_bytes(
+    batch_heads: int, length: int, key_length: int, channels: int, queries: int, keys: int, accumulates: int
+) -> int:
+    """Return the bytes of the workspace, by the sizes in _Blocks (kernel_backward.h, workspace_strideBH)."""
+    elements = -(-length // queries) * -(-channels // keys) * (queries * keys + 4)
+    if accumulates:
+        splits = max(1, min(-(-key_length // keys), 200 // batch_heads))
+        if batch_heads >= 256 and key_length <= 2 * keys:
+            splits = 1
+        elements += 2 * splits * keys * round_up(channels, queries)
+    return 4 * batch_heads * round_up(elements, 4)
+
+
+class _Blocks(NamedTuple):
     """The sizes of the blocks of queries and keys that a kernel works on."""
 
     queries: int
     keys: int
     accumulates: bool
     """Whether the gradients of keys and values are summed in the workspace, in float32."""
-
-    def workspace_elements(self, batch_heads: int, length: int, key_length: int, channels: int) -> int:
-        """Return the float32 elements for each head (mem_eff_attention/kernel_backward.h, workspace_strideBH)."""
-        elements = -(-length // self.queries) * -(-channels // self.keys) * (self.queries * self.keys + 4)
-        if not self.accumulates:
-            return elements
-        splits = max(1, min(-(-key_length // self.keys), 200 // batch_heads))
-        if batch_heads >= 256 and key_length <= 2 * self.keys:
-            splits = 1
-        return elements + 2 * splits * self.keys * round_up(channels, self.queries)
 
 
 def _blocks_of(query: Tensor, dropout: float, capability: tuple[int, int]) -> _Blocks:

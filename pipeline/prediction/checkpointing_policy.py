@@ -7,6 +7,7 @@ configuration has those.
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from pipeline.base.contracts import Hardware, Prepared
@@ -16,8 +17,10 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.layers import layer_names
 from pipeline.memory.device import hardware_of
 from pipeline.memory.timeline import Timeline
+from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.predict import Prediction, predict
 from pipeline.prediction.trace import trace
+from pipeline.runtime.worker_pool import run_in_worker
 from pipeline.techniques.checkpointing import ATTENTION_SAVED, FULL, NONE, Checkpointing, RefusedPoliciesError, as_text
 
 
@@ -49,7 +52,8 @@ def resolved(
 ) -> Experiment:
     """Return the experiment with explicit policies in place of `checkpointing=auto`; any other as it is, checked.
 
-    `target` and `budget_bytes` are by default those of the experiment, `options` are those of predict().
+    `target` and `budget_bytes` are by default those of the experiment, `options` are those of predict(). What is
+    predicted, is predicted in a worker process.
 
     Raises:
         RefusedPoliciesError: the budget is less than what recomputing every layer is predicted to need, or explicit
@@ -72,7 +76,9 @@ def resolved(
     target = target or hardware_of(experiment.device)
     key = repr((settings, target, budget_bytes, options))
     if key not in _chosen:
-        _chosen[key] = _choose(experiment, target, budget_bytes, options)
+        options = {"context_bytes": context_bytes_of(target), **options}
+        choose = partial(_choose, target=target, budget_bytes=budget_bytes, options=options)
+        _chosen[key] = run_in_worker(choose, experiment)
     return _with(experiment, _chosen[key])
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pipeline.base.contracts import Hardware
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
-from pipeline.prediction.predict import predict
+from pipeline.prediction.predict_all import predict_all
 
 WITHOUT = {"max_grad_norm": None, "optimizer_in_backward": True}
 """The settings with which a gradient is freed as soon as its parameter is updated."""
@@ -27,7 +27,7 @@ def cost_of_clipping(predicted: Iterable[tuple[Experiment, int]], target: Hardwa
         return None
     before, _, other, one = min(possible, key=lambda each: each[:2])
     try:
-        prediction = predict(other, target)
+        [(_, prediction)] = predict_all([other], target)
     except Exception:  # of any model on fake tensors: a sentence more is not worth the plan or the search
         return None
     if prediction.peak_bytes >= before:

@@ -1,7 +1,8 @@
-"""The size of a CUDA context: measured once if the card is in this machine, else an assumed value."""
+"""The size of a CUDA context: measured once a week if the card is in this machine, else an assumed value."""
 
 import hashlib
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.files import cache_folder, write_atomically
 from pipeline.base.results import Outcome
+from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.memory.device import device_name, used_bytes
 from pipeline.prediction.cards import assumed_context_bytes
@@ -35,6 +37,12 @@ SETTINGS = {
 PRECISIONS = get_args(Precision.model_fields["precision"].annotation)
 FACTS = ("device_name", "driver", "torch", "cuda", "transformers")
 """What the size depends on besides the kernels that the training loads."""
+VALID_SECONDS = 7 * 24 * 3600
+"""How long a measurement counts: what is not among FACTS may change the size too."""
+NUM_READINGS = 4
+"""How often the context is measured at most, until two readings agree."""
+SAME_BYTES = 2 * MIB
+"""Difference up to which readings agree: the driver takes memory in pages of this size."""
 _failed: set[Path] = set()
 """Files of measurements that this process tried in vain."""
 
@@ -42,7 +50,7 @@ _failed: set[Path] = set()
 def context_bytes_of(target: Hardware) -> int:
     """Return the bytes of the CUDA context on `target`, which come on top of the reserved bytes; 0 on a CPU.
 
-    A measurement is cached by card, versions and training.
+    A measurement is cached for a week, by card, driver, versions and training.
 
     Raises:
         InvalidInputError: the cache folder cannot be written.
@@ -58,9 +66,9 @@ def context_bytes_of(target: Hardware) -> int:
     about = environment(device)
     key = [about.get(name) for name in FACTS], [experiment.params() for experiment in experiments]
     file = cache_folder() / f"context-{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.txt"
-    if file.exists():
+    if file.exists() and time.time() - file.stat().st_mtime < VALID_SECONDS:
         return int(file.read_text())
-    measured = None if file in _failed else measure_context(experiments)
+    measured = None if file in _failed else _agreed(experiments)
     if measured is None:
         _failed.add(file)
         return assumed_context_bytes(target)
@@ -75,11 +83,29 @@ def trainings(device: torch.device, target: Hardware) -> list[Experiment]:
     return [experiment for experiment in experiments if experiment.unsupported(target) is None]
 
 
+def _agreed(experiments: Sequence[Experiment]) -> int | None:
+    """Return the least of several readings, of those that another one confirms.
+
+    A process that starts on the card during a reading makes it too large, and one that ends too small. It is None if no
+    two readings agree, or if there are none.
+    """
+    readings = list[int]()
+    for _ in range(NUM_READINGS):
+        reading = measure_context(experiments)
+        if reading is None:
+            return None
+        for other in readings:
+            if abs(reading - other) <= SAME_BYTES:
+                return min(reading, other)
+        readings.append(reading)
+    return None
+
+
 def measure_context(experiments: Sequence[Experiment]) -> int | None:
     """Train in a clean process, and return the bytes in use then other than those that torch reserved.
 
     Kernels are loaded when they are first used, so that the context grows with each precision. None without NVML, or if
-    the training fails. Another process that starts or ends on the card at the same time would be counted too.
+    the training fails. Another process that starts or ends on the card at the same time is counted too.
 
     Raises:
         KeyboardInterrupt: Ctrl-C ended the process.

@@ -15,7 +15,7 @@ import torch
 from pipeline.base.contracts import Hardware
 from pipeline.memory.timeline import IntArray, PhaseWork, Shape, Timeline
 from pipeline.memory.work import Work, combined
-from pipeline.prediction.reductions import buffer_bytes, has_formula
+from pipeline.prediction.buffer_formulas import buffer_bytes, has_formula
 from pipeline.prediction.repetition import INDEX
 
 Recorded = tuple[int, Timeline]

@@ -15,8 +15,8 @@ import numpy as np
 
 from pipeline.memory.timeline import PhaseWork, Shape, Span, Timeline
 from pipeline.memory.work import Work, combined, work_of
+from pipeline.prediction.buffer_formulas import has_formula
 from pipeline.prediction.layers import Layers
-from pipeline.prediction.reductions import has_formula
 from pipeline.prediction.repetition import Repetition, repetition_of
 
 ONCE_A_STEP = ("load", "optimizer")

@@ -151,6 +151,11 @@ def _product_on(target: Hardware) -> Callable[..., Tensor]:
     return product
 
 
+def packed_rows(num_tokens: int) -> int | None:
+    """Return the rows of a product on which it depends whether its kernel unpacks the weight; None for many rows."""
+    return num_tokens if num_tokens <= _cuda_kernels()._gemm_4bit_custom_max_m else None
+
+
 def _has_kernel(target: Hardware, inputs: Tensor, shape: Sequence[int], block_size: int) -> bool:
     """Whether bitsandbytes unpacks the weight inside the kernel of the product: a rule of its own."""
     kernels, (num_outputs, num_inputs) = _cuda_kernels(), shape

@@ -1,8 +1,11 @@
 """Replacements for functions that read the values of tensors, which fake tensors do not have."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -10,17 +13,50 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.torch_version import SUPPORTED
+from pipeline.config.experiment import Experiment
 from pipeline.prediction.fake_card import HOST
 
 RANDOM_STATE_BYTES = 5056
 """Bytes of the CPU generator's state (torch.get_rng_state), which every checkpointed layer saves."""
+DOCUMENTS = "find_packed_sequence_indices"
+"""transformers' search for several documents in a row, in its module masking_utils."""
+
+
+def replaced(owner: Any, name: str, replacement: Any) -> AbstractContextManager[Any]:
+    """Replace a function of torch by another one inside the context.
+
+    Raises:
+        InvalidInputError: this version of torch has no such function.
+
+    """
+    if not hasattr(owner, name):
+        raise InvalidInputError(
+            f"memory is predicted with torch {SUPPORTED}, and torch {torch.__version__} has no "
+            f"{owner.__name__}.{name}, in whose place another function must run; install a version of torch from "
+            f"{SUPPORTED}, or measure: fitproof main"
+        )
+    return patch.object(owner, name, replacement)
 
 
 @contextmanager
 def clipping_in_lists() -> Iterator[None]:
     """Clip gradients by operators on lists, as on CUDA, not by two for each gradient."""
-    with patch.object(import_module("torch.nn.utils.clip_grad"), "_has_foreach_support", lambda *_, **__: True):
+    with replaced(import_module("torch.nn.utils.clip_grad"), "_has_foreach_support", lambda *_, **__: True):
         yield
+
+
+def not_predicted(experiments: Iterable[Experiment], kind: str) -> tuple[str, ...]:
+    """Return what predictions of memory on a device of this kind do not see, a sentence each."""
+    sentences = [sentence for one in experiments for sentence in one.not_predicted(kind)]
+    source = find_spec("transformers.masking_utils")
+    if source is None or f"def {DOCUMENTS}(" not in Path(str(source.origin)).read_text():
+        sentences.append(
+            f"transformers {version('transformers')} has no masking_utils.{DOCUMENTS}, in whose place another function "
+            "runs while memory is predicted: masks of documents may be missing from the predictions"
+        )
+    return tuple(dict.fromkeys(sentences))
 
 
 @contextmanager
@@ -29,6 +65,10 @@ def without_values(*, counts_host_memory: bool, has_documents: bool) -> Iterator
 
     `counts_host_memory` says whether the state of the random generator, which is on the CPU, is counted, and
     `has_documents` whether sequences have several documents, which attention keeps apart.
+
+    Raises:
+        InvalidInputError: this version of torch lacks one of them.
+
     """
     from transformers import masking_utils  # takes a second, which cached predictions do not need
 
@@ -44,10 +84,11 @@ def without_values(*, counts_host_memory: bool, has_documents: bool) -> Iterator
             (torch.amp.GradScaler, "_maybe_opt_step", _step_without_asking),
             (adafactor, "_single_tensor_adafactor", _with_ones_for_values(adafactor)),
             (adafactor.Adafactor, "_init_group", _with_counts_on(host, adafactor)),
-            (masking_utils, "find_packed_sequence_indices", _documents_found(masking_utils, has_documents)),
         ):
-            if hasattr(owner, name):  # not in every version of transformers
-                stack.enter_context(patch.object(owner, name, replacement))
+            stack.enter_context(replaced(owner, name, replacement))
+        if hasattr(masking_utils, DOCUMENTS):  # else not_predicted() says so
+            search = _documents_found(masking_utils, has_documents)
+            stack.enter_context(patch.object(masking_utils, DOCUMENTS, search))
         yield
 
 
@@ -63,9 +104,10 @@ def _take_data(parameter: Tensor, converted: Tensor) -> None:
 
 def _with_ones_for_values(module: Any) -> Any:
     """Return a replacement for Adafactor's update in which each value that it reads is 1; memory depends on none."""
-    update = module._single_tensor_adafactor
+    update = getattr(module, "_single_tensor_adafactor", None)  # replaced() refuses a torch without it
 
     def update_with_ones(*args: Any, **kwargs: Any) -> None:
+        assert update is not None
         with patch.object(Tensor, "item", lambda _: 1.0):
             update(*args, **kwargs)
 
@@ -74,9 +116,10 @@ def _with_ones_for_values(module: Any) -> Any:
 
 def _with_counts_on(host: AbstractContextManager[Any], module: Any) -> Any:
     """Return a replacement for the start of Adafactor's step that keeps the numbers of steps where torch does."""
-    start = module.Adafactor._init_group
+    start = getattr(module.Adafactor, "_init_group", None)  # replaced() refuses a torch without it
 
     def start_with_counts_on_host(*args: Any, **kwargs: Any) -> Any:
+        assert start is not None
         with host:
             return start(*args, **kwargs)
 
@@ -89,7 +132,7 @@ def _documents_found(module: Any, has_documents: bool) -> Any:
     Without, it returns None, so that no mask is made. That is also what it finds in a micro-batch whose sequences all
     have one document that fills them: predicted is one with a mask.
     """
-    find = getattr(module, "find_packed_sequence_indices", lambda positions: None)
+    find = getattr(module, DOCUMENTS)
 
     def search(position_ids: Tensor) -> Any:
         documents = find(position_ids)  # it allocates memory

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,8 @@ from pipeline.memory.device import num_cores
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.families import derivation_round, family_of, others_need
 from pipeline.prediction.predict import Prediction, predict
-from pipeline.runtime.fork_server import has_server
 from pipeline.runtime.worker_pool import run_all, worker_pool
 
-NUM_WORTH_A_SERVER = 32
-"""Number of experiments from which on worker processes are started for them."""
 NUM_IN_TASK = 40
 """Maximum number of experiments in a worker's task."""
 NUM_FAMILIES_PER_PROCESS = 4
@@ -54,21 +51,17 @@ def predict_each(
 ) -> Generator[tuple[int, Prediction | InvalidInputError], None, None]:
     """Yield the index of each experiment and its prediction, or why it cannot be predicted.
 
-    `num_processes` is the number of worker processes, which end with the iterator; 0 predicts in this process. By
-    default there is one for each core if the fork server is running or the experiments are many, else none.
+    `num_processes` is the number of worker processes, which end with the iterator; by default one for each core.
     """
     if context_bytes is None:
         context_bytes = context_bytes_of(target)  # once, not in each worker
     options = {"expandable_segments": expandable_segments, "context_bytes": context_bytes}
     work = partial(_predict_these, target=target, options=options)
-    if num_processes is None:
-        pays = has_server() or len(experiments) >= NUM_WORTH_A_SERVER
-        num_processes = min(num_cores(), len(experiments)) if pays else 0
-    with worker_pool(num_processes) if num_processes else nullcontext() as pool:
-        for tasks in _rounds(experiments, num_processes):
+    num_processes = num_processes or min(num_cores(), len(experiments))
+    with worker_pool(max(1, num_processes)) as pool:
+        for tasks in rounds(experiments, num_processes):
             sent = [[experiments[number] for number in numbers] for numbers in tasks]
-            done = run_all(pool, work, sent) if pool else enumerate(map(work, sent))
-            for number, predictions in done:
+            for number, predictions in run_all(pool, work, sent):
                 yield from zip(tasks[number], predictions, strict=True)
 
 
@@ -103,7 +96,7 @@ def _prediction_or_error(
         return InvalidInputError(f"a configuration cannot be predicted: {type(error).__name__}: {first_line(error)}")
 
 
-def _rounds(experiments: Sequence[Experiment], num_processes: int) -> list[list[list[int]]]:
+def rounds(experiments: Sequence[Experiment], num_processes: int) -> list[list[list[int]]]:
     """Return the indices of the experiments in tasks, in rounds: first those from which others are derived.
 
     A task has experiments of one family, which share recorded timelines; the smallest micro-batches come first.

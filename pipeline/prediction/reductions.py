@@ -9,11 +9,7 @@ elements need a few KiB at most, which is left out.
 from functools import cache
 from math import gcd
 
-import torch
-
 from pipeline.base.contracts import Hardware
-from pipeline.memory.timeline import Origin, Shape
-from pipeline.prediction.cpu_products import is_scratchpad, scratchpad_bytes
 
 VALUES_PER_THREAD = (16, 256)
 """Fewest and most elements that a thread adds up when a column is divided."""
@@ -57,24 +53,6 @@ def embedding_buffer_bytes(tokens: int, vocabulary_size: int, channels: int) -> 
     if tokens <= EMBEDDING_SORTED_TOKENS:
         return 0
     return 4 * channels * (tokens // EMBEDDING_PART + min(tokens, vocabulary_size))
-
-
-@cache
-def has_formula(origin: Origin) -> bool:
-    """Whether buffer_bytes() knows the size of a buffer."""
-    is_reduction = origin.operator in ("inside sum", "inside linalg_vector_norm", "inside embedding_dense_backward")
-    return is_reduction or is_scratchpad(origin.operator, origin.dtype)
-
-
-def buffer_bytes(origin: Origin, shape: Shape, hardware: Hardware) -> int:
-    """Return the size that a buffer has with another shape, which holds the arguments of its formula."""
-    if is_scratchpad(origin.operator, origin.dtype):
-        return scratchpad_bytes(origin.operator, shape)
-    if origin.operator == "inside embedding_dense_backward":
-        return embedding_buffer_bytes(*shape)
-    rows, columns = shape
-    partial_sums, semaphores = column_sum_bytes(rows, columns, hardware)
-    return partial_sums if origin.dtype == torch.float32 else semaphores
 
 
 def _power_of_two(number: int) -> int:

@@ -7,6 +7,7 @@ from pipeline.base.results import Outcome, Result
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
+from pipeline.prediction.patches import not_predicted
 from pipeline.prediction.predict import Prediction
 from pipeline.prediction.predict_all import predict_all
 from pipeline.runtime.run import measured_summary
@@ -23,7 +24,7 @@ def summary(experiment: Experiment, result: Result) -> Summary:
         return Summary(measured)
     try:
         prediction = prediction_of(experiment)
-        unseen = experiment.not_predicted(experiment.device.type)
+        unseen = not_predicted([experiment], experiment.device.type)
         tags = {"prediction": "; ".join(unseen)} if unseen else {}
         return Summary(measured | _prediction_metrics(prediction, measured, result.outcome), tags)
     except Exception as error:  # any error of the model's code on fake tensors: the measurement is kept

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from pipeline.base.contracts import Hardware, Prepared
 from pipeline.config.experiment import Experiment
@@ -23,6 +24,7 @@ from pipeline.prediction.families import (
     size_thresholds,
     sizes_extrapolated_from,
 )
+from pipeline.prediction.four_bit import packed_rows
 from pipeline.prediction.loss_difference import Difference, difference_of
 from pipeline.prediction.recent import Recent
 from pipeline.prediction.recording import record
@@ -180,7 +182,7 @@ def _from_other_sizes(case: Case) -> Timeline | None:
     for sizes in zip(possible, possible[1:], possible[2:], strict=False):
         if case.size <= sizes[0]:
             return None  # one sequence may take other code paths: an axis of one element is always contiguous
-        alike = len({_chunks(case, size) for size in (*sizes, case.size)}) == 1
+        alike = len({_branches(case, size) for size in (*sizes, case.size)}) == 1
         growth = _growth(case, sizes) if alike else None
         if growth is not None and not growth.crosses(case.size, thresholds):
             return growth.extrapolated(case.size, case.target)
@@ -240,8 +242,11 @@ def _all_known(cases: list[Case]) -> list[Timeline] | None:
     return known[::-1]
 
 
-def _chunks(case: Case, size: int) -> tuple[int | None, ...]:
-    """Return the number of chunks in which each technique processes a micro-batch of this size."""
+def _branches(case: Case, size: int) -> tuple[int | None, ...]:
+    """Return what decides, at a micro-batch size, which operators run: the chunks of techniques, and kernels' rows."""
     train, width = case.prepared.train, case.description.width
     num_tokens = size * train.num_positions(train.batch([0]))
-    return tuple(technique.num_chunks(num_tokens, width) for technique in case.experiment.techniques)
+    chunks = [technique.num_chunks(num_tokens, width) for technique in case.experiment.techniques]
+    settings: Any = case.experiment.settings
+    is_packed = settings.adapter == "qlora" and case.target.kind == "cuda"
+    return *chunks, packed_rows(num_tokens) if is_packed else None

@@ -45,11 +45,6 @@ def start_server() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def has_server() -> bool:
-    """Return whether the fork server is running."""
-    return server_pid() is not None
-
-
 def stop_server() -> None:
     """End the fork server if there is one; it would go on importing after the end of this process."""
     pid = server_pid()

@@ -1,7 +1,8 @@
 """A pool of worker processes: `concurrent.futures.ProcessPoolExecutor` on processes forked from the fork server."""
 
+import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from pipeline.base.errors import InvalidInputError, first_line
-from pipeline.runtime.fork_server import CONTEXT, end_with_parent, has_server, loaded, starting_processes
+from pipeline.runtime.fork_server import CONTEXT, end_with_parent, loaded, starting_processes
 
 Argument = TypeVar("Argument")
 Returned = TypeVar("Returned")
@@ -23,7 +24,8 @@ class WorkerError(RuntimeError):
 @contextmanager
 def worker_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of worker processes; an exception in the body, such as KeyboardInterrupt, ends them at once."""
-    pool = ProcessPoolExecutor(num_processes, CONTEXT, initializer=_start_worker, initargs=(torch.get_num_threads(),))
+    state = torch.get_num_threads(), dict(os.environ)
+    pool = ProcessPoolExecutor(num_processes, CONTEXT, initializer=_start_worker, initargs=state)
     try:
         yield pool
     except BaseException:
@@ -56,25 +58,26 @@ def run_all(
 
 
 def run_in_worker(function: Callable[[Argument], Returned], argument: Argument) -> Returned:
-    """Call the function in a worker process if the fork server is running, else in this process.
+    """Call the function in a worker process.
 
     Raises:
         InvalidInputError: the function raised it.
         WorkerError: the worker process raised another error, or ended.
 
     """
-    if not has_server():
-        return function(argument)
     with worker_pool(1) as pool:
         [(_, result)] = run_all(pool, function, [argument])
     return result
 
 
-def _start_worker(num_threads: int) -> None:
+def _start_worker(num_threads: int, variables: Mapping[str, str]) -> None:
     """Leave Ctrl-C, which reaches all processes of a terminal, to the parent, and end when the parent does.
 
-    What operators allocate on a CPU depends on the number of threads, so it is that of the parent.
+    What a worker finds depends on the number of threads and on environment variables, so they are those of the parent,
+    which may have changed them since the fork server started.
     """
+    os.environ.clear()
+    os.environ.update(variables)
     torch.set_num_threads(num_threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     loaded()

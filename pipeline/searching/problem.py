@@ -15,12 +15,13 @@ from pipeline.base.units import MIB
 from pipeline.base.user_functions import module_digest
 from pipeline.config.configurations import TECHNIQUE_SETTINGS, Configurations, why_refused
 from pipeline.config.entry_points import yaml_file
-from pipeline.config.experiment import Experiment, why_untimed
+from pipeline.config.experiment import Experiment, notes_on, why_untimed
 from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, merged, nested, validate
 from pipeline.config.space import Choice, Space, default_space, read_space, sentences, size_of
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import device_name, equal_gpus, find_device, free_bytes, hardware_of, is_named
 from pipeline.prediction.checkpointing_policy import resolved, with_policies
+from pipeline.prediction.patches import not_predicted
 from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.optuna_samplers import naive_choices, naive_values
@@ -183,7 +184,7 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
     base = resolved(configurations.experiment(space.choices[0]))
     varied = [{**space.choices[0], name: value} for name, tried in space.dimensions.items() for value in tried]
     experiments = [configurations.experiment(choice) for choice in varied]
-    unseen = dict.fromkeys(note for one in experiments for note in one.not_predicted(device.type))
+    unseen = (*not_predicted(experiments, device.type), *notes_on(experiments))
     of_each = {(one.settings.sequences, one.settings.sequence_length): one for one in experiments}
     lengths = [note for one in of_each.values() for note in (lengths_note(one), evaluation_note(one)) if note]
     problem = SearchProblem(own, values, space, base, (*notes, *sentences(refusals), *unseen, *lengths))

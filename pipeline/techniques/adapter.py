@@ -5,7 +5,7 @@ import re
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import AfterValidator, Field, PositiveInt
@@ -123,7 +123,7 @@ class Adapter(Technique):
         """Return which of the targets the model's layers do not have, and the names that they have."""
         if not self.active:
             return None
-        names = _linear_names(model, name, digest(name) if is_function_name(name) else "")
+        names = _inside_layers(model, name, digest(name) if is_function_name(name) else "").linear
         missing = [
             target for target in self.adapter_targets.split(",") if not any(is_target(each, target) for each in names)
         ]
@@ -137,6 +137,24 @@ class Adapter(Technique):
             )
         return (
             f"{rule}, and {', '.join(missing)} matches none of {', '.join(names)}; set adapter_targets to some of them"
+        )
+
+    def note(self, model: Model, name: str) -> str | None:
+        """Return how many parameters of the layers are not quantized, as those of fused experts, and their type."""
+        if self.adapter != "qlora":
+            return None
+        inside = _inside_layers(model, name, digest(name) if is_function_name(name) else "")
+        if not inside.others:
+            return None
+        then = (
+            "become float32, as in peft's prepare_model_for_kbit_training; qlora_float32_rest=false keeps their 16 bits"
+            if self.qlora_float32_rest
+            else "keep their 16 bits"
+        )
+        return (
+            f"adapter=qlora quantizes linear layers, as transformers does: {inside.num_in_others:,} of the "
+            f"{inside.num_parameters:,} parameters in the layers of {name} are in none ({', '.join(inside.others)}), "
+            f"are not quantized, and {then}"
         )
 
     def export(self, target: str) -> Exported:
@@ -189,9 +207,22 @@ class Adapter(Technique):
         return step
 
 
+class _Inside(NamedTuple):
+    """The parameters inside the layers of a model."""
+
+    linear: tuple[str, ...]
+    """Names of linear layers inside a layer."""
+    others: tuple[str, ...]
+    """Names of its other parameters with several axes, as those of fused experts."""
+    num_in_others: int
+    """Parameters in those, of all layers."""
+    num_parameters: int
+    """Parameters of all layers."""
+
+
 @lru_cache
-def _linear_names(model: Model, name: str, code: str) -> tuple[str, ...]:
-    """Return the names inside a layer of a model's linear layers; no weights are made if its code allows that.
+def _inside_layers(model: Model, name: str, code: str) -> _Inside:
+    """Return the parameters inside the layers of a model; no weights are made if its code allows that.
 
     `code` is a digest of the user's code that builds it.
 
@@ -209,7 +240,16 @@ def _linear_names(model: Model, name: str, code: str) -> tuple[str, ...]:
         built = model.build(name, SMALLEST_VOCABULARY)
     except Exception as error:  # any error of the model's code
         raise InvalidInputError(f"{name} cannot be built: {first_line(error)}; change its settings") from error
-    return tuple(dict.fromkeys(each for layer in built.layers for each in linear_layers(layer)))
+    linear, others, num_in_others = dict[str, None](), dict[str, None](), 0
+    for layer in built.layers:
+        found = linear_layers(layer)
+        weights = {part.weight for part in found.values()}
+        rest = [(each, one) for each, one in layer.named_parameters() if one.dim() > 1 and one not in weights]
+        linear |= dict.fromkeys(found)
+        others |= dict.fromkeys(each for each, _ in rest)
+        num_in_others += sum(one.numel() for _, one in rest)
+    num_parameters = sum(one.numel() for layer in built.layers for one in layer.parameters())
+    return _Inside(tuple(linear), tuple(others), num_in_others, num_parameters)
 
 
 def exported_quantizing(double_quantization: bool, float32_rest: bool) -> Exported:
