@@ -21,7 +21,7 @@ from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import run
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.tracking.job import Job, open_job
-from pipeline.training.metrics import Row, Summary, against_baseline, common_settings
+from pipeline.training.metrics import PREDICTION, Row, Summary, against_baseline, common_settings
 from pipeline.training.typical_step import evaluation_note, lengths_note
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _run_comparison(
             result, summary = run(
                 this, [job.children.observer(), progress], summarize=partial(_summarize, variant, baseline)
             )
-        row = make_row(result=result, skipped=None, metrics=summary.metrics)
+        row = make_row(result=result, skipped=None, metrics=summary.metrics, prediction=summary.tags.get(PREDICTION))
         rows.append(row)
         baseline = row if is_baseline else baseline
         console.print(f"{label}: {result.outcome} in {result.seconds_total:.1f} s", style="dim", highlight=False)

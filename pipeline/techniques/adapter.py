@@ -203,10 +203,9 @@ def _linear_names(model: Model, name: str, code: str) -> tuple[str, ...]:
     if getattr(model, "pretrained", False):
         model = model.model_copy(update={"pretrained": False})
     try:
-        with torch.device("meta"):
-            built = model.build(name, SMALLEST_VOCABULARY)
-    except InvalidInputError:  # a model that cannot be built without real tensors
-        built = model.build(name, SMALLEST_VOCABULARY)
+        built = model.built_for_structure(name, SMALLEST_VOCABULARY)
+    except InvalidInputError:
+        raise
     except Exception as error:  # any error of the model's code
         raise InvalidInputError(f"{name} cannot be built: {first_line(error)}; change its settings") from error
     return tuple(dict.fromkeys(each for layer in built.layers for each in linear_layers(layer)))

@@ -11,7 +11,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result, StepRecord
 from pipeline.config.settings import AllSettings, dotted, nested, validate
 from pipeline.tracking.store import connect, unreachable
-from pipeline.training.metrics import Row
+from pipeline.training.metrics import PREDICTION, Row
 
 PER_STEP = ("loss", "grad_norm", "seconds", "learning_rate", "loss_scale")
 """Metrics that say something of one optimizer step alone."""
@@ -109,6 +109,7 @@ class History:
             result=result,
             skipped=None,
             metrics=metrics,
+            prediction=tags.get(PREDICTION),
         )
 
     def _steps(self, run: Run) -> list[StepRecord]:

@@ -14,6 +14,9 @@ MEDIAN_CONFIDENCE = 0.95
 AGAINST_BASELINE = ("memory_saving_percent", "time_overhead_percent", "speedup", "max_loss_difference")
 """Metrics that compare a run with the baseline."""
 
+PREDICTION = "prediction"
+"""The tag that says why a run has no prediction, or what its prediction lacks."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -31,6 +34,8 @@ class Row:
     """Summary metrics, named as in MLflow."""
     note: str | None = None
     """What is to be said of it, whether it ran or not."""
+    prediction: str | None = None
+    """Why it has no prediction, or what that lacks; None if it was not predicted or lacks nothing."""
 
     @property
     def outcome(self) -> Outcome | None:
