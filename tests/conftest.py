@@ -60,6 +60,16 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the path of a module `own_code` in the current folder, which is removed from sys.modules after the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "own_code", raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return tmp_path / "own_code.py"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest, so that processes end together; skip what the device cannot do."""
     turns = {f"test_{name}": number for number, name in enumerate(LONGEST)}

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from pipeline.searching.certificate import NOT_REACHED, SLOWER, UNFIT, Certificate, Unmeasured
+from pipeline.searching.certificate import NOT_PREDICTED, NOT_TRIED, SLOWER, UNFIT, Certificate, Unmeasured
 
 
 def unmeasured(reason: str) -> Unmeasured:
@@ -27,27 +27,35 @@ PROVEN = Certificate(
 
 def counted(certificate: Certificate) -> int:
     """Return how many configurations a certificate speaks of, one by one."""
-    return sum(map(int, re.findall(r"(\d+) (?:measured|predicted|not reached)", certificate.summary)))
+    return sum(map(int, re.findall(r"(\d+) (?:measured|do|does|are|is|not)\b", certificate.summary)))
 
 
 def test_a_proof_counts_every_configuration_once() -> None:
     assert PROVEN.summary == (
         "Within 1 % of the best of 10 configurations, with 95 % confidence: "
-        "3 measured, 4 predicted not to fit, 3 predicted not to be faster"
+        "3 measured, by prediction 4 do not fit and 3 are slower"
     )
     assert counted(PROVEN) == 10
 
 
-def test_what_a_search_did_not_reach_is_not_called_slower() -> None:
+def test_what_a_search_did_not_try_is_not_called_slower() -> None:
     ended = replace(
         PROVEN,
         bound=0.2,
         remaining_improvement=0.18,
-        unmeasured=(*[unmeasured(UNFIT)] * 4, *[unmeasured(NOT_REACHED)] * 3),
+        unmeasured=(*[unmeasured(UNFIT)] * 4, *[unmeasured(NOT_TRIED)] * 3),
     )
-    assert ended.summary.startswith("Within 20 % of") and "3 not reached" in ended.summary
+    assert ended.summary.startswith("Within 20 % of") and "3 not tried yet" in ended.summary
     assert ended.summary.endswith("more trials (num_trials, search_time_limit) may tighten the bound")
-    assert "faster" not in ended.summary and "noise" not in ended.summary and counted(ended) == 10
+    assert "slower" not in ended.summary and "noise" not in ended.summary and counted(ended) == 10
+
+
+def test_what_is_not_predicted_is_neither_unfit_nor_slower() -> None:
+    unknown = replace(PROVEN, unmeasured=(*[unmeasured(NOT_PREDICTED)] * 5, unmeasured(UNFIT), unmeasured(SLOWER)))
+    assert unknown.summary.endswith("3 measured, by prediction 1 does not fit and 1 is slower, 5 not predicted")
+    nothing = replace(PROVEN, unmeasured=(unmeasured(NOT_PREDICTED),) * 7)
+    assert nothing.summary.endswith("3 measured, 7 not predicted")
+    assert counted(unknown) == counted(nothing) == 10
 
 
 def test_the_noise_of_measurements_is_named_where_it_limits_the_bound() -> None:

@@ -16,7 +16,7 @@ from pipeline.report.configurations import MEASURED, PREDICTED, REFUSED, configu
 from pipeline.report.contributions import contributions_plot
 from pipeline.report.findings import Findings, report_of
 from pipeline.report.page import to_html
-from pipeline.searching.certificate import NOT_REACHED, UNFIT, Certificate, Unmeasured
+from pipeline.searching.certificate import NOT_TRIED, UNFIT, Certificate, Unmeasured
 from pipeline.searching.results import SearchFindings, Trial, Verification
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -60,7 +60,7 @@ def search_findings() -> SearchFindings:
             choice=choice,
             predicted_peak_bytes=made_up(choice)[0],
             predicted_seconds_per_step=TOKENS / made_up(choice)[1],
-            reason=NOT_REACHED if made_up(choice)[0] <= BUDGET else UNFIT,
+            reason=NOT_TRIED if made_up(choice)[0] <= BUDGET else UNFIT,
             predicted_deviation=0.1,
             probability_of_fit=0.97 if made_up(choice)[0] <= BUDGET else 0.0,
             probability_of_improvement=0.25 if choice["micro_batch_size"] == 8 else 0.0,
@@ -257,7 +257,7 @@ def test_a_pointer_on_a_point_is_told_everything_of_it(shown: Shown) -> None:
         expect(tip).to_contain_text(text)
     page.locator("[data-chart=may_be_faster] svg").scroll_into_view_if_needed()
     page.locator("[data-chart=may_be_faster] .mark-symbol path").first.hover(force=True)
-    told = ("fits: 97 %", "tokens/s (95 %: ", "not measured: not reached; faster than the answer: 25 %")
+    told = ("fits: 97 %", "tokens/s (95 %: ", "not measured: not tried yet; faster than the answer: 25 %")
     for text in ("micro-batch 8", *told):
         expect(tip).to_contain_text(text)
 

@@ -179,7 +179,7 @@ def test_the_function_that_reads_a_value_is_named(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(causal_lm, "_token_loss", value_reading_loss)
     before = torch.get_rng_state, torch.manual_seed, masking_utils.find_packed_sequence_indices
-    with pytest.raises(InvalidInputError, match="value_reading_loss.*measure this configuration instead"):
+    with pytest.raises(InvalidInputError, match="value_reading_loss.*reads a value, and a prediction"):
         predict(tiny(vocabulary_size=301), CPU)  # not in the cache of another test
     assert before == (torch.get_rng_state, torch.manual_seed, masking_utils.find_packed_sequence_indices)
     assert type(torch.ones(1)) is torch.Tensor

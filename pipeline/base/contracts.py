@@ -8,8 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from torch import Tensor, nn
+
+from pipeline.base.host_memory import WithinHostMemory
 
 BF16_CAPABILITY = (8, 0)
 """CUDA compute capability from which on there are bf16 and tf32: Ampere."""
@@ -122,6 +125,26 @@ class Model(Settings, ABC):
     @abstractmethod
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return model `name` in float32 on the CPU; `vocabulary_size` is the corpus's, 0 for a corpus of vectors."""
+
+    def built_for_structure(self, name: str, vocabulary_size: int) -> Trainable:
+        """Return model `name` on the meta device or, if its code needs the values of tensors, built with them.
+
+        Its weights are not to be those of a checkpoint. It raises what build() does.
+        """
+        try:
+            with torch.device("meta"):
+                return self.build(name, vocabulary_size)
+        except Exception:  # whatever the model's code raises without values; with them it may raise again
+            return self.built_with_values(name, vocabulary_size)
+
+    def built_with_values(self, name: str, vocabulary_size: int, seed: int = 0) -> Trainable:
+        """Return model `name` as build() does, from a seed; the process's random generator is restored.
+
+        It raises InvalidInputError, before the values are written, if the free memory does not suffice.
+        """
+        with torch.random.fork_rng(devices=[]), WithinHostMemory():
+            torch.manual_seed(seed)
+            return self.build(name, vocabulary_size)
 
     def check_weights(self, name: str) -> None:
         """Raise InvalidInputError if model `name` begins with weights of a file that cannot be read: here with none."""

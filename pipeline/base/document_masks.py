@@ -15,7 +15,7 @@ PROBE_LENGTH = 4
 
 
 def why_documents_join(name: str, module: nn.Module) -> str | None:
-    """Return why a model on the meta device mixes documents, or None if transformers makes it a mask of each.
+    """Return why a model mixes documents, or None if transformers makes it a mask of each; it may be without weights.
 
     It must hand its `position_ids` to transformers' search for documents, and have no layer with a state that goes on
     from token to token.
@@ -29,7 +29,8 @@ def why_documents_join(name: str, module: nn.Module) -> str | None:
         return f"{name} does not take position_ids"
     if not hasattr(masking_utils, "find_packed_sequence_indices"):
         return "this version of transformers does not find documents by their positions"
-    positions = torch.zeros(1, PROBE_LENGTH, dtype=torch.int64, device="meta")
+    device = next(module.parameters()).device
+    positions = torch.zeros(1, PROBE_LENGTH, dtype=torch.int64, device=device)
     searched: list[Tensor] = []
 
     def search(position_ids: Tensor) -> None:

@@ -35,6 +35,8 @@ def call(name: str, *arguments: Any) -> Any:
     function = find(name)
     try:
         return function(*arguments)
+    except InvalidInputError:
+        raise
     except Exception as error:  # the user's code may raise anything
         raise user_code_error(name, error) from error
 

@@ -1,9 +1,6 @@
 """A model and the names of its layers, of which no weights are made where its code allows that."""
 
-import torch
-
 from pipeline.base.contracts import Trainable
-from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment
 
 
@@ -21,11 +18,7 @@ _names: dict[tuple[str, str, int], list[str]] = {}
 
 def built_without_weights(plain: Experiment, vocabulary_size: int) -> Trainable:
     """Return the model of a run with random weights, on the meta device where its code allows that."""
-    try:
-        with torch.device("meta"):
-            return plain.model.build(plain.settings.model, vocabulary_size)
-    except InvalidInputError:  # a model that cannot be built without real tensors
-        return plain.model.build(plain.settings.model, vocabulary_size)
+    return plain.model.built_for_structure(plain.settings.model, vocabulary_size)
 
 
 def _built_names(plain: Experiment, vocabulary_size: int) -> list[str]:

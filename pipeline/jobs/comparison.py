@@ -25,7 +25,7 @@ from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.trial_length import TrialLength
 from pipeline.tracking.job import Job, open_job
 from pipeline.training.loop import Stop, never_stop
-from pipeline.training.metrics import Row, Summary, against_baseline, common_settings
+from pipeline.training.metrics import PREDICTION, Row, Summary, against_baseline, common_settings
 from pipeline.training.time_differences import with_times
 from pipeline.training.timing import SLOWED, num_counting, timing_of
 from pipeline.training.typical_step import evaluation_note, lengths_note
@@ -174,7 +174,8 @@ class _Measuring:
         self._runs.append((this, observer))
         timing = timing_of(result.steps, variant.experiment.settings.timing_warmup_steps)
         timings = (timing,) if timing is not None else ()
-        return make_row(result=result, skipped=None, metrics=summary.metrics, timings=timings)
+        prediction = summary.tags.get(PREDICTION)
+        return make_row(result=result, skipped=None, metrics=summary.metrics, timings=timings, prediction=prediction)
 
     def _run_again(self, number: int) -> float:
         """Run the variant of a row again until its median step time is known, and return the seconds that it took."""

@@ -174,4 +174,4 @@ def _found(experiment: Experiment, target: Hardware, budget_bytes: int, context_
     except InvalidInputError as error:
         return str(error)
     except Exception as error:  # whatever a model or a technique raises on fake tensors
-        return f"a configuration cannot be predicted: {type(error).__name__}: {first_line(error)}"
+        return f"predicting a configuration raises {type(error).__name__}: {first_line(error)}"

@@ -41,7 +41,7 @@ from pipeline.prediction.patches import not_predicted
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.prediction.plan_experiments import experiments_on
 from pipeline.prediction.plan_reasons import reasons_for
-from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.predict_all import counted_causes, predict_each
 from pipeline.prediction.rates import cost_prior, note_on_rates
 from pipeline.prediction.step_time import note_on_ranks
 from pipeline.prediction.trace_cache import cache_size
@@ -152,7 +152,7 @@ def _card_plan(
     prior = cost_prior(target)
     rows: dict[int, PlannedRow] = {}
     breakdowns: dict[int, Breakdown] = {}
-    unpredicted: dict[str, None] = {}
+    causes: list[str] = []
     predictions = predict_each(experiments, target)
     with closing(predictions):
         shown = track(
@@ -166,12 +166,12 @@ def _card_plan(
         for number, prediction in shown:
             experiment = experiments[number]
             if isinstance(prediction, InvalidInputError):
-                unpredicted[str(prediction)] = None
+                causes.append(str(prediction))
                 continue
             rows[number] = planned_row(choices[number], experiment, prediction, budget_bytes, prior)
             breakdowns[number] = prediction.breakdown
-    if unpredicted and not rows:
-        raise InvalidInputError("\n".join(unpredicted))
+    if causes and not rows:
+        raise InvalidInputError("\n".join(f"no configuration is predicted: {cause}" for cause in dict.fromkeys(causes)))
     ordered = tuple(rows[number] for number in sorted(rows))
     notes = [
         note_on(target),
@@ -189,7 +189,7 @@ def _card_plan(
         card=target.name,
         budget_bytes=budget_bytes,
         rows=ordered,
-        skipped=(*sentences(refusals), *unpredicted) if rows else tuple(refusals),
+        skipped=(*sentences(refusals), *counted_causes(causes, len(experiments))) if rows else tuple(refusals),
         breakdown=None,
         notes=tuple(note for note in notes if note),
     )

@@ -18,7 +18,7 @@ from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import Summarize, run
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.tracking.job import Job, open_job
-from pipeline.training.metrics import Row, Summary
+from pipeline.training.metrics import PREDICTION, Row, Summary
 from pipeline.training.profiler import MemoryProfile, TimeProfile, profile_run
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def measure_and_profile(
         result=result,
         skipped=None,
         metrics=summary.metrics,
+        prediction=summary.tags.get(PREDICTION),
     )
     return row, profile
 

@@ -22,6 +22,7 @@ from pipeline.jobs.session_clock import PREDICTING, SessionClock
 from pipeline.runtime.environment import environment
 from pipeline.runtime.fork_server import loading, start_server
 from pipeline.runtime.signals import interrupt_on_signal
+from pipeline.searching.candidates import not_predicted_notes
 from pipeline.searching.feasibility import make_sampler
 from pipeline.searching.loop import Search, findings_of
 from pipeline.searching.problem import SearchProblem, make_problem
@@ -63,6 +64,10 @@ def _predict_and_measure(
     with console.status(status), loading("pipeline.tracking.job"):  # MLflow is imported while workers predict
         sampler = make_sampler(problem)
     clock.end(PREDICTING)
+    notes = not_predicted_notes(sampler.candidates) if sampler else ()
+    for note in notes:
+        console.print(note, style="yellow", highlight=False)
+    problem = replace(problem, notes=(*problem.notes, *notes))
     interrupt_on_signal()
     return _measure(problem, sampler, workers, clock, console)
 

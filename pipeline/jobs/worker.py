@@ -11,6 +11,7 @@ from pipeline.base.contracts import Settings
 from pipeline.config.settings import RunSettings
 from pipeline.jobs.search_progress import lost_line
 from pipeline.runtime.fork_server import start_server
+from pipeline.searching.candidates import not_predicted_notes
 from pipeline.searching.feasibility import make_sampler
 from pipeline.searching.loop import Search, SearchObserver
 from pipeline.searching.problem import make_problem
@@ -63,6 +64,8 @@ def worker(settings: WorkerSettings, console: Console) -> int:
     problem = make_problem({**session.settings, **here})
     workers = local_workers(problem, settings.workers)
     sampler = make_sampler(problem)
+    for note in not_predicted_notes(sampler.candidates) if sampler else ():
+        console.print(note, style="yellow", highlight=False)
     study = StoredStudy(
         settings.storage, settings.study, problem.directions, problem.identity, problem.settings.worker_timeout
     )

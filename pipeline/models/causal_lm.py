@@ -266,10 +266,9 @@ def _why_documents_join(model: CausalLm, name: str) -> str | None:
 
 
 def _without_memory(model: CausalLm, name: str) -> Trainable:
-    """Return the model on the meta device."""
+    """Return the model, of which no weights are made where its code allows that."""
     try:
-        with torch.device("meta"):
-            return model.build(name, 1)
+        return model.built_for_structure(name, 1)
     except InvalidInputError:
         raise
     except Exception as error:  # any error of the model's code

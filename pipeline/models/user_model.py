@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from pipeline.base.contracts import Batch, Description, Model, Trainable
@@ -81,18 +80,14 @@ class UserModel(Model):
 
 @lru_cache
 def _built_for_shape(model: UserModel, name: str, code: str) -> Trainable:
-    """Return the model on the meta device or, if its code needs the values of tensors, on the CPU.
+    """Return the model, of which no weights are made where its code allows that.
 
     Raises:
         InvalidInputError: it cannot be built.
 
     """
     del code
-    try:
-        with torch.device("meta"):
-            return model.build(name, SMALLEST_VOCABULARY)
-    except InvalidInputError:
-        return model.build(name, SMALLEST_VOCABULARY)
+    return model.built_for_structure(name, SMALLEST_VOCABULARY)
 
 
 @lru_cache

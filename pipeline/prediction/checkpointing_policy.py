@@ -106,7 +106,12 @@ def _choose(experiment: Experiment, target: Hardware, budget_bytes: int, options
     prepared = experiment.read_corpus()
 
     def predicted(text: str) -> Prediction:
-        return predict(_with(experiment, text).with_random_weights("cpu"), target, prepared, **options)
+        try:
+            return predict(_with(experiment, text).with_random_weights("cpu"), target, prepared, **options)
+        except InvalidInputError as error:
+            raise InvalidInputError(
+                f"checkpointing=auto chooses policies by predictions, and there is none: {error}; set another policy"
+            ) from error
 
     leanest = predicted("every_layer")
     if not leanest.fits(budget_bytes):

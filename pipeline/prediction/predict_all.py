@@ -1,6 +1,7 @@
 """Experiments -> Predictions, in worker processes: those first from whose recordings others are derived."""
 
 import gc
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -65,6 +66,14 @@ def predict_each(
                 yield from zip(tasks[number], predictions, strict=True)
 
 
+def counted_causes(causes: Iterable[str], total: int) -> tuple[str, ...]:
+    """Return how many of `total` configurations are not predicted, a sentence for each cause."""
+    return tuple(
+        f"{count} of {total} configurations {'is' if count == 1 else 'are'} not predicted: {cause}"
+        for cause, count in Counter(causes).most_common()
+    )
+
+
 def _predict_these(
     experiments: Sequence[Experiment], target: Hardware, options: Mapping[str, Any]
 ) -> list[Prediction | InvalidInputError]:
@@ -93,7 +102,7 @@ def _prediction_or_error(
     except InvalidInputError as error:
         return error
     except Exception as error:  # whatever a model or a technique raises on fake tensors
-        return InvalidInputError(f"a configuration cannot be predicted: {type(error).__name__}: {first_line(error)}")
+        return InvalidInputError(f"predicting it raises {type(error).__name__}: {first_line(error)}")
 
 
 def rounds(experiments: Sequence[Experiment], num_processes: int) -> list[list[list[int]]]:

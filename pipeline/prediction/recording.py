@@ -1,18 +1,18 @@
 """Recordings: an Experiment's timeline on fake tensors of a device that this machine need not have."""
 
+import sysconfig
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import device
+from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from pipeline.base.contracts import Hardware, Prepared, Trainable
-from pipeline.base.errors import InvalidInputError
-from pipeline.base.user_functions import is_function_name, user_code_error
+from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction.eight_bit import quantized_states
@@ -20,41 +20,91 @@ from pipeline.prediction.extrapolate_batch import with_sorted_releases
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.fake_card import CARD, HOST, move_to_card
 from pipeline.prediction.fake_device import simulated
+from pipeline.prediction.fake_model import leave_out_values
 from pipeline.prediction.four_bit import quantize
 from pipeline.prediction.workspaces import WorkspaceTable
 from pipeline.training.profiler import record_lifetimes
-from pipeline.training.step import on_host
+from pipeline.training.step import changed_on_host
 
 THIS_FOLDER = Path(__file__).parent
 """The folder of the replacements for torch's functions, which are left out of error messages."""
+LIBRARIES = Path(sysconfig.get_path("purelib"))
+CPU = torch.device("cpu")
+NO_NUMPY = ".numpy() is not supported for tensor subclasses"
+"""What torch says where a fake tensor is made an array."""
+EXPERTS = ("expert", "moe")
+"""Words in the names that transformers gives to mixtures of experts."""
+EXPERTS_REMEDY = (
+    "; eager routing of experts allocates memory that depends on values: set experts_implementation to grouped_mm in "
+    "the model's config.json"
+)
 
 
 def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline:
     """Record all of two optimizer steps with `num_rows` sequences each.
 
+    A model whose code reads values while it builds it is built with them, which are then left out.
+
     Raises:
-        InvalidInputError: the run reads the values of tensors, or the user's own model raises an error.
+        InvalidInputError: why it cannot be predicted; the steps read the values of tensors, for example.
 
     """
     on_fake_device = experiment.with_random_weights(str(CARD))
-    rows = RepeatedRow(prepared.train, HOST if target.capability else device("cpu"), num_rows)
-    build = _from_host if target.capability else _on_cpu
     try:
-        has_documents = "position_ids" in prepared.train.batch([0])
-        with (
-            _threads(experiment.num_threads),
-            quantized_states(experiment, target),
-            simulated(target, has_documents=has_documents) as mode,
-        ):
-            example, inside_of = replace(prepared, train=rows), WorkspaceTable(target)
-            timeline = record_lifetimes(on_fake_device, example, build=build, inside_of=inside_of, run=mode.run)
-        return with_sorted_releases(timeline)
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise InvalidInputError(_value_was_read(error)) from error
-    except Exception as error:
-        if is_function_name(experiment.settings.model):
-            raise user_code_error(experiment.settings.model, error) from error
+        try:
+            return _record(on_fake_device, target, prepared, num_rows)
+        except _NeedsValuesError:
+            pass  # outside of this clause the half-built model is freed
+        name, seed = experiment.settings.model, experiment.settings.seed
+        built = on_fake_device.model.built_with_values(name, prepared.vocabulary_size, seed)
+        return _record(on_fake_device, target, prepared, num_rows, built)
+    except InvalidInputError:
         raise
+    except Exception as error:  # whatever a model or a technique raises without values
+        raise InvalidInputError(why_not_recorded(error)) from error
+
+
+class _NeedsValuesError(Exception):
+    """A model cannot be built on fake tensors."""
+
+
+def _record(
+    experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int, built: Trainable | None = None
+) -> Timeline:
+    """Record the steps of a model, which is built on fake tensors unless it is given with values.
+
+    Raises:
+        _NeedsValuesError: it cannot be built on fake tensors.
+
+    """
+    host = HOST if target.capability else CPU
+
+    def build(experiment: Experiment, prepared: Prepared) -> Trainable:
+        with host if target.capability else nullcontext():
+            trainable = built or _fake_model(experiment, prepared)
+            if built is not None:
+                leave_out_values(built.module, host)
+            changed_on_host(experiment, trainable)
+        (move_to_card if target.capability else quantize)(trainable.module)
+        return trainable
+
+    rows = RepeatedRow(prepared.train, host, num_rows)
+    has_documents = "position_ids" in prepared.train.batch([0])
+    with (
+        _threads(experiment.num_threads),
+        quantized_states(experiment, target),
+        simulated(target, has_documents=has_documents) as mode,
+    ):
+        example, inside_of = replace(prepared, train=rows), WorkspaceTable(target)
+        timeline = record_lifetimes(experiment, example, build=build, inside_of=inside_of, run=mode.run)
+    return with_sorted_releases(timeline)
+
+
+def _fake_model(experiment: Experiment, prepared: Prepared) -> Trainable:
+    try:
+        return experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
+    except Exception as error:  # of the model's code: with values it may be built, or raise what the user is to see
+        raise _NeedsValuesError from error
 
 
 @contextmanager
@@ -68,32 +118,34 @@ def _threads(num_threads: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _from_host(experiment: Experiment, prepared: Prepared) -> Trainable:
-    with HOST:
-        trainable = on_host(experiment, prepared)
-    move_to_card(trainable.module)
-    return trainable
+def why_not_recorded(error: Exception) -> str:
+    """Return why a step cannot run on fake tensors, with the line that reads a value or raises the error."""
+    place = _place(error)
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException) or NO_NUMPY in str(error):
+        reason = f"{place or 'the step'} reads a value, and a prediction runs the step on tensors without values"
+        is_of_experts = "transformers/models/" in str(place) and any(word in str(place).lower() for word in EXPERTS)
+        return reason + (EXPERTS_REMEDY if is_of_experts else "")
+    where = f" in {place}" if place else ""
+    return f"on tensors without values the step raises {type(error).__name__}{where}: {first_line(error)}"
 
 
-def _on_cpu(experiment: Experiment, prepared: Prepared) -> Trainable:
-    trainable = on_host(experiment, prepared)
-    quantize(trainable.module)
-    return trainable
+def _place(error: Exception) -> str | None:
+    """Return the method of a module that was running, else the function, with its file and line.
 
-
-def _value_was_read(error: DataDependentOutputException | DynamicOutputShapeException) -> str:
-    """Return the message that names the function, outside of torch and of this folder, that read a tensor's value."""
+    Those of torch and of this folder are left out.
+    """
     frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "/torch/" not in frame.filename and frame.name[:2] != "__" and Path(frame.filename).parent != THIS_FOLDER
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if "/torch/" not in frame.f_code.co_filename
+        and frame.f_code.co_name[:2] != "__"
+        and Path(frame.f_code.co_filename).parent != THIS_FOLDER
     ]
-    place = f"{frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})"
-    remedy = "measure this configuration instead: fitproof main"
-    if "/transformers/models/" in frames[-1].filename:
-        remedy += (
-            "; if it is a mixture of experts, set experts_implementation to grouped_mm in its config.json, since eager "
-            "routing allocates memory that depends on values"
-        )
-    problem = f"memory is predicted on fake tensors, which have no values, and {place} reads a value"
-    return f"{problem} ({error.func}); {remedy}"
+    if not frames:
+        return None
+    of_modules = [(frame, line) for frame, line in frames if isinstance(frame.f_locals.get("self"), nn.Module)]
+    frame, line = (of_modules or frames)[-1]
+    file = Path(frame.f_code.co_filename)
+    folder = next((one for one in (Path.cwd(), LIBRARIES) if file.is_relative_to(one)), None)
+    name = frame.f_code.co_qualname.rpartition("<locals>.")[2]
+    return f"{name} ({file.relative_to(folder) if folder else file}:{line})"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from pipeline.base.errors import first_line
+from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import Outcome, Result
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
@@ -11,11 +11,11 @@ from pipeline.prediction.patches import not_predicted
 from pipeline.prediction.predict import Prediction
 from pipeline.prediction.predict_all import predict_all
 from pipeline.runtime.run import measured_summary
-from pipeline.training.metrics import Summary
+from pipeline.training.metrics import PREDICTION, Summary
 
 
 def summary(experiment: Experiment, result: Result) -> Summary:
-    """Return the summary metrics of a run with its predicted peaks, and a tag if there are none or they are uncertain.
+    """Return the summary metrics of a run with its predicted peaks, and a tag that says what these lack.
 
     Nothing is predicted for a run that was interrupted.
     """
@@ -25,10 +25,11 @@ def summary(experiment: Experiment, result: Result) -> Summary:
     try:
         prediction = prediction_of(experiment)
         unseen = not_predicted([experiment], experiment.device.type)
-        tags = {"prediction": "; ".join(unseen)} if unseen else {}
+        tags = {PREDICTION: "; ".join(unseen)} if unseen else {}
         return Summary(measured | _prediction_metrics(prediction, measured, result.outcome), tags)
-    except Exception as error:  # any error of the model's code on fake tensors: the measurement is kept
-        return Summary(measured, {"prediction": f"not possible: {type(error).__name__}: {first_line(error)}"})
+    except Exception as error:  # whatever it is, the measurement is kept
+        raised = "" if isinstance(error, InvalidInputError) else f"predicting it raises {type(error).__name__}: "
+        return Summary(measured, {PREDICTION: f"not predicted: {raised}{first_line(error)}"})
 
 
 def prediction_of(experiment: Experiment) -> Prediction:

@@ -232,7 +232,19 @@ def notes(rows: Sequence[Row]) -> tuple[str, ...]:
             sentences.append(f"{row.name}: skipped, {row.skipped}")
         elif row.result is not None and row.result.detail:
             sentences.append(f"{row.name}: {row.result.outcome}, {row.result.detail}")
-    return tuple(sentences)
+    return (*sentences, *_of_predictions(rows))
+
+
+def _of_predictions(rows: Sequence[Row]) -> list[str]:
+    """Return why variants have no prediction, or what that lacks: a sentence for all with the same reason."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        if row.prediction:
+            names.setdefault(row.prediction, []).append(row.name)
+    ran = sum(row.result is not None for row in rows)
+    return [
+        f"{f'all {ran} variants' if len(of) == ran > 1 else ', '.join(of)}: {reason}" for reason, of in names.items()
+    ]
 
 
 def _slowed_note(rows: Sequence[Row]) -> list[str]:

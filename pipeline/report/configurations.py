@@ -22,7 +22,7 @@ from pipeline.searching.results import (
     speed_of,
 )
 
-MEASURED, PREDICTED, REFUSED = "measured", "predicted, not measured", "predicted not to fit, or failed"
+MEASURED, PREDICTED, REFUSED = "measured", "predicted, not measured", "does not fit, or failed"
 DEVIATIONS = 1.96
 """Standard deviations on each side of the mean that hold 95 % of a normal distribution."""
 NUM_SHOWN = 1500

@@ -206,18 +206,26 @@ def trials_table(rows: Sequence[Trial], best: Trial | None) -> Table:
 def unmeasured_table(certificate: Certificate) -> Table:
     """Return the configurations that were not measured and the reasons: those that may fit, then the fastest first."""
     ordered = sorted(certificate.unmeasured, key=lambda one: (one.reason == UNFIT, one.predicted_seconds_per_step or 0))
-    shown = columns(one.choice for one in ordered)
+    shown, has_causes = columns(one.choice for one in ordered), any(one.cause for one in ordered)
     lines = [
         {
             **{shown[name]: one.choice[name] for name in shown},
             "predicted MiB": None if one.predicted_peak_bytes is None else one.predicted_peak_bytes / MIB,
             "predicted s/step": one.predicted_seconds_per_step,
             "why": one.reason,
+            **({"cause": one.cause} if has_causes else {}),
         }
         for one in ordered
     ]
     forms = {"predicted MiB": "{:,.1f}", "predicted s/step": "{:.3f}"}
-    return Table(name="never_run", title="not measured", frame=pd.DataFrame(lines), forms=forms, num_in_terminal=8)
+    return Table(
+        name="never_run",
+        title="not measured",
+        frame=pd.DataFrame(lines),
+        forms=forms,
+        num_in_terminal=8,
+        expendable=("cause",),
+    )
 
 
 def verification_table(verification: Verification) -> Table:

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-import torch
-
 from pipeline.base.contracts import Model
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.user_functions import is_function_name
@@ -12,7 +10,7 @@ from pipeline.runtime.worker_pool import run_in_worker
 
 
 def check_shapes(experiments: Iterable[Experiment]) -> None:
-    """Build each distinct model on the meta device, in a worker process that has imported transformers already.
+    """Build each distinct model, without its weights, in a worker process that has imported transformers already.
 
     Raises:
         InvalidInputError: a model cannot be built in its shape.
@@ -28,8 +26,7 @@ def check_shapes(experiments: Iterable[Experiment]) -> None:
 def _build(given: tuple[Model, str]) -> None:
     model, name = given
     try:
-        with torch.device("meta"):
-            model.build(name, model.describe(name).vocabulary_size or 1)
+        model.built_for_structure(name, model.describe(name).vocabulary_size or 1)
     except InvalidInputError:
         raise
     except Exception as error:  # any error of the model's code

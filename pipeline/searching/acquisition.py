@@ -75,6 +75,8 @@ class Acquisition:
     """The same bound for the best unmeasured candidate alone: what further measurements may gain."""
     feasible: frozenset[int]
     """Indices of the candidates that fit with a probability of at least `fit_confidence`."""
+    possible: frozenset[int]
+    """Of those over which the bound ranges: the feasible ones, and all that are not predicted and may fit."""
     probability_of_fit: Vector
     """Probability with which each fits the budget."""
     predicted_seconds: Vector | None
@@ -106,21 +108,22 @@ def evaluate(candidates: Sequence[Candidate], measured: Measurements, rules: Rul
         candidates, measured.peak_bytes, rules.budget_bytes, rules.kind, measured.peak_lower_bounds
     )
     feasible = frozenset(np.flatnonzero(probability_N >= rules.fit_confidence).tolist())
+    possible = feasible | {n for n, one in enumerate(candidates) if one.predicted_bytes is None and probability_N[n]}
     time = time_model.fit(candidates, measured.log_seconds, rules.kind, measured.num_runs)
     mean_N = time.posterior.mean_N
     rivals = _rivals(candidates, measured, rules.whole_front)
-    gains = _gains(time.posterior, measured, rivals, feasible - measured.ended)
+    gains = _gains(time.posterior, measured, rivals, possible - measured.ended)
     remaining_improvement = _remaining_improvement(gains)
     is_open = is_worth_it = _is_open(measured, remaining_improvement, rules.gap)
     # the bound knows nothing of the running trials, and the choice takes them as measured at their expected times
     expected_seconds = {number: float(mean_N[number]) for number in measured.running}
     expected, posterior = measured.as_expected(expected_seconds, feasible), time.posterior.condition(expected_seconds)
-    rivals, remaining = _rivals(candidates, expected, rules.whole_front), feasible - measured.taken
+    rivals, remaining = _rivals(candidates, expected, rules.whole_front), possible - measured.taken
     if is_open and measured.running:
         expected_improvement = _remaining_improvement(_gains(posterior, expected, rivals, remaining))
         is_worth_it = _is_open(expected, expected_improvement, rules.gap)
     improvement_N = _expected_improvement(expected, rivals, posterior)
-    wanted = _choose(improvement_N, probability_N, mean_N, measured.taken, rules, is_open=is_worth_it)
+    wanted = _choose(improvement_N, probability_N, mean_N, possible, measured.taken, rules, is_open=is_worth_it)
     following = None if _is_held_back(wanted, feasible, measured.running, probability_N) else wanted
     best_remaining = max(remaining, key=lambda number: float(improvement_N[number]), default=None)
     tokens_N = np.array([candidate.num_tokens for candidate in candidates])
@@ -132,6 +135,7 @@ def evaluate(candidates: Sequence[Candidate], measured: Measurements, rules: Rul
         bound=None if gains is None else quantile(gains.of_all_S, CONFIDENCE),
         remaining_improvement=remaining_improvement,
         feasible=feasible,
+        possible=possible,
         probability_of_fit=probability_N,
         predicted_seconds=np.exp(mean_N) * tokens_N if measured.log_seconds else None,
         posterior=time.posterior,
@@ -243,13 +247,24 @@ def quantile(gains_S: Vector, share: float) -> float:
 
 
 def _choose(
-    improvement_N: Vector, probability_N: Vector, mean_N: Vector, taken: frozenset[int], rules: Rules, *, is_open: bool
+    improvement_N: Vector,
+    probability_N: Vector,
+    mean_N: Vector,
+    possible: frozenset[int],
+    taken: frozenset[int],
+    rules: Rules,
+    *,
+    is_open: bool,
 ) -> int | None:
-    """Return the best feasible candidate until `gap` is reached, then one whose improvement is worth its risk."""
+    """Return the best possible candidate until `gap` is reached, then one whose improvement is worth its risk.
+
+    The improvement of one that is not feasible counts as little as it is likely to fit.
+    """
     free = [number for number in range(len(improvement_N)) if number not in taken]
-    safe = [number for number in free if probability_N[number] >= rules.fit_confidence]
-    if is_open and safe:
-        return max(safe, key=lambda number: (improvement_N[number], -mean_N[number]))
+    left = [number for number in free if number in possible]
+    if is_open and left:
+        chance_N = np.minimum(1.0, probability_N / rules.fit_confidence)
+        return max(left, key=lambda n: (improvement_N[n] * chance_N[n], chance_N[n], -mean_N[n]))
     risky = [number for number in free if 0 < probability_N[number] < rules.fit_confidence]
     worth = [number for number in risky if probability_N[number] * improvement_N[number] > rules.gap]
     return max(worth, key=lambda number: (probability_N[number], improvement_N[number]), default=None)

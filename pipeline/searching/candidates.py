@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice, Value
 from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
 from pipeline.prediction.predict import Prediction
-from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.predict_all import counted_causes, predict_each
 from pipeline.training.typical_step import typical_step
 
 Works = tuple[Work, Work]
@@ -20,7 +21,7 @@ Others = tuple[tuple[str, Value], ...]
 """The values of a configuration's dimensions other than the micro-batch size."""
 SIZE = "micro_batch_size"
 UNKNOWN = Work({"float32": 1.0})
-"""The work where nothing can be predicted."""
+"""The work of a sequence, and of the update, where nothing is predicted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,9 @@ class Candidate:
     untraced: frozenset[str] = frozenset()
     """Dimensions of whose value the trace does not show the work."""
     predicted_bytes: int | None
-    """The peak that the budget limits; None if it cannot be predicted."""
+    """The peak that the budget limits; None if it is not predicted."""
+    not_predicted: str | None = None
+    """Why it is not predicted; None if it is."""
     fits: Callable[[int], bool]
     """Whether it is predicted to fit a budget in bytes."""
 
@@ -48,17 +51,17 @@ class Candidate:
 def make_candidates(choices: Sequence[Choice], experiments: Sequence[Experiment]) -> list[Candidate]:
     """Return a candidate for each experiment, in their order.
 
-    Each has its own prediction, and those that cannot be predicted have none: such a candidate takes the work of one
-    that is alike, in proportion to the micro-batch size.
+    Each has its own prediction, or the reason why it has none: such a candidate takes the work of one that is alike, in
+    proportion to the micro-batch size.
     """
     target = hardware_of(experiments[0].device)
     shapes = [experiment.with_random_weights("cpu") for experiment in experiments]
-    outcomes = predict_each(shapes, target)
-    predictions = {number: outcome for number, outcome in outcomes if isinstance(outcome, Prediction)}
+    outcomes = dict(predict_each(shapes, target))
+    predictions = {number: outcome for number, outcome in outcomes.items() if isinstance(outcome, Prediction)}
     sizes = [experiment.micro_batch_size for experiment in experiments]
     works = _works(choices, sizes, predictions)
     return [
-        _candidate(choice, experiment, predictions.get(number), works[number])
+        _candidate(choice, experiment, outcomes[number], works[number])
         for number, (choice, experiment) in enumerate(zip(choices, experiments, strict=True))
     ]
 
@@ -81,7 +84,7 @@ def _works(choices: Sequence[Choice], sizes: Sequence[int], predictions: Mapping
         return known.get(values) or known[max(known, key=in_common.__getitem__)]
 
     if not known:
-        return [(UNKNOWN, UNKNOWN)] * len(choices)
+        return [(UNKNOWN * size, UNKNOWN) for size in sizes]
     return [_at_size(size, alike(values)) for size, values in zip(sizes, others, strict=True)]
 
 
@@ -96,7 +99,15 @@ def _at_size(size: int, works: Mapping[int, Works]) -> Works:
     )
 
 
-def _candidate(choice: Choice, experiment: Experiment, prediction: Prediction | None, works: Works) -> Candidate:
+def not_predicted_notes(candidates: Sequence[Candidate]) -> tuple[str, ...]:
+    """Return how many of the candidates are not predicted, a sentence for each cause."""
+    return counted_causes([one.not_predicted for one in candidates if one.not_predicted], len(candidates))
+
+
+def _candidate(
+    choice: Choice, experiment: Experiment, outcome: Prediction | InvalidInputError, works: Works
+) -> Candidate:
+    prediction = outcome if isinstance(outcome, Prediction) else None
     untimed = {name for each in experiment.techniques for name in each.untimed}
     return Candidate(
         choice=choice,
@@ -107,6 +118,7 @@ def _candidate(choice: Choice, experiment: Experiment, prediction: Prediction | 
         update_work=works[1],
         untraced=frozenset(untimed & choice.keys()),
         predicted_bytes=prediction.peak_bytes if prediction else None,
+        not_predicted=first_line(outcome) if isinstance(outcome, InvalidInputError) else None,
         fits=prediction.fits if prediction else _may_fit,
     )
 

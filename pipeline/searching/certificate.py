@@ -5,9 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-UNFIT = "predicted not to fit"
-SLOWER = "predicted not to be faster"
-NOT_REACHED = "not reached"
+NOT_PREDICTED = "not predicted"
+"""Nothing is known of its memory and its work but what measured configurations show."""
+UNFIT = "does not fit"
+"""By its prediction, corrected by the measured ones."""
+SLOWER = "slower"
+"""It is not likely to be faster than the answer by more than the setting `gap`."""
+NOT_TRIED = "not tried yet"
+"""It may fit and be faster: the search ended before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +23,9 @@ class Unmeasured:
     predicted_peak_bytes: int | None
     predicted_seconds_per_step: float | None
     reason: str
-    """One of UNFIT, SLOWER and NOT_REACHED."""
+    """One of NOT_PREDICTED, UNFIT, SLOWER and NOT_TRIED."""
+    cause: str | None = None
+    """Why it is not predicted; None if it is."""
     predicted_deviation: float | None = None
     """Standard deviation of the logarithm of these seconds: 0.2 is about 20 %."""
     probability_of_fit: float | None = None
@@ -60,11 +67,7 @@ class Certificate:
     @property
     def summary(self) -> str:
         """The bound and the counts in one sentence."""
-        counts = Counter(one.reason for one in self.unmeasured)
-        num_left = len(self.unmeasured) - counts[UNFIT] - counts[SLOWER]
-        summary = f"{self.num_measured} measured, {counts[UNFIT]} {UNFIT}"
-        summary += f", {counts[SLOWER]} {SLOWER}" if counts[SLOWER] else ""
-        summary += f", {num_left} {NOT_REACHED}" if num_left else ""
+        summary = f"{self.num_measured} measured{self._why_not_measured}"
         if not self.is_adequate:
             return (
                 f"No certificate: the residual of the time model is {100 * self.residual_rms:.0f} %, so Optuna's TPE "
@@ -76,6 +79,17 @@ class Certificate:
             f"Within {100 * max(self.bound, self.gap):.3g} % of the best of {self.num_configurations} configurations, "
             f"with {100 * self.confidence:.0f} % confidence: {summary}{self._limit}"
         )
+
+    @property
+    def _why_not_measured(self) -> str:
+        """How many configurations were not measured for each reason, as the end of a sentence."""
+        num = Counter(one.reason for one in self.unmeasured)
+        unfit = f"{num[UNFIT]} {'does' if num[UNFIT] == 1 else 'do'} not fit"
+        slower = f"{num[SLOWER]} {'is' if num[SLOWER] == 1 else 'are'} slower"
+        predicted = [text for reason, text in ((UNFIT, unfit), (SLOWER, slower)) if num[reason]]
+        parts = [f"by prediction {' and '.join(predicted)}"] if predicted else []
+        parts += [f"{num[reason]} {reason}" for reason in (NOT_TRIED, NOT_PREDICTED) if num[reason]]
+        return "".join(f", {part}" for part in parts)
 
     @property
     def missing(self) -> str:

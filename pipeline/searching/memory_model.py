@@ -1,14 +1,17 @@
-"""The probability that a configuration fits: its predicted peak, corrected by the peaks measured so far."""
+"""The probability that a configuration fits: its predicted peak, corrected by the peaks measured so far.
+
+Of one that is not predicted, the peak follows from the measured ones alone.
+"""
 
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 
 from pipeline.searching.candidates import Candidate
-from pipeline.searching.gaussian import Gaussian, Vector, indicators
+from pipeline.searching.gaussian import Gaussian, Matrix, Vector, indicators
 
 DEVIATION = {"cpu": 0.002, "cuda": 0.02}
 """Prior standard deviation of a prediction's error, as a fraction: on a CPU far beyond the worst of 93 measured
@@ -19,6 +22,12 @@ LEVELS = (0.999, 0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
 """Probabilities that are distinguished."""
 NOISE = 0.0005
 """Standard deviation of a peak that is measured again, as a fraction."""
+UNPREDICTED, OF_VALUE, OF_ITSELF = 2.0, 0.5, 0.1
+"""Prior standard deviations of the logarithm of peaks that are not predicted: what all of them share, what those with
+the same value of a dimension do, and what each has of its own."""
+GROWTH = (0.5, 0.25)
+"""Prior mean and standard deviation of the power of the micro-batch size with which such a peak grows: 0 where all of
+it is weights, 1 where it is activations."""
 
 
 def posterior(
@@ -50,12 +59,17 @@ def posterior(
 
 def _prior(candidates: Sequence[Candidate], deviation: float) -> Gaussian:
     """Return the prior: an error that all configurations share, and one of each value but the micro-batch size."""
-    names = [name for name in candidates[0].choice if name != "micro_batch_size"]
-    of_value_NV, columns = indicators([candidate.choice for candidate in candidates], names)
+    of_value_NV, columns = _values(candidates)
     zeros_N, ones_N1 = np.zeros(len(candidates)), np.ones((len(candidates), 1))
-    share = VALUE_VARIANCE / max(1, len(names))
+    share = VALUE_VARIANCE / max(1, len({name for name, _ in columns}))
     variance_R = deviation**2 * np.array([SHARED_VARIANCE, *(share for _ in columns)])
     return Gaussian.prior(zeros_N, np.hstack([ones_N1, of_value_NV]), variance_R, zeros_N)
+
+
+def _values(candidates: Sequence[Candidate]) -> tuple[Matrix, list[tuple[str, object]]]:
+    """Return indicators of the values of each dimension but the micro-batch size, and what each column is of."""
+    names = [name for name in candidates[0].choice if name != "micro_batch_size"]
+    return indicators([candidate.choice for candidate in candidates], names)
 
 
 def _log_ratios(candidates: Sequence[Candidate], peak_bytes: Mapping[int, float]) -> dict[int, float]:
@@ -77,17 +91,46 @@ def probability_of_fit(
     """Return for each candidate the greatest of LEVELS with which it fits the budget; 0 below all of them.
 
     The budget is divided by the prediction's possible error and then replayed in the predicted allocator, so that
-    cached memory that the allocator gives back near a cap counts as well. A candidate without prediction gets 0.5.
+    cached memory that the allocator gives back near a cap counts as well. Before anything is measured, a candidate that
+    is not predicted has 0.5 at the smallest micro-batch size.
     """
     error = posterior(candidates, peak_bytes, budget_bytes, kind, lower_bounds_bytes)
     corrections_NL = np.exp(-error.mean_N[:, None] - error.deviation_N[:, None] * ndtri(LEVELS))
     safe_bytes_NL = (budget_bytes * corrections_NL).astype(int).tolist()
-    return np.array(
+    unpredicted = [number for number, candidate in enumerate(candidates) if candidate.predicted_bytes is None]
+    probability_N = np.array(
         [
-            0.5 if candidate.predicted_bytes is None else _probability(candidate, safe_bytes)
+            0.0 if candidate.predicted_bytes is None else _probability(candidate, safe_bytes)
             for candidate, safe_bytes in zip(candidates, safe_bytes_NL, strict=True)
         ]
     )
+    if unpredicted:
+        of_all_N = _from_measured_peaks(candidates, peak_bytes, budget_bytes, lower_bounds_bytes or {})
+        probability_N[unpredicted] = of_all_N[unpredicted]
+    return probability_N
+
+
+def _from_measured_peaks(
+    candidates: Sequence[Candidate],
+    peak_bytes: Mapping[int, float],
+    budget_bytes: int,
+    lower_bounds_bytes: Mapping[int, float],
+) -> Vector:
+    """Return the probability with which each fits by the peaks that were measured, whether or not it is predicted."""
+    sizes_N = np.log([candidate.micro_batch_size for candidate in candidates])
+    growth_N1 = (sizes_N - sizes_N.min())[:, None]
+    of_value_NV, columns = _values(candidates)
+    prior = Gaussian.prior(
+        GROWTH[0] * growth_N1[:, 0],
+        np.hstack([np.ones_like(growth_N1), growth_N1, of_value_NV]),
+        np.array([UNPREDICTED**2, GROWTH[1] ** 2, *(OF_VALUE**2 for _ in columns)]),
+        np.full(len(candidates), OF_ITSELF**2),
+    )
+    over_budget = prior.condition({n: math.log(peak / budget_bytes) for n, peak in peak_bytes.items()}, NOISE)
+    bounds = {number: math.log(peak / budget_bytes) for number, peak in lower_bounds_bytes.items()}
+    posterior = over_budget.condition_above(bounds, NOISE)
+    probability_N: Vector = ndtr(-posterior.mean_N / np.hypot(posterior.deviation_N, NOISE))
+    return np.where(probability_N < LEVELS[-1], 0.0, probability_N)
 
 
 def _probability(candidate: Candidate, safe_bytes: Sequence[int]) -> float:

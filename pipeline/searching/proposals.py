@@ -7,7 +7,7 @@ from typing import Protocol
 
 from pipeline.config.space import Choice
 from pipeline.searching.acquisition import CONFIDENCE, Acquisition, quantile
-from pipeline.searching.certificate import NOT_REACHED, SLOWER, UNFIT, Certificate, Unmeasured
+from pipeline.searching.certificate import NOT_PREDICTED, NOT_TRIED, SLOWER, UNFIT, Certificate, Unmeasured
 from pipeline.searching.optuna_samplers import choose, next_naive
 from pipeline.searching.problem import SearchProblem
 from pipeline.searching.results import Measurement, Trial, one_per_configuration
@@ -145,21 +145,29 @@ class PredictiveProposer:
 
     def _by_tpe(self, acquisition: Acquisition) -> Proposal | None:
         problem, study = self._problem, self._study
-        feasible = [self._sampler.candidates[number].choice for number in sorted(acquisition.feasible)]
+        possible = [self._sampler.candidates[number].choice for number in sorted(acquisition.possible)]
         choice = choose(
-            feasible, problem.space, study.trials, study.taken, study.directions, "tpe", problem.base.settings.seed
+            possible, problem.space, study.trials, study.taken, study.directions, "tpe", problem.base.settings.seed
         )
         return None if choice is None else Proposal(choice)
 
     def _unmeasured(self, number: int, acquisition: Acquisition) -> Unmeasured:
         candidate, seconds = self._sampler.candidates[number], acquisition.predicted_seconds
+        if candidate.predicted_bytes is None:
+            return Unmeasured(
+                choice=candidate.choice,
+                predicted_peak_bytes=None,
+                predicted_seconds_per_step=None,
+                reason=NOT_PREDICTED,
+                cause=candidate.not_predicted,
+            )
         remaining = acquisition.remaining_improvement
         is_proven = acquisition.is_adequate and remaining is not None and remaining <= self._problem.settings.gap
         return Unmeasured(
             choice=candidate.choice,
             predicted_peak_bytes=candidate.predicted_bytes,
             predicted_seconds_per_step=None if seconds is None else float(seconds[number]),
-            reason=UNFIT if number not in acquisition.feasible else SLOWER if is_proven else NOT_REACHED,
+            reason=UNFIT if number not in acquisition.feasible else SLOWER if is_proven else NOT_TRIED,
         )
 
 

@@ -234,10 +234,9 @@ def _inside_layers(model: Model, name: str, code: str) -> _Inside:
     if getattr(model, "pretrained", False):
         model = model.model_copy(update={"pretrained": False})
     try:
-        with torch.device("meta"):
-            built = model.build(name, SMALLEST_VOCABULARY)
-    except InvalidInputError:  # a model that cannot be built without real tensors
-        built = model.build(name, SMALLEST_VOCABULARY)
+        built = model.built_for_structure(name, SMALLEST_VOCABULARY)
+    except InvalidInputError:
+        raise
     except Exception as error:  # any error of the model's code
         raise InvalidInputError(f"{name} cannot be built: {first_line(error)}; change its settings") from error
     linear, others, num_in_others = dict[str, None](), dict[str, None](), 0

@@ -11,7 +11,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result, StepRecord
 from pipeline.config.settings import AllSettings, dotted, nested, validate
 from pipeline.tracking.store import connect, unreachable
-from pipeline.training.metrics import Row
+from pipeline.training.metrics import PREDICTION, Row
 from pipeline.training.time_differences import MARGIN
 from pipeline.training.timing import timing_of
 
@@ -115,6 +115,7 @@ class History:
             skipped=None,
             metrics=metrics,
             timings=() if timing is None else (timing,),
+            prediction=tags.get(PREDICTION),
         )
 
     def _steps(self, run: Run) -> list[StepRecord]:

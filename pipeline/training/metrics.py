@@ -22,6 +22,9 @@ AGAINST_BASELINE = (
 )
 """Metrics that compare a run with the baseline."""
 
+PREDICTION = "prediction"
+"""The tag that says why a run has no prediction, or what its prediction lacks."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -41,6 +44,8 @@ class Row:
     """What is to be said of it, whether it ran or not."""
     timings: tuple[Timing, ...] = ()
     """The time of each of its runs, the first one first; empty where no step was timed."""
+    prediction: str | None = None
+    """Why it has no prediction, or what that lacks; None if it was not predicted or lacks nothing."""
 
     @property
     def outcome(self) -> Outcome | None:

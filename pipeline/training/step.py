@@ -64,7 +64,11 @@ Build = Callable[[Experiment, Prepared], Trainable]
 
 def on_host(experiment: Experiment, prepared: Prepared) -> Trainable:
     """Build the model, and let each technique change it before it is moved."""
-    trainable = experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
+    return changed_on_host(experiment, experiment.model.build(experiment.settings.model, prepared.vocabulary_size))
+
+
+def changed_on_host(experiment: Experiment, trainable: Trainable) -> Trainable:
+    """Let each technique change the model that was built, and return it."""
     for technique in experiment.techniques:
         technique.on_host(trainable)
     return trainable

@@ -1,0 +1,62 @@
+"""A limit on what is allocated on the host: a model that is built for its structure alone must not exhaust it."""
+
+from typing import Any
+
+import psutil
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.units import MIB
+
+CHECKED_BYTES = 16 * MIB
+"""Size of a storage from which on the memory that is free is looked up."""
+
+
+class WithinHostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses, while it is active, a storage on the CPU that is larger than the memory that is free.
+
+    What is only allocated takes no memory yet: a storage is refused before its values are written.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: nothing is compiled here."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operator, and check the storages that it made.
+
+        Raises:
+            InvalidInputError: one is larger than the memory that is free.
+
+        """
+        result = func(*args, **(kwargs or {}))
+        known = None
+        for tensor in tree_leaves(result):
+            if not isinstance(tensor, Tensor) or tensor.device.type != "cpu" or _num_bytes(tensor) < CHECKED_BYTES:
+                continue
+            if known is None:
+                known = {_key(one) for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+            free_bytes = psutil.virtual_memory().available
+            if _key(tensor) not in known and _num_bytes(tensor) > free_bytes:
+                raise InvalidInputError(
+                    "a model that reads values of tensors while it is built must fit this machine's memory, and "
+                    f"{tuple(tensor.shape)} of {tensor.dtype} takes {_num_bytes(tensor) / MIB:,.0f} MiB, with "
+                    f"{free_bytes / MIB:,.0f} MiB free; read no value in its constructor, or use a larger machine"
+                )
+        return result
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def _key(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
