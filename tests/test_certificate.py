@@ -32,7 +32,7 @@ def counted(certificate: Certificate) -> int:
 
 def test_a_proof_counts_every_configuration_once() -> None:
     assert PROVEN.summary == (
-        "Within 1 % of the best of 10 configurations, with 95 % confidence: "
+        "At most 1 % slower than the best possible (95 % confidence): "
         "3 measured, 4 predicted not to fit, 3 predicted not to be faster"
     )
     assert counted(PROVEN) == 10
@@ -45,14 +45,16 @@ def test_what_a_search_did_not_reach_is_not_called_slower() -> None:
         remaining_improvement=0.18,
         unmeasured=(*[unmeasured(UNFIT)] * 4, *[unmeasured(NOT_REACHED)] * 3),
     )
-    assert ended.summary.startswith("Within 20 % of") and "3 not reached" in ended.summary
-    assert ended.summary.endswith("more trials (num_trials, search_time_limit) may tighten the bound")
-    assert "faster" not in ended.summary and "noise" not in ended.summary and counted(ended) == 10
+    assert ended.summary.startswith("At most 20 % slower") and "3 not reached" in ended.summary
+    assert "faster" not in ended.summary and counted(ended) == 10
+    assert ended.limit == "the number of trials: a configuration without one may be 18 % faster"
 
 
 def test_the_noise_of_measurements_is_named_where_it_limits_the_bound() -> None:
-    noisy = replace(PROVEN, bound=0.03)
-    assert noisy.summary.startswith("Within 3 %") and noisy.summary.endswith("allows no tighter bound")
+    noisy = replace(PROVEN, bound=0.03, noise=0.07)
+    assert noisy.summary.startswith("At most 3 % slower than the best possible (95 % confidence): ")
+    assert noisy.limit == "the noise of this machine: two runs differ by about 9.9 %"
+    assert PROVEN.limit is None and replace(noisy, bound=None).limit is None
 
 
 def test_there_is_no_certificate_without_an_adequate_time_model_or_an_answer() -> None:
