@@ -71,9 +71,9 @@ def test_every_run_of_the_answer_is_in_its_table_with_what_it_counts_for(found: 
     frame = trials_table(found).frame
     for choice, role in ((BEST, "answer"), (NAIVE, "naive")):
         own = frame[frame["micro-batch"] == choice["micro_batch_size"]]
-        assert sorted(own["tokens/s of the run"]) == pytest.approx(sorted(speeds_of(found, choice)))
+        assert sorted(own["run's tokens/s"]) == pytest.approx(sorted(speeds_of(found, choice)))
         assert set(own[""]) <= {role, "not counted"}
-        counted = own["tokens/s of the run"][own[""] == role]
+        counted = own["run's tokens/s"][own[""] == role]
         assert list(own["tokens/s"]) == pytest.approx([mean_speed(list(counted))] * len(own))
     assert set(frame["run"]) >= {one.name for one in found.extra} | {f"trial {row.number + 1}" for row in found.rows}
 

@@ -500,12 +500,12 @@ def test_the_trials_fit_a_terminal_of_120_columns() -> None:
     )
     console = Console(width=120, file=io.StringIO())
     table = trials_table(findings_with([row, replace(row, number=1)]))
-    console.print(table.to_terminal())
+    console.print(table.to_terminal(120))
     assert "…" not in cast(io.StringIO, console.file).getvalue()
     narrow = Console(width=80, file=io.StringIO())
     narrow.print(table.to_terminal(80))
     said = cast(io.StringIO, narrow.file).getvalue()
-    assert "…" not in said and "123,456" in said and "Without predicted MiB" in said
+    assert "…" not in said and "123,456" in said and "Without outcome, predicted MiB" in said
 
 
 def test_a_locked_storage_is_waited_for_and_then_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

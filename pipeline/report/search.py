@@ -202,7 +202,7 @@ def trials_table(findings: SearchFindings) -> Table:
             "outcome": run.outcome,
             "peak MiB": None if run.peak_bytes is None else run.peak_bytes / MIB,
             **_of_trial(run),
-            "tokens/s of the run": run.tokens_per_second,
+            "run's tokens/s": run.tokens_per_second,
             "tokens/s": findings.speed_of(run.choice) or None,
             "": _counts_for(run, findings),
         }
@@ -214,10 +214,10 @@ def trials_table(findings: SearchFindings) -> Table:
         "s/step": "{:.3f}",
         "predicted s/step": "{:.3f}",
         "loss": "{:.4f}",
-        "tokens/s of the run": "{:,.0f}",
+        "run's tokens/s": "{:,.0f}",
         "tokens/s": "{:,.0f}",
     }
-    expendable = ("predicted s/step", "predicted MiB", "loss", "s/step", "outcome")
+    expendable = ("predicted s/step", "predicted MiB", "loss", "s/step", "outcome", "run", "run's tokens/s")
     return Table(name="ranking", title="trials", frame=pd.DataFrame(lines), forms=forms, expendable=expendable)
 
 
