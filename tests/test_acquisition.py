@@ -19,7 +19,7 @@ from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
 from pipeline.memory.work import Work
 from pipeline.searching import memory_model, time_model
-from pipeline.searching.acquisition import Acquisition, Rules, evaluate
+from pipeline.searching.acquisition import REPEATED_GAPS, Acquisition, Rules, evaluate
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.gaussian import LEARNING_RATE, Gaussian, indicators, leave_one_out_residuals
 from pipeline.searching.judge import CONSTRAINT, OUTCOME
@@ -181,7 +181,7 @@ def test_the_time_model_is_fitted_from_a_few_measurements(kind: str, launch: flo
     works = [replace(one.pass_work, num_kernels=share * one.pass_work.num_kernels) for one in CANDIDATES]
     candidates = [replace(one, pass_work=work) for one, work in zip(CANDIDATES, works, strict=True)]
     probes = [0, 1, 7, 12, 14, 19, 24, 30, 31]
-    fit = time_model.fit(candidates, measured(seconds, probes, 10**12).log_seconds, kind)
+    fit = time_model.fit(candidates, measured(seconds, probes, 10**12).counting_runs, kind)
     predicted = np.exp(fit.posterior.mean_N) * BATCH * TOKENS
     truth = np.array([seconds(candidate) for candidate in CANDIDATES])
     assert np.median(np.abs(predicted / truth - 1)) < 0.04
@@ -217,7 +217,7 @@ def test_a_value_that_was_never_measured_has_the_time_of_its_work() -> None:
         for one in CANDIDATES
     ]
     probes = [0, 1, 7, 12, 14, 19, 24, 30, 31]
-    mean_N = time_model.fit(halved, measured(modelled(), probes, 10**12).log_seconds, "cpu").posterior.mean_N
+    mean_N = time_model.fit(halved, measured(modelled(), probes, 10**12).counting_runs, "cpu").posterior.mean_N
     ratios = np.exp(mean_N[len(CANDIDATES) :] - mean_N[: len(CANDIDATES)])
     assert (ratios < 0.8).all() and (ratios > 0.4).all()
 
@@ -231,7 +231,7 @@ def test_what_is_not_traced_is_uncertain_until_it_is_measured() -> None:
     unseen = [number for number, one in enumerate(candidates) if one.choice["checkpointing"] == policy]
 
     def deviation(numbers: list[int]) -> float:
-        fit = time_model.fit(candidates, measured(modelled(), numbers, 10**12).log_seconds, "cpu")
+        fit = time_model.fit(candidates, measured(modelled(), numbers, 10**12).counting_runs, "cpu")
         samples = [component.samples(unseen, count) for component, count in fit.posterior.counts(1000)]
         return float(np.std(np.concatenate(samples), axis=0).max())
 
@@ -335,16 +335,16 @@ def test_runs_count_with_their_mean_but_for_slowed_ones() -> None:
     one = measured(modelled(), [0], 10**12)
     log_seconds = one.log_seconds[0]
     near, slowed = run_again(one, 0, 1.06), run_again(one, 0, 1.5)
-    assert near.log_seconds[0] == pytest.approx(log_seconds + math.log(1.06) / 2) and near.num_runs == {0: 2}
-    assert slowed.log_seconds[0] == log_seconds and slowed.num_runs == {0: 1}
+    assert near.log_seconds[0] == pytest.approx(log_seconds + math.log(1.06) / 2) and len(near.counting_runs[0]) == 2
+    assert slowed.log_seconds[0] == log_seconds and len(slowed.counting_runs[0]) == 1
 
 
 def test_two_runs_are_more_certain_than_one() -> None:
     probes = [0, 1, 7, 12, 14, 19, 25, 30]
-    values = measured(modelled(), probes, 10**12).log_seconds
+    runs = measured(modelled(), probes, 10**12).runs
     once, twice = (
-        [one.deviation_N[7] for one in time_model.fit(CANDIDATES, values, "cpu", runs).posterior.components]
-        for runs in ({}, {7: 2})
+        [one.deviation_N[7] for one in time_model.fit(CANDIDATES, some, "cpu").posterior.components]
+        for some in (runs, {**runs, 7: [*runs[7], *runs[7]]})
     )
     assert all(two < one for two, one in zip(twice, once, strict=True))
 
@@ -354,7 +354,7 @@ def test_two_runs_are_more_certain_than_one() -> None:
 def test_a_leave_one_out_residual_is_that_of_a_prediction_from_the_others(values: list[float], noise: float) -> None:
     priors = [prior_of(8, own=0.1, scale=scale) for scale in (0.5, 2.0)]
     measured = dict(enumerate(values))
-    residuals = leave_one_out_residuals(priors, [noise], measured, {})
+    residuals = leave_one_out_residuals(priors, [noise], {number: [value] for number, value in measured.items()})
     for number, value in measured.items():
         others = {other: seen for other, seen in measured.items() if other != number}
         posteriors = [prior.condition(others, noise) for prior in priors]
@@ -515,3 +515,37 @@ def test_predictions_that_are_off_cost_few_trials_that_do_not_fit(off: float, bu
     assume(fitting)
     numbers, _ = search(modelled(), rules, off)
     assert sum(number not in fitting for number in numbers) <= 2
+
+
+def noise_of(*differences: float) -> float:
+    """Return the noise that a posterior learns where the second runs differ by these, in log seconds."""
+    runs = dict(measured(modelled(), [0, 1, 7, 12, 14, 19, 25, 30], 10**12).runs)
+    for number, difference in zip((7, 12, 19), differences, strict=True):
+        runs[number] = [*runs[number], runs[number][0] + difference]
+    return time_model.fit(CANDIDATES, runs, "cpu").posterior.noise
+
+
+def test_the_noise_is_learned_from_how_the_runs_of_a_configuration_differ() -> None:
+    """The mean of two runs that differ much lies on the time model: only their difference shows the noise."""
+    quiet, noisy = noise_of(0.004, -0.004, 0.003), noise_of(0.16, -0.16, 0.16)
+    assert quiet < 0.02 and noisy > 0.08
+
+
+def test_the_fastest_are_measured_again_until_the_bound_is_small() -> None:
+    """Where runs vary by 8 %, two of each leave a wide bound; more of the two that may be the fastest narrow it."""
+    random, rules = np.random.default_rng(1), Rules(budget_bytes=10**12)
+    known, repeats, bounds = measured(modelled(), [], rules.budget_bytes), dict[int, int](), list[float]()
+    while len(bounds) < 60:
+        acquisition = evaluate(CANDIDATES, known, rules)
+        number = acquisition.next if acquisition.again is None else acquisition.again
+        bounds.append(acquisition.bound if acquisition.bound is not None else 1.0)
+        if number is None:
+            break
+        repeats[number] = repeats.get(number, -1) + 1
+        log_seconds = math.log(modelled()(CANDIDATES[number]) / (BATCH * TOKENS)) + 0.08 * random.standard_normal()
+        peaks = {**known.peak_bytes, number: CANDIDATES[number].predicted_bytes or 0}
+        known = replace(
+            known, runs={**known.runs, number: [*known.runs.get(number, ()), log_seconds]}, peak_bytes=peaks
+        )
+    assert len(bounds) < 60 and bounds[-1] <= REPEATED_GAPS * rules.gap
+    assert max(repeats.values()) >= 2 and sum(count > 1 for count in repeats.values()) < len(known.runs) / 2

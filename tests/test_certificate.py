@@ -32,7 +32,7 @@ def counted(certificate: Certificate) -> int:
 
 def test_a_proof_counts_every_configuration_once() -> None:
     assert PROVEN.summary == (
-        "Within 1 % of the best of 10 configurations, with 95 % confidence: "
+        "At most 1 % slower than the best possible (95 % confidence): "
         "3 measured, by prediction 4 do not fit and 3 are slower"
     )
     assert counted(PROVEN) == 10
@@ -45,9 +45,9 @@ def test_what_a_search_did_not_try_is_not_called_slower() -> None:
         remaining_improvement=0.18,
         unmeasured=(*[unmeasured(UNFIT)] * 4, *[unmeasured(NOT_TRIED)] * 3),
     )
-    assert ended.summary.startswith("Within 20 % of") and "3 not tried yet" in ended.summary
-    assert ended.summary.endswith("more trials (num_trials, search_time_limit) may tighten the bound")
-    assert "slower" not in ended.summary and "noise" not in ended.summary and counted(ended) == 10
+    assert ended.summary.startswith("At most 20 % slower") and "3 not tried yet" in ended.summary
+    assert "are slower" not in ended.summary and counted(ended) == 10
+    assert ended.limit == "the number of trials: a configuration without one may be 18 % faster"
 
 
 def test_what_is_not_predicted_is_neither_unfit_nor_slower() -> None:
@@ -59,8 +59,10 @@ def test_what_is_not_predicted_is_neither_unfit_nor_slower() -> None:
 
 
 def test_the_noise_of_measurements_is_named_where_it_limits_the_bound() -> None:
-    noisy = replace(PROVEN, bound=0.03)
-    assert noisy.summary.startswith("Within 3 %") and noisy.summary.endswith("allows no tighter bound")
+    noisy = replace(PROVEN, bound=0.03, noise=0.07)
+    assert noisy.summary.startswith("At most 3 % slower than the best possible (95 % confidence): ")
+    assert noisy.limit == "the noise of this machine: two runs differ by about 9.9 %"
+    assert PROVEN.limit is None and replace(noisy, bound=None).limit is None
 
 
 def test_there_is_no_certificate_without_an_adequate_time_model_or_an_answer() -> None:

@@ -29,6 +29,7 @@ def speed(number: int) -> float:
 def measurement(number: int, factor: float = 1.0, outcome: str = "ok", peak: float | None = None) -> Measurement:
     has_ended = outcome in ("ok", "over_budget")
     return Measurement(
+        name="verification: answer",
         choice=CANDIDATES[number].choice,
         outcome=outcome,
         tokens_per_second=factor * speed(number) if has_ended else None,
@@ -59,7 +60,8 @@ def test_a_second_measurement_enters_as_the_geometric_mean(finished: Finished) -
     assert after.log_seconds[numbers[0]] == pytest.approx(before.log_seconds[numbers[0]] - math.log(0.96) / 2)
     assert after.log_seconds[numbers[1]] == pytest.approx(before.log_seconds[numbers[1]])
     assert after.peak_bytes[numbers[1]] == 7.0
-    assert after.num_runs == before.num_runs | {numbers[0]: 2}  # the other is the trial itself
+    num_runs = {number: len(runs) for number, runs in after.counting_runs.items()}
+    assert num_runs == dict.fromkeys(before.runs, 1) | {numbers[0]: 2}  # the other is the trial itself
     assert sampler._with_extra(before, ()) == before
 
 

@@ -4,6 +4,7 @@ import io
 import sqlite3
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
@@ -35,7 +36,15 @@ from pipeline.searching.loop import findings_of, trials_of
 from pipeline.searching.optuna_samplers import SAMPLERS, choose, naive_choices, next_naive
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import PredictiveProposer
-from pipeline.searching.results import Trial, best_trial, one_per_configuration, pareto_front, speed_of
+from pipeline.searching.results import (
+    Measurement,
+    SearchFindings,
+    Trial,
+    best_trial,
+    one_per_configuration,
+    pareto_front,
+    speed_of,
+)
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.study import Queued, StoredStudy
@@ -103,6 +112,23 @@ def run(study: StoredStudy, sampler: str, num_trials: int, oom: bool = False, se
 
 def new_study(directions: tuple[str, ...] = ("maximize",), storage: str = "sqlite:///:memory:") -> StoredStudy:
     return StoredStudy(storage, "test", directions, {"budget": "100MiB"})
+
+
+def findings_with(rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> SearchFindings:
+    """Return the findings of a search with these trials, and these runs of verifications."""
+    return SearchFindings(
+        entry="search",
+        model="gpt2-nano",
+        effective_batch_size=32,
+        budget_bytes=BUDGET,
+        num_configurations=30,
+        naive=(),
+        shows_front=False,
+        rows=tuple(rows),
+        extra=tuple(extra),
+        settings={},
+        environment={},
+    )
 
 
 def identity(choice: Choice) -> tuple[Any, ...]:
@@ -284,17 +310,18 @@ def test_every_trial_is_on_the_pareto_front_or_beaten_by_it(points: list[tuple[i
 
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:1], ROWS[1:2], ROWS[2:3]], ids=["all", "over", "oom", "one"])
 def test_figures_and_table_take_any_outcome(rows: list[Trial]) -> None:
-    best = best_trial(rows)
-    for plot in (over_time_plot(rows), parallel_plot(rows, BUDGET, best)):
+    findings = findings_with(rows)
+    for plot in (over_time_plot(findings), parallel_plot(findings)):
         assert plot.to_png().startswith(PNG)
-    assert len(trials_table(rows, best).lines) == len(rows)
+    assert len(trials_table(findings).lines) == len(rows)
     assert list(trials_frame(rows)["outcome"]) == [r.outcome for r in rows]
 
 
 def test_a_trial_that_does_not_count_is_not_the_fastest_so_far() -> None:
     slowed, again, other = row(0, 50, 40), replace(row(1, 50, 80), choice=row(0, 50, 40).choice), row(2, 60, 60)
-    values = over_time_plot([slowed, again, other]).panels[0].to_spec()["data"]["values"]
-    assert [(one["kind"], one["fastest"]) for one in values] == [(NOT_COUNTED, None), ("fits", 80), ("fits", 80)]
+    values = over_time_plot(findings_with([slowed, again, other])).panels[0].to_spec()["data"]["values"]
+    assert [one["kind"] for one in values] == [NOT_COUNTED, "fits", "fits"]
+    assert [one["fastest"] for one in values] == [None, pytest.approx(80), pytest.approx(80)]
 
 
 def test_a_trial_that_others_queued_without_a_configuration_is_closed() -> None:
@@ -449,9 +476,10 @@ def test_of_a_configuration_measured_twice_one_trial_counts() -> None:
     )
     assert pareto_front([slow, replace(fast, peak_bytes=2)]) == [replace(fast, peak_bytes=2)]
     near = row(5, 75.0)
-    table = trials_table([slow, near, other, fast], fast).frame
-    assert list(table[""]) == ["best", "", "", NOT_COUNTED]
-    assert list(trials_table([fast, other, too_large], other).frame[""]) == [NOT_COUNTED, "best", ""]
+    table = trials_table(findings_with([slow, near, other, fast])).frame
+    assert list(table[""]) == [NOT_COUNTED, "answer", "answer", ""]
+    assert list(table["tokens/s"]) == pytest.approx([6000**0.5] * 3 + [70.0])
+    assert list(trials_table(findings_with([fast, other, too_large])).frame[""]) == ["answer", NOT_COUNTED, ""]
     assert [speed_of(slow.choice, rows) for rows in ([slow, fast], [near, fast], [other])] == pytest.approx(
         [80.0, 6000**0.5, 0.0]
     )
@@ -471,12 +499,13 @@ def test_the_trials_fit_a_terminal_of_120_columns() -> None:
         metrics={**metrics, "tokens_per_second": 123456.0, "predicted_peak_reserved_mib": 81234.5},
     )
     console = Console(width=120, file=io.StringIO())
-    console.print(trials_table([row, replace(row, number=1)], row).to_terminal())
+    table = trials_table(findings_with([row, replace(row, number=1)]))
+    console.print(table.to_terminal(120))
     assert "…" not in cast(io.StringIO, console.file).getvalue()
     narrow = Console(width=80, file=io.StringIO())
-    narrow.print(trials_table([row, replace(row, number=1)], row).to_terminal(80))
+    narrow.print(table.to_terminal(80))
     said = cast(io.StringIO, narrow.file).getvalue()
-    assert "…" not in said and "123,456" in said and "Without predicted MiB" in said
+    assert "…" not in said and "123,456" in said and "Without outcome, predicted MiB" in said
 
 
 def test_a_locked_storage_is_waited_for_and_then_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

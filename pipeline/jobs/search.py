@@ -92,9 +92,10 @@ def _measure(
         extra: tuple[Measurement, ...] = ()
         page = LivePage(job.folder, console)
 
-        def write_page() -> None:
+        def write_page(extra: Sequence[Measurement]) -> None:
             if trials := one.trials:
-                page.write(partial(_findings, one, trials, clock), f"{len(trials)} of at most {total} trials")
+                findings = partial(_findings, one, trials, clock, extra=extra)
+                page.write(findings, f"{len(trials)} of at most {total} trials")
 
         progress = SearchProgress(console, total, clock, write_page, partial(job.children.lost, study.key))
         one = Search(problem, study, proposer, job.folder, job.children.observer, progress)
@@ -128,7 +129,7 @@ def _findings(
 ) -> SearchFindings:
     """Return the findings of these trials."""
     certificate = search.proposer.certificate(trials, extra)
-    return replace(findings_of(search.problem, trials, certificate, verification), seconds=clock.seconds)
+    return replace(findings_of(search.problem, trials, certificate, verification, extra), seconds=clock.seconds)
 
 
 def _report(

@@ -13,9 +13,10 @@ from pipeline.base.results import Result, StepRecord
 from pipeline.base.units import MIB
 from pipeline.jobs.session_clock import TRIALS, VERIFICATION, SessionClock
 from pipeline.runtime.observer import Run
+from pipeline.searching.certificate import at_most
 from pipeline.searching.loop import SearchObserver
 from pipeline.searching.proposals import Proposal
-from pipeline.searching.results import Trial, best_trial, label, speed_of
+from pipeline.searching.results import Measurement, Trial, best_trial, label, speed_of
 from pipeline.training.metrics import Summary
 
 REFRESHES_PER_SECOND = 4
@@ -53,8 +54,8 @@ class SearchProgress(SearchObserver):
     """Shows a search in the terminal, or as plain lines where there is none; a context manager.
 
     The events of one run come from one thread; several threads may run trials at the same time. `between_runs` is
-    called before each trial and after each run of the verification, and `lost` with the number of a trial whose worker
-    died.
+    called before each trial and after each run of the verification, with the runs of earlier verifications, and `lost`
+    with the number of a trial whose worker died.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class SearchProgress(SearchObserver):
         console: Console,
         num_trials: int,
         clock: SessionClock,
-        between_runs: Callable[[], None],
+        between_runs: Callable[[Sequence[Measurement]], None],
         lost: Callable[[int], None],
     ) -> None:
         self._console, self._clock, self._between_runs, self._lost = console, clock, between_runs, lost
@@ -70,6 +71,7 @@ class SearchProgress(SearchObserver):
         """By the thread that receives the events of the run."""
         self._best: Trial | None = None
         self._speed = 0.0
+        self._extra: Sequence[Measurement] = ()
         self._bound: float | None = None
         self._state, self._last_line = "starting", ""
         self._bar = Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
@@ -89,12 +91,12 @@ class SearchProgress(SearchObserver):
         if self._console.is_terminal:
             self._live.stop()
 
-    def trials(self, trials: Sequence[Trial]) -> None:
+    def trials(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:
         """Show how many trials have ended, and the fastest configuration that fits."""
-        self._best, self._state = best_trial(trials), "choosing the next configuration"
-        self._speed = 0.0 if self._best is None else speed_of(self._best.choice, trials)
+        self._best, self._state = best_trial(trials, extra), "choosing the next configuration"
+        self._speed, self._extra = 0.0 if self._best is None else speed_of(self._best.choice, trials, extra), extra
         self._bar.update(self._task, completed=len(trials))
-        self._between_runs()
+        self._between_runs(extra)
 
     def proposed(self, proposal: Proposal) -> None:
         """Show the bound on the fastest configuration so far."""
@@ -134,7 +136,7 @@ class SearchProgress(SearchObserver):
     def check(self, name: str, result: Result) -> None:
         """Print a run of the verification that has ended."""
         self._print(f"{name}: {result.outcome} in {result.seconds_total:.1f} s")
-        self._between_runs()
+        self._between_runs(self._extra)
 
     @property
     def _so_far(self) -> str:
@@ -148,7 +150,7 @@ class SearchProgress(SearchObserver):
     @property
     def _bound_text(self) -> str:
         """The bound of its speed, as text."""
-        return "no bound" if self._bound is None else f"within {100 * self._bound:.3g} % of the best"
+        return "no bound" if self._bound is None else at_most(self._bound)
 
     def _shown(self) -> RenderableType:
         """Return what the terminal shows now, each part in one line."""

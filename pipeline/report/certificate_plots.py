@@ -9,7 +9,7 @@ from pipeline.config.settings import written
 from pipeline.report.configurations import MEASURED, PREDICTED, REFUSED, Configuration
 from pipeline.report.plot import ABOUT, GREY, WARNING, Panel, Plot, colour, data, layered, names_axis, names_height
 from pipeline.searching.certificate import Certificate
-from pipeline.searching.results import SearchFindings, heading, speed_of
+from pipeline.searching.results import SearchFindings, heading
 
 NUM_LIKELY = 12
 """Configurations of the plot of those that may be faster."""
@@ -22,7 +22,7 @@ def certificate_plots(findings: SearchFindings, configurations: Sequence[Configu
     best, certificate = findings.best, findings.certificate
     if best is None or certificate is None:
         return ()
-    speed = speed_of(best.choice, findings.rows)
+    speed = findings.speed_of(best.choice)
     return (
         *_chance_plot(certificate),
         *(_likely_plot(configurations, best.choice, speed) if certificate.is_adequate else ()),
@@ -44,8 +44,8 @@ def _chance_plot(certificate: Certificate) -> tuple[Plot, ...]:
     ]
     if not lines or certificate.bound is None:
         return ()
-    limit, bound = 100 * (1 - certificate.confidence), 100 * max(certificate.bound, certificate.gap)
-    mark = {"bound": bound, "limit": limit, "about": f"within {bound:.3g} %, {100 - limit:.0f} % confidence"}
+    bound = 100 * max(certificate.bound, certificate.gap)
+    mark = {"bound": bound, "about": certificate.claim}
     base = alt.Chart().encode(
         x=alt.X("percent:Q", title="time saved against the answer: at least, %", axis=alt.Axis(tickCount=8)),
         y=alt.Y("chance:Q", title="probability, %", scale=alt.Scale(domain=[0, 100])),
@@ -59,7 +59,6 @@ def _chance_plot(certificate: Certificate) -> tuple[Plot, ...]:
     chart = layered(
         base.mark_line(strokeWidth=2.5, interpolate="step-before"),
         base.mark_point(filled=True, size=36, opacity=0.01),
-        at.mark_rule(color=WARNING, strokeDash=[6, 3]).encode(y="limit:Q"),
         at.mark_rule(color=WARNING, strokeWidth=2).encode(x="bound:Q"),
         text.encode(x="bound:Q", y=alt.value(0), text=alt.value(f"{bound:.3g} %")),
         data=data(lines),

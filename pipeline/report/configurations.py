@@ -19,7 +19,6 @@ from pipeline.searching.results import (
     label,
     one_per_configuration,
     pareto_front,
-    speed_of,
 )
 
 MEASURED, PREDICTED, REFUSED = "measured", "predicted, not measured", "does not fit, or failed"
@@ -78,7 +77,7 @@ def _measured(row: Trial, findings: SearchFindings, tokens_per_step: float) -> C
     rows, verification = findings.rows, findings.verification
     refuted = [one.choice for one in verification.measurements if one.outcome != "ok"] if verification else []
     failed = row.tokens_per_second is None or row.choice in refuted
-    speed, seconds = speed_of(row.choice, rows), row.metrics.get("predicted_seconds_per_step")
+    speed, seconds = findings.speed_of(row.choice), row.metrics.get("predicted_seconds_per_step")
     if not speed and seconds:
         speed = tokens_per_step / seconds
     if not speed or row.peak_bytes is None:
@@ -140,8 +139,8 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
         for place, one in enumerate(configurations)
     ]
     front = [
-        {"mib": (row.peak_bytes or 0) / MIB, "speed": speed_of(row.choice, findings.rows)}
-        for row in pareto_front(findings.rows)
+        {"mib": (row.peak_bytes or 0) / MIB, "speed": findings.speed_of(row.choice)}
+        for row in pareto_front(findings.rows, findings.extra)
     ]
     sizes = [one.mib for one in configurations]
     lowest, highest = min([budget_mib, *sizes]), max([budget_mib, *sizes])

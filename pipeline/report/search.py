@@ -1,5 +1,6 @@
 """The report of a search: answer, trials, plots, verification, and the configurations that were not measured."""
 
+import shlex
 from collections.abc import Sequence
 
 import pandas as pd
@@ -14,15 +15,15 @@ from pipeline.report.table import Table
 from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot, session_plot
 from pipeline.searching.certificate import UNFIT, Certificate
 from pipeline.searching.results import (
+    Measurement,
     SearchFindings,
     Trial,
     Verification,
+    beside_trials,
     columns,
-    is_counted,
     label,
     one_per_configuration,
     pareto_front,
-    speed_of,
 )
 from pipeline.training.metrics import limited_peak_mib
 
@@ -47,14 +48,14 @@ def answer(findings: SearchFindings) -> str:
         peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None and row.tokens_per_second is not None]
         smallest = f"the smallest measured peak is {min(peaks) / MIB:,.1f} MiB" if peaks else "none completed"
         return f"Nothing fits {budget / MIB:,.1f} MiB at an effective batch of {effective}: {smallest} ({space})."
-    peak, speed = best.peak_bytes or 0, speed_of(best.choice, rows)
+    peak, speed = best.peak_bytes or 0, findings.speed_of(best.choice)
     text = (
         f"The fastest that fits {budget / MIB:,.1f} MiB at an effective batch of {effective}: {label(best.choice)}. "
         f"It peaks at {peak / MIB:,.1f} MiB ({(budget - peak) / MIB:,.1f} MiB of headroom) "
         f"and trains {speed:,.0f} tokens/s{_against_naive(findings, best)}"
     )
     if findings.shows_front:
-        text += f". Pareto front: {'; '.join(_on_front(row, rows) for row in pareto_front(rows))}"
+        text += f". Pareto front: {'; '.join(_on_front(row, findings) for row in pareto_front(rows, findings.extra))}"
     check = "" if findings.verification is None else f" {findings.verification.verdict}."
     return f"{text} ({space}).{_proof(findings)}{check}"
 
@@ -69,21 +70,36 @@ def _lead(findings: SearchFindings) -> str | None:
 
 
 def _proof(findings: SearchFindings) -> str:
-    """Return the certificate as a sentence after another one."""
-    return "" if findings.certificate is None else f" {findings.certificate.summary}."
+    """Return the certificate as sentences after another one: its claim, what limits it, and the command for more."""
+    certificate = findings.certificate
+    if certificate is None:
+        return ""
+    limit = "" if certificate.limit is None else f" The bound is limited by {certificate.limit}."
+    return f" {certificate.summary}.{limit}{_tightened(findings, certificate) if limit else ''}"
+
+
+def _tightened(findings: SearchFindings, certificate: Certificate) -> str:
+    """Return the command that continues the search for a tighter bound, as a sentence after another one."""
+    more: dict[str, object] = {}
+    if len(findings.rows) >= findings.num_trials:
+        more = {"num_trials": 2 * findings.num_trials}
+    elif not certificate.is_limited_by_trials:
+        more = {"gap": f"{certificate.gap / 3:.1g}"}
+    words = [word for name, value in {**findings.given, **more}.items() for word in (f"--{name}", str(value))]
+    return f" For a tighter one, continue this search: `{shlex.join(['fitproof', 'search', *words])}`."
 
 
 def search_report(findings: SearchFindings) -> Report:
     """Return the report; at least one trial must have been measured."""
-    rows, best = findings.rows, findings.best
+    best = findings.best
     configurations = configurations_of(findings)
     plane = plane_plot(findings, configurations)
     plots = (
         *contributions_plot(findings, configurations),
-        over_time_plot(rows),
+        over_time_plot(findings),
         *certificate_plots(findings, configurations),
         *session_plot(findings.seconds),
-        parallel_plot(rows, findings.budget_bytes, best),
+        parallel_plot(findings),
     )
     return Report(
         entry=findings.entry,
@@ -96,7 +112,7 @@ def search_report(findings: SearchFindings) -> Report:
             Section(title=plane.title, plots=(plane,)),
             Section(title="why this one, and how sure it is", plots=plots),
             *_verified(findings),
-            Section(title="trials", tables=(trials_table(rows, best),), notes=findings.notes),
+            Section(title="trials", tables=(trials_table(findings),), notes=findings.notes),
             *_certified(findings),
         ),
         environment=findings.environment,
@@ -106,14 +122,14 @@ def search_report(findings: SearchFindings) -> Report:
 
 def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
     """Return speed, memory, the bound and whether the training is the same, as far as they are known."""
-    peak, speed = best.peak_bytes or 0, speed_of(best.choice, findings.rows)
+    peak, speed = best.peak_bytes or 0, findings.speed_of(best.choice)
     naive, speedup = findings.naive_trial, findings.speedup
     certificate, verification = findings.certificate, findings.verification
     written = f"{speed:,.0f} tokens/s"
     if naive is None or speedup is None:
         fast = Headline(title="speed", value=written, detail="no naive configuration that fits was measured")
     else:
-        plain = f"{speed_of(naive.choice, findings.rows):,.0f} (defaults, {label(naive.choice)})"
+        plain = f"{findings.speed_of(naive.choice):,.0f} (defaults, {label(naive.choice)})"
         detail = f"{written}; naive: {plain}"
         fast = Headline(title="speed", value=f"{speedup:.2f} x naive", detail=detail)
     found = [
@@ -125,8 +141,8 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
         ),
     ]
     if certificate is not None and certificate.is_adequate and certificate.bound is not None:
-        bound = f"within {100 * max(certificate.bound, certificate.gap):.3g} %"
-        detail = f"of the best of {certificate.num_configurations:,}, {100 * certificate.confidence:.0f} % confidence"
+        bound = f"at most {100 * max(certificate.bound, certificate.gap):.3g} % slower"
+        detail = f"than the best possible ({100 * certificate.confidence:.0f} % confidence)"
         found.append(Headline(title="bound", value=bound, detail=detail))
     elif certificate is not None:
         residual = f"the residual of the time model is {100 * certificate.residual_rms:.0f} %"
@@ -173,34 +189,61 @@ def trials_frame(rows: Sequence[Trial]) -> pd.DataFrame:
     )
 
 
-def trials_table(rows: Sequence[Trial], best: Trial | None) -> Table:
-    """Return the trials, those that fit first, the fastest on top."""
-    ordered = sorted(rows, key=lambda row: (not row.fits, -(row.tokens_per_second or 0)))
-    shown = columns(row.choice for row in rows)
+def trials_table(findings: SearchFindings) -> Table:
+    """Return every run, with the speed of its configuration: those that fit first, the fastest configuration on top."""
+    runs: list[Trial | Measurement] = [*findings.rows, *beside_trials(findings.rows, findings.extra)]
+    fitting = [row.choice for row in one_per_configuration(findings.rows) if row.fits]
+    ordered = sorted(runs, key=lambda run: (run.choice not in fitting, -findings.speed_of(run.choice)))
+    shown = columns(run.choice for run in runs)
     lines = [
         {
-            **{shown[name]: row.choice[name] for name in shown},
-            "outcome": row.outcome,
-            "peak MiB": None if row.peak_bytes is None else row.peak_bytes / MIB,
-            "predicted MiB": row.predicted_mib,
-            "s/step": row.metrics.get("seconds_per_step"),
-            "predicted s/step": row.metrics.get("predicted_seconds_per_step"),
-            "tokens/s": row.tokens_per_second,
-            "loss": row.metrics.get("common_steps_loss"),
-            "": "best" if row is best else "" if is_counted(row, rows) else NOT_COUNTED,
+            **{shown[name]: run.choice[name] for name in shown},
+            "run": _run_name(run),
+            "outcome": run.outcome,
+            "peak MiB": None if run.peak_bytes is None else run.peak_bytes / MIB,
+            **_of_trial(run),
+            "run's tokens/s": run.tokens_per_second,
+            "tokens/s": findings.speed_of(run.choice) or None,
+            "": _counts_for(run, findings),
         }
-        for row in ordered
+        for run in ordered
     ]
     forms = {
         "peak MiB": "{:,.1f}",
         "predicted MiB": "{:,.1f}",
         "s/step": "{:.3f}",
         "predicted s/step": "{:.3f}",
-        "tokens/s": "{:,.0f}",
         "loss": "{:.4f}",
+        "run's tokens/s": "{:,.0f}",
+        "tokens/s": "{:,.0f}",
     }
-    expendable = ("predicted s/step", "predicted MiB", "loss", "s/step", "outcome")
+    expendable = ("predicted s/step", "predicted MiB", "loss", "s/step", "outcome", "run", "run's tokens/s")
     return Table(name="ranking", title="trials", frame=pd.DataFrame(lines), forms=forms, expendable=expendable)
+
+
+def _run_name(run: Trial | Measurement) -> str:
+    return f"trial {run.number + 1}" if isinstance(run, Trial) else run.name
+
+
+def _of_trial(run: Trial | Measurement) -> dict[str, float | None]:
+    """Return what the table shows of trials alone."""
+    metrics = run.metrics if isinstance(run, Trial) else {}
+    return {
+        "predicted MiB": run.predicted_mib if isinstance(run, Trial) else None,
+        "s/step": metrics.get("seconds_per_step"),
+        "predicted s/step": metrics.get("predicted_seconds_per_step"),
+        "loss": metrics.get("common_steps_loss"),
+    }
+
+
+def _counts_for(run: Trial | Measurement, findings: SearchFindings) -> str:
+    """Return what a run counts for: the speed of the answer, that of the naive configuration, or none."""
+    best, naive = findings.best, findings.naive_trial
+    if not findings.is_counted(run):
+        return NOT_COUNTED
+    if best is not None and run.choice == best.choice:
+        return "answer"
+    return "naive" if naive is not None and run.choice == naive.choice else ""
 
 
 def unmeasured_table(certificate: Certificate) -> Table:
@@ -239,26 +282,25 @@ def verification_table(verification: Verification) -> Table:
             **{shown[name]: choice[name] for name in shown},
             "outcome": outcome,
             "peak MiB": limited_peak_mib(metrics),
-            "tokens/s": metrics.get("tokens_per_second"),
             "final loss": metrics.get("final_loss"),
             "": label,
         }
         for choice, outcome, metrics, label in pairs
     ]
-    forms = {"peak MiB": "{:,.1f}", "tokens/s": "{:,.0f}", "final loss": "{:.4f}"}
+    forms = {"peak MiB": "{:,.1f}", "final loss": "{:.4f}"}
     return Table(name="verification", title="the answer, trained again", frame=pd.DataFrame(lines), forms=forms)
 
 
-def _on_front(row: Trial, rows: Sequence[Trial]) -> str:
+def _on_front(row: Trial, findings: SearchFindings) -> str:
     """Return a configuration of the Pareto front as text, with its peak and speed."""
-    peak_mib, speed = (row.peak_bytes or 0) / MIB, speed_of(row.choice, rows)
+    peak_mib, speed = (row.peak_bytes or 0) / MIB, findings.speed_of(row.choice)
     return f"{label(row.choice)}: {row.outcome}, {peak_mib:,.1f} MiB, {speed:,.0f} tokens/s"
 
 
 def _against_naive(findings: SearchFindings, best: Trial) -> str:
     """Compare with the first naive configuration that fits, if it has been measured."""
     naive, speedup = findings.naive_trial, findings.speedup
-    if naive is best:
+    if naive is not None and naive.choice == best.choice:
         return ", and is the naive configuration itself"
     if naive is None or speedup is None:
         return ""

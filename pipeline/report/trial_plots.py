@@ -1,6 +1,5 @@
 """Plots of a search's trials: as they came, and by dimension."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,16 @@ from pipeline.report.plot import (
     names_axis,
     whole_axis,
 )
-from pipeline.searching.results import Trial, columns, is_counted, label, measured
+from pipeline.searching.results import (
+    SearchFindings,
+    Trial,
+    best_trial,
+    columns,
+    label,
+    measured,
+    one_per_configuration,
+    speed_of,
+)
 
 BEFORE = "predicted before it ran"
 NOT_COUNTED = "not counted"
@@ -37,18 +45,15 @@ ENDS = "datum.height == 0 ? 'left' : datum.height == 1 ? 'right' : 'center'"
 """Where a value stands at its place, so that the first and the last stay in the chart."""
 
 
-def over_time_plot(rows: Sequence[Trial]) -> Plot:
-    """Return the throughput of each trial and of the fastest one so far."""
+def over_time_plot(findings: SearchFindings) -> Plot:
+    """Return the throughput of each trial, and of the fastest configuration after it by all of its runs so far."""
+    rows = findings.rows
     ordered = sorted(rows, key=lambda row: row.number)
-    kinds = [_kind(row, rows) for row in ordered]
-    speeds = [
-        (row.tokens_per_second or 0.0) if kind == "fits" else 0.0 for row, kind in zip(ordered, kinds, strict=True)
-    ]
-    fastest = list(itertools.accumulate(speeds, max))
     lines = [
-        {"trial": number, "speed": row.tokens_per_second or 0, "fastest": best or None, "kind": kind}
-        | {"about": f"trial {number}: {label(row.choice)}\n{row.summary}"}
-        for number, (row, best, kind) in enumerate(zip(ordered, fastest, kinds, strict=True), 1)
+        {"trial": number, "speed": row.tokens_per_second or 0}
+        | {"fastest": _fastest([one for one in ordered[:number] if findings.is_counted(one)])}
+        | {"kind": _kind(row, findings), "about": f"trial {number}: {label(row.choice)}\n{row.summary}"}
+        for number, row in enumerate(ordered, 1)
     ]
     predicted = [
         {"trial": number, "speed": row.metrics["tokens_per_second"] * row.metrics["seconds_per_step"] / seconds}
@@ -76,9 +81,19 @@ def over_time_plot(rows: Sequence[Trial]) -> Plot:
         hollow = points.properties(data=data(predicted))
         layers.append(hollow.mark_point(size=70, opacity=1, strokeWidth=1.5))
     layers.append(points.mark_point(size=70, opacity=1))
+    if findings.best is not None:
+        speed = findings.speed_of(findings.best.choice)
+        at = alt.Chart(data([{"speed": speed, "about": f"the answer by all of its runs: {speed:,.0f} tokens/s"}]))
+        layers.append(at.mark_rule(color=colour(2), strokeDash=[6, 3]).encode(y="speed:Q", **ABOUT))
     chart = layered(*layers, data=data(lines))
-    title = "trials as they came (line: the fastest so far that fits)"
+    title = "trials as they came (line: the fastest so far that fits; dashed: the answer by all of its runs)"
     return Plot(name="trials_over_time", title=title, panels=(Panel(title=title, chart=chart),))
+
+
+def _fastest(rows: Sequence[Trial]) -> float | None:
+    """Return the speed of the fastest configuration that fits; None without one."""
+    best = best_trial(rows)
+    return None if best is None else speed_of(best.choice, rows)
 
 
 def session_plot(seconds: Mapping[str, float]) -> tuple[Plot, ...]:
@@ -95,20 +110,23 @@ def session_plot(seconds: Mapping[str, float]) -> tuple[Plot, ...]:
     return (Plot(name="session", title=title, panels=(bars(title, values, "s"),)),) if total else ()
 
 
-def parallel_plot(rows: Sequence[Trial], budget_bytes: int, best: Trial | None) -> Plot:
-    """Return parallel coordinates: a line for each trial through its values, its memory and its throughput."""
-    ended = measured(rows)
+def parallel_plot(findings: SearchFindings) -> Plot:
+    """Return parallel coordinates: a line for each configuration through its values, memory and throughput."""
+    rows, budget_bytes, best = findings.rows, findings.budget_bytes, findings.best
+    ended = measured(one_per_configuration(rows))
+    speeds = {row.number: findings.speed_of(row.choice) for row in ended}
     shown = columns(row.choice for row in rows)
     values = {name: sorted({row.choice[name] for row in rows}, key=_order) for name in shown}
     peak = max([budget_bytes, *(row.peak_bytes or 0 for row in ended)])
-    speed = max((row.tokens_per_second or 0 for row in ended), default=1.0)
+    speed = max(speeds.values(), default=1.0)
     places = [*shown.values(), "peak MiB", "tokens/s"]
     lines = []
-    for row in sorted(ended, key=lambda row: row is best):
+    for row in sorted(ended, key=lambda row: _is_answer(row, best)):
         heights = [_height(values[name], row.choice[name]) for name in shown]
-        heights += [(row.peak_bytes or 0) / peak, (row.tokens_per_second or 0) / speed]
-        kind = "best" if row is best else _kind(row, rows)
-        about = f"{label(row.choice)}\n{row.summary}"
+        heights += [(row.peak_bytes or 0) / peak, speeds[row.number] / speed]
+        kind = "best" if _is_answer(row, best) else "fits" if row.fits else "over the budget"
+        about = f"{label(row.choice)}\n{row.outcome}, {(row.peak_bytes or 0) / MIB:,.1f} MiB, "
+        about += f"{speeds[row.number]:,.0f} tokens/s"
         lines += [
             {"trial": row.number, "place": place, "height": height, "kind": kind, "about": about}
             for place, height in enumerate(heights)
@@ -121,9 +139,7 @@ def parallel_plot(rows: Sequence[Trial], budget_bytes: int, best: Trial | None) 
     for place, greatest in ((len(shown), peak / MIB), (len(shown) + 1, speed)):
         marks += [{"place": place, "height": 0, "text": "0"}, {"place": place, "height": 1, "text": f"{greatest:,.0f}"}]
     budget = [{"place": len(shown), "height": budget_bytes / peak, "about": f"budget {budget_bytes / MIB:,.1f} MiB"}]
-    kinds = alt.Scale(
-        domain=["best", "fits", "over the budget", NOT_COUNTED], range=[colour(2), colour(0), WARNING, GREY]
-    )
+    kinds = alt.Scale(domain=["best", "fits", "over the budget"], range=[colour(2), colour(0), WARNING])
     base = alt.Chart().encode(
         x=alt.X("height:Q", axis=None, scale=alt.Scale(domain=[-0.02, 1.02], nice=False)),
         y=alt.Y("place:O", axis=names_axis(places), scale=alt.Scale(type="point", padding=0.5)),
@@ -142,16 +158,20 @@ def parallel_plot(rows: Sequence[Trial], budget_bytes: int, best: Trial | None) 
         base.properties(data=data(budget)).mark_tick(color=WARNING, thickness=3, size=24).encode(**ABOUT),
         at.mark_text(dy=alt.expr("datum.below ? 10 : -8"), align=alt.expr(ENDS)).encode(text="text:N"),
     )
-    title = "trials by dimension (bar: the budget)"
+    title = "measured configurations by dimension (bar: the budget)"
     return Plot(
         name="parallel_coordinates", title=title, panels=(Panel(title=title, chart=chart, height=44 * len(places)),)
     )
 
 
-def _kind(row: Trial, rows: Sequence[Trial]) -> str:
+def _is_answer(row: Trial, best: Trial | None) -> bool:
+    return best is not None and row.choice == best.choice
+
+
+def _kind(row: Trial, findings: SearchFindings) -> str:
     if row.tokens_per_second is None:
         return "did not complete"
-    if not is_counted(row, rows):
+    if not findings.is_counted(row):
         return NOT_COUNTED
     return "fits" if row.fits else "over the budget"
 

@@ -1,5 +1,6 @@
 """The certificate of a search: how far its answer can be from the best configuration of the space."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,12 @@ SLOWER = "slower"
 """It is not likely to be faster than the answer by more than the setting `gap`."""
 NOT_TRIED = "not tried yet"
 """It may fit and be faster: the search ended before."""
+
+
+def at_most(bound: float, confidence: float | None = None) -> str:
+    """Return the bound in words: how much slower than the best configuration the answer can be."""
+    text = f"at most {100 * bound:.3g} % slower than the best possible"
+    return text if confidence is None else f"{text} ({100 * confidence:.0f} % confidence)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +70,13 @@ class Certificate:
     """The distribution of which `remaining_improvement` is a quantile: its quantiles at 0, 1, ... and 100 %."""
     improvements: tuple[float, ...] = ()
     """The same of `bound`."""
+    noise: float | None = None
+    """Standard deviation of the time of a run from process to process, as a fraction, as far as it is known."""
+
+    @property
+    def claim(self) -> str | None:
+        """The bound in words, which is not below `gap`; None without one."""
+        return None if self.bound is None else at_most(max(self.bound, self.gap), self.confidence)
 
     @property
     def summary(self) -> str:
@@ -73,12 +87,9 @@ class Certificate:
                 f"No certificate: the residual of the time model is {100 * self.residual_rms:.0f} %, so Optuna's TPE "
                 f"continued the search (of {self.num_configurations} configurations {summary})"
             )
-        if self.bound is None:
+        if self.claim is None:
             return f"No certificate: {self.missing} (of {self.num_configurations} {summary})"
-        return (
-            f"Within {100 * max(self.bound, self.gap):.3g} % of the best of {self.num_configurations} configurations, "
-            f"with {100 * self.confidence:.0f} % confidence: {summary}{self._limit}"
-        )
+        return f"{self.claim[0].upper()}{self.claim[1:]}: {summary}"
 
     @property
     def _why_not_measured(self) -> str:
@@ -99,13 +110,20 @@ class Certificate:
         return "nothing that fits was measured"
 
     @property
-    def _limit(self) -> str:
-        """What keeps the bound above the gap, as the end of a sentence."""
+    def is_limited_by_trials(self) -> bool:
+        """Whether an unmeasured configuration may be faster by more than `gap`, so that more trials are needed."""
+        return self.remaining_improvement is not None and self.remaining_improvement > self.gap
+
+    @property
+    def limit(self) -> str | None:
+        """What keeps the bound above `gap`, in words; None if nothing does."""
         if self.bound is None or self.remaining_improvement is None or self.bound <= self.gap:
-            return ""
-        if self.remaining_improvement <= self.gap:
-            return "; the noise of the measurements allows no tighter bound"
-        return "; more trials (num_trials, search_time_limit) may tighten the bound"
+            return None
+        if self.is_limited_by_trials:
+            faster = 100 * (self.remaining_improvement or 0.0)
+            return f"the number of trials: a configuration without one may be {faster:.2g} % faster"
+        noise = "" if self.noise is None else f": two runs differ by about {100 * math.sqrt(2) * self.noise:.2g} %"
+        return f"the noise of this machine{noise}"
 
     @property
     def saved_time(self) -> str | None:

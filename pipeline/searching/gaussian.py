@@ -4,6 +4,8 @@ No matrix has a row and a column for each configuration. The quantity is a sum o
 independent part, so N configurations with R features and K measurements take N x (R + K) numbers.
 """
 
+import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -18,6 +20,8 @@ Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 """Several numbers for each configuration."""
 Indices = NDArray[np.int_]
+Runs = Mapping[int, Sequence[float]]
+"""What the runs of each measured configuration have measured, by its index."""
 Residual = tuple[float, float]
 """The residual of a measurement when it is predicted from the others, and its standard deviation."""
 
@@ -194,17 +198,17 @@ class GaussianMixture:
         cls,
         priors: Sequence[Gaussian],
         noises: Sequence[float],
-        values: Mapping[int, float],
-        num_runs: Mapping[int, int],
+        runs: Runs,
     ) -> Self:
-        """Return the posterior after measuring `values`, of every prior with every noise, equally probable at first."""
-        components, logarithms = list[Gaussian](), list[float]()
+        """Return the posterior after these runs, of every prior with every noise, equally probable at first."""
+        components, logarithms, values = list[Gaussian](), list[float](), _means(runs)
         for prior in priors:
             cross_NJ, (measured, own_values) = prior.covariance_with(np.fromiter(values, int)), _measured(prior, values)
             for noise in noises:
-                noise_J = noise / np.sqrt([num_runs.get(number, 1) for number in values])
+                noise_J = noise * _scale(runs)
                 components.append(prior.condition(values, noise_J, cross_NJ))
-                logarithms.append(measured.log_marginal_likelihood(own_values, noise_J) if values else 0.0)
+                of_means = measured.log_marginal_likelihood(own_values, noise_J) if values else 0.0
+                logarithms.append(of_means + _log_likelihood_of_spread(runs, noise))
         return cls(components, [*noises] * len(priors), _weights(np.array(logarithms)))
 
     @property
@@ -220,6 +224,11 @@ class GaussianMixture:
         variance_MN = np.stack([np.maximum(component.variance_N, 0.0) for component in self.components])
         deviation: Vector = np.sqrt(self.weights @ (variance_MN + np.square(mean_MN - self.mean_N)))
         return deviation
+
+    @property
+    def noise(self) -> float:
+        """Return the standard deviation of a measurement: the root mean square of that of the components."""
+        return math.sqrt(float(self.weights @ np.square(self.noises)))
 
     def probability_below(self, index: int) -> Vector:
         """Return the probability of each configuration to be below one of them; 0 for that one."""
@@ -243,24 +252,40 @@ class GaussianMixture:
         return ((component, count) for component, count in zip(self.components, counts, strict=True) if count)
 
 
-def leave_one_out_residuals(
-    priors: Sequence[Gaussian], noises: Sequence[float], values: Mapping[int, float], num_runs: Mapping[int, int]
-) -> dict[int, Residual]:
-    """Return the residual of each of `values` when it is predicted from the others, and its standard deviation."""
-    if not values:
+def leave_one_out_residuals(priors: Sequence[Gaussian], noises: Sequence[float], runs: Runs) -> dict[int, Residual]:
+    """Return the residual of each mean when it is predicted from the others, and its standard deviation."""
+    if not runs:
         return {}
-    scale_K = 1 / np.sqrt([num_runs.get(number, 1) for number in values])
+    values, scale_K = _means(runs), _scale(runs)
     pairs = [(_measured(prior, values), noise * scale_K) for prior in priors for noise in noises]
+    spread_M1 = np.array([[_log_likelihood_of_spread(runs, noise)] for _ in priors for noise in noises])
     parts = [prior.leave_one_out(own_values, noise) for (prior, own_values), noise in pairs]
     residual_MK, variance_MK = (np.stack(part) for part in zip(*parts, strict=True))
     log_of_all_M1 = np.array(
         [[prior.log_marginal_likelihood(own_values, noise)] for (prior, own_values), noise in pairs]
     )
-    log_of_others_MK = log_of_all_M1 + 0.5 * (np.log(variance_MK) + residual_MK**2 / variance_MK)
+    log_of_others_MK = log_of_all_M1 + spread_M1 + 0.5 * (np.log(variance_MK) + residual_MK**2 / variance_MK)
     weights_MK = _weights(log_of_others_MK)
     mean_K = (weights_MK * residual_MK).sum(axis=0)
     deviation_K = np.sqrt((weights_MK * (variance_MK + residual_MK**2)).sum(axis=0) - mean_K**2)
     return dict(zip(values, zip(mean_K.tolist(), deviation_K.tolist(), strict=True), strict=True))
+
+
+def _means(runs: Runs) -> dict[int, float]:
+    """Return the mean of the runs of each configuration."""
+    return {number: statistics.fmean(own) for number, own in runs.items()}
+
+
+def _scale(runs: Runs) -> Vector:
+    """Return the standard deviation of each mean in units of that of a run."""
+    return 1 / np.sqrt([len(own) for own in runs.values()])
+
+
+def _log_likelihood_of_spread(runs: Runs, noise: float) -> float:
+    """Return the log likelihood of how the runs of one configuration differ, up to a constant."""
+    num_free = sum(len(own) - 1 for own in runs.values())
+    squares = sum((one - statistics.fmean(own)) ** 2 for own in runs.values() for one in own)
+    return -num_free * math.log(noise) - squares / (2 * noise**2)
 
 
 def _measured(prior: Gaussian, values: Mapping[int, float]) -> tuple[Gaussian, dict[int, float]]:

@@ -31,7 +31,6 @@ from pipeline.searching.results import (
     label,
     one_per_configuration,
     speed_of,
-    speeds,
 )
 from pipeline.searching.study import Queued, StoredStudy
 from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
@@ -39,7 +38,6 @@ from pipeline.searching.trial_record import DETAIL, METRICS, Judged
 from pipeline.searching.verification import Measured, StopAfter, verified_experiment, verify
 from pipeline.training.loop import Stop, never_stop
 from pipeline.training.metrics import Summary
-from pipeline.training.timing import mean_speed
 from pipeline.training.typical_step import typical_step
 
 SECONDS_BETWEEN_POLLS = 1.0
@@ -52,8 +50,8 @@ class SearchObserver(Observer):
     Those of one run come from one thread, and several threads may run trials at the same time.
     """
 
-    def trials(self, trials: Sequence[Trial]) -> None:
-        """Receive the trials that have ended, before each trial."""
+    def trials(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:
+        """Receive the trials that have ended and the runs of verifications, before each trial."""
 
     def waiting(self) -> None:
         """Called when a worker starts to wait for the trials of others."""
@@ -143,11 +141,11 @@ def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = (
         if trials and time.monotonic() >= deadline:
             break
         _emit_lost(search)
-        search.observer.trials(trials)
+        search.observer.trials(trials, extra)
         with ExitStack() as turn:
             turn.enter_context(search.turn)
             if _fill_queue(search, trials, extra):
-                _run_trial(search, trials, turn.close)
+                _run_trial(search, _speed_to_beat(trials, extra), turn.close)
                 continue
         if not study.num_open:
             break
@@ -200,28 +198,26 @@ def search_and_verify(
         trials = search.trials
         if not settings.verify_steps or len(trials) == num_verified:
             return verification, extra
-        if verification is not None and _stands(verification, trials, settings.gap):
+        if verification is not None and _stands(verification, trials, extra, settings.gap):
             return verification, extra
         num_verified, num_rounds = len(trials), num_rounds + 1
-        verification = _verify(search, "verification" if num_rounds == 1 else f"verification {num_rounds}")
+        verification = _verify(search, "verification" if num_rounds == 1 else f"verification {num_rounds}", extra)
         if verification is None:
             return None, extra
         extra = (*extra, *verification.measurements)
 
 
-def _stands(verification: Verification, trials: Sequence[Trial], gap: float) -> bool:
+def _stands(verification: Verification, trials: Sequence[Trial], extra: Sequence[Measurement], gap: float) -> bool:
     """Return whether no run contradicts it, and no other configuration is faster than the answer by all runs of it."""
     if verification.is_contradicted(gap):
         return False
     verified = [one.choice for one in verification.measurements]
     fitting = [row.choice for row in one_per_configuration(trials) if row.fits]
-    others = [speed_of(choice, trials) for choice in fitting if choice not in verified]
-    again = [one.tokens_per_second for one in verification.measurements if one.choice == verification.choice]
-    runs = [*speeds(verification.choice, trials), *(speed for speed in again if speed)]
-    return max(others, default=0.0) <= mean_speed(runs)
+    others = [speed_of(choice, trials, extra) for choice in fitting if choice not in verified]
+    return max(others, default=0.0) <= speed_of(verification.choice, trials, extra)
 
 
-def _verify(search: Search, title: str) -> Verification | None:
+def _verify(search: Search, title: str, extra: Sequence[Measurement]) -> Verification | None:
     def measure(choice: Choice, role: str) -> Measured:
         name, labels = f"{title}: {role}", {"variant": label(choice), "verification": role}
         stop = StopAfter(search.problem.settings.verify_steps) if role == "plain" else never_stop
@@ -232,7 +228,7 @@ def _verify(search: Search, title: str) -> Verification | None:
         return done
 
     trials = search.trials
-    return verify(search.problem, trials, partial(search.proposer.naive, trials), measure)
+    return verify(search.problem, trials, partial(search.proposer.naive, trials), measure, extra, title)
 
 
 def deadline_of(problem: SearchProblem) -> float:
@@ -246,8 +242,11 @@ def store_measurement(search: Search, choice: Choice, result: Result, metrics: d
     search.study.add(choice, search.problem.space, (verdict, result, metrics))
 
 
-def _run_trial(search: Search, trials: Sequence[Trial], began: Callable[[], None]) -> None:
-    """Run and judge the first configuration of the queue after these trials; `began` is called once it is taken."""
+def _run_trial(search: Search, to_beat: float | None, began: Callable[[], None]) -> None:
+    """Run and judge the first configuration of the queue; `began` is called once it is taken.
+
+    `to_beat` is the speed of the fastest one so far, in tokens per second.
+    """
     names: list[str] = []
 
     def measure(queued: Queued) -> Judged:
@@ -256,7 +255,7 @@ def _run_trial(search: Search, trials: Sequence[Trial], began: Callable[[], None
         names.append(f"trial {queued.number + 1}{again}: {label(queued.choice)}")
         of_study = {"study": search.study.name, "study_key": search.study.key}
         labels = {"variant": label(queued.choice), **of_study, "trial": str(queued.number + 1)}
-        stop = _trial_length(search.problem, experiment, None if queued.is_repeat else _speed_to_beat(trials))
+        stop = _trial_length(search.problem, experiment, None if queued.is_repeat else to_beat)
         result, metrics = search.run(names[0], experiment, labels, stop, partial(_summary, experiment, queued))
         return judge(result, metrics, search.problem.budget_bytes), result, metrics
 
@@ -265,10 +264,10 @@ def _run_trial(search: Search, trials: Sequence[Trial], began: Callable[[], None
         search.observer.trial(names[0], next(one for one in search.trials if one.number == number))
 
 
-def _speed_to_beat(trials: Sequence[Trial]) -> float | None:
+def _speed_to_beat(trials: Sequence[Trial], extra: Sequence[Measurement]) -> float | None:
     """Return the speed of the fastest configuration that fits, in tokens per second."""
-    best = best_trial(trials)
-    return None if best is None else speed_of(best.choice, trials)
+    best = best_trial(trials, extra)
+    return None if best is None else speed_of(best.choice, trials, extra)
 
 
 def _trial_length(problem: SearchProblem, experiment: Experiment, to_beat: float | None) -> TrialLength:
@@ -303,8 +302,9 @@ def findings_of(
     trials: Sequence[Trial],
     certificate: Certificate | None = None,
     verification: Verification | None = None,
+    extra: Sequence[Measurement] = (),
 ) -> SearchFindings:
-    """Return the findings of the search, from which its report is made."""
+    """Return the findings of the search, from which its report is made; `extra` has the runs of all verifications."""
     best = answer_of(trials, verification)
     return SearchFindings(
         entry="search",
@@ -317,7 +317,10 @@ def findings_of(
         rows=tuple(trials),
         certificate=certificate,
         verification=verification,
+        extra=tuple(extra),
         notes=problem.notes,
         settings={name: value for name, value in problem.base.params().items() if name not in problem.space.dimensions},
+        given=problem.given_words,
+        num_trials=problem.settings.num_trials,
         environment=environment(problem.base.device),
     )

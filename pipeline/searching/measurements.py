@@ -22,18 +22,18 @@ class Measurements:
     failed: frozenset[int]
     """Candidates that failed for another reason: neither time nor memory is known."""
     running: frozenset[int]
-    with_second_trial: frozenset[int] = frozenset()
-    """Candidates with a second trial, whether or not it completed."""
+    num_trials: Mapping[int, int] = field(default_factory=dict)
+    """Trials of each candidate that ended or run, whether or not they completed."""
+
+    @cached_property
+    def counting_runs(self) -> Mapping[int, Sequence[float]]:
+        """The runs that count of each candidate that completed."""
+        return {number: counting(runs) for number, runs in self.runs.items()}
 
     @cached_property
     def log_seconds(self) -> Mapping[int, float]:
         """Logarithm of the seconds per token of each candidate that completed: the mean of its runs that count."""
-        return {number: statistics.fmean(counting(runs)) for number, runs in self.runs.items()}
-
-    @cached_property
-    def num_runs(self) -> Mapping[int, int]:
-        """Number of the runs that count."""
-        return {number: len(counting(runs)) for number, runs in self.runs.items()}
+        return {number: statistics.fmean(runs) for number, runs in self.counting_runs.items()}
 
     @cached_property
     def fitting(self) -> frozenset[int]:
@@ -47,8 +47,15 @@ class Measurements:
 
     @cached_property
     def repeated(self) -> frozenset[int]:
-        """The candidates that are not measured again: those with a second trial, or with another run."""
-        return self.with_second_trial | {number for number, runs in self.runs.items() if len(runs) > 1}
+        """The candidates with a second trial, whether or not it completed, or with another run."""
+        more = frozenset(number for number, count in self.num_trials.items() if count > 1)
+        return more | {number for number, runs in self.runs.items() if len(runs) > 1}
+
+    @cached_property
+    def with_failed_run(self) -> frozenset[int]:
+        """The candidates of which a trial did not complete."""
+        ended = {number: count - (number in self.running) for number, count in self.num_trials.items()}
+        return frozenset(number for number, count in ended.items() if count > len(self.runs.get(number, ())))
 
     @property
     def ended(self) -> frozenset[int]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from pipeline.base.user_functions import module_digest
 from pipeline.config.configurations import TECHNIQUE_SETTINGS, Configurations, why_refused
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import Experiment, notes_on, why_untimed
-from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, merged, nested, validate
+from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, dotted, merged, nested, validate, written
 from pipeline.config.space import Choice, Space, default_space, read_space, sentences, size_of
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import device_name, equal_gpus, find_device, free_bytes, hardware_of, is_named
@@ -45,6 +45,8 @@ class SearchProblem:
     space: Space
     base: Experiment
     """The first configuration of the space."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of the command that started the search."""
     notes: tuple[str, ...] = ()
     """The automatic budget, and how many configurations were left out of the space and why; a sentence each."""
 
@@ -82,6 +84,13 @@ class SearchProblem:
         budget = self.base.budget_bytes
         assert budget is not None  # make_problem has set one
         return budget
+
+    @property
+    def given_words(self) -> dict[str, str]:
+        """The settings of the command, by dotted name, as they are written on a command line."""
+        space = {name: value for name, value in self.given.items() if name == "space"}
+        others = {name: value for name, value in self.given.items() if name != "space"}
+        return {name: written(value) for name, value in {**dict(dotted(others)), **space}.items()}
 
     @property
     def naive(self) -> list[Choice]:
@@ -187,7 +196,7 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
     unseen = (*not_predicted(experiments, device.type), *notes_on(experiments))
     of_each = {(one.settings.sequences, one.settings.sequence_length): one for one in experiments}
     lengths = [note for one in of_each.values() for note in (lengths_note(one), evaluation_note(one)) if note]
-    problem = SearchProblem(own, values, space, base, (*notes, *sentences(refusals), *unseen, *lengths))
+    problem = SearchProblem(own, values, space, base, given, (*notes, *sentences(refusals), *unseen, *lengths))
     _check(problem)
     return problem
 

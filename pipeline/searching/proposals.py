@@ -140,6 +140,7 @@ class PredictiveProposer:
             seconds_measured=_seconds_of(rows),
             seconds_of_brute_force=_brute_force(counting, unmeasured),
             is_of_front=self._problem.settings.objectives == "pareto",
+            noise=acquisition.posterior.noise if acquisition.is_adequate else None,
             **_distributions(acquisition),
         )
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from pipeline.base.results import Outcome
@@ -55,8 +55,10 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """A run of a configuration in addition to its trials, such as one of the verification."""
+    """A run of a configuration in addition to its trials: one of a verification."""
 
+    name: str
+    """As its run is called: `verification: answer`."""
     choice: Mapping[str, Any]
     outcome: str
     tokens_per_second: float | None
@@ -112,33 +114,50 @@ def one_per_configuration(rows: Sequence[Trial]) -> list[Trial]:
     return sorted(counting.values(), key=lambda row: row.number)
 
 
-def speeds(choice: Mapping[str, Any], rows: Sequence[Trial]) -> list[float]:
-    """Return the tokens per second of each trial of a configuration that completed."""
-    return [row.tokens_per_second for row in rows if row.choice == choice and row.tokens_per_second]
+def beside_trials(rows: Sequence[Trial], extra: Sequence[Measurement]) -> list[Measurement]:
+    """Return the runs of `extra` that are no trials: that of a plain configuration may be stored as one."""
+    return [one for one in extra if not any(_is_same_run(row, one) for row in rows)]
 
 
-def speed_of(choice: Mapping[str, Any], rows: Sequence[Trial]) -> float:
-    """Return the speed of a configuration by its trials that count, in tokens per second; 0 if none completed."""
-    return mean_speed(speeds(choice, rows))
+def _is_same_run(row: Trial, one: Measurement) -> bool:
+    seen = (row.outcome, row.tokens_per_second, row.peak_bytes)
+    return row.choice == one.choice and seen == (one.outcome, one.tokens_per_second, one.peak_bytes)
 
 
-def is_counted(row: Trial, rows: Sequence[Trial]) -> bool:
-    """Return whether a trial counts: it was not slowed, and no other one of its configuration did not fit."""
-    if row.outcome not in TOO_LARGE and any(one.outcome in TOO_LARGE for one in rows if one.choice == row.choice):
+def speeds(choice: Mapping[str, Any], rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> list[float]:
+    """Return the tokens per second of each run of a configuration that completed: of its trials and of `extra`."""
+    runs: list[Trial | Measurement] = [*rows, *beside_trials(rows, extra)]
+    return [one.tokens_per_second for one in runs if one.choice == choice and one.tokens_per_second]
+
+
+def speed_of(choice: Mapping[str, Any], rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> float:
+    """Return the speed of a configuration in tokens per second: the mean of its runs that count; 0 without any.
+
+    It is the only speed of a configuration that is compared or shown; that of one run is called so.
+    """
+    return mean_speed(speeds(choice, rows, extra))
+
+
+def is_counted(one: Trial | Measurement, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> bool:
+    """Return whether a run counts: it was not slowed, and no other one of its configuration did not fit."""
+    all_runs: list[Trial | Measurement] = [*rows, *extra]
+    if one.outcome not in TOO_LARGE and any(
+        other.outcome in TOO_LARGE for other in all_runs if other.choice == one.choice
+    ):
         return False
-    return row.tokens_per_second is None or not is_slowed(row.tokens_per_second, speeds(row.choice, rows))
+    return one.tokens_per_second is None or not is_slowed(one.tokens_per_second, speeds(one.choice, rows, extra))
 
 
-def best_trial(rows: Sequence[Trial]) -> Trial | None:
+def best_trial(rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Trial | None:
     """Return the trial that stands for the fastest configuration that fits."""
     fitting = (row for row in one_per_configuration(rows) if row.fits)
-    return max(fitting, key=lambda row: speed_of(row.choice, rows), default=None)
+    return max(fitting, key=lambda row: speed_of(row.choice, rows, extra), default=None)
 
 
-def pareto_front(rows: Sequence[Trial]) -> list[Trial]:
+def pareto_front(rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> list[Trial]:
     """Return the measured configurations that are not dominated in memory and throughput, by ascending peak."""
     return front_of(
-        measured(one_per_configuration(rows)), lambda row: (row.peak_bytes or 0, -speed_of(row.choice, rows))
+        measured(one_per_configuration(rows)), lambda row: (row.peak_bytes or 0, -speed_of(row.choice, rows, extra))
     )
 
 
@@ -210,11 +229,10 @@ class Verification:
     @property
     def summary(self) -> str:
         """The result in one sentence, with its numbers."""
-        speed, peak = self.metrics.get("tokens_per_second"), limited_peak_mib(self.metrics)
+        peak = limited_peak_mib(self.metrics)
         text = f"Trained again for {self.num_steps} optimizer steps in a fresh process: {self.outcome}"
-        text += f", {speed:,.0f} tokens/s" if speed else ""
-        text += " (more than 40 % slower than its fastest run: not counted)" if self.was_slowed else ""
         text += f", {peak:,.1f} MiB" if peak else ""
+        text += " (more than 40 % slower than its fastest run: its speed is not counted)" if self.was_slowed else ""
         if self.plain is not None and self.max_loss_difference is not None:
             verdict = "the same training" if self.same_training else "NOT the same training"
             text += (
@@ -244,9 +262,15 @@ class SearchFindings:
     """None if the sampler states no bound."""
     verification: Verification | None = None
     """None if the answer was not trained again."""
+    extra: tuple[Measurement, ...] = ()
+    """The runs of all verifications: of this answer, of earlier ones and of what they were compared with."""
     notes: tuple[str, ...] = ()
     """The automatic budget, and why values of the space were removed; a sentence each."""
     settings: Mapping[str, Any]
+    given: Mapping[str, str] = field(default_factory=dict)
+    """The settings of the command that started the search, as they are written there."""
+    num_trials: int = 0
+    """The setting: the most trials."""
     environment: Mapping[str, str]
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Wall-clock time of the session so far by what it did, until the report was made."""
@@ -255,15 +279,15 @@ class SearchFindings:
 
     @property
     def best(self) -> Trial | None:
-        """Return the answer; None if there is none."""
-        return answer_of(self.rows, self.verification)
+        """Return the answer, with its one speed; None if there is none."""
+        return self._with_its_speed(answer_of(self.rows, self.verification))
 
     @property
     def naive_trial(self) -> Trial | None:
-        """Return the trial of the first naive configuration that fits; None if none of them was measured to fit."""
+        """Return the first naive configuration that fits, with its one speed; None if none was measured to fit."""
         fitting = [row for row in one_per_configuration(self.rows) if row.fits]
         found = (row for choice in self.naive for row in fitting if row.choice == choice)
-        return next(found, None)
+        return self._with_its_speed(next(found, None))
 
     @property
     def speedup(self) -> float | None:
@@ -271,7 +295,24 @@ class SearchFindings:
         best, naive = self.best, self.naive_trial
         if best is None or naive is None:
             return None
-        return speed_of(best.choice, self.rows) / speed_of(naive.choice, self.rows)
+        return self.speed_of(best.choice) / self.speed_of(naive.choice)
+
+    def speed_of(self, choice: Mapping[str, Any]) -> float:
+        """Return the speed of a configuration by all of its runs that count, in tokens per second."""
+        return speed_of(choice, self.rows, self.extra)
+
+    def is_counted(self, run: Trial | Measurement) -> bool:
+        """Return whether a run counts in the speed of its configuration."""
+        return is_counted(run, self.rows, self.extra)
+
+    def _with_its_speed(self, row: Trial | None) -> Trial | None:
+        """Return the trial of a configuration with the speed of the configuration in place of its own."""
+        if row is None or not row.tokens_per_second:
+            return row
+        factor = self.speed_of(row.choice) / row.tokens_per_second
+        powers = {"tokens_per_second": 1, "samples_per_second": 1, "seconds_per_step": -1}
+        changed = {name: row.metrics[name] * factor**power for name, power in powers.items() if name in row.metrics}
+        return replace(row, metrics={**row.metrics, **changed})
 
 
 def answer_of(trials: Sequence[Trial], verification: Verification | None) -> Trial | None:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -135,12 +136,12 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         peaks: dict[int, float] = {}
         bounds: dict[int, float] = {}
         over, failed, running = set[int](), set[int](), set[int]()
-        seen, with_second_trial = set[int](), set[int]()
+        num_trials = Counter[int]()
         for trial in trials:
             number = self._number(trial)
             if number is None or _is_interrupted(trial):
                 continue
-            (with_second_trial if number in seen else seen).add(number)
+            num_trials[number] += 1
             excess = trial.constraints.get(CONSTRAINT)
             if excess is not None:
                 known = bounds if _is_lower_bound(trial, excess) else peaks
@@ -160,7 +161,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
             over_budget=frozenset(over),
             failed=frozenset(failed),
             running=frozenset(running),
-            with_second_trial=frozenset(with_second_trial),
+            num_trials=num_trials,
         )
 
     def _with_extra(self, measured: Measurements, extra: Sequence[Measurement]) -> Measurements:

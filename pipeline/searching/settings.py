@@ -15,7 +15,7 @@ class SearchSettings(SpaceSettings):
 
     budget: str = "auto"
     """Memory budget: 8GiB, 8GB, 512MiB, 80%; auto: 80% of the free memory of a GPU, 256MiB on a CPU."""
-    num_trials: PositiveInt = 16
+    num_trials: PositiveInt = 48
     """Maximum number of trials of the study, including those of earlier sessions."""
     search_time_limit: PositiveFloat | None = None
     """Seconds after which no further trial starts; none: no limit."""

@@ -176,16 +176,17 @@ class StoredStudy:
     ) -> bool:
         """Add a configuration to the queue; return False if it is taken.
 
-        A measured configuration gets a second trial only as a `repeat`, and no third.
+        A measured configuration gets a further trial only as a `repeat`, and none while one of its trials is open.
         """
-        if self.taken.count(dict(choice)) > repeat:
+        num_earlier = self.taken.count(dict(choice))
+        if num_earlier and (not repeat or dict(choice) in [trial.params for trial in self._open_trials]):
             return False
         self._study.add_trial(
             create_trial(
                 state=TrialState.WAITING,
                 params=dict(choice),
                 distributions=dict(distributions_of(space)),
-                user_attrs={REPEAT: repeat, PREDICTED: predicted_seconds},
+                user_attrs={REPEAT: num_earlier, PREDICTED: predicted_seconds},
             )
         )
         return True
@@ -235,7 +236,7 @@ class StoredStudy:
             raise _NotCompletedError("nothing to measure")
         attempt.number, known = trial.number, trial.user_attrs
         try:
-            measured = measure(Queued(trial.number, dict(trial.params), known[REPEAT], known[PREDICTED]))
+            measured = measure(Queued(trial.number, dict(trial.params), bool(known[REPEAT]), known[PREDICTED]))
         except BaseException as error:
             with suppress(UpdateFinishedTrialError):
                 trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
@@ -281,7 +282,7 @@ class StoredStudy:
         """Whether earlier trials, known or open, have its configuration already, or are as many as there may be."""
         others = self._study.get_trials(deepcopy=False)[: trial.number]
         earlier = [one for one in others if is_known(one) or one.state in OPEN]
-        is_taken = [one.params for one in earlier].count(trial.params) > trial.user_attrs.get(REPEAT, False)
+        is_taken = [one.params for one in earlier].count(trial.params) > trial.user_attrs.get(REPEAT, 0)
         return is_taken or len(earlier) >= total
 
     def _refuse_other(self, identity: Mapping[str, Any]) -> None:

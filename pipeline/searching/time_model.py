@@ -15,6 +15,7 @@ not known: every pair of several values of both is a component of a mixture, wei
 """
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +31,7 @@ from pipeline.searching.gaussian import (
     GaussianMixture,
     Matrix,
     Residual,
+    Runs,
     Vector,
     leave_one_out_residuals,
 )
@@ -164,17 +166,12 @@ class TimeFit:
     where it was slower than predicted."""
 
 
-def fit(
-    candidates: Sequence[Candidate], measured: Mapping[int, float], kind: str, num_runs: Mapping[int, int] | None = None
-) -> TimeFit:
-    """Return the time model on a kind of device, fitted to the measured log seconds per token, by index.
-
-    `num_runs` has the number of runs of which each is the mean, where it is more than one.
-    """
+def fit(candidates: Sequence[Candidate], runs: Runs, kind: str) -> TimeFit:
+    """Return the time model on a kind of device, fitted to the log seconds per token of the runs that count."""
     model, effects = TimeModel(candidates, kind), effects_of(candidates)
     mean, deviation = model.prior
-    known = list(measured)
-    values_K = np.array([measured[number] for number in known])
+    known = list(runs)
+    values_K = np.array([statistics.fmean(own) for own in runs.values()])
     parameters = _fit(model, known, values_K, effects.at(known).covariance(FIT_RESIDUAL))
     fitted_N, slopes_NP = model.evaluate(parameters)
     expected_N = fitted_N + slopes_NP @ (mean - parameters)
@@ -190,8 +187,8 @@ def fit(
     ]
     residual_K = values_K - fitted_N[known]
     rms = float(np.sqrt(np.mean(residual_K**2))) if known else 0.0
-    posterior = GaussianMixture.posterior(priors, NOISES, measured, num_runs or {})
-    return TimeFit(posterior, rms, leave_one_out_residuals(priors, NOISES, measured, num_runs or {}))
+    posterior = GaussianMixture.posterior(priors, NOISES, runs)
+    return TimeFit(posterior, rms, leave_one_out_residuals(priors, NOISES, runs))
 
 
 def _fit(model: TimeModel, known: list[int], values_K: Vector, residual_KK: Matrix) -> Vector:

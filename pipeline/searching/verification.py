@@ -23,31 +23,38 @@ Naive = Callable[[Choice], Choice | None]
 """An answer -> the naive configuration that is the same training, if one fits."""
 
 
-def verify(problem: SearchProblem, trials: Sequence[Trial], naive: Naive, measure: Measure) -> Verification | None:
+def verify(
+    problem: SearchProblem,
+    trials: Sequence[Trial],
+    naive: Naive,
+    measure: Measure,
+    extra: Sequence[Measurement] = (),
+    title: str = "verification",
+) -> Verification | None:
     """Train the fastest configurations that fit again, and a naive one; None if nothing fits.
 
     The fastest of many noisy measurements is likely to overstate its speed. So the answer is the fastest by all of its
-    runs, and configurations are trained again as long as their trials were faster than that. One that does not fit or
-    does not complete is refuted.
+    runs, and configurations are trained again as long as their earlier runs were faster than that: their trials and
+    those of earlier verifications, `extra`. One that does not fit or does not complete is refuted.
     """
     tried: list[_Again] = []
     fitting = [dict(trial.choice) for trial in one_per_configuration(trials) if trial.fits]
-    for choice in sorted(fitting, key=lambda choice: speed_of(choice, trials), reverse=True):
-        in_trials = speeds(choice, trials)
-        if any(one.speed >= mean_speed(in_trials) for one in tried if one.is_ok):
+    for choice in sorted(fitting, key=lambda choice: speed_of(choice, trials, extra), reverse=True):
+        before = speeds(choice, trials, extra)
+        if any(one.speed >= mean_speed(before) for one in tried if one.is_ok):
             break
-        tried.append(_Again(choice, in_trials, measure(choice, "answer")))
+        tried.append(_Again(choice, before, measure(choice, "answer")))
     if not tried:
         return None
     completed = [one for one in tried if one.is_ok]
     answer = max(completed, key=lambda one: one.speed, default=tried[-1])
     plain = _plain(problem, answer.choice, naive(answer.choice)) if completed else None
     against = next((one.measured for one in completed if one.choice == plain), None)
-    runs = [one.measured for one in tried]
+    runs = [(f"{title}: answer", one.choice, one.measured) for one in tried]
     if against is None and plain is not None:
         against = measure(plain, "plain")
-        runs.append(against)
-    return _verification(problem, answer, tried, plain, against, sum(result.seconds_total for result, _ in runs))
+        runs.append((f"{title}: plain", plain, against))
+    return _verification(problem, answer, tried, plain, against, runs)
 
 
 def verified_experiment(problem: SearchProblem, choice: Choice) -> Experiment:
@@ -85,8 +92,8 @@ class _Again:
     """A configuration that was trained again."""
 
     choice: Choice
-    in_trials: Sequence[float]
-    """Its speeds in tokens per second in its trials."""
+    before: Sequence[float]
+    """Its speeds in tokens per second in its earlier runs."""
     measured: Measured
 
     @property
@@ -98,12 +105,12 @@ class _Again:
     def was_slowed(self) -> bool:
         """Whether its new run was slowed, so that it does not count; False if it did not complete."""
         speed = self.measured[1].get("tokens_per_second") if self.is_ok else None
-        return speed is not None and is_slowed(speed, [*self.in_trials, speed])
+        return speed is not None and is_slowed(speed, [*self.before, speed])
 
     @property
     def speed(self) -> float:
         """The speed by all of its runs; defined only if `is_ok`."""
-        return mean_speed([*self.in_trials, self.measured[1]["tokens_per_second"]])
+        return mean_speed([*self.before, self.measured[1]["tokens_per_second"]])
 
 
 def _plain(problem: SearchProblem, choice: Choice, naive: Choice | None) -> Choice | None:
@@ -118,7 +125,7 @@ def _verification(
     tried: Sequence[_Again],
     plain: Choice | None,
     against: Measured | None,
-    seconds_measured: float,
+    runs: Sequence[tuple[str, Choice, Measured]],
 ) -> Verification:
     result, metrics = answer.measured
     compared = {} if against is None else _compared(answer.measured, against)
@@ -150,12 +157,8 @@ def _verification(
         plain_metrics={} if against is None else against[1],
         max_loss_difference=compared.get("max_loss_difference"),
         tolerance=max(ROUNDOFF[name] for name in formats) * max(losses, default=0.0),
-        seconds_measured=seconds_measured,
-        measurements=tuple(
-            _measurement(choice, measured)
-            for choice, measured in (*((one.choice, one.measured) for one in tried), (plain, against))
-            if choice is not None and measured is not None
-        ),
+        seconds_measured=sum(result.seconds_total for _, _, (result, _) in runs),
+        measurements=tuple(_measurement(*one) for one in runs),
         refuted=(*failed, *slower),
         was_slowed=answer.was_slowed,
         reserved_bytes=tuple(one.reserved_bytes for one in result.steps if one.reserved_bytes is not None),
@@ -169,9 +172,10 @@ def _compared(answer: Measured, plain: Measured) -> dict[str, float]:
     return against_baseline(one, metrics, other, others)
 
 
-def _measurement(choice: Choice, measured: Measured) -> Measurement:
+def _measurement(name: str, choice: Choice, measured: Measured) -> Measurement:
     result, metrics = measured
     return Measurement(
+        name=name,
         choice=choice,
         outcome=result.outcome.value,
         tokens_per_second=metrics.get("tokens_per_second") if result.outcome.completed else None,

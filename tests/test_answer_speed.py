@@ -1,0 +1,117 @@
+"""One answer has one speed, that of all of its runs, in every place; and what limits its bound is said."""
+
+import re
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_pages import BEST, NAIVE, TOKENS, search_findings
+
+from pipeline.cli import parse
+from pipeline.jobs.answer_metrics import answer_metrics
+from pipeline.report.configurations import configurations_of
+from pipeline.report.page import to_html, to_markdown
+from pipeline.report.search import answer, search_report, trials_table
+from pipeline.searching.certificate import Certificate
+from pipeline.searching.measurements import mean_speed
+from pipeline.searching.results import Measurement, SearchFindings
+
+NOISE = "the noise of this machine: two runs differ by about 9.9 %"
+SPEEDS = st.lists(st.floats(500, 5000), max_size=2)
+
+
+@st.composite
+def findings(draw: st.DrawFn) -> SearchFindings:
+    """Return a search whose answer and whose naive configuration have several runs of any speeds."""
+    found = search_findings()
+    rows, extra = list(found.rows), []
+    for choice, role in ((BEST, "answer"), (NAIVE, "plain")):
+        first = next(row for row in rows if row.choice == choice)
+        for speed in draw(SPEEDS):
+            metrics = {**first.metrics, "tokens_per_second": speed, "seconds_per_step": TOKENS / speed}
+            rows.append(replace(first, number=len(rows), metrics=metrics))
+        extra += [
+            Measurement(
+                name=f"verification {n}: {role}", choice=choice, outcome="ok", tokens_per_second=speed, peak_bytes=7
+            )
+            for n, speed in enumerate(draw(SPEEDS), 1)
+        ]
+    return replace(found, rows=tuple(rows), extra=tuple(extra))
+
+
+def speeds_of(found: SearchFindings, choice: object) -> list[float]:
+    """Return the speed of each run of a configuration."""
+    return [one.tokens_per_second or 0.0 for one in (*found.rows, *found.extra) if one.choice == choice]
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(findings())
+def test_the_answer_has_one_speed_in_every_place(found: SearchFindings) -> None:
+    speed, naive = mean_speed(speeds_of(found, BEST)), mean_speed(speeds_of(found, NAIVE))
+    best, metrics, report = found.best, answer_metrics(found), search_report(found)
+    assert best is not None and best.tokens_per_second == pytest.approx(speed)
+    assert metrics["best_tokens_per_second"] == pytest.approx(speed)
+    assert metrics["best_speedup"] == found.speedup == pytest.approx(speed / naive)
+    assert metrics["best_seconds_per_step"] == pytest.approx(TOKENS / speed)
+    assert f"trains {speed:,.0f} tokens/s, {speed / naive:.2f} x the naive" in report.answer
+    assert report.headlines[0].value == f"{speed / naive:.2f} x naive"
+    assert report.headlines[0].detail.startswith(f"{speed:,.0f} tokens/s; naive: {naive:,.0f} (")
+    [point] = [one for one in configurations_of(found) if one.choice == BEST]
+    assert point.speed == pytest.approx(speed) and f"{speed:,.0f} tokens/s" in point.about
+    shown = set(re.findall(r"[\d,]+ tokens/s", to_markdown(report)))
+    assert shown == {f"{speed:,.0f} tokens/s"}
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(findings())
+def test_every_run_of_the_answer_is_in_its_table_with_what_it_counts_for(found: SearchFindings) -> None:
+    frame = trials_table(found).frame
+    for choice, role in ((BEST, "answer"), (NAIVE, "naive")):
+        own = frame[frame["micro-batch"] == choice["micro_batch_size"]]
+        assert sorted(own["run's tokens/s"]) == pytest.approx(sorted(speeds_of(found, choice)))
+        assert set(own[""]) <= {role, "not counted"}
+        counted = own["run's tokens/s"][own[""] == role]
+        assert list(own["tokens/s"]) == pytest.approx([mean_speed(list(counted))] * len(own))
+    assert set(frame["run"]) >= {one.name for one in found.extra} | {f"trial {row.number + 1}" for row in found.rows}
+
+
+def limited(**changes: Any) -> SearchFindings:
+    """Return a search that was started with settings and whose bound is 8 %."""
+    found = search_findings()
+    assert isinstance(found.certificate, Certificate)
+    certificate = replace(found.certificate, bound=0.08, noise=0.07, **changes)
+    given = {"budget": "100MiB", "space": '{"micro_batch_size": [1, 2]}', "causal_lm.num_layers": "2"}
+    return replace(found, certificate=certificate, given=given, num_trials=3)
+
+
+@pytest.mark.parametrize(
+    ("found", "limit", "change"),
+    [
+        (limited(remaining_improvement=0.06), "the number of trials", {"num_trials": "6"}),
+        (limited(remaining_improvement=0.0), NOISE, {"num_trials": "6"}),
+        (replace(limited(remaining_improvement=0.06), num_trials=9), "the number of trials", {}),
+        (replace(limited(remaining_improvement=0.0), num_trials=9), NOISE, {"gap": "0.003"}),
+    ],
+)
+def test_what_limits_the_bound_is_said_with_the_command_that_continues(
+    found: SearchFindings, limit: str, change: dict[str, str]
+) -> None:
+    text, report = answer(found), search_report(found)
+    assert "At most 8 % slower than the best possible (95 % confidence): " in text
+    assert f"The bound is limited by {limit}" in text
+    [command] = re.findall(r"continue this search: `(.*)`\.", text)
+    program, entry, *words = shlex.split(command)
+    assert (program, entry) == ("fitproof", "search")
+    given = parse("search", words)
+    assert given.pop("causal_lm") == {"num_layers": "2"}
+    assert given == {"budget": "100MiB", "space": {"micro_batch_size": [1, 2]}, **change}
+    assert command in to_markdown(report) and limit in (report.lead or "") and limit in to_html(report)
+
+
+def test_nothing_is_said_of_a_limit_where_the_bound_is_the_gap() -> None:
+    found = search_findings()
+    assert found.certificate is not None
+    assert "limited" not in answer(replace(found, certificate=replace(found.certificate, bound=0.009)))
