@@ -13,7 +13,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB, parse_budget
 from pipeline.config.settings import RunSettings
 from pipeline.simulation.cards import find_card
-from pipeline.simulation.run import Simulate
+from pipeline.simulation.run import Simulate, on_cuda_build
 
 if TYPE_CHECKING:
     from pipeline.prediction.simulation import Simulation
@@ -37,6 +37,8 @@ class SimulateSettings(Settings):
     """Optimizer steps after which the command is ended, or all: it runs to its own end."""
     time_limit: PositiveFloat | None = None
     """Seconds after which the command is ended; none: no limit."""
+    install: bool = False
+    """Whether torch's CUDA build may be fetched (0.5 GB, 1.2 GB on disk) where the environment has a build for CPUs."""
     json_file: Path | None = None
     """File for the answer as JSON; none: no file of its own, the run's folder has findings.json."""
     output: Path = RunSettings.model_fields["output"].default
@@ -84,11 +86,12 @@ def _wanted(settings: SimulateSettings) -> Simulate:
             "simulate needs a command; write it behind --: fitproof simulate --gpu t4 -- python train.py"
         )
     card = find_card(settings.gpu)
+    budget_bytes = None if settings.budget is None else parse_budget(settings.budget, card.memory_mib * MIB)
     return Simulate(
-        command=tuple(words),
+        command=on_cuda_build(words, settings.install),
         card=card,
         num_cards=settings.gpus,
-        budget_bytes=None if settings.budget is None else parse_budget(settings.budget, card.memory_mib * MIB),
+        budget_bytes=budget_bytes,
         num_steps=None if settings.steps == ALL_STEPS else int(settings.steps),
         time_limit_seconds=settings.time_limit,
     )

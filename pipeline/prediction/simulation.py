@@ -52,8 +52,8 @@ class ProcessMemory:
     ended_by: str
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    other_bytes: int
-    """What the card holds beside the allocator: the context, and what libraries take for themselves."""
+    device_bytes: int
+    """The most that it used of the card's memory: reserved bytes, its context, and what libraries take themselves."""
     peak: Breakdown
     """What lives at the peak; its modules are source lines, its operators functions of libraries."""
     user_line: str | None
@@ -63,11 +63,6 @@ class ProcessMemory:
     course: StepMemory
     """From the first allocation to the end."""
     out_of_memory: OutOfMemory | None
-
-    @property
-    def device_bytes(self) -> int:
-        """What NVML would show: the peak of reserved bytes, and what is beside them."""
-        return self.peak_reserved_bytes + self.other_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +112,7 @@ def simulate(wanted: Simulate, folder: Path, say: Callable[[str], None] = print)
 
     """
     run = _run(wanted, folder / "records")
-    verdict, exit_code = _verdict(run), run.exit_code
-    failed = _out_of_memory(run)
+    first, verdict, failed = run, _verdict(run), _out_of_memory(run)
     if verdict is Verdict.DOES_NOT_FIT:
         say(f"it does not fit; running it on a card with {UNLIMITED_MIB // 1024} GiB, to see what it needs")
         run = _run(
@@ -126,11 +120,11 @@ def simulate(wanted: Simulate, folder: Path, say: Callable[[str], None] = print)
             folder / "with_room",
             folder / "with_room.log",
         )
-    processes = sorted((_memory(record) for record in run.records), key=lambda one: -one.device_bytes)
+    processes = sorted((_memory(run, record) for record in run.records), key=lambda one: -one.device_bytes)
     if failed is not None and processes:
         processes[0] = replace(processes[0], out_of_memory=failed)
     smallest, expandable = None, None
-    if run.exit_code == 0 and processes:
+    if run.exit_code == 0 and processes and verdict is not Verdict.NONE:
         say("looking for the smallest memory")
         smallest, expandable = _smallest(wanted, run, folder)
     return Simulation(
@@ -140,13 +134,13 @@ def simulate(wanted: Simulate, folder: Path, say: Callable[[str], None] = print)
         memory_bytes=_memory_bytes(wanted),
         context_source=wanted.card.context.source,
         verdict=verdict,
-        exit_code=exit_code,
+        exit_code=first.exit_code,
         seconds=run.seconds,
         processes=tuple(processes),
         smallest_bytes=smallest,
         smallest_expandable_bytes=expandable,
         assumptions=_assumptions(run),
-        notes=_notes(wanted, run),
+        notes=_notes(wanted, first),
     )
 
 
@@ -163,6 +157,8 @@ def _run(wanted: Simulate, folder: Path, log: Path | None = None) -> SimulatedRu
 
 
 def _verdict(run: SimulatedRun) -> Verdict:
+    if any(process.unmodelled for process in run.processes):
+        return Verdict.NONE
     if _out_of_memory(run) is not None:
         return Verdict.DOES_NOT_FIT
     is_long_enough = all(len(record.steps) >= FEWEST_STEPS for record in run.records if "limit" in record.ended_by)
@@ -189,9 +185,20 @@ def _line_of(record: Record, failure: FailedAllocation) -> str:
     return next((line for line in lines if line is not None), "unknown")
 
 
-def _memory(record: Record) -> ProcessMemory:
+def _card_of(record: Record) -> int:
+    """Return the number of the card that a process used most."""
+    return max(range(len(record.devices)), key=lambda number: record.devices[number].peak_reserved_bytes)
+
+
+def _device_bytes(run: SimulatedRun, record: Record) -> int:
+    """Return the most that a process used of its card, as the card counted it."""
+    [process] = [one for one in run.processes if one.pid == record.pid]
+    return max(process.peak_device_bytes.values())
+
+
+def _memory(run: SimulatedRun, record: Record) -> ProcessMemory:
     """Return the memory of a process on the card that it used most."""
-    number = max(range(len(record.devices)), key=lambda device: record.devices[device].peak_reserved_bytes)
+    number = _card_of(record)
     device, history = record.devices[number], history_of(record, number)
     return ProcessMemory(
         rank=record.rank,
@@ -199,7 +206,7 @@ def _memory(record: Record) -> ProcessMemory:
         ended_by=record.ended_by,
         peak_allocated_bytes=device.peak_allocated_bytes,
         peak_reserved_bytes=device.peak_reserved_bytes,
-        other_bytes=device.used_bytes - device.reserved_bytes,
+        device_bytes=_device_bytes(run, record),
         peak=at_peak(history.timeline),
         user_line=history.user_line_of_peak,
         lines=modules_at_peak(history.timeline),
@@ -237,8 +244,7 @@ def _replayed(wanted: Simulate, run: SimulatedRun, variables: Mapping[str, str])
     """Return the memory that the most demanding process needs, as torch's allocator serves its requests under caps."""
     needed = []
     for record in run.records:
-        number = max(range(len(record.devices)), key=lambda device: record.devices[device].peak_reserved_bytes)
-        device = record.devices[number]
+        number = _card_of(record)
         card = environment(_with_room(wanted.card), python=Path(record.command[0]))
         words = [record.command[0], replay.__file__, str(record.snapshot), str(number)]
         base = {**os.environ, **wanted.variables, **card, **variables}
@@ -246,7 +252,8 @@ def _replayed(wanted: Simulate, run: SimulatedRun, variables: Mapping[str, str])
         found: dict[str, int] = json.loads(done.stdout or "{}")
         if not found:
             return None
-        needed.append(found["smallest_cap_bytes"] + device.used_bytes - device.reserved_bytes)
+        beside = _device_bytes(run, record) - record.devices[number].peak_reserved_bytes
+        needed.append(found["smallest_cap_bytes"] + beside)
     return max(needed)
 
 
@@ -262,6 +269,12 @@ def _assumptions(run: SimulatedRun) -> dict[str, str]:
 def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
     """Return what limits the answer."""
     found = []
+    unmodelled = sorted({name for process in run.processes for name in process.unmodelled})
+    if unmodelled:
+        found.append(
+            f"The simulated card does not model {', '.join(unmodelled)}, which the command called: its "
+            "answers were zero, so what follows from them is unknown."
+        )
     if run.records and not any(record.steps for record in run.records):
         found.append("No optimizer of torch.optim took a step: the answer is of what ran.")
     elif any(len(record.steps) < FEWEST_STEPS for record in run.records if record.steps):

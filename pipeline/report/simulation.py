@@ -5,7 +5,7 @@ import shlex
 import pandas as pd
 
 from pipeline.base.units import MIB
-from pipeline.prediction.simulation import ProcessMemory, Simulation, Verdict
+from pipeline.prediction.simulation import FEWEST_STEPS, ProcessMemory, Simulation, Verdict
 from pipeline.report.breakdown import categories_of, categories_panel, shares_table
 from pipeline.report.course import EVENTS, course_plot
 from pipeline.report.page import Headline, Report, Section
@@ -48,7 +48,8 @@ def answer(simulation: Simulation) -> str:
     whole = simulation.memory_bytes / MIB
     needed = (
         f"It peaks at {largest.peak_allocated_bytes / MIB:,.1f} MiB allocated and "
-        f"{largest.peak_reserved_bytes / MIB:,.1f} MiB reserved, {largest.device_bytes / MIB:,.1f} MiB of the card with its context: {_where(largest)}"
+        f"{largest.peak_reserved_bytes / MIB:,.1f} MiB reserved, "
+        f"{largest.device_bytes / MIB:,.1f} MiB of the card with its context: {_where(largest)}"
     )
     sentences = []
     if simulation.verdict is Verdict.FITS:
@@ -86,6 +87,8 @@ def _failure(simulation: Simulation, largest: ProcessMemory) -> str:
 def _why_none(simulation: Simulation, largest: ProcessMemory) -> str:
     if simulation.exit_code != 0:
         return f"the command ended with exit code {simulation.exit_code} after {largest.num_steps} optimizer steps"
+    if largest.num_steps >= FEWEST_STEPS:
+        return "it called functions that the simulated card does not model (see below)"
     return f"{largest.ended_by} ended it after {largest.num_steps} optimizer steps; the peak is known after two"
 
 
@@ -133,7 +136,7 @@ def _of_process(largest: ProcessMemory) -> tuple[tuple[Plot, ...], tuple[Table, 
     rest = {
         "rounded up by the allocator": largest.peak_allocated_bytes - largest.peak.peak_bytes,
         "fragmentation: reserved, not allocated": largest.peak_reserved_bytes - largest.peak_allocated_bytes,
-        "context, and what libraries take": largest.other_bytes,
+        "context, and what libraries take": largest.device_bytes - largest.peak_reserved_bytes,
     }
     plots = (
         course_plot(largest.course, "memory from the first allocation to the end, by purpose", EVENTS),

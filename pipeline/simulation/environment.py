@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -69,32 +70,36 @@ def environment(
 
 
 def python_of(command: Sequence[str]) -> Path:
-    """Return the interpreter that a command runs: python itself, or that of a script's first line.
+    """Return the interpreter that a command runs: python itself, that of a script's first line, or the shell's python.
+
+    The last is for commands that start Python on their own, such as a shell script or the shims of pyenv.
 
     Raises:
-        InvalidInputError: there is no such command, or it is not a Python one.
+        InvalidInputError: there is no such command, or no Python.
 
     """
     found = shutil.which(command[0])
     if found is None:
-        raise InvalidInputError(f"the command must be on this machine, and {command[0]!r} is not")
+        raise InvalidInputError(
+            f"the command must be on this machine, and {command[0]!r} is not; write it as in a shell: "
+            "fitproof simulate --gpu t4 -- python train.py"
+        )
     with Path(found).open("rb") as file:
         line = file.readline(4096)
-    if not line.startswith(b"#!"):
-        if "python" in Path(found).name:
-            return Path(found)
-        raise InvalidInputError(
-            f"a simulated card runs Python commands, and {command[0]!r} is none; name the Python that it runs"
-        )
-    words = line[2:].decode(errors="replace").split()
+    words = line[2:].decode(errors="replace").split() if line.startswith(b"#!") else []
     words = words[1:] if words and Path(words[0]).name == "env" else words
-    interpreter = shutil.which(words[0]) if words else None
-    if interpreter is None or "python" not in Path(interpreter).name:
-        raise InvalidInputError(
-            f"a simulated card runs Python commands, and {command[0]!r} is none (its first line: {line[:80]!r}); "
-            "name the Python that it runs"
-        )
-    return Path(interpreter)
+    for name in (found, *words[:1], "python", "python3"):
+        program = shutil.which(name)
+        if program is not None and Path(program).name.startswith("python"):
+            return _executable(program)
+    raise InvalidInputError(f"a simulated card runs Python, and {command[0]!r} starts none that is on the path; add it")
+
+
+@cache
+def _executable(program: str) -> Path:
+    """Return the interpreter that a program is, or that it starts, as a shim does."""
+    words = [program, "-c", "import sys; print(sys.executable)"]
+    return Path(subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or program)
 
 
 @cache

@@ -21,6 +21,11 @@ from pipeline.base.files import cache_folder
 HEADERS = ("nvidia-cuda-runtime", "nvidia-cuda-crt")
 
 
+def installed() -> Path:
+    """Return the interpreter of the environment that install() makes by default; it need not exist yet."""
+    return _default_folder(_own_version()) / "bin" / "python"
+
+
 def install(folder: Path | None = None, torch_version: str | None = None) -> Path:
     """Make or update the environment in a folder, by default one of the cache, and return its interpreter.
 
@@ -28,8 +33,8 @@ def install(folder: Path | None = None, torch_version: str | None = None) -> Pat
         InvalidInputError: a package cannot be installed, or the index has no CUDA build of this version of torch.
 
     """
-    wanted = torch_version or version("torch").partition("+")[0]
-    folder = folder or cache_folder() / "simulated_card" / f"torch-{wanted}"
+    wanted = torch_version or _own_version()
+    folder = folder or _default_folder(wanted)
     python = folder / "bin" / "python"
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
     torch = _installed_torch(packages)
@@ -44,6 +49,14 @@ def install(folder: Path | None = None, torch_version: str | None = None) -> Pat
     others = sysconfig.get_path("purelib")
     (packages / "other_packages.pth").write_text(f"import site; site.addsitedir({others!r})\n")
     return python
+
+
+def _own_version() -> str:
+    return version("torch").partition("+")[0]
+
+
+def _default_folder(torch_version: str) -> Path:
+    return cache_folder() / "simulated_card" / f"torch-{torch_version}"
 
 
 def _pip(python: Path, *requirements: str) -> None:

@@ -1,20 +1,23 @@
 """A command on simulated cards: its process, its time limit, and the records that its processes leave."""
 
 import os
+import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from pipeline.base.errors import InvalidInputError
 from pipeline.simulation.cards import Card
 from pipeline.simulation.environment import environment, python_of
+from pipeline.simulation.install import install, installed
 from pipeline.simulation.process import watch
 from pipeline.simulation.record import Record, read_records
 from pipeline.simulation.report import Process, read_report
+from pipeline.simulation.torch_build import CpuBuildError, find_torch
 
 GRACE_SECONDS = 30.0
 """How long after its time limit a process may take to write its record."""
@@ -47,6 +50,28 @@ class SimulatedRun:
     """Of the processes that used a card, by rank."""
     processes: tuple[Process, ...]
     """What the same processes did on their cards, as the cards counted it."""
+
+
+def on_cuda_build(command: Sequence[str], may_install: bool) -> tuple[str, ...]:
+    """Return the command as it runs on a CUDA build of torch.
+
+    A command of this environment, if that has a build for CPUs, is run by the interpreter of an environment with the
+    same packages and the CUDA build: the one that `install` has made, or makes if it may.
+
+    Raises:
+        InvalidInputError: there is no such command, it runs no Python, or its environment has no CUDA build of torch.
+
+    """
+    python = python_of(command)
+    try:
+        find_torch(python)
+    except CpuBuildError:
+        is_this_environment = python.parent == Path(sys.executable).parent
+        if not is_this_environment or not (may_install or installed().exists()):
+            raise
+        program = str(shutil.which(command[0]))
+        return (str(install()), *([] if Path(program) == python else [program]), *command[1:])
+    return tuple(command)
 
 
 def run_command(wanted: Simulate, folder: Path, log: Path | None = None) -> SimulatedRun:

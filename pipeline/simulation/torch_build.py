@@ -110,6 +110,10 @@ def _runtime_major(headers: Path) -> str | None:
     return str(int(found[1]) // 1000) if found and (headers / "cuda.h").exists() else None
 
 
+class CpuBuildError(InvalidInputError):
+    """The environment has a build of torch for CPUs."""
+
+
 def find_torch(python: Path) -> TorchBuild:
     """Return the build of torch that an interpreter imports.
 
@@ -126,8 +130,8 @@ def find_torch(python: Path) -> TorchBuild:
     folder = Path(origin).parent
     found = dict(re.findall(r"^(__version__|cuda)\b.*?= '?([^'\n]*)'?$", (folder / "version.py").read_text(), re.M))
     if found.get("cuda", "None") == "None":
-        raise InvalidInputError(
+        raise CpuBuildError(
             f"a simulated card runs PyTorch's CUDA build, and torch {found.get('__version__')} in {folder.parent} is "
-            "none; install one, or let Fitproof make an environment with it (--install)"
+            "none; add --install true, which makes an environment with it (0.5 GB to fetch, once), or install one"
         )
     return TorchBuild(folder=folder, version=found["__version__"], cuda=found["cuda"])

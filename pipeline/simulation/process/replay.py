@@ -26,7 +26,7 @@ def main(snapshot: Path, device: int) -> None:
         return
     import torch
 
-    torch.cuda.init()
+    torch.cuda.synchronize()  # begins to use the card
     requests = compact(trace, torch)
     peak = replay(requests, torch, None)
     assert peak is not None  # without a cap the simulated card has room
