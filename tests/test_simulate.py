@@ -73,7 +73,7 @@ def test_a_script_that_fits_is_told_in_bytes_lines_and_cards(project: Project) -
     assert largest.peak.category_bytes["optimizer state"] == pytest.approx(2 * parameters, abs=64)
     assert {line.rpartition(":")[0] for line in largest.peak.module_bytes} == {"train.py"}
     assert found.smallest_bytes <= largest.device_bytes
-    assert found.cards_that_fit[0] == "t4"
+    assert found.cards_that_fit == ("l4", "rtx4090", "l40s")
     run = project.parent_of("simulate")
     assert run.data.metrics["peak_allocated_mib"] == pytest.approx(largest.peak_allocated_bytes / 2**20)
     assert run.data.tags["verdict"] == "fits"

@@ -94,10 +94,15 @@ class Simulation:
 
     @property
     def cards_that_fit(self) -> tuple[str, ...]:
-        """Names of the cards that have the memory, the smallest first."""
-        if self.smallest_bytes is None:
+        """Names of the cards of the same compute capability that have the memory, the smallest first.
+
+        Other cards choose other kernels, which need other memory.
+        """
+        own = next((card for card in CARDS.values() if card.name == self.card), None)
+        if self.smallest_bytes is None or own is None:
             return ()
-        enough = [name for name, card in CARDS.items() if card.memory_mib * MIB >= self.smallest_bytes]
+        alike = [name for name, card in CARDS.items() if card.capability == own.capability]
+        enough = [name for name in alike if CARDS[name].memory_mib * MIB >= self.smallest_bytes]
         return tuple(sorted(enough, key=lambda name: CARDS[name].memory_mib))
 
 

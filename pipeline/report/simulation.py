@@ -60,9 +60,11 @@ def answer(simulation: Simulation) -> str:
     else:
         sentences += [f"No verdict: {_why_none(simulation, largest)}.", f"Until then: {needed[0].lower()}{needed[1:]}"]
     if simulation.smallest_bytes is not None:
-        names = simulation.cards_that_fit
-        enough = f"so much have {', '.join(names)}" if names else "no card that Fitproof knows has so much"
-        sentences.append(f"The smallest card on which it ran has {simulation.smallest_bytes / MIB:,.0f} MiB; {enough}.")
+        names = ", ".join(simulation.cards_that_fit) or "none that Fitproof knows"
+        sentences.append(
+            f"The least memory on which it runs is {simulation.smallest_bytes / MIB:,.0f} MiB; cards of the same compute "
+            f"capability that have so much: {names}."
+        )
     sentences += _help(simulation)
     return " ".join(sentences)
 
@@ -119,9 +121,9 @@ def _headlines(simulation: Simulation) -> tuple[Headline, ...]:
     ]
     if simulation.smallest_bytes is not None:
         names = simulation.cards_that_fit
-        detail = f"the smallest card: {names[0]}" if names else "no card that Fitproof knows"
+        detail = f"the smallest card alike: {names[0]}" if names else "more than the cards alike have"
         value = f"{simulation.smallest_bytes / MIB:,.0f} MiB"
-        found.append(Headline(title="smallest memory", value=value, detail=detail))
+        found.append(Headline(title="least memory", value=value, detail=detail))
     return tuple(found)
 
 
