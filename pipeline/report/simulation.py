@@ -62,8 +62,8 @@ def answer(simulation: Simulation) -> str:
     if simulation.smallest_bytes is not None:
         names = ", ".join(simulation.cards_that_fit) or "none that Fitproof knows"
         sentences.append(
-            f"The least memory on which it runs is {simulation.smallest_bytes / MIB:,.0f} MiB; cards of the same compute "
-            f"capability that have so much: {names}."
+            f"The least memory on which it runs is {simulation.smallest_bytes / MIB:,.0f} MiB; cards of the same "
+            f"compute capability that have so much: {names}."
         )
     sentences += _help(simulation)
     return " ".join(sentences)
