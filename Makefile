@@ -19,7 +19,7 @@ IN_PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # An environment that forbids writing compiled modules makes each process of a test compile all of them.
 export PYTHONDONTWRITEBYTECODE :=
 
-CARD := $(BIN)/python tests/cuda_without_gpu/cards.py
+CARD := PYTHONPATH=. $(BIN)/python tests/cuda_without_gpu/cards.py
 
 .PHONY: search test test-all test-cuda test-cluster check evidence ui clean
 
@@ -65,8 +65,8 @@ ui: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' 'torch==$(TORCH)'
 	touch $@
 
-$(CUDA_INSTALLED): .venv/installed-for-tests $(wildcard tests/cuda_without_gpu/*.[ch]) tests/cuda_without_gpu/install.py
-	$(BIN)/python tests/cuda_without_gpu/install.py .venv-cuda $(TORCH_CUDA)
+$(CUDA_INSTALLED): .venv/installed-for-tests pipeline/simulation/install.py
+	$(BIN)/python -m pipeline.simulation.install .venv-cuda $(TORCH_CUDA)
 	touch $@
 
 clean:

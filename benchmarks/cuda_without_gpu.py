@@ -6,7 +6,7 @@
     python benchmarks/cuda_without_gpu.py --rows 't4.*fp16'   those whose names contain a regular expression, printed
     python benchmarks/cuda_without_gpu.py --explain 'h200, gpt2, .*'   aligns the allocations of the first such row
 
-It needs .venv-cuda (make .venv-cuda/installed; tests/cuda_without_gpu/README.md says what is real on a simulated card).
+It needs .venv-cuda (make .venv-cuda/installed; pipeline/simulation/README.md says what is real on a simulated card).
 Every configuration is predicted, then trained for three optimizer steps in a process of its own. A row that is in
 today's .csv is not repeated, unless the code that it depends on has changed.
 """
@@ -51,7 +51,7 @@ RUN_CODE = (
     "training/step.py",
 )
 """Files and folders of pipeline/ that decide what a run allocates."""
-CARD_CODE = (*sorted((ROOT / "tests" / "cuda_without_gpu").glob("*.[ch]")), FOLDER / "simulated_training.py")
+CARD_CODE = (*sorted((ROOT / "pipeline" / "simulation" / "library").iterdir()), FOLDER / "simulated_training.py")
 """The simulated card, and how a run on it begins."""
 PREDICTION_CODE = ("base", "config", "memory", "models", "prediction", "techniques", "training")
 """Files and folders of pipeline/ that decide what is predicted."""
@@ -85,7 +85,8 @@ class SimulatedCard:
 @contextmanager
 def simulated_card(card: str, *, expandable_segments: bool) -> Iterator[SimulatedCard]:
     """Start the process of a card, and end it afterwards."""
-    variables = {**os.environ, **environment_of(card), "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
+    base = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
+    variables = {**base, **environment_of(card, base=base)}
     variables |= EXPANDABLE if expandable_segments else {}
     with tempfile.TemporaryDirectory() as folder:
         for name, configuration in CONFIGURATIONS.items():

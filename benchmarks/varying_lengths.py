@@ -2,7 +2,7 @@
 
     python benchmarks/varying_lengths.py          trains every configuration for 60 optimizer steps; writes a .csv
 
-It needs .venv-cuda (make .venv-cuda/installed; tests/cuda_without_gpu/README.md says what is real on a simulated card).
+It needs .venv-cuda (make .venv-cuda/installed; pipeline/simulation/README.md says what is real on a simulated card).
 The documents are parts of the text that every CPython holds; their lengths are log-normal, as those of conversations
 are, and few are cut at 1,024 tokens.
 """

@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -111,6 +112,9 @@ def parse(entry: str, words: list[str]) -> dict[str, Any]:
     from pipeline.config.settings import nested, unknown_setting
 
     kind = settings_of(entry)
+    if "command" in kind.model_fields and "--" in words:  # what follows is a command with options of its own
+        place = words.index("--")
+        words = [*words[:place], *(["--command", shlex.join(words[place + 1 :])] if words[place + 1 :] else [])]
     try:
         given, others = _parser(entry, kind, "-h" in words or "--help" in words).parse_known_args(words)
     except argparse.ArgumentError as error:

@@ -44,7 +44,7 @@ THREE_LEVERS: dict[str, Any] = {
 }
 """A space of a few configurations."""
 IS_SIMULATED = "SIMULATED_CARD_NAME" in os.environ
-"""Whether this process runs on a simulated card: see tests/cuda_without_gpu/README.md."""
+"""Whether this process runs on a simulated card: see pipeline/simulation/README.md."""
 LONGEST = (
     *("cuda_entry_points", "cuda_budget"),
     *("entry_points", "faults", "search_faults", "tracking_faults", "docs", "compare", "plan", "ui"),
@@ -130,6 +130,11 @@ class OnCard(Protocol):
     ) -> "subprocess.CompletedProcess[str]": ...
 
 
+def _of_the_card(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return those variables of a test that change the simulated machine."""
+    return {name: value for name, value in variables.items() if name.startswith(("SIMULATED_CARD_", "CUDA_"))}
+
+
 @pytest.fixture
 def on_card() -> OnCard:
     """Give a function that runs a process on simulated cards to its end."""
@@ -138,7 +143,8 @@ def on_card() -> OnCard:
     from cards import environment_of  # pytest finds it, and not each process that imports this module
 
     def run(card: str, *words: str, num_devices: int = 1, **variables: str) -> "subprocess.CompletedProcess[str]":
-        environment = {**os.environ, **environment_of(card, num_devices), **variables}
+        base = {**os.environ, **variables}
+        environment = {**base, **environment_of(card, num_devices, base), **_of_the_card(variables)}
         return subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
 
     return run

@@ -14,10 +14,11 @@ from pipeline.config.experiment import Experiment
 from pipeline.jobs.plan_settings import budget_bytes_on
 from pipeline.memory.device import hardware_of
 from pipeline.prediction import cuda_context as context
-from pipeline.prediction.cards import CONTEXT_MIB, OTHER_CONTEXT_MIB, find_card
+from pipeline.prediction.cards import find_card
 from pipeline.prediction.cuda_context import context_bytes_of, measure_context, trainings
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_all
+from pipeline.simulation.cards import ASSUMED_CONTEXT, T4_CONTEXT
 
 MIB = 2**20
 T4 = find_card("t4")
@@ -50,7 +51,7 @@ def test_a_context_is_what_two_readings_agree_on(
     for file in tmp_path.glob("context-*"):
         file.unlink()
     readings += [900 * MIB, 20 * MIB, 322 * MIB, 400 * MIB]
-    assert context_bytes_of(T4) == CONTEXT_MIB[T4.name] * MIB and not readings
+    assert context_bytes_of(T4) == T4_CONTEXT.mib * MIB and not readings
     assert not list(tmp_path.glob("context-*"))
 
 
@@ -74,14 +75,14 @@ def test_the_context_is_measured_once(measured: list[list[str]], monkeypatch: py
     assert context_bytes_of(T4) == 321 * MIB and len(measured) == 4  # by another driver
     monkeypatch.setattr(context, "SETTINGS", {**context.SETTINGS, "sequence_length": 64})
     assert context_bytes_of(T4) == 321 * MIB and len(measured) == 6  # after another training
-    assert context_bytes_of(find_card("a100")) == OTHER_CONTEXT_MIB * MIB and len(measured) == 6
+    assert context_bytes_of(find_card("a100")) == ASSUMED_CONTEXT.mib * MIB and len(measured) == 6
 
 
 def test_a_context_that_could_not_be_measured_is_not_cached(
     measured: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(context, "measure_context", lambda experiments: None)
-    assert context_bytes_of(T4) == CONTEXT_MIB[T4.name] * MIB
+    assert context_bytes_of(T4) == T4_CONTEXT.mib * MIB
     assert not list(tmp_path.glob("context-*"))
 
 

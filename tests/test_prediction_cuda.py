@@ -20,12 +20,13 @@ from pipeline.config.experiment import make_experiment
 from pipeline.jobs.plan_settings import planned_row
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction import autocast
-from pipeline.prediction.cards import CARDS, OTHER_CONTEXT_MIB, find_card
+from pipeline.prediction.cards import CARDS, find_card
 from pipeline.prediction.cuda_operators import cuda_operators
 from pipeline.prediction.predict import Prediction, predict
 from pipeline.prediction.product_workspaces import ProductWorkspaces
 from pipeline.prediction.rates import cost_prior
 from pipeline.prediction.trace import trace
+from pipeline.simulation.cards import ASSUMED_CONTEXT
 from pipeline.techniques.precision import Precision
 
 A100, H200, T4 = find_card("a100"), find_card("h200"), find_card("t4")
@@ -157,7 +158,7 @@ def test_device_bytes_exceed_reserved_bytes_which_exceed_allocated_bytes(predict
     reserved = prediction.peak_reserved_bytes
     assert reserved is not None and reserved >= prediction.peak_allocated_bytes > prediction.breakdown.peak_bytes
     assert reserved % (2 * MIB) == 0
-    assert prediction.peak_device_bytes == reserved + OTHER_CONTEXT_MIB * MIB
+    assert prediction.peak_device_bytes == reserved + ASSUMED_CONTEXT.mib * MIB
 
 
 def test_the_workspaces_of_both_threads_are_counted_once() -> None:
@@ -217,7 +218,7 @@ def test_the_peak_under_a_budget_is_that_at_which_cached_memory_is_released(pred
         row = planned_row({}, tiny(micro_batch_size=8, precision="bf16", **WIDE), prediction, budget, cost_prior(A100))
         assert row.fits == (row.peak_bytes <= budget)
         assert row.peak_reserved_bytes is not None and row.peak_device_bytes is not None
-        assert row.peak_device_bytes - row.peak_reserved_bytes == OTHER_CONTEXT_MIB * MIB
+        assert row.peak_device_bytes - row.peak_reserved_bytes == ASSUMED_CONTEXT.mib * MIB
 
 
 def test_expandable_segments_follow_the_environment_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

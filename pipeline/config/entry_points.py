@@ -26,6 +26,7 @@ TOOLS: Mapping[str, str] = {
     "compare": "How do runs that MLflow already has compare?",
     "export": "Which files train a configuration in other frameworks?",
     "report": "What did a finished job find? Writes its page again.",
+    "simulate": "What does any training need of a card? Runs a command on a simulated one, without a GPU.",
     "sync": "Which results are not in the tracking store yet? Sends them.",
     "worker": "What is left to measure of a search on another machine? Measures it here.",
 }

@@ -6,6 +6,7 @@ from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
 from pipeline.prediction.longest import LongestFindings
 from pipeline.prediction.plan import PlanFindings
+from pipeline.prediction.simulation import Simulation
 from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import Findings
 from pipeline.searching.results import SearchFindings
@@ -41,7 +42,21 @@ def answer_metrics(findings: Findings) -> dict[str, float]:
     if isinstance(findings, LongestFindings):
         best = findings.cards[0].longest
         return {} if best is None or best.sequence_length is None else {"best_sequence_length": best.sequence_length}
+    if isinstance(findings, Simulation):
+        return _of_simulation(findings)
     return _of_rows(findings.rows if isinstance(findings, ComparisonFindings) else [findings.row])
+
+
+def _of_simulation(findings: Simulation) -> dict[str, float]:
+    largest, smallest = findings.largest, findings.smallest_bytes
+    if largest is None:
+        return {}
+    return {
+        "peak_allocated_mib": largest.peak_allocated_bytes / MIB,
+        "peak_reserved_mib": largest.peak_reserved_bytes / MIB,
+        "peak_device_mib": largest.device_bytes / MIB,
+        **({} if smallest is None else {"smallest_memory_mib": smallest / MIB}),
+    }
 
 
 def _of_search(findings: SearchFindings) -> dict[str, float]:

@@ -110,10 +110,14 @@ def modules_at_peak(timeline: Timeline) -> tuple[ModuleMemory, ...]:
     )
 
 
-def course_of(timeline: Timeline, step: int) -> StepMemory:
-    """Return the memory over optimizer step `step`, counted from 0, which must have been recorded."""
+def course_of(timeline: Timeline, step: int | None = None) -> StepMemory:
+    """Return the memory over optimizer step `step`, counted from 0, which must have been recorded; None: over all."""
     begins, ends = [span.begin for span in timeline.spans], timeline.ends
-    of_step = [number for number, span in enumerate(timeline.spans) if span.step == step and span.phase != "load"]
+    of_step = [
+        number
+        for number, span in enumerate(timeline.spans)
+        if step is None or (span.step, span.phase != "load") == (step, True)
+    ]
     begin, end = begins[of_step[0]], ends[of_step[-1]]
     alive = dict.fromkeys(CATEGORIES, 0)
     courses: dict[str, list[int]] = {category: [] for category in CATEGORIES}

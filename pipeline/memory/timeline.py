@@ -14,8 +14,19 @@ from numpy.typing import NDArray
 
 from pipeline.memory.work import Work
 
-CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "temporary")
-"""Purposes of a storage: activations are kept by a forward pass for its backward pass; the rest is temporary."""
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "optimizer state",
+    "activations",
+    "temporary",
+    "logits and loss",
+    "workspaces",
+)
+"""Purposes of a storage: activations are kept by a forward pass for its backward pass; the rest is temporary.
+
+The last two are told by source lines and sizes: only a memory history has them.
+"""
 
 IntArray = NDArray[np.int64]
 Shape = tuple[int, ...]
@@ -39,7 +50,7 @@ class Lifetime:
 
     num_bytes: int
     shape: Shape
-    """Shape of the tensor that it was allocated for."""
+    """Shape of the tensor that it was allocated for; empty in a memory history, which knows bytes alone."""
     dtype: torch.dtype
     operator: str
     module: str

@@ -1,5 +1,7 @@
 """The memory during one optimizer step as stacked categories, and the largest tensors at each moment."""
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
@@ -14,37 +16,60 @@ NARROW_SHARE = 0.08
 """Share of the step below which a phase has no room for its name."""
 
 
-def category_scale() -> alt.Scale:
-    """Return the colours of the categories, which are the same in all charts."""
-    return alt.Scale(domain=list(CATEGORIES), range=[colour(number) for number in range(len(CATEGORIES))])
+def category_scale(names: Collection[str]) -> alt.Scale:
+    """Return the colours of these categories, which are the same in all charts."""
+    shown = [number for number, name in enumerate(CATEGORIES) if name in names]
+    return alt.Scale(domain=[CATEGORIES[number] for number in shown], range=[colour(number) for number in shown])
 
 
-def course_plot(course: StepMemory) -> Plot:
+SECOND_STEP = "memory during the second optimizer step, by category"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """What the horizontal axis counts."""
+
+    title: str
+    unit: str
+    """In which a moment is named; empty where events are counted."""
+    per_second: float
+
+
+MILLISECONDS = Axis(title="ms (with the recorder's overhead)", unit=" ms", per_second=1000)
+EVENTS = Axis(title="allocations and releases", unit="", per_second=1)
+
+
+def course_plot(course: StepMemory, title: str = SECOND_STEP, axis: Axis = MILLISECONDS) -> Plot:
     """Return memory over time by category, the phases shaded, the peak marked, and a moment to move."""
-    title = "memory during the second optimizer step, by category"
-    moments = _moments(course)
+    moments = _moments(course, axis)
     highest = max(moments, key=lambda moment: moment["total"])
-    panel = Panel(title=title, chart=_chart(course, moments, highest), height=380, details=highest["details"])
+    panel = Panel(title=title, chart=_chart(course, moments, highest, axis), height=380, details=highest["details"])
     return Plot(name="memory", title=title, panels=(panel,), is_wide=True)
 
 
-def _chart(course: StepMemory, moments: list[dict[str, Any]], highest: dict[str, Any]) -> alt.LayerChart:
-    last = 1000 * course.seconds[-1]
-    ends = [*(1000 * begin for _, begin in course.phases[1:]), last]
+def _chart(course: StepMemory, moments: list[dict[str, Any]], highest: dict[str, Any], axis: Axis) -> alt.LayerChart:
+    last = axis.per_second * course.seconds[-1]
+    ends = [*(axis.per_second * begin for _, begin in course.phases[1:]), last]
     phases = [
-        {"start": 1000 * begin, "end": end, "middle": (1000 * begin + end) / 2, "shade": PHASE_COLOURS[phase]}
-        | {"phase": phase if end - 1000 * begin > NARROW_SHARE * last else ""}
+        {
+            "start": axis.per_second * begin,
+            "end": end,
+            "middle": (axis.per_second * begin + end) / 2,
+            "shade": PHASE_COLOURS[phase],
+        }
+        | {"phase": phase if end - axis.per_second * begin > NARROW_SHARE * last else ""}
         for (phase, begin), end in zip(course.phases, ends, strict=True)
     ]
-    x = alt.X("ms:Q", title="ms (with the recorder's overhead)", scale=alt.Scale(domain=[0, last], nice=False))
+    x = alt.X("ms:Q", title=axis.title, scale=alt.Scale(domain=[0, last], nice=False))
     top = alt.Scale(domain=[0, 1.12 * highest["total"]], nice=False)
     slider = alt.binding_range(min=0, max=len(moments) - 1, step=1, name="moment")
     moment = alt.param(name="moment", value=highest["moment"], bind=slider)
     behind = alt.Chart(data(phases))
     over = alt.Chart()
     peak = alt.Chart(data([highest])).encode(x="ms:Q", y="total:Q", **ABOUT)
-    areas = over.transform_fold(list(CATEGORIES), as_=["category", "MiB"]).transform_calculate(
-        order=f"indexof({list(CATEGORIES)}, datum.category)"
+    names = [name for name in CATEGORIES if any(course.category_bytes.get(name, ()))]
+    areas = over.transform_fold([*names], as_=["category", "MiB"]).transform_calculate(
+        order=f"indexof({names}, datum.category)"
     )
     is_left = highest["ms"] < last / 2
     return layered(
@@ -52,8 +77,8 @@ def _chart(course: StepMemory, moments: list[dict[str, Any]], highest: dict[str,
         areas.mark_area(interpolate="step-after", opacity=0.85, strokeWidth=1).encode(
             x=x,
             y=alt.Y("MiB:Q", stack="zero", title="MiB", scale=top),
-            color=alt.Color("category:N", scale=category_scale()),
-            stroke=alt.Stroke("category:N", scale=category_scale()),  # a peak may be thinner than a pixel
+            color=alt.Color("category:N", scale=category_scale(names)),
+            stroke=alt.Stroke("category:N", scale=category_scale(names)),  # a peak may be thinner than a pixel
             order="order:Q",
         ),
         behind.mark_text(baseline="top", dy=2).encode(x="middle:Q", y=alt.value(0), text="phase:N"),
@@ -69,21 +94,30 @@ def _chart(course: StepMemory, moments: list[dict[str, Any]], highest: dict[str,
     ).add_params(moment)
 
 
-def _moments(course: StepMemory) -> list[dict[str, Any]]:
+def _moments(course: StepMemory, axis: Axis) -> list[dict[str, Any]]:
     """Return the memory at each moment in MiB by category, and the details of it."""
     found = []
     events = [moment.event for moment in course.moments]
     for number, (moment, following) in enumerate(
         zip(course.moments, [*events[1:], len(course.seconds) - 1], strict=True)
     ):
-        parts = {name: course.category_bytes[name][moment.event] / MIB for name in CATEGORIES}
-        total, at = sum(parts.values()), 1000 * course.seconds[moment.event]
+        parts = {
+            name: course.category_bytes[name][moment.event] / MIB
+            for name in CATEGORIES
+            if name in course.category_bytes
+        }
+        total, at = sum(parts.values()), axis.per_second * course.seconds[moment.event]
         sizes = ", ".join(f"{name} {size:,.4g}" for name, size in parts.items() if size)
-        phase = next(name for name, begin in reversed(course.phases) if 1000 * begin <= at)
-        where = f"{total:,.4g} MiB at {short(at)} ms, in {phase}"
+        phase = next(name for name, begin in reversed(course.phases) if axis.per_second * begin <= at)
+        where = f"{total:,.4g} MiB at {short(at)}{axis.unit}, in {phase}"
         lines = [_described(course.tensors[place]) for place in moment.largest]
         found.append(
-            {"moment": number, "ms": round(at, 3), "end": round(1000 * course.seconds[following], 3), "total": total}
+            {
+                "moment": number,
+                "ms": round(at, 3),
+                "end": round(axis.per_second * course.seconds[following], 3),
+                "total": total,
+            }
             | {"about": f"{where}\n{sizes}", "details": "\n".join([f"{where}; the largest tensors alive:", *lines])}
             | {name: round(size, 3) for name, size in parts.items()}
         )
@@ -93,4 +127,5 @@ def _moments(course: StepMemory) -> list[dict[str, Any]]:
 def _described(tensor: LiveTensor) -> str:
     shape = " x ".join(map(str, tensor.shape))
     where = tensor.module or "the whole model"
-    return f"{tensor.num_bytes / MIB:,.4g} MiB, {where}: {tensor.operator}, {shape} {tensor.dtype}, {tensor.category}"
+    kind = f"{shape} {tensor.dtype}, " if tensor.shape else ""
+    return f"{tensor.num_bytes / MIB:,.4g} MiB, {where}: {tensor.operator}, {kind}{tensor.category}"

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from pipeline.base.errors import InvalidInputError
 from pipeline.prediction.longest import LongestFindings
 from pipeline.prediction.plan import PlanFindings
+from pipeline.prediction.simulation import Simulation
 from pipeline.report.answers import NUM_FIGURES
 from pipeline.report.comparison import ComparisonFindings, comparison_report
 from pipeline.report.longest import longest_report
@@ -18,12 +19,13 @@ from pipeline.report.page import Headline, Report
 from pipeline.report.plan import plan_report
 from pipeline.report.profile import ProfilingFindings, profiling_report
 from pipeline.report.search import search_report
+from pipeline.report.simulation import simulation_report
 from pipeline.searching.results import SearchFindings
 from pipeline.training.metrics import finite
 
 FILE = "findings.json"
 
-Findings = ComparisonFindings | LongestFindings | PlanFindings | ProfilingFindings | SearchFindings
+Findings = ComparisonFindings | LongestFindings | PlanFindings | ProfilingFindings | SearchFindings | Simulation
 """The findings of any job."""
 
 REPORTS: dict[type[Any], Callable[[Any], Report]] = {
@@ -32,6 +34,7 @@ REPORTS: dict[type[Any], Callable[[Any], Report]] = {
     PlanFindings: plan_report,
     ProfilingFindings: profiling_report,
     SearchFindings: search_report,
+    Simulation: simulation_report,
 }
 
 

@@ -3,7 +3,16 @@
 from pipeline.report.plot import Bar, Plot, bars, colour
 from pipeline.training.metrics import Row
 
-PHASE_COLOURS = {"data": "#BBBBBB", "forward": colour(4), "backward": colour(1), "optimizer": colour(3)}
+PHASE_COLOURS = {
+    "load": "#DDDDDD",
+    "data": "#BBBBBB",
+    "forward": colour(4),
+    "backward": colour(1),
+    "optimizer": colour(3),
+    "evaluation": colour(5),
+    "generation": colour(6),
+    "saving": "#888888",
+}
 
 
 def phases_plot(row: Row, *, is_wide: bool = False) -> tuple[Plot, ...]:

@@ -72,7 +72,12 @@ def without_numbers(name: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
-def treemap_plot(modules: Sequence[ModuleMemory], *, is_wide: bool = False) -> Plot:
+def treemap_plot(
+    modules: Sequence[ModuleMemory],
+    title: str = "memory at the peak, by module (* any layer) and category",
+    *,
+    is_wide: bool = False,
+) -> Plot:
     """Return the modules at the peak, each divided by category; identical layers are one."""
     sizes: dict[str, Counter[str]] = {}
     for one in modules:
@@ -95,7 +100,6 @@ def treemap_plot(modules: Sequence[ModuleMemory], *, is_wide: bool = False) -> P
                 | {"text": text, "needed": needed, "share": place.width / ASPECT}
                 | {"shade": "white" if parts[0][0] in DARK else "black"}
             )
-    title = "memory at the peak, by module (* any layer) and category"
     panel = Panel(title=title, chart=_chart(lines, labels), height=HEIGHT)
     return Plot(name="modules", title=title, panels=(panel,), is_wide=is_wide)
 
@@ -111,7 +115,14 @@ def _chart(lines: Sequence[dict[str, object]], labels: Sequence[dict[str, object
     return layered(
         alt.Chart(data(lines))
         .mark_rect(stroke="white", strokeWidth=1)
-        .encode(x=x, x2="x2:Q", y=y, y2="y2:Q", color=alt.Color("category:N", scale=category_scale()), **ABOUT),
+        .encode(
+            x=x,
+            x2="x2:Q",
+            y=y,
+            y2="y2:Q",
+            color=alt.Color("category:N", scale=category_scale({str(line["category"]) for line in lines})),
+            **ABOUT,
+        ),
         alt.Chart(data(labels))
         .transform_filter("width * datum.share > datum.needed + 8")
         .mark_text(align="left", baseline="top", dx=5, dy=5, lineBreak="\n")

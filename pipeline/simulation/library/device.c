@@ -1,13 +1,10 @@
-/* The simulated card as CUDA describes it, and what runs on it: streams, events, errors, the driver's entry points.
+/* The simulated card as CUDA describes it, and what runs on it: streams, events, graphs, errors.
  *
  * What follows from the compute capability is from the CUDA programming guide's table of technical specifications.
  */
-#define _GNU_SOURCE
 #include "card.h"
 
-#include <cuda.h>
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,6 +76,18 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     case cudaDevAttrMaxGridDimZ: *value = it.maxGridSize[2]; break;
     case cudaDevAttrUnifiedAddressing: *value = it.unifiedAddressing; break;
     case cudaDevAttrCooperativeLaunch: *value = it.cooperativeLaunch; break;
+    case cudaDevAttrClockRate: *value = 1000 * card_model.clock_mhz; break; /* in kHz */
+    case cudaDevAttrMemoryClockRate: *value = 1000 * card_model.memory_clock_mhz; break;
+    case cudaDevAttrGlobalMemoryBusWidth: *value = card_model.bus_bits; break;
+    case cudaDevAttrMaxRegistersPerMultiprocessor: *value = it.regsPerMultiprocessor; break;
+    case cudaDevAttrMaxBlockDimX: *value = it.maxThreadsDim[0]; break;
+    case cudaDevAttrMaxBlockDimY: *value = it.maxThreadsDim[1]; break;
+    case cudaDevAttrMaxBlockDimZ: *value = it.maxThreadsDim[2]; break;
+    case cudaDevAttrPciBusId: *value = it.pciBusID; break;
+    case cudaDevAttrTotalConstantMemory: *value = (int)it.totalConstMem; break;
+    case cudaDevAttrConcurrentKernels: *value = it.concurrentKernels; break;
+    case cudaDevAttrManagedMemory: *value = it.managedMemory; break;
+    case cudaDevAttrConcurrentManagedAccess: *value = it.managedMemory; break;
     default: *value = 0;
     }
     return cudaSuccess;
@@ -95,7 +104,7 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
 }
 
 cudaError_t cudaDriverGetVersion(int *version) {
-    *version = CUDART_VERSION;
+    *version = SIMULATED_CUDA_VERSION;
     return cudaSuccess;
 }
 
@@ -115,11 +124,6 @@ const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorInvalidDevice: return "invalid device ordinal";
     default: return "an error of the simulated card";
     }
-}
-
-CUresult cuGetErrorString(CUresult error, const char **text) {
-    *text = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "an error of the simulated card";
-    return CUDA_SUCCESS;
 }
 
 /* ---- streams and events: all work is done at once, so an event is the time at which it was recorded ---- */
@@ -151,17 +155,6 @@ cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
-    *status = cudaStreamCaptureStatusNone;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
-                                     cudaGraph_t *graph, const cudaGraphNode_t **dependencies,
-                                     const cudaGraphEdgeData **edges, size_t *count) {
-    return cudaStreamIsCapturing(stream, status);
-}
-
 cudaError_t cudaEventCreate(cudaEvent_t *event) {
     *event = new_handle();
     return cudaSuccess;
@@ -189,34 +182,73 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEve
     return cudaSuccess;
 }
 
-/* ---- the driver: found by name in this library ---- */
+/* ---- capture of graphs: a stream of ours knows whether it captures; a graph is a handle, and its launch nothing ---- */
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned int version,
-                                             unsigned long long flags,
-                                             enum cudaDriverEntryPointQueryResult *status) {
-    Dl_info own;
-    dladdr(&card_model, &own);
-    *function = dlsym(dlopen(own.dli_fname, RTLD_LAZY | RTLD_NOLOAD), name);
-    if (status) *status = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+struct stream {
+    unsigned long long capture_id; /* 0: it does not capture */
+};
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
+    static unsigned long long last_id;
+    if (!stream) return cudaErrorStreamCaptureUnsupported;
+    ((struct stream *)stream)->capture_id = ++last_id;
     return cudaSuccess;
 }
 
-CUresult cuDeviceGet(CUdevice *found, int device) {
-    *found = device;
-    return CUDA_SUCCESS;
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+    ((struct stream *)stream)->capture_id = 0;
+    *graph = new_handle();
+    return cudaSuccess;
 }
 
-CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
-    *value = 0;
-    return CUDA_SUCCESS;
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
+    int captures = stream && ((struct stream *)stream)->capture_id;
+    *status = captures ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
 }
 
-CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active) {
-    *flags = 0, *active = card_has_context(card_number(device));
-    return CUDA_SUCCESS;
+#if CUDART_VERSION >= 13000
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
+                                     cudaGraph_t *graph, const cudaGraphNode_t **dependencies,
+                                     const cudaGraphEdgeData **edges, size_t *count) {
+    if (edges) *edges = NULL;
+#else
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
+                                     cudaGraph_t *graph, const cudaGraphNode_t **dependencies, size_t *count) {
+#endif
+    cudaStreamIsCapturing(stream, status);
+    if (id) *id = stream ? ((struct stream *)stream)->capture_id : 0;
+    if (graph) *graph = NULL;
+    if (dependencies) *dependencies = NULL;
+    if (count) *count = 0;
+    return cudaSuccess;
 }
 
-CUresult cuCtxGetCurrent(CUcontext *context) {
-    *context = (CUcontext)&card_model;
-    return CUDA_SUCCESS;
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
+    *count = 1; /* torch warns of an empty graph */
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *made, cudaGraph_t graph, unsigned long long flags) {
+    *made = new_handle();
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *made, cudaGraph_t graph, unsigned long long flags) {
+    return cudaGraphInstantiate(made, graph, flags);
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    free(graph);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+    free(graph);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+    card_launched();
+    return cudaSuccess;
 }

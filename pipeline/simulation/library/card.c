@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_CARDS 16
-
 struct card card_model;
 int card_count;
 
@@ -38,6 +36,9 @@ __attribute__((constructor)) static void read_environment(void) {
     snprintf(card_model.name, sizeof card_model.name, "%s", name);
     sscanf(text_of("SIMULATED_CARD_CAPABILITY"), "%d.%d", &card_model.major, &card_model.minor);
     card_model.num_multiprocessors = atoi(text_of("SIMULATED_CARD_MULTIPROCESSORS"));
+    if (getenv("SIMULATED_CARD_CLOCKS"))
+        sscanf(getenv("SIMULATED_CARD_CLOCKS"), "%d,%d,%d", &card_model.clock_mhz, &card_model.memory_clock_mhz,
+               &card_model.bus_bits);
     card_model.memory_bytes = strtoull(text_of("SIMULATED_CARD_MEMORY_MIB"), NULL, 10) * MIB;
     card_model.context_bytes = number_of("SIMULATED_CARD_CONTEXT_MIB", 512) * MIB;
     card_model.others_bytes = number_of("SIMULATED_CARD_OTHERS_MIB", 0) * MIB;
@@ -75,7 +76,11 @@ size_t card_used(int number) {
     return taken_bytes[number] + has_context[number] * card_model.context_bytes + card_model.others_bytes;
 }
 
-void card_begin_context(int number) { has_context[number] = 1; }
+void card_begin_context(int number) {
+    if (has_context[number]) return;
+    has_context[number] = 1;
+    card_report_use(number, card_used(number) - card_model.others_bytes);
+}
 int card_has_context(int number) { return has_context[number]; }
 
 int card_take(int number, size_t bytes) {
@@ -84,6 +89,7 @@ int card_take(int number, size_t bytes) {
     int fits = card_used(number) + bytes <= card_model.memory_bytes;
     if (fits) taken_bytes[number] += bytes;
     pthread_mutex_unlock(&lock);
+    if (fits) card_report_use(number, card_used(number) - card_model.others_bytes);
     return fits;
 }
 

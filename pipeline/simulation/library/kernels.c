@@ -15,6 +15,7 @@ static __thread int was_asked_for_all;
 int card_was_asked_for_all(void) { return was_asked_for_all; }
 
 static void note(const void *kernel) {
+    card_launched();
     was_asked_for_all = 0;
     for (int i = 0; i < num_kernels_of_all; i++) was_asked_for_all |= kernels_of_all[i] == kernel;
 }
@@ -62,6 +63,12 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void 
 
 cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared_bytes,
                              cudaStream_t stream) {
+    note(kernel);
+    return cudaSuccess;
+}
+
+cudaError_t cudaLaunchCooperativeKernel(const void *kernel, dim3 grid, dim3 block, void **arguments,
+                                        size_t shared_bytes, cudaStream_t stream) {
     note(kernel);
     return cudaSuccess;
 }

@@ -1,7 +1,7 @@
 /* Memory of the simulated cards: counted, never written and never read.
  *
  * An address of a card lies in a range that no process may touch, so that what would be wrong on a real card ends the
- * process here too. Whatever is copied from a card is zero: no kernel has computed it.
+ * process here too. values.c knows what little is known of the content.
  */
 #include "card.h"
 
@@ -135,15 +135,13 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
     return cudaSuccess;
 }
 
-/* ---- copies: a card's memory reads as zero, but for the answer of torch.all, which is yes ----
- *
- * transformers asks in each forward pass whether all rows are one sequence each, and makes a mask if they are not.
- */
+/* ---- copies ---- */
 
 static void copy(void *to, const void *from, size_t bytes) {
-    if (is_on_card(to)) return;
-    if (!is_on_card(from)) memmove(to, from, bytes);
-    else memset(to, bytes == sizeof(char) && card_was_asked_for_all(), bytes);
+    if (is_on_card(to) && is_on_card(from)) card_move(to, from, bytes);
+    else if (is_on_card(to)) card_write(to, from, bytes);
+    else if (is_on_card(from)) card_read(to, from, bytes);
+    else memmove(to, from, bytes);
 }
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
@@ -155,11 +153,26 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
     return cudaMemcpy(to, from, bytes, kind);
 }
 
+cudaError_t cudaMemcpyPeerAsync(void *to, int device, const void *from, int of_device, size_t bytes,
+                                cudaStream_t stream) {
+    return cudaMemcpy(to, from, bytes, cudaMemcpyDefault);
+}
+
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                               size_t height, enum cudaMemcpyKind kind, cudaStream_t stream) {
     for (size_t row = 0; row < height; row++)
         copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
     return cudaSuccess;
+}
+
+cudaError_t cudaMemset(void *to, int value, size_t bytes) {
+    if (is_on_card(to)) card_fill(to, value, bytes);
+    else memset(to, value, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
+    return cudaMemset(to, value, bytes);
 }
 
 /* ---- the driver: pages that expandable segments map into addresses ---- */

@@ -7,10 +7,13 @@
 
 #define MIB ((size_t)1 << 20)
 
+#define MAX_CARDS 16
+
 struct card {
     char name[96];
     int major, minor; /* the compute capability */
     int num_multiprocessors;
+    int clock_mhz, memory_clock_mhz, bus_bits;
     size_t memory_bytes;
     size_t context_bytes; /* what a CUDA context takes of it */
     size_t others_bytes;  /* what other processes use of it */
@@ -36,3 +39,20 @@ int card_has_context(int number);
 
 /* Whether the last kernel that this thread launched was that of torch.all. */
 int card_was_asked_for_all(void);
+
+/* A kernel was launched, which may write to any memory of a card. */
+void card_launched(void);
+
+/* What is known of the content of a card's memory: written, filled and read by the host, copied within cards, lost. */
+void card_write(const void *to, const void *content, size_t bytes);
+void card_fill(const void *to, int value, size_t bytes);
+void card_move(const void *to, const void *from, size_t bytes);
+void card_forget(const void *to, size_t bytes);
+void card_read(void *to, const void *from, size_t bytes);
+
+/* The report: how much of a card's memory is used, and that a function was called which is not modelled; returns 0. */
+void card_report_use(int number, size_t bytes);
+int card_unmodelled(const char *name);
+
+/* The file of this library. */
+const char *card_library(void);

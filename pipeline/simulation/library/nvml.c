@@ -58,6 +58,40 @@ int nvmlDeviceGetMemoryInfo(void *handle, struct memory *memory) {
     return 0;
 }
 
+struct memory_v2 {
+    unsigned int version;
+    unsigned long long total, reserved, free, used;
+};
+
+int nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory_v2 *memory) {
+    struct memory it;
+    nvmlDeviceGetMemoryInfo(handle, &it);
+    memory->total = it.total, memory->reserved = 0, memory->free = it.free, memory->used = it.used;
+    return 0;
+}
+
+int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    *version = SIMULATED_CUDA_VERSION;
+    return 0;
+}
+
+int nvmlSystemGetCudaDriverVersion(int *version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
+
+int nvmlDeviceGetIndex(void *handle, unsigned int *index) {
+    *index = number_of(handle);
+    return 0;
+}
+
+int nvmlDeviceGetMinorNumber(void *handle, unsigned int *number) { return nvmlDeviceGetIndex(handle, number); }
+
+int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
+    *major = card_model.major, *minor = card_model.minor;
+    return 0;
+}
+
+/* The fabric between cards: torch has set its state to "not supported" before. */
+int nvmlDeviceGetGpuFabricInfoV(void *handle, void *info) { return 0; }
+
 int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned int *count, void *processes) {
     *count = 0;
     return 0;

@@ -123,3 +123,29 @@ int cudnnBackendGetAttribute(void *descriptor, int name, int type, int64_t room,
     }
     return 0;
 }
+
+/* ---- cuDNN's older interface: sizes of workspaces and of what a backward pass needs ---- */
+
+static size_t cudnn_workspace(void) {
+    const char *text = getenv("SIMULATED_CARD_CUDNN_WORKSPACE");
+    return text ? strtoull(text, NULL, 10) : 0;
+}
+
+int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void *handle, int mode, int operation, void *x, void *z,
+                                                             void *y, void *scale, void *activation, size_t *bytes) {
+    *bytes = cudnn_workspace();
+    return 0;
+}
+
+int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void *handle, int mode, int operation, void *x, void *y, void *dy,
+                                                      void *dz, void *dx, void *scale, void *activation,
+                                                      size_t *bytes) {
+    *bytes = cudnn_workspace();
+    return 0;
+}
+
+int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *handle, int mode, int operation, void *activation,
+                                                         void *x, size_t *bytes) {
+    *bytes = 0;
+    return 0;
+}

@@ -1,0 +1,103 @@
+"""`fitproof simulate --gpu CARD -- COMMAND`: what a command needs of a card, found without the card."""
+
+import shlex
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import PositiveFloat, PositiveInt, field_validator
+from rich.console import Console
+
+from pipeline.base.contracts import Settings
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.units import MIB, parse_budget
+from pipeline.config.settings import RunSettings
+from pipeline.simulation.cards import find_card
+from pipeline.simulation.run import Simulate, on_cuda_build
+
+if TYPE_CHECKING:
+    from pipeline.prediction.simulation import Simulation
+
+EXIT_CODE_DOES_NOT_FIT = 3
+ALL_STEPS = "all"
+
+
+class SimulateSettings(Settings):
+    """The settings of `simulate`."""
+
+    gpu: str
+    """Name of the card, such as rtx4090 or a100."""
+    command: str
+    """The command to simulate, as in a shell; on the command line it follows `--`."""
+    gpus: PositiveInt = 1
+    """Number of cards of the machine."""
+    budget: str | None = None
+    """What is free on each card beside its context, such as 16GiB; none: all of it."""
+    steps: str = "3"
+    """Optimizer steps after which the command is ended, or all: it runs to its own end."""
+    time_limit: PositiveFloat | None = None
+    """Seconds after which the command is ended; none: no limit."""
+    install: bool = False
+    """Whether torch's CUDA build may be fetched (0.5 GB, 1.2 GB on disk) where the environment has a build for CPUs."""
+    json_file: Path | None = None
+    """File for the answer as JSON; none: no file of its own, the run's folder has findings.json."""
+    output: Path = RunSettings.model_fields["output"].default
+    """Folder of the results on local disk."""
+
+    @field_validator("steps")
+    @classmethod
+    def _is_number_or_all(cls, value: str) -> str:
+        if value != ALL_STEPS and not (value.isdecimal() and int(value) > 0):
+            raise ValueError(f"must be a number of optimizer steps from 1 on, or {ALL_STEPS}")
+        return value
+
+
+def simulate(settings: SimulateSettings, console: Console) -> int:
+    """Simulate the command, print and log the answer; return 0 if it fits, 3 if not, 1 if it failed for another reason.
+
+    Raises:
+        InvalidInputError: a setting is wrong, or the command uses no card.
+
+    """
+    wanted = _wanted(settings)
+    from pipeline.jobs.publish import publish
+    from pipeline.prediction.simulation import simulate as run_simulation
+    from pipeline.report.findings import to_json
+    from pipeline.tracking.job import open_job
+
+    with open_job("simulate", shlex.join(wanted.command)[:100], settings.output) as job:
+        job.params({"gpu": settings.gpu, "gpus": settings.gpus, "command": settings.command, "steps": settings.steps})
+        with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
+            found = run_simulation(wanted, Path(folder), lambda text: console.print(text, highlight=False))
+            for number, snapshot in enumerate(sorted(Path(folder, "records").glob("*.pickle"))):
+                job.file(f"memory_snapshot_{number}.pickle", snapshot.read_bytes())
+        publish(found, {}, job, console)
+        job.tags({"verdict": found.verdict.value})
+        job.succeeded = _exit_code(found) != 1
+    if settings.json_file is not None:
+        settings.json_file.write_text(to_json(found))
+    return _exit_code(found)
+
+
+def _wanted(settings: SimulateSettings) -> Simulate:
+    words = shlex.split(settings.command)
+    if not words:
+        raise InvalidInputError(
+            "simulate needs a command; write it behind --: fitproof simulate --gpu t4 -- python train.py"
+        )
+    card = find_card(settings.gpu)
+    budget_bytes = None if settings.budget is None else parse_budget(settings.budget, card.memory_mib * MIB)
+    return Simulate(
+        command=on_cuda_build(words, settings.install),
+        card=card,
+        num_cards=settings.gpus,
+        budget_bytes=budget_bytes,
+        num_steps=None if settings.steps == ALL_STEPS else int(settings.steps),
+        time_limit_seconds=settings.time_limit,
+    )
+
+
+def _exit_code(found: "Simulation") -> int:
+    from pipeline.prediction.simulation import Verdict
+
+    return {Verdict.FITS: 0, Verdict.DOES_NOT_FIT: EXIT_CODE_DOES_NOT_FIT, Verdict.NONE: 1}[found.verdict]

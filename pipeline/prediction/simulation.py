@@ -1,0 +1,295 @@
+"""Simulates a command: whether it fits a card, what fills the memory at its peak, and the least that it needs."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.units import MIB
+from pipeline.memory.breakdown import Breakdown, ModuleMemory, StepMemory, at_peak, course_of, modules_at_peak
+from pipeline.prediction.snapshot import SourceLines, history_of
+from pipeline.simulation.cards import CARDS, Card
+from pipeline.simulation.environment import environment
+from pipeline.simulation.process import replay
+from pipeline.simulation.record import FailedAllocation, Record
+from pipeline.simulation.run import Simulate, SimulatedRun, run_command
+
+UNLIMITED_MIB = 1 << 20
+"""Memory of a simulated card on which every training has room: 1 TiB."""
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+FEWEST_STEPS = 2
+"""Optimizer steps after which the peak is known: the first has no optimizer state yet."""
+
+
+class Verdict(StrEnum):
+    """Whether a command fits a card."""
+
+    FITS = "fits"
+    DOES_NOT_FIT = "does not fit"
+    NONE = "no verdict"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOfMemory:
+    """The allocation for which a card had no memory."""
+
+    line: str
+    """The line of the user's code, as file:line."""
+    wanted_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessMemory:
+    """The memory of one process on its card."""
+
+    rank: int
+    num_steps: int
+    ended_by: str
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int
+    """The most that it used of the card's memory: reserved bytes, its context, and what libraries take themselves."""
+    peak: Breakdown
+    """What lives at the peak; its modules are source lines, its operators functions of libraries."""
+    user_line: str | None
+    """The line of the user's own code that leads to the peak; None if there is none."""
+    lines: tuple[ModuleMemory, ...]
+    """The memory at the peak by source line and purpose."""
+    course: StepMemory
+    """From the first allocation to the end."""
+    out_of_memory: OutOfMemory | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """What a command needs of a card."""
+
+    command: tuple[str, ...]
+    card: str
+    num_cards: int
+    memory_bytes: int
+    context_source: str
+    verdict: Verdict
+    exit_code: int
+    seconds: float
+    processes: tuple[ProcessMemory, ...]
+    """The one with the largest peak first; on a larger card where the given one is too small."""
+    smallest_bytes: int | None
+    """The smallest memory of a card on which the command ran; None if it was not looked for."""
+    smallest_expandable_bytes: int | None
+    """The same with the allocator's expandable segments, as torch's allocator served the same requests."""
+    assumptions: Mapping[str, str]
+    """On what the answer rests, such as versions."""
+    notes: tuple[str, ...]
+
+    @property
+    def largest(self) -> ProcessMemory | None:
+        """The process with the largest peak; None if no process used a card."""
+        return self.processes[0] if self.processes else None
+
+    @property
+    def cards_that_fit(self) -> tuple[str, ...]:
+        """Names of the cards of the same compute capability that have the memory, the smallest first.
+
+        Other cards choose other kernels, which need other memory.
+        """
+        own = next((card for card in CARDS.values() if card.name == self.card), None)
+        if self.smallest_bytes is None or own is None:
+            return ()
+        alike = [name for name, card in CARDS.items() if card.capability == own.capability]
+        enough = [name for name in alike if CARDS[name].memory_mib * MIB >= self.smallest_bytes]
+        return tuple(sorted(enough, key=lambda name: CARDS[name].memory_mib))
+
+
+def simulate(wanted: Simulate, folder: Path, say: Callable[[str], None] = print) -> Simulation:
+    """Run the command on the simulated card and return what it needs; `say` receives what is being done.
+
+    Where it does not fit, it runs once more on a card that has room, to tell what it would need. The smallest memory is
+    found by giving torch's allocator the same requests under caps, and is confirmed by a run on a card of that size.
+
+    Raises:
+        InvalidInputError: the command cannot be started, or uses no card.
+
+    """
+    run = _run(wanted, folder / "records")
+    first, verdict, failed = run, _verdict(run), _out_of_memory(run)
+    if verdict is Verdict.DOES_NOT_FIT:
+        say(f"it does not fit; running it on a card with {UNLIMITED_MIB // 1024} GiB, to see what it needs")
+        run = _run(
+            replace(wanted, card=_with_room(wanted.card), budget_bytes=None),
+            folder / "with_room",
+            folder / "with_room.log",
+        )
+    processes = sorted((_memory(run, record) for record in run.records), key=lambda one: -one.device_bytes)
+    if failed is not None and processes:
+        processes[0] = replace(processes[0], out_of_memory=failed)
+    smallest, expandable = None, None
+    if run.exit_code == 0 and processes and verdict is not Verdict.NONE:
+        say("looking for the smallest memory")
+        smallest, expandable = _smallest(wanted, run, folder)
+    return Simulation(
+        command=wanted.command,
+        card=wanted.card.name,
+        num_cards=wanted.num_cards,
+        memory_bytes=_memory_bytes(wanted),
+        context_source=wanted.card.context.source,
+        verdict=verdict,
+        exit_code=first.exit_code,
+        seconds=run.seconds,
+        processes=tuple(processes),
+        smallest_bytes=smallest,
+        smallest_expandable_bytes=expandable,
+        assumptions=_assumptions(run),
+        notes=_notes(wanted, first),
+    )
+
+
+def _run(wanted: Simulate, folder: Path, log: Path | None = None) -> SimulatedRun:
+    """Run the command; refuse one that uses no card."""
+    folder.mkdir(parents=True)
+    run = run_command(wanted, folder, log)
+    if not run.records and run.exit_code == 0:
+        raise InvalidInputError(
+            f"the command must train on a GPU with torch, and {' '.join(wanted.command)} ended without using one; "
+            "set its device to cuda, or name the script that trains"
+        )
+    return run
+
+
+def _verdict(run: SimulatedRun) -> Verdict:
+    if any(process.unmodelled for process in run.processes):
+        return Verdict.NONE
+    if _out_of_memory(run) is not None:
+        return Verdict.DOES_NOT_FIT
+    is_long_enough = all(len(record.steps) >= FEWEST_STEPS for record in run.records if "limit" in record.ended_by)
+    return Verdict.FITS if run.exit_code == 0 and is_long_enough else Verdict.NONE
+
+
+def _out_of_memory(run: SimulatedRun) -> OutOfMemory | None:
+    """Return the allocation that ended the run; None if none did, or the script went on after it."""
+    if run.exit_code == 0:
+        return None
+    failures = [(record, failure) for record in run.records for failure in record.out_of_memory[-1:]]
+    if not failures:
+        return None
+    record, failure = min(failures, key=lambda pair: pair[1].time_us)
+    return OutOfMemory(line=_line_of(record, failure), wanted_bytes=failure.wanted_bytes, free_bytes=failure.free_bytes)
+
+
+def _line_of(record: Record, failure: FailedAllocation) -> str:
+    """Return the user's line of a failed allocation; autograd's threads have none, so that of backward() then."""
+    code = SourceLines(record.own_code)
+    around = [phase.stack for phase in record.phases if phase.begin_us <= failure.time_us <= phase.end_us]
+    stacks = (failure.stack, *reversed(around))
+    lines = [code.user_line(stack) or code.line(stack) for stack in stacks]
+    return next((line for line in lines if line is not None), "unknown")
+
+
+def _card_of(record: Record) -> int:
+    """Return the number of the card that a process used most."""
+    return max(range(len(record.devices)), key=lambda number: record.devices[number].peak_reserved_bytes)
+
+
+def _device_bytes(run: SimulatedRun, record: Record) -> int:
+    """Return the most that a process used of its card, as the card counted it."""
+    [process] = [one for one in run.processes if one.pid == record.pid]
+    return max(process.peak_device_bytes.values())
+
+
+def _memory(run: SimulatedRun, record: Record) -> ProcessMemory:
+    """Return the memory of a process on the card that it used most."""
+    number = _card_of(record)
+    device, history = record.devices[number], history_of(record, number)
+    return ProcessMemory(
+        rank=record.rank,
+        num_steps=len(record.steps),
+        ended_by=record.ended_by,
+        peak_allocated_bytes=device.peak_allocated_bytes,
+        peak_reserved_bytes=device.peak_reserved_bytes,
+        device_bytes=_device_bytes(run, record),
+        peak=at_peak(history.timeline),
+        user_line=history.user_line_of_peak,
+        lines=modules_at_peak(history.timeline),
+        course=course_of(history.timeline),
+        out_of_memory=None,
+    )
+
+
+def _with_room(card: Card) -> Card:
+    """Return the card with memory for every training."""
+    return replace(card, memory_mib=UNLIMITED_MIB)
+
+
+def _memory_bytes(wanted: Simulate) -> int:
+    """Return the memory of a card that the command may use, the context included."""
+    if wanted.budget_bytes is None:
+        return wanted.card.memory_mib * MIB
+    return wanted.budget_bytes + wanted.card.context.mib * MIB
+
+
+def _smallest(wanted: Simulate, run: SimulatedRun, folder: Path) -> tuple[int | None, int | None]:
+    """Return the smallest memory of a card for the run, as it is and with expandable segments."""
+    plain, expandable = (_replayed(wanted, run, variables) for variables in ({}, EXPANDABLE))
+    if plain is None:
+        return None, expandable
+    budget_bytes = plain - wanted.card.context.mib * MIB
+    card = _with_room(wanted.card)
+    confirmed = _run(
+        replace(wanted, card=card, budget_bytes=budget_bytes), folder / "smallest", folder / "smallest.log"
+    )
+    return (plain if confirmed.exit_code == 0 else None), expandable
+
+
+def _replayed(wanted: Simulate, run: SimulatedRun, variables: Mapping[str, str]) -> int | None:
+    """Return the memory that the most demanding process needs, as torch's allocator serves its requests under caps."""
+    needed = []
+    for record in run.records:
+        number = _card_of(record)
+        card = environment(_with_room(wanted.card), python=Path(record.command[0]))
+        words = [record.command[0], replay.__file__, str(record.snapshot), str(number)]
+        base = {**os.environ, **wanted.variables, **card, **variables}
+        done = subprocess.run(words, env=base, capture_output=True, check=False)
+        found: dict[str, int] = json.loads(done.stdout or "{}")
+        if not found:
+            return None
+        beside = _device_bytes(run, record) - record.devices[number].peak_reserved_bytes
+        needed.append(found["smallest_cap_bytes"] + beside)
+    return max(needed)
+
+
+def _assumptions(run: SimulatedRun) -> dict[str, str]:
+    """Return what the answer rests on."""
+    if not run.records:
+        return {}
+    first = run.records[0]
+    versions = {name: version for name, version in first.versions.items() if version is not None}
+    return {**versions, "allocator": first.allocator or "torch's defaults"}
+
+
+def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
+    """Return what limits the answer."""
+    found = []
+    unmodelled = sorted({name for process in run.processes for name in process.unmodelled})
+    if unmodelled:
+        found.append(
+            f"The simulated card does not model {', '.join(unmodelled)}, which the command called: its "
+            "answers were zero, so what follows from them is unknown."
+        )
+    if run.records and not any(record.steps for record in run.records):
+        found.append("No optimizer of torch.optim took a step: the answer is of what ran.")
+    elif any(len(record.steps) < FEWEST_STEPS for record in run.records if record.steps):
+        found.append("Only one optimizer step was taken: a first forward pass has no optimizer state beside it yet.")
+    caught = [record for record in run.records if record.out_of_memory]
+    if caught and run.exit_code == 0:
+        line = _line_of(caught[0], caught[0].out_of_memory[0])
+        found.append(f"The script ran out of memory at {line}, and went on after that.")
+    if wanted.card.context.source == "assumed":
+        found.append(
+            f"The CUDA context of {wanted.card.name} was not measured: {wanted.card.context.mib} MiB are assumed."
+        )
+    return tuple(found)

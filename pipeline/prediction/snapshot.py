@@ -1,0 +1,212 @@
+"""The memory history of a process on a simulated card as a timeline: each storage by source line, phase and purpose."""
+
+import linecache
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.memory.timeline import Lifetime, Span, Timeline
+from pipeline.simulation.record import PhaseTime, Record, StackFrame
+
+BEFORE_FIRST_FORWARD = "load"
+MODULE_CALL = "_call_impl"
+"""The function of torch.nn.Module through which every forward pass goes."""
+INSTALLED = re.compile(r"/(site|dist)-packages/")
+"""Folders of packages of which Python need not know: those of another environment."""
+LOSS = re.compile(r"logits|lm_head|cross_entropy|log_softmax|nll_loss|loss")
+"""What a line of code, or the name of its function, mentions if it makes logits or a loss."""
+BY_FUNCTION = (
+    ("generation", re.compile(r"^generate$")),
+    ("saving", re.compile(r"^(save|save_file|save_pretrained|save_model|_save_checkpoint)$")),
+    (
+        "evaluation",
+        re.compile(r"^_?(eval|evaluate|evaluation|evaluation_loop|estimate_loss|valid\w*|prediction_step)$"),
+    ),
+)
+"""Phases that a function on the stack tells."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Live:
+    """A storage that is alive."""
+
+    number: int
+    begin_us: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What torch's allocator gave out on a card."""
+
+    timeline: Timeline
+    """A storage's module is the innermost source line outside torch's code, its operator the innermost function."""
+    user_lines: tuple[str | None, ...]
+    """For each storage the innermost line of the user's own code, as file:line; None if only libraries' is known."""
+
+    @property
+    def user_line_of_peak(self) -> str | None:
+        """The line of the user's own code whose allocation reached the peak."""
+        return self.user_lines[int(self.timeline.events_E[self.timeline.allocated_bytes_E.argmax()])]
+
+
+def history_of(record: Record, device: int) -> History:
+    """Return the storages that torch's allocator gave out on a card, each with its line, phase and purpose.
+
+    Times mean nothing on a simulated card: that of an event is its number.
+    """
+    trace = [event for event in record.trace(device) if event["action"] in ("alloc", "free_requested")]
+    phases, code = _Phases(record), SourceLines(record.own_code)
+    lifetimes: list[Lifetime] = []
+    events: list[int] = []
+    spans: list[Span] = []
+    user_lines: list[str | None] = []
+    alive: dict[int, _Live] = {}
+    marks = sorted(record.marks, key=lambda mark: mark.time_us)
+    for event in trace:
+        now, address = event["time_us"], event["addr"]
+        while marks and marks[0].time_us < now:
+            _apply(marks.pop(0), alive, lifetimes)
+        step, phase, stack = phases.at(now, event["frames"])
+        if event["action"] == "free_requested":
+            storage = alive.pop(address, None)
+            if storage is None:  # allocated before the history begins
+                continue
+            events.append(-1 - storage.number)
+            lifetimes[storage.number].freed_at = len(events) - 1
+        else:
+            alive[address] = _Live(number=len(lifetimes), begin_us=now)
+            events.append(len(lifetimes))
+            own = [
+                (frame["filename"], frame["line"], frame["name"])
+                for frame in event["frames"]
+                if frame["filename"] != record.watched_by
+            ]
+            lifetimes.append(_lifetime(event["size"], phase, own or stack, code, len(events) - 1))
+            user_lines.append(code.user_line(own) or code.user_line(stack))
+            if not spans or (spans[-1].step, spans[-1].phase) != (step, phase):
+                spans.append(Span(step=step, phase=phase, begin=len(events) - 1))
+    for mark in marks:
+        _apply(mark, alive, lifetimes)
+    _find_activations(lifetimes, spans, len(events))
+    _find_workspaces(lifetimes, record.workspace_bytes)
+    numbers = [float(number) for number in range(len(events))]
+    timeline = Timeline.of(lifetimes, events, spans=spans, seconds=numbers)
+    return History(timeline=timeline, user_lines=tuple(user_lines))
+
+
+def _apply(mark: Any, alive: Mapping[int, _Live], lifetimes: Sequence[Lifetime]) -> None:
+    """Set the category of the storages at these addresses; what was parameters before stays so."""
+    for address in mark.addresses:
+        if address in alive:
+            one = lifetimes[alive[address].number]
+            if one.category not in ("parameters", "gradients", "optimizer state"):
+                one.category = mark.category
+
+
+def _lifetime(num_bytes: int, phase: str, stack: Sequence[StackFrame], code: "SourceLines", index: int) -> Lifetime:
+    is_loss = phase in ("forward", "evaluation") and any(map(code.mentions_loss, code.innermost(stack)))
+    return Lifetime(
+        num_bytes=num_bytes,
+        shape=(),
+        dtype=torch.uint8,
+        operator=stack[0][2] if stack and phase != "backward" else phase,
+        module=code.line(stack) or "unknown",
+        category="logits and loss" if is_loss else "temporary",
+        allocated_at=index,
+    )
+
+
+def _find_activations(lifetimes: Iterable[Lifetime], spans: Sequence[Span], num_events: int) -> None:
+    """Call activations what a forward pass made and the following backward pass still finds."""
+    starts = [span.begin for span in spans]
+    for one in lifetimes:
+        place = bisect_left(starts, one.allocated_at + 1) - 1
+        following = next((span for span in spans[place + 1 :] if span.phase != spans[place].phase), None)
+        is_kept = following is not None and following.phase == "backward"
+        if one.category == "temporary" and spans[place].phase == "forward" and is_kept:
+            end = num_events if one.freed_at is None else one.freed_at
+            if following is not None and end > following.begin:
+                one.category = "activations"
+
+
+def _find_workspaces(lifetimes: Iterable[Lifetime], sizes: Sequence[int]) -> None:
+    """Call workspaces what has the size of one and is never freed."""
+    for one in lifetimes:
+        if one.freed_at is None and one.num_bytes in sizes and one.category in ("temporary", "activations"):
+            one.category = "workspaces"
+
+
+class _Phases:
+    """The phases of a process over time."""
+
+    def __init__(self, record: Record) -> None:
+        self._phases = sorted(record.phases, key=lambda phase: (phase.begin_us, -phase.end_us))
+        self._begins = [phase.begin_us for phase in self._phases]
+        self._steps = record.steps
+        self._has_begun = False
+
+    def at(self, time_us: int, frames: Sequence[Mapping[str, Any]]) -> tuple[int, str, tuple[StackFrame, ...]]:
+        """Return the optimizer step, the phase, and where the script started it, of an event."""
+        step = bisect_left(self._steps, time_us)
+        around = self._around(time_us)
+        names = [frame["name"] for frame in frames]
+        told = next((phase for phase, pattern in BY_FUNCTION if any(map(pattern.match, names))), None)
+        self._has_begun = self._has_begun or MODULE_CALL in names or around is not None
+        if around is not None:
+            return step, around.phase, around.stack
+        return step, told or ("forward" if self._has_begun else BEFORE_FIRST_FORWARD), ()
+
+    def _around(self, time_us: int) -> PhaseTime | None:
+        """Return the innermost phase that ran at a time."""
+        place = bisect_left(self._begins, time_us + 1)
+        return next(
+            (phase for phase in reversed(self._phases[max(0, place - 8) : place]) if phase.end_us >= time_us), None
+        )
+
+
+class SourceLines:
+    """Tells the user's own lines of code from those of libraries."""
+
+    def __init__(self, own_code: Sequence[str]) -> None:
+        self._libraries = own_code
+        self._mentions_loss: dict[StackFrame, bool] = {}
+
+    def user_line(self, stack: Sequence[StackFrame]) -> str | None:
+        """Return the innermost line of the user's code as file:line; None if there is none."""
+        return next((_written(frame) for frame in stack if self.is_users(frame)), None)
+
+    def line(self, stack: Sequence[StackFrame]) -> str | None:
+        """Return the innermost line outside torch's code as file:line; None if there is none."""
+        return next((_written(frame) for frame in stack if not self.is_torchs(frame)), None)
+
+    def is_users(self, frame: StackFrame) -> bool:
+        """Whether a frame is of the user's own code."""
+        return not frame[0].startswith(("<", *self._libraries)) and not INSTALLED.search(frame[0])
+
+    def innermost(self, stack: Sequence[StackFrame]) -> Sequence[StackFrame]:
+        """Return the frames of torch's code at the inner end of a stack, and the first that is not torch's."""
+        outside = next((number for number, frame in enumerate(stack) if not self.is_torchs(frame)), len(stack))
+        return stack[: outside + 1]
+
+    def is_torchs(self, frame: StackFrame) -> bool:
+        """Whether a frame is of torch's own code."""
+        return "/torch/" in frame[0] and not self.is_users(frame)
+
+    def mentions_loss(self, frame: StackFrame) -> bool:
+        """Whether a line or its function mentions logits or a loss."""
+        if frame not in self._mentions_loss:
+            found = LOSS.search(f"{frame[2]} {linecache.getline(frame[0], frame[1])}")
+            self._mentions_loss[frame] = found is not None
+        return self._mentions_loss[frame]
+
+
+def _written(frame: StackFrame) -> str:
+    """Return a frame as file:line, the file below the current folder, or with the folder that holds it."""
+    path = Path(frame[0])
+    below = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else Path(*path.parts[-2:])
+    return f"{below}:{frame[1]}"

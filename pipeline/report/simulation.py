@@ -1,0 +1,190 @@
+"""The report of a simulated command: whether it fits, what fills the memory at its peak, and what it would need."""
+
+import shlex
+
+import pandas as pd
+
+from pipeline.base.units import MIB
+from pipeline.prediction.simulation import FEWEST_STEPS, ProcessMemory, Simulation, Verdict
+from pipeline.report.breakdown import categories_of, categories_panel, shares_table
+from pipeline.report.course import EVENTS, course_plot
+from pipeline.report.page import Headline, Report, Section
+from pipeline.report.plot import Plot
+from pipeline.report.table import Table
+from pipeline.report.treemap import treemap_plot
+from pipeline.simulation.cards import CARDS
+
+NUM_LINES = 10
+"""Source lines that the terminal shows."""
+
+
+def simulation_report(simulation: Simulation) -> Report:
+    """Return the report; it has the process with the largest peak in full, and all others in a table."""
+    largest = simulation.largest
+    plots, tables = _of_process(largest) if largest is not None else ((), ())
+    processes = (_processes_table(simulation),) if len(simulation.processes) > 1 else ()
+    card = f"{simulation.num_cards} x {simulation.card}" if simulation.num_cards > 1 else simulation.card
+    return Report(
+        entry="simulate",
+        question=f"Does `{shlex.join(simulation.command)}` fit {card}?",
+        answer=answer(simulation),
+        headlines=_headlines(simulation),
+        command=_command(simulation),
+        command_title="Simulate it again",
+        sections=(
+            Section(title="memory", plots=plots, notes=simulation.notes),
+            Section(title="tables", tables=(*tables, *processes)),
+        ),
+        environment=simulation.assumptions,
+        settings={"card": simulation.card, "cards": simulation.num_cards, "command": shlex.join(simulation.command)},
+    )
+
+
+def answer(simulation: Simulation) -> str:
+    """Return the answer in sentences."""
+    largest = simulation.largest
+    if largest is None:
+        return f"No verdict: the command ended with exit code {simulation.exit_code} before it used a card."
+    whole = simulation.memory_bytes / MIB
+    needed = (
+        f"It peaks at {largest.peak_allocated_bytes / MIB:,.1f} MiB allocated and "
+        f"{largest.peak_reserved_bytes / MIB:,.1f} MiB reserved, "
+        f"{largest.device_bytes / MIB:,.1f} MiB of the card with its context: {_where(largest)}"
+    )
+    sentences = []
+    if simulation.verdict is Verdict.FITS:
+        left = whole - largest.device_bytes / MIB
+        sentences += [f"Fits {simulation.card}, with {left:,.1f} of {whole:,.0f} MiB left.", needed]
+    elif simulation.verdict is Verdict.DOES_NOT_FIT:
+        sentences += [_failure(simulation, largest), f"On a card with room: {needed[0].lower()}{needed[1:]}"]
+    else:
+        sentences += [f"No verdict: {_why_none(simulation, largest)}.", f"Until then: {needed[0].lower()}{needed[1:]}"]
+    if simulation.smallest_bytes is not None:
+        names = ", ".join(simulation.cards_that_fit) or "none that Fitproof knows"
+        sentences.append(
+            f"The least memory on which it runs is {simulation.smallest_bytes / MIB:,.0f} MiB; cards of the same "
+            f"compute capability that have so much: {names}."
+        )
+    sentences += _help(simulation)
+    return " ".join(sentences)
+
+
+def _where(largest: ProcessMemory) -> str:
+    peak = largest.peak
+    through = f", called by {largest.user_line}" if largest.user_line not in (None, peak.module) else ""
+    made = "" if peak.operator == peak.phase else f" ({peak.operator})"
+    share, part = max((size, name) for name, size in peak.category_bytes.items())
+    return f"{peak.phase} at {peak.module}{made}{through}; {100 * share / peak.peak_bytes:.0f} % of it {part}."
+
+
+def _failure(simulation: Simulation, largest: ProcessMemory) -> str:
+    failed = largest.out_of_memory
+    assert failed is not None  # that is what this verdict means
+    return (
+        f"Does not fit {simulation.card}: {failed.line} asks for {failed.wanted_bytes / MIB:,.1f} MiB, and "
+        f"{failed.free_bytes / MIB:,.1f} of {simulation.memory_bytes / MIB:,.0f} MiB are free."
+    )
+
+
+def _why_none(simulation: Simulation, largest: ProcessMemory) -> str:
+    if simulation.exit_code != 0:
+        return f"the command ended with exit code {simulation.exit_code} after {largest.num_steps} optimizer steps"
+    if largest.num_steps >= FEWEST_STEPS:
+        return "it called functions that the simulated card does not model (see below)"
+    return f"{largest.ended_by} ended it after {largest.num_steps} optimizer steps; the peak is known after two"
+
+
+def _help(simulation: Simulation) -> list[str]:
+    """Return a sentence on the allocator's expandable segments if they need less."""
+    plain, expandable = simulation.smallest_bytes, simulation.smallest_expandable_bytes
+    if plain is None or expandable is None or expandable >= plain:
+        return []
+    return [
+        f"With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {expandable / MIB:,.0f} MiB are enough, "
+        f"{(plain - expandable) / MIB:,.0f} MiB less."
+    ]
+
+
+def _headlines(simulation: Simulation) -> tuple[Headline, ...]:
+    largest = simulation.largest
+    if largest is None:
+        return ()
+    whole = f"of {simulation.memory_bytes / MIB:,.0f} MiB"
+    found = [
+        Headline(title=simulation.card, value=simulation.verdict.value, detail=f"after {largest.num_steps} steps"),
+        Headline(title="memory of the card", value=f"{largest.device_bytes / MIB:,.0f} MiB", detail=whole),
+        Headline(
+            title="peak allocated",
+            value=f"{largest.peak_allocated_bytes / MIB:,.1f} MiB",
+            detail=f"{largest.peak.phase} at {largest.peak.module}",
+        ),
+    ]
+    if simulation.smallest_bytes is not None:
+        names = simulation.cards_that_fit
+        detail = f"the smallest card alike: {names[0]}" if names else "more than the cards alike have"
+        value = f"{simulation.smallest_bytes / MIB:,.0f} MiB"
+        found.append(Headline(title="least memory", value=value, detail=detail))
+    return tuple(found)
+
+
+def _command(simulation: Simulation) -> str:
+    gpu = next((name for name, card in CARDS.items() if card.name == simulation.card), simulation.card)
+    return f"fitproof simulate --gpu {shlex.quote(gpu)} -- {shlex.join(simulation.command)}"
+
+
+def _of_process(largest: ProcessMemory) -> tuple[tuple[Plot, ...], tuple[Table, ...]]:
+    """Return the plots and tables of the process with the largest peak."""
+    panel = categories_panel(largest.peak)
+    rest = {
+        "rounded up by the allocator": largest.peak_allocated_bytes - largest.peak.peak_bytes,
+        "fragmentation: reserved, not allocated": largest.peak_reserved_bytes - largest.peak_allocated_bytes,
+        "context, and what libraries take": largest.device_bytes - largest.peak_reserved_bytes,
+    }
+    plots = (
+        course_plot(largest.course, "memory from the first allocation to the end, by purpose", EVENTS),
+        treemap_plot(largest.lines, "memory at the peak, by source line and purpose"),
+        Plot(name="categories", title=panel.title, panels=(panel,)),
+    )
+    return plots, (
+        shares_table("purpose", "memory of the card at the peak, by purpose", {**categories_of(largest.peak), **rest}),
+        _lines_table(largest),
+        _largest_table(largest),
+    )
+
+
+def _lines_table(largest: ProcessMemory) -> Table:
+    total = largest.peak.peak_bytes
+    lines = [
+        {"line": line, "MiB": size / MIB, "%": 100 * size / total} for line, size in largest.peak.module_bytes.items()
+    ]
+    return Table(
+        name="lines",
+        title="memory at the peak, by source line",
+        frame=pd.DataFrame(lines),
+        forms={"MiB": "{:,.1f}", "%": "{:.1f}"},
+        num_in_terminal=NUM_LINES,
+    )
+
+
+def _largest_table(largest: ProcessMemory) -> Table:
+    lines = [
+        {"MiB": one.num_bytes / MIB, "purpose": one.category, "line": one.module, "made by": one.operator}
+        for one in largest.peak.largest
+    ]
+    title = "the largest allocations alive at the peak"
+    return Table(name="tensors", title=title, frame=pd.DataFrame(lines), forms={"MiB": "{:,.1f}"}, num_in_terminal=0)
+
+
+def _processes_table(simulation: Simulation) -> Table:
+    lines = [
+        {
+            "rank": one.rank,
+            "steps": one.num_steps,
+            "allocated MiB": one.peak_allocated_bytes / MIB,
+            "reserved MiB": one.peak_reserved_bytes / MIB,
+            "card MiB": one.device_bytes / MIB,
+        }
+        for one in sorted(simulation.processes, key=lambda one: one.rank)
+    ]
+    forms = dict.fromkeys(("allocated MiB", "reserved MiB", "card MiB"), "{:,.1f}")
+    return Table(name="processes", title="processes", frame=pd.DataFrame(lines), forms=forms)

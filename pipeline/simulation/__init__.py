@@ -1,0 +1,1 @@
+"""The simulated card: a process whose NVIDIA libraries count memory and compute nothing."""

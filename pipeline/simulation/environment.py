@@ -1,0 +1,131 @@
+"""The variables by which a process, and all that it starts, runs on simulated cards."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.units import MIB
+from pipeline.simulation.cards import Card
+from pipeline.simulation.library import Library, library_for
+from pipeline.simulation.torch_build import find_torch
+
+HOOK = Path(__file__).parent / "hook"
+"""Folder of the module that Python runs when it starts."""
+MAX_CARDS = 16
+
+
+def environment(
+    card: Card,
+    *,
+    python: Path,
+    num_cards: int = 1,
+    budget_bytes: int | None = None,
+    report: Path | None = None,
+    hooks: Sequence[Path] = (),
+    base: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """Return the variables to add to `base`, so that a process runs on a machine with so many of these cards.
+
+    Args:
+        card: the model of all cards.
+        python: the interpreter of the environment whose torch will run.
+        num_cards: how many of them the machine has.
+        budget_bytes: what is free on each of them beside its context, in whole MiB; all of it if None.
+        report: an existing folder, into which each process writes what it did (report.py reads it).
+        hooks: Python files that every process runs as soon as it has imported torch.
+        base: the environment that the process would have without a card.
+
+    Raises:
+        InvalidInputError: the environment has no CUDA build of torch, the stand-in cannot be compiled, or the machine
+            cannot be so.
+
+    """
+    if not 1 <= num_cards <= MAX_CARDS:
+        raise InvalidInputError(f"a simulated machine has 1 to {MAX_CARDS} cards, not {num_cards}")
+    library, (major, minor), clocks = _library(python), card.capability, card.clocks
+    variables = {
+        "SIMULATED_CARD_NAME": card.name,
+        "SIMULATED_CARD_CAPABILITY": f"{major}.{minor}",
+        "SIMULATED_CARD_MULTIPROCESSORS": str(card.num_multiprocessors),
+        "SIMULATED_CARD_CLOCKS": f"{clocks.multiprocessor_mhz},{clocks.memory_mhz},{clocks.bus_bits}",
+        "SIMULATED_CARD_MEMORY_MIB": str(card.memory_mib),
+        "SIMULATED_CARD_CONTEXT_MIB": str(card.context.mib),
+        "SIMULATED_CARD_OTHERS_MIB": str(_others_mib(card, budget_bytes)),
+        "SIMULATED_CARD_COUNT": str(num_cards),
+        "LD_PRELOAD": _with(base.get("LD_PRELOAD", ""), library.preloaded),
+        "PYTHONPATH": _with(base.get("PYTHONPATH", ""), [HOOK]),
+        "TRITON_LIBCUDA_PATH": str(library.folder),  # Triton links its launchers to the driver's library there
+    }
+    if "CUDA_VISIBLE_DEVICES" in base:  # it speaks of this machine's own cards
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(num_cards)))
+    if report is not None:
+        variables["SIMULATED_CARD_REPORT"] = str(report)
+    if hooks:
+        variables["SIMULATED_CARD_HOOKS"] = os.pathsep.join(map(str, hooks))
+    return variables
+
+
+def python_of(command: Sequence[str]) -> Path:
+    """Return the interpreter that a command runs: python itself, that of a script's first line, or the shell's python.
+
+    The last is for commands that start Python on their own, such as a shell script or the shims of pyenv.
+
+    Raises:
+        InvalidInputError: there is no such command, or no Python.
+
+    """
+    found = shutil.which(command[0])
+    if found is None:
+        raise InvalidInputError(
+            f"the command must be on this machine, and {command[0]!r} is not; write it as in a shell: "
+            "fitproof simulate --gpu t4 -- python train.py"
+        )
+    with Path(found).open("rb") as file:
+        line = file.readline(4096)
+    words = line[2:].decode(errors="replace").split() if line.startswith(b"#!") else []
+    words = words[1:] if words and Path(words[0]).name == "env" else words
+    for name in (found, *words[:1], "python", "python3"):
+        program = shutil.which(name)
+        if program is not None and Path(program).name.startswith("python"):
+            return _executable(program)
+    raise InvalidInputError(f"a simulated card runs Python, and {command[0]!r} starts none that is on the path; add it")
+
+
+@cache
+def _executable(program: str) -> Path:
+    """Return the interpreter that a program is, or that it starts, as a shim does."""
+    words = [program, "-c", "import sys; print(sys.executable)"]
+    return Path(subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or program)
+
+
+@cache
+def _library(python: Path) -> Library:
+    return library_for(find_torch(python))
+
+
+def _others_mib(card: Card, budget_bytes: int | None) -> int:
+    """Return what others use of a card, so that no more than the budget is free beside the context."""
+    free_mib = card.memory_mib - card.context.mib
+    if budget_bytes is None:
+        return 0
+    if not 0 < budget_bytes <= free_mib * MIB:
+        raise InvalidInputError(
+            f"a budget is what is free beside the context of {card.name}: at most {free_mib} MiB, not "
+            f"{budget_bytes / MIB:.0f}; name a smaller one or another card"
+        )
+    return free_mib - budget_bytes // MIB
+
+
+def _with(before: str, files: Sequence[Path]) -> str:
+    """Return a list of paths with these in front of what it had."""
+    if odd := [str(file) for file in files if set(" :") & set(str(file))]:
+        raise InvalidInputError(
+            f"the paths of a simulated card must have no space and no colon, and one is {odd[0]!r}; "
+            "set FITPROOF_CACHE to another folder, or install Fitproof in one"
+        )
+    own = [str(file) for file in files]
+    return ":".join([*own, *(path for path in before.split(":") if path and path not in own)])

@@ -1,0 +1,95 @@
+"""NVIDIA's functions: which are modelled, which need no answer, and what answers all others.
+
+A function that only puts work on a card, changes a setting or destroys something is done when it returns success. Any
+other that the C sources do not define is remembered when it is called: its outputs are set to zero where its header
+says what they are; where it has none, it fails if its name says that it answers something.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+PREFIX = re.compile(r"_*cu(?:da|blas|dnn|fft|rand|solver|sparse|pti|File|[A-Z])|nccl|nvrtc|nvml|nvJitLink|nvshmem|nvtx")
+"""How the names of NVIDIA's functions begin."""
+NEEDS_NO_ANSWER = re.compile(
+    r"""
+    __cuda(?:InitModule|RegisterFatBinaryEnd|RegisterVar|UnregisterFatBinary)
+    |cuda(?:Peek|Get)(?:AtLast|Last)Error
+    |cuda\w*(?:Synchronize|Destroy|Unload|Launch|SetAttribute\w*|SetAccess|SetLimit|SetCacheConfig|SetSharedMemConfig)
+    |cuda(?:EventQuery|StreamQuery|StreamWaitEvent|FuncSet\w+|Host(?:Unr|R)egister|MemPrefetchAsync|MemAdvise)
+    |cuda(?:MemPoolTrimTo|ProfilerSt\w+|DeviceSet\w+|LaunchHostFunc|StreamAddCallback|ThreadExchangeStreamCaptureMode)
+    |cuda(?:MemcpyToSymbol\w*|KernelSetAttributeForDevice|StreamUpdateCaptureDependencies|DeviceReset|SetDeviceFlags)
+    |cu\w*(?:Synchronize|Destroy|Unload|SetLimit|SetCacheConfig|SetSharedMemConfig|SetAccess)(?:_v\d)?
+    |cu(?:MemMap|MemUnmap|MemAddressFree|FuncSetAttribute|KernelSetAttribute|StreamWaitEvent|StreamQuery|EventQuery)
+    |cu(?:EventRecord\w*|MemPrefetchAsync\w*|TensorMap\w+|DevicePrimaryCtx(?:Release|SetFlags)\w*|MemsetD\d+\w*)
+    |cu(?:Stream(?:Write|Wait)Value\w+|LaunchHostFunc|ProfilerSt\w+|Logs\w+)
+    |cublas(?!Get|Create|\w*gels|\w*rotm?g_|Lt)\w+
+    |cublasLt(?:Matmul|\w+Set\w+|\w*Destroy|MatrixTransform)
+    |cudnn(?:Set|Destroy|Conv|Batch|Pooling|RNN|CTC|Spatial|Restore)\w+|cudnnBackend(?:Execute|Finalize|SetAttribute)
+    |cufft(?:Set\w+|Destroy|Xt?Exec\w*)
+    |curand(?:Set|Destroy|Generate)\w+
+    |cusolver(?!\w*bufferSize|\w*Create|\w*Get)\w+
+    |cusparse(?:Set|Destroy|DnMatSet|SpMatSet|CsrSet)\w+|cusparse\w+_(?:analysis|solve)|cusparse[SDCZX](?!\w*(?:Ext|Nnz|Size))\w+
+    |cusparse(?:SpMM|SpMV|SpSV_solve|SpSM_solve|SDDMM|SDDMM_preprocess|CreateIdentityPermutation)
+    |cupti(?!ActivityGetNextRecord|Get)\w+
+    |nccl(?:All\w+|Reduce\w*|B\w*cast|Send|Recv|Group\w+|Comm(?:Abort|Destroy|Finalize|Deregister|Suspend|Resume))
+    |ncclRedOpDestroy|nvml(?:Init|Shutdown)\w*
+    """,
+    re.VERBOSE,
+)
+ANSWERS = re.compile(
+    r"Get|Create|Size|Query|Init|Estimat|Find|Version|Nnz|malloc|Malloc|Alloc|_ptr|n_pes|Import|Export"
+)
+"""Names of functions that leave something in their caller's variables or return it."""
+DECLARED = re.compile(r"\b(CUresult|cudaError_t)\s+(\w+)\s*\(([^;{}]*)\)\s*;")
+OUTPUT = re.compile(r"(?P<type>.*[\w*]\s*)\*\s*(?P<name>\w+)")
+"""A parameter that points to one value of a known size."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of a header: its result, its parameters as written, and those that it writes to."""
+
+    result: str
+    name: str
+    parameters: str
+    outputs: tuple[str, ...]
+
+
+def declared(preprocessed: str) -> Iterator[Function]:
+    """Yield the functions that preprocessed headers of the runtime and of the driver declare."""
+    for result, name, text in DECLARED.findall(preprocessed):
+        parameters = [" ".join(one.split()) for one in text.split(",")]
+        outputs = [
+            found["name"] for one in parameters if (found := OUTPUT.fullmatch(one)) and _is_output(found["type"])
+        ]
+        yield Function(result, name, ", ".join(parameters), tuple(outputs))
+
+
+def _is_output(pointee: str) -> bool:
+    return "const" not in pointee and pointee.strip() not in ("void", "char", "unsigned char")
+
+
+def answering_nothing(functions: Iterable[Function]) -> str:
+    """Return the C source of functions of the headers, which set their outputs to zero; the sources replace some."""
+    lines = ["#define __CUDA_API_VERSION_INTERNAL", "#include <cuda.h>", "#include <cuda_runtime_api.h>", *_HEADING]
+    for it in functions:
+        zeros = "".join(f"if ({output}) memset({output}, 0, sizeof *{output}); " for output in it.outputs)
+        lines.append(f"WEAK {it.result} {it.name}({it.parameters}) {{ {zeros}{_noted(it.name)} return 0; }}")
+    return "\n".join(lines) + "\n"
+
+
+def known_by_name(names: Iterable[str]) -> str:
+    """Return the C source of functions without a header, likewise."""
+    lines = list(_HEADING)
+    for name in sorted(names):
+        fails = ANSWERS.search(name) and not NEEDS_NO_ANSWER.fullmatch(name)
+        lines.append(f"WEAK long {name}(void) {{ {_noted(name)} return {int(bool(fails))}; }}")
+    return "\n".join(lines) + "\n"
+
+
+_HEADING = ("#include <string.h>", '#include "card.h"', "#define WEAK __attribute__((weak))")
+
+
+def _noted(name: str) -> str:
+    return "card_launched();" if NEEDS_NO_ANSWER.fullmatch(name) else f'card_unmodelled("{name}");'

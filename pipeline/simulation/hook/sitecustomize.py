@@ -1,0 +1,47 @@
+"""Runs when a Python process on a simulated card starts: before everything else, Python imports a module of this name.
+
+The user's own module of this name is run as if this one were not there. The files that SIMULATED_CARD_HOOKS names are
+run as soon as torch has been imported.
+"""
+
+import importlib.abc
+import importlib.util
+import os
+import runpy
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+
+def _run_users_own() -> None:
+    here = os.path.dirname(__file__)  # noqa: PTH120 (a start imports no more than it must)
+    sys.path[:] = [folder for folder in sys.path if folder != here]
+    spec = PathFinder.find_spec("sitecustomize")
+    if spec is not None and spec.loader is not None:
+        sys.modules["sitecustomize"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+class _AfterTorch(importlib.abc.MetaPathFinder):
+    """Runs the files of SIMULATED_CARD_HOOKS once torch has been imported."""
+
+    def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_follow(module: ModuleType) -> None:
+                execute(module)
+                for file in filter(None, os.environ.get("SIMULATED_CARD_HOOKS", "").split(os.pathsep)):
+                    runpy.run_path(file, run_name="simulated_card_hook")
+
+            spec.loader.exec_module = execute_and_follow  # type: ignore[method-assign]
+        return spec
+
+
+if "SIMULATED_CARD_NAME" in os.environ:
+    sys.meta_path.insert(0, _AfterTorch())
+_run_users_own()

@@ -1,0 +1,169 @@
+"""The stand-in for NVIDIA's libraries, compiled for one build of torch and kept in the cache folder.
+
+Beside the stand-in itself there is an empty library for each of NVIDIA's that torch and others are linked to, with that
+one's name and versions of symbols. All are loaded before a process begins, so nobody looks for NVIDIA's own.
+"""
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.files import cache_folder
+from pipeline.simulation.elf import SharedLibrary, read_library
+from pipeline.simulation.functions import PREFIX, answering_nothing, declared, known_by_name
+from pipeline.simulation.torch_build import TorchBuild
+
+SOURCES = Path(__file__).parent / "library"
+STAND_IN = "libsimulated_card.so"
+OPENED_BY_NAME = ("libcuda.so.1", "libnvidia-ml.so.1")
+"""The driver's libraries, which torch, Triton and pynvml open when they need them."""
+NVIDIA = re.compile(
+    r"lib(cuda|cudart|cublas\w*|cudnn\w*|cufft\w*|curand|cusolver\w*|cusparse\w*|cupti|cufile\w*|nccl|nvrtc|"
+    r"nvJitLink|nvshmem\w*|nvToolsExt|nvidia-ml)\.so[.\d]*"
+)
+"""Names of NVIDIA's libraries."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """The compiled stand-in."""
+
+    folder: Path
+
+    @property
+    def preloaded(self) -> tuple[Path, ...]:
+        """The files that are loaded before a process begins, the stand-in first."""
+        stand_in = self.folder / STAND_IN
+        return (stand_in, *sorted(file for file in self.folder.iterdir() if file != stand_in))
+
+
+def library_for(torch: TorchBuild) -> Library:
+    """Return the stand-in for a build of torch, compiled if it is not in the cache.
+
+    Raises:
+        InvalidInputError: this machine is not Linux, there is no compiler, or there are no headers of CUDA.
+
+    """
+    if sys.platform != "linux":
+        raise InvalidInputError(
+            f"a simulated card needs Linux, and this machine's system is {sys.platform}; run in a Linux container"
+        )
+    others = torch.other_libraries()
+    folder = cache_folder() / "simulated_card" / _key(torch, others)
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+            _build(torch, others, Path(work))
+            try:
+                (Path(work) / "made").rename(folder)
+            except OSError:  # another process has made it meanwhile
+                assert folder.exists()
+    return Library(folder)
+
+
+def _key(torch: TorchBuild, others: Sequence[Path]) -> str:
+    """Return a digest of all that the stand-in depends on."""
+    found = hashlib.sha256(repr(torch).encode())
+    for file in (*sorted(SOURCES.iterdir()), *sorted(Path(__file__).parent.glob("*.py"))):
+        found.update(file.read_bytes())
+    for file in others:
+        found.update(f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}".encode())
+    return found.hexdigest()[:20]
+
+
+def _build(torch: TorchBuild, others: Sequence[Path], work: Path) -> None:
+    """Compile the stand-in and the empty libraries into the folder `made` of `work`."""
+    made, headers, compiler = work / "made", torch.headers(), _compiler()
+    made.mkdir()
+    every = _linked(torch, others)
+    names = sorted(
+        {name for library in every for name in library.needed if NVIDIA.fullmatch(name)} | set(OPENED_BY_NAME)
+    )
+    compiled = (
+        *(compiler, "-O1", "-fPIC", "-w", f"-isystem{headers}", f"-I{SOURCES}"),
+        f"-DSIMULATED_CUDA_VERSION={torch.cuda_number}",
+        f"-DCUDNN_VERSION={torch.cudnn_number()}",
+        f"-DBUILT_CAPABILITIES={torch.capabilities()}",
+    )
+    interface = work / "interface.c"
+    interface.write_text("#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>\n#include <cuda_runtime_api.h>\n")
+    functions = {it.name: it for it in declared(_run(*compiled, "-E", "-P", interface))}
+    by_name = (_asked(every) | torch.opened_functions()) - set(functions)
+    (work / "of_headers.c").write_text(answering_nothing(functions.values()))
+    (work / "by_name.c").write_text(known_by_name(by_name))
+    sources = (*sorted(SOURCES.glob("*.c")), work / "of_headers.c", work / "by_name.c")
+    with ThreadPoolExecutor() as pool:
+        objects = list(pool.map(lambda source: _object(compiled, source, work), sources))
+        _run(compiler, "-shared", f"-Wl,-soname,{STAND_IN}", *objects, "-ldl", "-lpthread", "-o", made / STAND_IN)
+        list(pool.map(lambda name: _empty(compiler, name, every, work), names))
+
+
+def _linked(torch: TorchBuild, others: Iterable[Path]) -> list[SharedLibrary]:
+    """Return torch's libraries, and the others that are linked to the same versions of NVIDIA's."""
+    own = [read_library(file) for file in torch.libraries()]
+    of_stem = {_stem(name): name for library in own for name in library.needed if NVIDIA.fullmatch(name)}
+
+    def is_compatible(library: SharedLibrary) -> bool:
+        names = [name for name in library.needed if NVIDIA.fullmatch(name)]
+        return bool(names) and all(of_stem.get(_stem(name), name) == name for name in names)
+
+    return [*own, *filter(is_compatible, map(read_library, others))]
+
+
+def _stem(name: str) -> str:
+    return name.partition(".so")[0]
+
+
+def _compiler() -> str:
+    found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if found is None:
+        raise InvalidInputError(
+            "a simulated card needs a C compiler, and there is neither cc nor gcc nor clang; install one: "
+            "apt-get install gcc libc6-dev"
+        )
+    return found
+
+
+def _asked(libraries: Iterable[SharedLibrary]) -> set[str]:
+    """Return the functions that libraries ask NVIDIA's for."""
+    asked = {name for library in libraries for name in library.asked if PREFIX.match(name)}
+    return asked - {name for library in libraries for name in library.defined}
+
+
+def _object(compiled: Sequence[str], source: Path, work: Path) -> Path:
+    made = work / f"{source.stem}.o"
+    _run(*compiled, "-c", source, "-o", made)
+    return made
+
+
+def _empty(compiler: str, name: str, libraries: Iterable[SharedLibrary], work: Path) -> None:
+    """Make a library without symbols that has the name and the versions of one of NVIDIA's."""
+    versions = sorted({version for it in libraries for library, version in it.versions if library == name})
+    script = work / f"{name}.versions"
+    script.write_text("".join(f"{version} {{ }};\n" for version in versions))
+    options = (f"-Wl,-soname,{name}", *([f"-Wl,--version-script={script}"] if versions else []))
+    _run(compiler, "-shared", "-nostdlib", *options, "-o", work / "made" / name, "-x", "c", "/dev/null")
+
+
+def _run(*words: str | Path) -> str:
+    """Return what a command printed.
+
+    Raises:
+        InvalidInputError: it failed.
+
+    """
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise InvalidInputError(
+            f"the simulated card's sources must compile, and {words[0]} failed: {done.stderr.strip()[:2000]}; "
+            "install gcc and libc6-dev, or report this"
+        )
+    return done.stdout

@@ -1,0 +1,234 @@
+/* The driver's functions, which Triton, compiled graphs and bindings of the driver call: contexts, modules, kernels. */
+#include "card.h"
+
+#define __CUDA_API_VERSION_INTERNAL /* functions by the names under which they are looked up */
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- entry points: every function is found by name in this library, the newest version of it first ---- */
+
+static void *entry_point(const char *name) {
+    void *library = dlopen(card_library(), RTLD_LAZY | RTLD_NOLOAD), *found = NULL;
+    for (int version = 4; version > 1 && !found; version--) {
+        char versioned[128];
+        snprintf(versioned, sizeof versioned, "%s_v%d", name, version);
+        found = dlsym(library, versioned);
+    }
+    return found ? found : dlsym(library, name);
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned int version,
+                                             unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *status) {
+    *function = entry_point(name);
+    if (status) *status = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags,
+                                    enum cudaDriverEntryPointQueryResult *status) {
+    return cudaGetDriverEntryPointByVersion(name, function, CUDA_VERSION, flags, status);
+}
+
+CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult *status) {
+    *function = entry_point(name);
+    if (status) *status = *function ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+/* ---- devices and contexts: a context is its device's number plus one ---- */
+
+CUresult cuInit(unsigned int flags) { return card_num_visible() ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE; }
+
+CUresult cuDriverGetVersion(int *version) {
+    *version = SIMULATED_CUDA_VERSION;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetCount(int *count) {
+    *count = card_num_visible();
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGet(CUdevice *found, int device) {
+    *found = device;
+    return device < card_num_visible() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult cuDeviceGetName(char *text, int length, CUdevice device) {
+    snprintf(text, length, "%s", card_model.name);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
+    *bytes = card_model.memory_bytes;
+    return CUDA_SUCCESS;
+}
+
+/* The attributes of the driver and of the runtime have the same numbers. */
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
+    return (CUresult)cudaDeviceGetAttribute(value, (enum cudaDeviceAttr)attribute, device);
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
+    card_begin_context(card_number(device));
+    *context = (CUcontext)(size_t)(device + 1);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active) {
+    *flags = 0, *active = card_has_context(card_number(device));
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext *context) {
+    *context = (CUcontext)(size_t)(card_current_device() + 1);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetCurrent(CUcontext context) {
+    if (context) cudaSetDevice((int)(size_t)context - 1);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPushCurrent_v2(CUcontext context) { return cuCtxSetCurrent(context); }
+CUresult cuCtxPopCurrent_v2(CUcontext *context) { return cuCtxGetCurrent(context); }
+
+CUresult cuCtxGetDevice(CUdevice *device) {
+    *device = card_current_device();
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetLimit(size_t *value, CUlimit limit) {
+    *value = 1 << 20;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorString(CUresult error, const char **text) {
+    *text = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "an error of the simulated card";
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorName(CUresult error, const char **text) {
+    *text = error == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_UNKNOWN";
+    return CUDA_SUCCESS;
+}
+
+/* ---- memory ---- */
+
+CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
+    return cudaMalloc((void **)pointer, bytes) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr pointer) { return (CUresult)cudaFree((void *)pointer); }
+CUresult cuMemGetInfo_v2(size_t *available, size_t *total) { return (CUresult)cudaMemGetInfo(available, total); }
+
+static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+    return (CUresult)cudaMemcpy((void *)to, (const void *)from, bytes, cudaMemcpyDefault);
+}
+
+CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) { return copy(to, from, bytes); }
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) { return copy(to, from, bytes); }
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) { return copy(to, (CUdeviceptr)from, bytes); }
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) { return copy((CUdeviceptr)to, from, bytes); }
+CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes) { return copy(to, from, bytes); }
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
+    return copy(to, (CUdeviceptr)from, bytes);
+}
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    return copy((CUdeviceptr)to, from, bytes);
+}
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    return copy(to, from, bytes);
+}
+CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count) {
+    return (CUresult)cudaMemset((void *)to, value, count);
+}
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
+    return cuMemsetD8_v2(to, value, count);
+}
+
+CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdeviceptr pointer) {
+    struct cudaPointerAttributes it;
+    cudaPointerGetAttributes(&it, (const void *)pointer);
+    if (it.type == cudaMemoryTypeUnregistered) return CUDA_ERROR_INVALID_VALUE;
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        *(unsigned int *)value = it.type == cudaMemoryTypeDevice ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+        break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)value = pointer; break;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER: *(void **)value = it.hostPointer; break;
+    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)value = (CUcontext)(size_t)(it.device + 1); break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)value = it.device; break;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned int *)value = 0; break;
+    default: *(int *)value = 0; card_unmodelled("cuPointerGetAttribute");
+    }
+    return CUDA_SUCCESS;
+}
+
+/* ---- modules and kernels: a handle is never read ---- */
+
+static CUresult handle(void *made) {
+    *(void **)made = &card_model;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleLoad(CUmodule *made, const char *path) { return handle(made); }
+CUresult cuModuleLoadData(CUmodule *made, const void *image) { return handle(made); }
+CUresult cuModuleLoadDataEx(CUmodule *made, const void *image, unsigned int count, CUjit_option *options,
+                            void **values) {
+    return handle(made);
+}
+CUresult cuModuleLoadFatBinary(CUmodule *made, const void *image) { return handle(made); }
+CUresult cuModuleGetFunction(CUfunction *made, CUmodule module, const char *name) { return handle(made); }
+CUresult cuLibraryLoadData(CUlibrary *made, const void *code, CUjit_option *jit, void **jit_values, unsigned int jits,
+                           CUlibraryOption *options, void **values, unsigned int count) {
+    return handle(made);
+}
+CUresult cuLibraryGetKernel(CUkernel *made, CUlibrary library, const char *name) { return handle(made); }
+CUresult cuLibraryGetModule(CUmodule *made, CUlibrary library) { return handle(made); }
+CUresult cuKernelGetFunction(CUfunction *made, CUkernel kernel) { return handle(made); }
+
+CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction kernel) {
+    *value = attribute == CU_FUNC_ATTRIBUTE_NUM_REGS                ? 32
+             : attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024
+                                                                    : 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuKernelGetAttribute(int *value, CUfunction_attribute attribute, CUkernel kernel, CUdevice device) {
+    return cuFuncGetAttribute(value, attribute, NULL);
+}
+
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction kernel, int threads, size_t bytes) {
+    return (CUresult)cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, NULL, threads, bytes);
+}
+
+CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction kernel, const CUlaunchConfig *config) {
+    *clusters = card_model.num_multiprocessors;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernel(CUfunction kernel, unsigned int x, unsigned int y, unsigned int z, unsigned int block_x,
+                        unsigned int block_y, unsigned int block_z, unsigned int bytes, CUstream stream,
+                        void **arguments, void **extra) {
+    card_launched();
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction kernel, void **arguments, void **extra) {
+    card_launched();
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchCooperativeKernel(CUfunction kernel, unsigned int x, unsigned int y, unsigned int z,
+                                   unsigned int block_x, unsigned int block_y, unsigned int block_z,
+                                   unsigned int bytes, CUstream stream, void **arguments) {
+    card_launched();
+    return CUDA_SUCCESS;
+}

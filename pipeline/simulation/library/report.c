@@ -1,0 +1,75 @@
+/* What a process did on its cards: the file PID.cards in $SIMULATED_CARD_REPORT, which the parent reads after the run.
+ *
+ * The file is mapped memory, so it is whole whenever and however the process ends. pipeline/simulation/report.py knows
+ * its layout.
+ */
+#define _GNU_SOURCE
+#include "card.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { MAX_FUNCTIONS = 512, NAME_BYTES = 88 };
+
+struct report {
+    uint64_t peak_bytes[MAX_CARDS]; /* of a card's memory that this process used, its context included */
+    struct {
+        char name[NAME_BYTES];
+        _Atomic uint64_t calls;
+    } functions[MAX_FUNCTIONS]; /* that were called and are not modelled */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct report *report;
+
+static void forget_parents(void) {
+    report = NULL;
+    pthread_mutex_init(&lock, NULL);
+}
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_parents); }
+
+/* Return this process's report; NULL if nobody asked for one. The file begins with what is said first. */
+static struct report *open_report(void) {
+    const char *folder = getenv("SIMULATED_CARD_REPORT");
+    if (report || !folder) return report;
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%d.cards", folder, (int)getpid());
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (file < 0) return NULL;
+    void *at = MAP_FAILED;
+    if (!ftruncate(file, sizeof *report)) at = mmap(NULL, sizeof *report, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    return report = at == MAP_FAILED ? NULL : at;
+}
+
+void card_report_use(int number, size_t bytes) {
+    pthread_mutex_lock(&lock);
+    struct report *it = open_report();
+    if (it && bytes > it->peak_bytes[number]) it->peak_bytes[number] = bytes;
+    pthread_mutex_unlock(&lock);
+}
+
+int card_unmodelled(const char *name) {
+    pthread_mutex_lock(&lock);
+    struct report *it = open_report();
+    for (int i = 0; it && i < MAX_FUNCTIONS; i++) {
+        char *known = it->functions[i].name;
+        if (*known && strncmp(known, name, NAME_BYTES - 1)) continue;
+        if (!*known) {
+            strncpy(known, name, NAME_BYTES - 1);
+            if (getenv("SIMULATED_CARD_VERBOSE")) fprintf(stderr, "simulated card: %s is not modelled\n", name);
+        }
+        it->functions[i].calls++;
+        break;
+    }
+    pthread_mutex_unlock(&lock);
+    return 0;
+}

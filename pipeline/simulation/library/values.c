@@ -1,0 +1,119 @@
+/* What is known of a card's content: small copies from the host, and what they were copied to.
+ *
+ * No kernel computes anything, so whatever one may have written is not known. Content is certain until the next kernel
+ * is launched; after that it is still the best guess, and whoever reads it is told to the watcher.
+ */
+#include "card.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NUM_KEPT = 512, LARGEST = 1 << 16, MAX_ANSWERS = 16 };
+
+static struct kept {
+    const char *address;
+    size_t bytes;
+    char *content;
+    uint64_t num_launches; /* of kernels, when it was copied */
+} all_kept[NUM_KEPT];
+static int next;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic uint64_t num_launches;
+static void (*watcher)(size_t bytes);
+
+void card_launched(void) { atomic_fetch_add_explicit(&num_launches, 1, memory_order_relaxed); }
+
+/* Call `watch` whenever the host reads what is not known. */
+void card_watch_reads(void (*watch)(size_t bytes)) { watcher = watch; }
+
+static void forget(const char *address, size_t bytes) {
+    for (int i = 0; i < NUM_KEPT; i++) {
+        struct kept *it = &all_kept[i];
+        if (!it->content || address + bytes <= it->address || address >= it->address + it->bytes) continue;
+        free(it->content);
+        it->content = NULL;
+    }
+}
+
+static void keep(const char *address, char *content, size_t bytes) {
+    struct kept *it = &all_kept[next];
+    free(it->content);
+    *it = (struct kept){address, bytes, content, atomic_load(&num_launches)};
+    next = (next + 1) % NUM_KEPT;
+}
+
+/* Return the newest kept content of these bytes. */
+static struct kept *find(const char *address, size_t bytes) {
+    for (int age = 1; age <= NUM_KEPT; age++) {
+        struct kept *it = &all_kept[(next + NUM_KEPT - age) % NUM_KEPT];
+        if (it->content && address >= it->address && address + bytes <= it->address + it->bytes) return it;
+    }
+    return NULL;
+}
+
+void card_write(const void *to, const void *content, size_t bytes) {
+    pthread_mutex_lock(&lock);
+    forget(to, bytes);
+    if (bytes && bytes <= LARGEST) keep(to, memcpy(malloc(bytes), content, bytes), bytes);
+    pthread_mutex_unlock(&lock);
+}
+
+void card_fill(const void *to, int value, size_t bytes) {
+    pthread_mutex_lock(&lock);
+    forget(to, bytes);
+    if (bytes && bytes <= LARGEST) keep(to, memset(malloc(bytes), value, bytes), bytes);
+    pthread_mutex_unlock(&lock);
+}
+
+void card_forget(const void *to, size_t bytes) {
+    pthread_mutex_lock(&lock);
+    forget(to, bytes);
+    pthread_mutex_unlock(&lock);
+}
+
+void card_move(const void *to, const void *from, size_t bytes) {
+    pthread_mutex_lock(&lock);
+    struct kept *found = bytes <= LARGEST ? find(from, bytes) : NULL;
+    char *content = found ? memcpy(malloc(bytes), found->content + ((const char *)from - found->address), bytes) : NULL;
+    uint64_t launches = found ? found->num_launches : 0;
+    forget(to, bytes);
+    if (content) {
+        keep(to, content, bytes);
+        all_kept[(next + NUM_KEPT - 1) % NUM_KEPT].num_launches = launches;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- answers that are known before an operator asks for them: how many elements it found ---- */
+
+static __thread int64_t answers[MAX_ANSWERS];
+static __thread int num_answers, next_answer;
+
+/* The next small reads of this thread are answered by these numbers, one after another. */
+void card_answer(const int64_t *numbers, int count) {
+    num_answers = count < MAX_ANSWERS ? count : MAX_ANSWERS;
+    next_answer = 0;
+    memcpy(answers, numbers, num_answers * sizeof *numbers);
+}
+
+/* Whether this thread's reads are known by other means, so that nobody need be told. */
+static __thread int is_known_otherwise;
+
+void card_reads_are_known(int are) { is_known_otherwise = are; }
+
+void card_read(void *to, const void *from, size_t bytes) {
+    if (next_answer < num_answers && bytes <= sizeof *answers) { /* the lowest bytes come first */
+        memcpy(to, &answers[next_answer++], bytes);
+        return;
+    }
+    pthread_mutex_lock(&lock);
+    struct kept *found = bytes <= LARGEST ? find(from, bytes) : NULL;
+    int is_certain = found && found->num_launches == atomic_load(&num_launches);
+    if (found) memcpy(to, found->content + ((const char *)from - found->address), bytes);
+    pthread_mutex_unlock(&lock);
+    if (!found) memset(to, bytes == sizeof(char) && card_was_asked_for_all(), bytes);
+    if (!is_certain && !is_known_otherwise && watcher) watcher(bytes);
+}

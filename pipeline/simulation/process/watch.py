@@ -1,0 +1,288 @@
+"""Records the memory of a process on a simulated card: torch's own memory history, optimizer steps and phases.
+
+It runs inside the user's process and imports the standard library and torch alone. When CUDA was used, it leaves two
+files in the folder that SIMULATED_CARD_RECORD names: PID.json, which `simulation/record.py` reads, and PID.pickle,
+torch's memory snapshot, which https://pytorch.org/memory_viz shows.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import json
+import multiprocessing.util
+import os
+import pickle
+import site
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+FOLDER = "SIMULATED_CARD_RECORD"
+"""Variable that names the folder of the records."""
+STEPS = "SIMULATED_CARD_STEPS"
+"""Variable with the number of optimizer steps after which a process ends; it runs to its own end without it."""
+TIME_LIMIT = "SIMULATED_CARD_TIME_LIMIT"
+"""Variable with the time, in seconds since the epoch, at which a process ends."""
+NUM_EVENTS = 2_000_000
+"""Events of the allocator that are kept, the latest ones."""
+MARKED_STEPS = 8
+"""Optimizer steps after which the addresses of parameters, gradients and states are no longer noted."""
+
+
+class Watch:
+    """What is known of this process so far."""
+
+    def __init__(self, torch: Any, folder: Path, num_steps: int) -> None:
+        self._torch, self._folder, self._num_steps = torch, folder, num_steps
+        self._writing = threading.Lock()
+        self._is_written = False
+        self._steps_of: dict[int, int] = {}
+        self._open: list[tuple[str, int, list[list[Any]]]] = []
+        self.phases: list[dict[str, Any]] = []
+        self.marks: list[dict[str, Any]] = []
+        self._peaks: dict[int, dict[str, int]] = {}
+        self.steps: list[int] = []
+        """Microseconds at which the optimizer steps ended."""
+        self.out_of_memory: list[dict[str, Any]] = []
+        self.ended_by = "the end of the script"
+        self.error: dict[str, Any] | None = None
+
+    def begin(self) -> None:
+        """Start recording as soon as the process uses CUDA."""
+        torch = self._torch
+        torch.cuda._lazy_call(self._record_history)
+        from torch.optim import optimizer
+
+        optimizer.register_optimizer_step_pre_hook(self._before_step)
+        optimizer.register_optimizer_step_post_hook(self._after_step)
+        for name in ("backward", "grad"):
+            setattr(torch.autograd, name, self._within("backward", getattr(torch.autograd, name)))
+        torch.save = self._within("saving", torch.save)
+        for module in (torch.cuda, torch.cuda.memory):
+            module.reset_peak_memory_stats = self._keeping_peaks(torch.cuda.memory.reset_peak_memory_stats)
+        sys.excepthook = functools.partial(self._remember, sys.excepthook)
+        atexit.register(self.write)
+        multiprocessing.util.Finalize(None, self.write, exitpriority=-1)  # a process of multiprocessing skips atexit
+
+    def end(self, ended_by: str) -> None:
+        """Write the record and end this process, without the handlers that its libraries have for its exit."""
+        self.ended_by = ended_by
+        self.write()
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(0)
+
+    def write(self) -> None:
+        """Write the record, once, if this process has used CUDA."""
+        with self._writing:
+            torch = self._torch
+            if self._is_written or not torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork():
+                return
+            self._is_written = True
+            self._mark_modules()
+            while self._open:
+                self._leave()
+            _write(self._folder / f"{os.getpid()}.pickle", pickle.dumps(torch.cuda.memory._snapshot()))
+            _write(self._folder / f"{os.getpid()}.json", json.dumps(self._content()).encode())
+
+    def _content(self) -> dict[str, Any]:
+        torch = self._torch
+        return {
+            "pid": os.getpid(),
+            "command": [*sys.orig_argv] if hasattr(sys, "orig_argv") else [sys.executable, *sys.argv],
+            "rank": int(os.environ.get("RANK", "0")),
+            "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+            "ended_by": self.ended_by,
+            "error": self.error,
+            "phases": self.phases,
+            "marks": self.marks,
+            "steps": self.steps,
+            "out_of_memory": self.out_of_memory,
+            "devices": [self._device(number) for number in range(torch.cuda.device_count())],
+            "num_events": NUM_EVENTS,
+            "workspace_bytes": _workspace_bytes(torch),
+            "versions": {"python": sys.version.split()[0], "torch": torch.__version__, "CUDA": torch.version.cuda},
+            "allocator": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
+            "own_code": _own_code(),
+            "watched_by": __file__,
+        }
+
+    def _device(self, number: int) -> dict[str, Any]:
+        torch = self._torch
+        free, total = torch.cuda.mem_get_info(number)
+        self._keep_peaks(number)
+        stats = torch.cuda.memory_stats(number)
+        return {
+            "name": torch.cuda.get_device_name(number),
+            "total_bytes": total,
+            "used_bytes": total - free,
+            "reserved_bytes": torch.cuda.memory_reserved(number),
+            **self._peaks[number],
+            "num_retries": stats.get("num_alloc_retries", 0),
+        }
+
+    def _keep_peaks(self, number: int) -> None:
+        """Note the peaks of a card, which the script may be about to reset."""
+        stats, peaks = self._torch.cuda.memory_stats(number), self._peaks.setdefault(number, {})
+        for kind in ("allocated", "reserved"):
+            name = f"peak_{kind}_bytes"
+            peaks[name] = max(peaks.get(name, 0), stats.get(f"{kind}_bytes.all.peak", 0))
+
+    def _keeping_peaks(self, reset: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(reset)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for number in range(self._torch.cuda.device_count()) if self._torch.cuda.is_initialized() else ():
+                self._keep_peaks(number)
+            return reset(*args, **kwargs)
+
+        return call
+
+    def _record_history(self) -> None:
+        self._torch.cuda.memory._record_memory_history("all", "alloc", "python", NUM_EVENTS)
+        self._torch._C._cuda_attach_out_of_memory_observer(self._observe)
+
+    def _observe(self, device: int, wanted_bytes: int, total_bytes: int, free_bytes: int) -> None:
+        """Note an allocation that failed, from whichever thread."""
+        event = {"time_us": _now(), "device": device, "wanted_bytes": wanted_bytes, "stack": _stack()}
+        self.out_of_memory.append({**event, "total_bytes": total_bytes, "free_bytes": free_bytes})
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._num_steps and self._steps_of.get(id(optimizer), 0) >= self._num_steps:
+            return
+        if len(self.steps) < MARKED_STEPS:
+            parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+            if not self.steps:
+                self._mark_modules()
+            self._mark("parameters", parameters)
+            self._mark("gradients", [tensor.grad for tensor in parameters if tensor.grad is not None])
+        self._enter("optimizer")
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._leave()
+        done = self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
+        if len(self.steps) < MARKED_STEPS:
+            self._mark("optimizer state", [it for state in optimizer.state.values() for it in _values(state)])
+        if done > len(self.steps):  # several optimizers may take a step each
+            self.steps.append(_now())
+        if self._num_steps and done >= self._num_steps:
+            self.end("its number of steps")
+
+    def _mark_modules(self) -> None:
+        """Note the addresses of all parameters and buffers, of frozen modules too."""
+        modules = [it for it in gc.get_objects() if issubclass(type(it), self._torch.nn.Module)]
+        own = [it for module in modules for it in (*module._parameters.values(), *module._buffers.values())]
+        self._mark("parameters", [tensor for tensor in own if tensor is not None])
+
+    def _mark(self, category: str, tensors: list[Any]) -> None:
+        addresses = {address for tensor in tensors for address in _addresses(self._torch, tensor)}
+        if addresses:
+            self.marks.append({"time_us": _now(), "category": category, "addresses": sorted(addresses)})
+
+    def _within(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, which notes the time that it takes as that of a phase."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._enter(phase)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if self._open:
+                    self._leave()
+
+        return call
+
+    def _enter(self, phase: str) -> None:
+        self._open.append((phase, _now(), _stack()))
+
+    def _leave(self) -> None:
+        phase, begin, stack = self._open.pop()
+        self.phases.append({"phase": phase, "begin_us": begin, "end_us": _now(), "stack": stack})
+
+    def _remember(self, hook: Any, kind: Any, error: Any, traceback: Any) -> None:
+        """Note the error that ends the process."""
+        self.ended_by = "an error"
+        is_memory = isinstance(error, self._torch.OutOfMemoryError)
+        self.error = {"kind": kind.__name__, "message": str(error)[:2000], "is_out_of_memory": is_memory}
+        hook(kind, error, traceback)
+
+
+def watch(torch: Any) -> None:
+    """Watch this process, as the environment asks for; `torch` has just been imported."""
+    folder = os.environ[FOLDER]
+    found = Watch(torch, Path(folder), int(os.environ.get(STEPS, "0")))
+    found.begin()
+    if TIME_LIMIT in os.environ:
+        left = max(0.0, float(os.environ[TIME_LIMIT]) - time.time())
+        timer = threading.Timer(left, found.end, ("the time limit",))
+        timer.daemon = True
+        timer.start()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file under another name first: a reader finds either all of it or nothing."""
+    part = path.with_suffix(".part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+def _stack() -> list[list[Any]]:
+    """Return the Python frames of this thread, the innermost first, as [file, line, function]."""
+    found: list[list[Any]] = []
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename != __file__:
+            found.append([frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name])
+        frame = frame.f_back
+    return found
+
+
+def _values(state: Any) -> list[Any]:
+    """Return the values of an optimizer's state of one parameter, which need not be a dictionary."""
+    return [*state.values()] if isinstance(state, dict) else []
+
+
+def _addresses(torch: Any, tensor: Any) -> Iterator[int]:
+    """Yield the addresses of the storages of a tensor on a card, or of those that a tensor subclass wraps."""
+    if not isinstance(tensor, torch.Tensor):
+        return
+    quantized = getattr(tensor, "quant_state", None)  # bitsandbytes keeps its scales beside the weight
+    for inner in vars(quantized).values() if quantized is not None else ():
+        yield from _addresses(torch, inner)
+    if hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _addresses(torch, getattr(tensor, name))
+    elif tensor.is_cuda:
+        with contextlib.suppress(RuntimeError):  # a tensor without a storage
+            yield tensor.untyped_storage().data_ptr()
+
+
+def _workspace_bytes(torch: Any) -> list[int]:
+    """Return the sizes of the workspaces that torch allocates for cuBLAS and cuBLASLt."""
+    found: list[int] = []
+    for name in ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize"):
+        with contextlib.suppress(Exception):
+            found.append(int(getattr(torch._C, name)()))
+    return found
+
+
+def _own_code() -> list[str]:
+    """Return the folders whose code is not the user's: those of Python and of installed packages."""
+    folders: set[str] = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return sorted({*folders, *site.getsitepackages()})
+
+
+if __name__ == "simulated_card_hook":
+    watch(sys.modules["torch"])

@@ -1,0 +1,116 @@
+"""The records that processes on simulated cards leave behind, as `process/watch.py` writes them."""
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+StackFrame = tuple[str, int, str]
+"""File, line and function."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseTime:
+    """The time between which a phase of the training ran."""
+
+    phase: str
+    begin_us: int
+    end_us: int
+    stack: tuple[StackFrame, ...]
+    """Where the script started it, the innermost frame first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """The addresses of the tensors of one category at a moment."""
+
+    time_us: int
+    category: str
+    addresses: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedAllocation:
+    """An allocation that a card had no memory for."""
+
+    time_us: int
+    device: int
+    wanted_bytes: int
+    total_bytes: int
+    free_bytes: int
+    """What the card had left."""
+    stack: tuple[StackFrame, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """What torch's allocator counted on one card."""
+
+    name: str
+    total_bytes: int
+    used_bytes: int
+    """At the end, the context and other users of the card included."""
+    reserved_bytes: int
+    """At the end."""
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    num_retries: int
+    """Allocations before which the allocator had to give cached memory back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptError:
+    """The error that ended a process."""
+
+    kind: str
+    message: str
+    is_out_of_memory: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What one process left behind."""
+
+    pid: int
+    command: tuple[str, ...]
+    rank: int
+    world_size: int
+    ended_by: str
+    error: ScriptError | None
+    phases: tuple[PhaseTime, ...]
+    """In the order in which they ended."""
+    marks: tuple[Mark, ...]
+    steps: tuple[int, ...]
+    """Microseconds at which each optimizer step ended."""
+    out_of_memory: tuple[FailedAllocation, ...]
+    devices: tuple[DeviceMemory, ...]
+    num_events: int
+    """Events of the allocator that the snapshot holds at most."""
+    workspace_bytes: tuple[int, ...]
+    """Sizes of the workspaces of cuBLAS and cuBLASLt."""
+    versions: Mapping[str, str | None]
+    allocator: str
+    """The allocator's settings of the environment."""
+    own_code: tuple[str, ...]
+    """Folders of code that is not the user's."""
+    watched_by: str
+    """The file that made this record, whose frames are on the process's stacks."""
+    snapshot: Path
+    """The file of torch's memory snapshot."""
+
+    def trace(self, device: int) -> Sequence[Mapping[str, Any]]:
+        """Return the events of torch's allocator on a card, the oldest first."""
+        with self.snapshot.open("rb") as file:  # written by the process that this one has started
+            found: Sequence[Mapping[str, Any]] = pickle.load(file)["device_traces"][device]  # noqa: S301
+        return found
+
+
+def read_records(folder: Path) -> tuple[Record, ...]:
+    """Return the records in a folder, by rank."""
+    adapter = TypeAdapter(Record)
+    contents = (TypeAdapter(dict[str, Any]).validate_json(file.read_bytes()) for file in folder.glob("*.json"))
+    records = [adapter.validate_python({**one, "snapshot": folder / f"{one['pid']}.pickle"}) for one in contents]
+    return tuple(sorted(records, key=lambda record: (record.rank, record.pid)))

@@ -1,0 +1,142 @@
+"""A command on simulated cards: its process, its time limit, and the records that its processes leave."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from pipeline.simulation.cards import Card
+from pipeline.simulation.environment import environment, python_of
+from pipeline.simulation.install import install, installed
+from pipeline.simulation.process import watch
+from pipeline.simulation.record import Record, read_records
+from pipeline.simulation.report import Process, read_report
+from pipeline.simulation.torch_build import CpuBuildError, find_torch
+
+GRACE_SECONDS = 30.0
+"""How long after its time limit a process may take to write its record."""
+SECONDS_BETWEEN_LOOKS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulate:
+    """A command, and the cards on which it is to run."""
+
+    command: tuple[str, ...]
+    card: Card
+    num_cards: int = 1
+    budget_bytes: int | None = None
+    """What is free on each card beside its context; None: all of it."""
+    num_steps: int | None = 3
+    """Optimizer steps after which each process ends; None: it runs to its own end."""
+    time_limit_seconds: float | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables for the command."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedRun:
+    """What became of the command."""
+
+    exit_code: int
+    seconds: float
+    records: tuple[Record, ...]
+    """Of the processes that used a card, by rank."""
+    processes: tuple[Process, ...]
+    """What the same processes did on their cards, as the cards counted it."""
+
+
+def on_cuda_build(command: Sequence[str], may_install: bool) -> tuple[str, ...]:
+    """Return the command as it runs on a CUDA build of torch.
+
+    A command of this environment, if that has a build for CPUs, is run by the interpreter of an environment with the
+    same packages and the CUDA build: the one that `install` has made, or makes if it may.
+
+    Raises:
+        InvalidInputError: there is no such command, it runs no Python, or its environment has no CUDA build of torch.
+
+    """
+    python = python_of(command)
+    try:
+        find_torch(python)
+    except CpuBuildError:
+        is_this_environment = python.parent == Path(sys.executable).parent
+        if not is_this_environment or not (may_install or installed().exists()):
+            raise
+        program = str(shutil.which(command[0]))
+        return (str(install()), *([] if Path(program) == python else [program]), *command[1:])
+    return tuple(command)
+
+
+def run_command(wanted: Simulate, folder: Path, log: Path | None = None) -> SimulatedRun:
+    """Run the command to its end and return what its processes recorded in `folder`, which must be empty.
+
+    Its output goes where that of this process goes, or into the file `log`.
+
+    Raises:
+        InvalidInputError: there is no such command, or no simulated card in its environment.
+
+    """
+    python = python_of(wanted.command)
+    begin = time.time()
+    end = None if wanted.time_limit_seconds is None else begin + wanted.time_limit_seconds
+    own = {
+        watch.FOLDER: str(folder.absolute()),
+        **({} if wanted.num_steps is None else {watch.STEPS: str(wanted.num_steps)}),
+        **({} if end is None else {watch.TIME_LIMIT: str(end)}),
+    }
+    base = {**os.environ, **wanted.variables, **own}
+    card = environment(
+        wanted.card,
+        python=python,
+        num_cards=wanted.num_cards,
+        budget_bytes=wanted.budget_bytes,
+        report=folder,
+        hooks=[Path(watch.__file__)],
+        base=base,
+    )
+    output = None if log is None else log.open("wb")
+    try:
+        process = subprocess.Popen(wanted.command, env={**base, **card}, stdout=output, stderr=output)
+        exit_code = _wait(process, None if end is None else end + GRACE_SECONDS)
+    finally:
+        if output is not None:
+            output.close()
+    return SimulatedRun(
+        exit_code=exit_code,
+        seconds=time.time() - begin,
+        records=read_records(folder),
+        processes=read_report(folder),
+    )
+
+
+def _wait(process: "subprocess.Popen[bytes]", end: float | None) -> int:
+    """Return the exit code; a process that outlives `end`, or this process's interruption, is killed with its own."""
+    try:
+        while process.poll() is None:
+            if end is not None and time.time() > end:
+                _kill(process)
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+    except BaseException:
+        _kill(process)
+        raise
+    return process.returncode
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    try:
+        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    except psutil.NoSuchProcess:
+        return
+    for one in family:
+        try:
+            one.kill()
+        except psutil.NoSuchProcess:
+            continue
+    process.wait()

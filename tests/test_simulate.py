@@ -1,0 +1,200 @@
+"""`simulate`: commands on simulated cards, and what is said of their memory."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from project import Project
+
+from pipeline.cli import main
+from pipeline.memory.breakdown import at_peak
+from pipeline.prediction.snapshot import history_of
+from pipeline.report.findings import read_findings
+from pipeline.simulation.record import Record, read_records
+
+CUDA_PYTHON = ROOT / ".venv-cuda" / "bin" / "python"
+needs_cuda_build = pytest.mark.skipif(not CUDA_PYTHON.exists(), reason="needs .venv-cuda, which `make test-cuda` makes")
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+rows = int(sys.argv[1])
+for step in range(5):
+    x = torch.ones(rows, 1024, device="cuda")
+    model(x).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print("peak", torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), flush=True)
+    torch.cuda.reset_peak_memory_stats()
+"""
+LINE_OF_FORWARD = "train.py:11"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A folder with the script."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return Project(tmp_path, {"PYTHONPATH": str(ROOT)})
+
+
+def simulate(project: Project, *words: str, gpu: str = "rtx4090") -> Any:
+    """Run the command on a simulated card."""
+    command = ("--", str(CUDA_PYTHON), *words)
+    return project.call("python", "-m", "fitproof", "simulate", "--gpu", gpu, "--output", "runs", *command)
+
+
+def findings(project: Project) -> Any:
+    """Return what the last simulation found."""
+    return read_findings(sorted(project.folder.glob("runs/*-simulate-*"))[-1])
+
+
+@needs_cuda_build
+def test_a_script_that_fits_is_told_in_bytes_lines_and_cards(project: Project) -> None:
+    done = simulate(project, "train.py", "4096")
+    assert done.returncode == 0, done.stderr
+    printed = [tuple(map(int, line.split()[1:])) for line in done.stdout.splitlines() if line.startswith("peak")]
+    assert len(printed) == 2  # the third step ends the script
+    found = findings(project)
+    largest = found.largest
+    assert (found.verdict, largest.num_steps, largest.ended_by) == ("fits", 3, "its number of steps")
+    assert largest.peak_allocated_bytes == max(
+        allocated for allocated, _ in printed
+    )  # kept through the script's resets
+    assert largest.peak_reserved_bytes == max(reserved for _, reserved in printed)
+    parameters = 4 * (2 * 1024 * 4096 + 1024 + 4096)
+    assert largest.peak.category_bytes["parameters"] == parameters
+    assert largest.peak.category_bytes["optimizer state"] == pytest.approx(2 * parameters, abs=64)
+    assert {line.rpartition(":")[0] for line in largest.peak.module_bytes} == {"train.py"}
+    assert found.smallest_bytes <= largest.device_bytes
+    assert found.cards_that_fit == ("l4", "rtx4090", "l40s")
+    run = project.parent_of("simulate")
+    assert run.data.metrics["peak_allocated_mib"] == pytest.approx(largest.peak_allocated_bytes / 2**20)
+    assert run.data.tags["verdict"] == "fits"
+
+
+@needs_cuda_build
+def test_a_script_that_does_not_fit_ends_with_the_line_that_asked_for_too_much(project: Project) -> None:
+    done = simulate(project, "train.py", "2000000")
+    assert done.returncode == 3, done.stderr
+    assert "torch.OutOfMemoryError" in done.stderr  # the script's own traceback
+    found = findings(project)
+    failed = found.largest.out_of_memory
+    assert (found.verdict, failed.line) == ("does not fit", LINE_OF_FORWARD)
+    assert failed.wanted_bytes > failed.free_bytes
+    assert found.largest.device_bytes > found.memory_bytes  # told by the run on a card with room
+    assert found.largest.num_steps == 3
+    assert found.smallest_bytes > found.memory_bytes
+
+
+@needs_cuda_build
+def test_a_script_that_fails_gets_no_verdict(project: Project) -> None:
+    done = simulate(project, "train.py", "many")
+    assert done.returncode == 1
+    assert "ValueError" in done.stderr and "No verdict" in done.stdout
+
+
+@needs_cuda_build
+def test_a_command_that_uses_no_card_is_refused(project: Project) -> None:
+    done = simulate(project, "-c", "print('no GPU here')")
+    assert done.returncode == 2
+    assert "must train on a GPU with torch" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpu", "t4"], "command must be given"),
+        (["--gpu", "t4", "--"], "command must be given"),
+        (["--", "python", "train.py"], "gpu must be given"),
+        (["--gpu", "rtx9090", "--", "python", "train.py"], "no card is called 'rtx9090'"),
+        (["--gpu", "t4", "--steps", "0", "--", "python", "train.py"], "steps must be a number of optimizer steps"),
+        (["--gpu", "t4", "--budget", "16GiB", "--", "python", "train.py"], "more than the device's memory"),
+        (["--gpu", "t4", "--", "pyton", "train.py"], "'pyton' is not"),
+    ],
+)
+def test_wrong_input_is_refused(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_options_behind_the_dashes_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    from pipeline.cli import parse
+
+    given = parse("simulate", ["--gpu", "t4", "--", "python", "train.py", "--gpu", "0", "a b"])
+    assert given == {"gpu": "t4", "command": "python train.py --gpu 0 'a b'"}
+
+
+def event(action: str, address: int, size: int, time_us: int, *frames: tuple[str, int, str]) -> dict[str, Any]:
+    """Return an event of torch's memory history."""
+    stack = [{"filename": file, "line": line, "name": name} for file, line, name in frames]
+    return {"action": action, "addr": address, "size": size, "time_us": time_us, "frames": stack, "stream": 0}
+
+
+def record(folder: Path, trace: list[dict[str, Any]], **changes: Any) -> Record:
+    """Return the record of a process with these events on its card."""
+    (folder / "1.pickle").write_bytes(pickle.dumps({"device_traces": [trace]}))
+    content = {
+        "pid": 1,
+        "command": ["python", "train.py"],
+        "rank": 0,
+        "world_size": 1,
+        "ended_by": "the end of the script",
+        "error": None,
+        "phases": [],
+        "marks": [],
+        "steps": [],
+        "out_of_memory": [],
+        "devices": [],
+        "num_events": 100,
+        "workspace_bytes": [64],
+        "versions": {},
+        "allocator": "",
+        "own_code": ["/python"],
+        "watched_by": "watch.py",
+        **changes,
+    }
+    (folder / "1.json").write_text(json.dumps(content))
+    [found] = read_records(folder)
+    return found
+
+
+def test_a_memory_history_becomes_phases_purposes_and_lines(tmp_path: Path) -> None:
+    call = ("/env/site-packages/torch/nn/modules/module.py", 10, "_call_impl")
+    loss = ("/env/site-packages/torch/nn/functional.py", 5, "cross_entropy")
+    user = ("/home/me/train.py", 7, "forward")
+    trace = [
+        event("alloc", 0, 100, 1, ("/home/me/train.py", 1, "<module>")),
+        event("alloc", 512, 30, 10, call, user),
+        event("alloc", 1024, 40, 11, loss, call, user),
+        event("alloc", 2048, 64, 12, call, user),
+        event("alloc", 3072, 100, 21),
+        event("free_requested", 512, 30, 22),
+        event("alloc", 4096, 200, 41, ("/env/site-packages/torch/optim/adam.py", 9, "_init_group")),
+        event("free_requested", 1024, 40, 60),
+    ]
+    backward = {"phase": "backward", "begin_us": 20, "end_us": 30, "stack": [("/home/me/train.py", 8, "<module>")]}
+    optimizer = {"phase": "optimizer", "begin_us": 40, "end_us": 50, "stack": [("/home/me/train.py", 9, "<module>")]}
+    marks = [
+        {"time_us": 35, "category": "parameters", "addresses": [0]},
+        {"time_us": 36, "category": "gradients", "addresses": [3072]},
+        {"time_us": 51, "category": "optimizer state", "addresses": [4096]},
+    ]
+    made = record(tmp_path, trace, phases=[backward, optimizer], marks=marks, steps=[50])
+    history = history_of(made, 0)
+    categories = [origin.category for origin in history.timeline.origins]
+    assert categories == ["parameters", "activations", "logits and loss", "workspaces", "gradients", "optimizer state"]
+    spans = [(span.step, span.phase) for span in history.timeline.spans]
+    assert spans == [(0, "load"), (0, "forward"), (0, "backward"), (0, "optimizer")]
+    peak = at_peak(history.timeline)
+    assert (peak.peak_bytes, peak.phase) == (100 + 40 + 64 + 100 + 200, "optimizer")
+    assert history.user_lines == ("me/train.py:1", *["me/train.py:7"] * 3, "me/train.py:8", "me/train.py:9")
