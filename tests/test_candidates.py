@@ -48,9 +48,7 @@ def test_a_model_that_cannot_be_traced_is_no_refusal_of_policies(monkeypatch: py
         raise InvalidInputError("it reads the value of a tensor")
 
     monkeypatch.setattr("pipeline.prediction.checkpointing_policy.predict", untraceable)
-    with pytest.raises(
-        InvalidInputError, match="auto chooses policies by predictions.*reads the value"
-    ):
+    with pytest.raises(InvalidInputError, match="auto chooses policies by predictions.*reads the value"):
         with_policies(experiment, cpu, 1024)
 
 
