@@ -28,7 +28,7 @@ from pipeline.config.variants import load_entry_point
 from pipeline.prediction.cards import find_card
 
 PAGES = ["README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
-README_LINES = 200
+README_LINES = 220
 WORDS = "the fastest way to train a model in the memory you have "
 COMPUTED = ("worst error", "bound true")
 """Words of tables that are computed from several committed rows, in tests of their own."""
@@ -87,6 +87,9 @@ def settings_in(words: list[str]) -> dict[str, str]:
     if words[0] == "mlflow":
         given = [word for before, word in pairwise(words) if before == "-P"]
         return dict(word.split("=", 1) for word in given)
+    if "--" in words:  # what follows is a command of the user's own
+        words, own = words[: words.index("--")], words[words.index("--") + 1 :]
+        return {**settings_in(words), "command": shlex.join(own)}
     return {name.removeprefix("--"): value for name, value in zip(words[2::2], words[3::2], strict=False)}
 
 

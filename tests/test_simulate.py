@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from pipeline.prediction.snapshot import history_of
 from pipeline.report.findings import read_findings
 from pipeline.simulation.record import Record, read_records
 
+README = (ROOT / "README.md").read_text()
 CUDA_PYTHON = ROOT / ".venv-cuda" / "bin" / "python"
 needs_cuda_build = pytest.mark.skipif(not CUDA_PYTHON.exists(), reason="needs .venv-cuda, which `make test-cuda` makes")
 
@@ -47,7 +50,7 @@ def project(tmp_path: Path) -> Project:
 def simulate(project: Project, *words: str, gpu: str = "rtx4090") -> Any:
     """Run the command on a simulated card."""
     command = ("--", str(CUDA_PYTHON), *words)
-    return project.call("python", "-m", "fitproof", "simulate", "--gpu", gpu, "--output", "runs", *command)
+    return project.call("python", "-m", "fitproof", "simulate", "--gpu", gpu, *command)
 
 
 def findings(project: Project) -> Any:
@@ -91,6 +94,15 @@ def test_a_script_that_does_not_fit_ends_with_the_line_that_asked_for_too_much(p
     assert found.largest.device_bytes > found.memory_bytes  # told by the run on a card with room
     assert found.largest.num_steps == 3
     assert found.smallest_bytes > found.memory_bytes
+
+
+@needs_cuda_build
+def test_the_example_of_the_readme_fits_as_it_says() -> None:
+    [example] = re.findall(r"\$ fitproof simulate --gpu (\w+) -- python (.*)\n((?:.+\n)+?)```", README)
+    gpu, words, answer = example
+    done = simulate(Project(ROOT), *shlex.split(words), gpu=gpu)
+    stated, said = " ".join(answer.split()), " ".join(done.stdout.split())
+    assert done.returncode == 0 and stated in said, done.stdout + done.stderr
 
 
 @needs_cuda_build
