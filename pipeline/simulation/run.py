@@ -27,6 +27,7 @@ def run(
     *,
     num_cards: int = 1,
     budget_bytes: int | None = None,
+    values: bool = False,
     python: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Simulated:
@@ -44,6 +45,7 @@ def run(
             num_cards=num_cards,
             budget_bytes=budget_bytes,
             report=Path(report),
+            values=values,
             base=base,
         )
         done = subprocess.run(command, env={**base, **added})
