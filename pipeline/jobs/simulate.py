@@ -3,7 +3,7 @@
 import shlex
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import PositiveFloat, PositiveInt, field_validator
 from rich.console import Console
@@ -33,6 +33,8 @@ class SimulateSettings(Settings):
     """Number of cards of the machine."""
     budget: str | None = None
     """What is free on each card beside its context, such as 16GiB; none: all of it."""
+    values: Literal["auto", "on", "off"] = "auto"
+    """Whether small tensors are computed on the host too; auto: if the command reads integers or truth values of them."""
     steps: str = "3"
     """Optimizer steps after which the command is ended, or all: it runs to its own end."""
     time_limit: PositiveFloat | None = None
@@ -68,8 +70,13 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
     with open_job("simulate", shlex.join(wanted.command)[:100], settings.output) as job:
         job.params({"gpu": settings.gpu, "gpus": settings.gpus, "command": settings.command, "steps": settings.steps})
         with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
-            found = run_simulation(wanted, Path(folder), lambda text: console.print(text, highlight=False))
-            for number, snapshot in enumerate(sorted(Path(folder, "records").glob("*.pickle"))):
+            found = run_simulation(
+                wanted,
+                Path(folder),
+                lambda text: console.print(text, highlight=False),
+                may_need_values=settings.values == "auto",
+            )
+            for number, snapshot in enumerate(sorted(_records(Path(folder)).glob("*.pickle"))):
                 job.file(f"memory_snapshot_{number}.pickle", snapshot.read_bytes())
         publish(found, {}, job, console)
         job.tags({"verdict": found.verdict.value})
@@ -77,6 +84,12 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
     if settings.json_file is not None:
         settings.json_file.write_text(to_json(found))
     return _exit_code(found)
+
+
+def _records(folder: Path) -> Path:
+    """Return the folder with the records of the run that the answer is of."""
+    with_values = folder / "with_values"
+    return with_values if with_values.exists() else folder / "records"
 
 
 def _wanted(settings: SimulateSettings) -> Simulate:
@@ -92,6 +105,7 @@ def _wanted(settings: SimulateSettings) -> Simulate:
         card=card,
         num_cards=settings.gpus,
         budget_bytes=budget_bytes,
+        values=settings.values == "on",
         num_steps=None if settings.steps == ALL_STEPS else int(settings.steps),
         time_limit_seconds=settings.time_limit,
     )

@@ -21,6 +21,8 @@ from pipeline.simulation.run import Simulate, SimulatedRun, run_command
 UNLIMITED_MIB = 1 << 20
 """Memory of a simulated card on which every training has room: 1 TiB."""
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+NUM_PLACES = 3
+"""Places or functions that a note names."""
 FEWEST_STEPS = 2
 """Optimizer steps after which the peak is known: the first has no optimizer state yet."""
 
@@ -106,8 +108,13 @@ class Simulation:
         return tuple(sorted(enough, key=lambda name: CARDS[name].memory_mib))
 
 
-def simulate(wanted: Simulate, folder: Path, say: Callable[[str], None] = print) -> Simulation:
+def simulate(
+    wanted: Simulate, folder: Path, say: Callable[[str], None] = print, *, may_need_values: bool = False
+) -> Simulation:
     """Run the command on the simulated card and return what it needs; `say` receives what is being done.
+
+    If it reads integers or truth values from the card that are not known, and `may_need_values`, it runs again with the
+    values of small tensors, which are computed on the host.
 
     Where it does not fit, it runs once more on a card that has room, to tell what it would need. The smallest memory is
     found by giving torch's allocator the same requests under caps, and is confirmed by a run on a card of that size.
@@ -117,6 +124,10 @@ def simulate(wanted: Simulate, folder: Path, say: Callable[[str], None] = print)
 
     """
     run = _run(wanted, folder / "records")
+    if may_need_values and any(read.may_steer for process in run.processes for read in process.unknown_reads):
+        say("it read numbers from the card that nothing had computed; running it again with those of small tensors")
+        wanted = replace(wanted, values=True)
+        run = _run(wanted, folder / "with_values", folder / "with_values.log")
     first, verdict, failed = run, _verdict(run), _out_of_memory(run)
     if verdict is Verdict.DOES_NOT_FIT:
         say(f"it does not fit; running it on a card with {UNLIMITED_MIB // 1024} GiB, to see what it needs")
@@ -279,6 +290,18 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
         found.append(
             f"The simulated card does not model {', '.join(unmodelled)}, which the command called: its "
             "answers were zero, so what follows from them is unknown."
+        )
+    reads = sorted({read.place for process in run.processes for read in process.unknown_reads if read.may_steer})
+    if reads:
+        found.append(
+            f"It read integers or truth values from the card that are not known, and went on with zero, at "
+            f"{', '.join(reads[:NUM_PLACES])}{' and others' if len(reads) > NUM_PLACES else ''}: what follows may differ."
+        )
+    assumed = sorted({name for process in run.processes for name in process.assumed_bytes})
+    if assumed:
+        found.append(
+            f"Workspaces of {', '.join(assumed[:NUM_PLACES])}{' and others' if len(assumed) > NUM_PLACES else ''} are "
+            "assumed: only NVIDIA's libraries know their sizes."
         )
     if run.records and not any(record.steps for record in run.records):
         found.append("No optimizer of torch.optim took a step: the answer is of what ran.")

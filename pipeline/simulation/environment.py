@@ -25,6 +25,7 @@ def environment(
     num_cards: int = 1,
     budget_bytes: int | None = None,
     report: Path | None = None,
+    values: bool = False,
     hooks: Sequence[Path] = (),
     base: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
@@ -36,6 +37,7 @@ def environment(
         num_cards: how many of them the machine has.
         budget_bytes: what is free on each of them beside its context, in whole MiB; all of it if None.
         report: an existing folder, into which each process writes what it did (report.py reads it).
+        values: whether small tensors' values are computed on the host too, for programs whose course depends on them.
         hooks: Python files that every process runs as soon as it has imported torch.
         base: the environment that the process would have without a card.
 
@@ -64,8 +66,8 @@ def environment(
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(num_cards)))
     if report is not None:
         variables["SIMULATED_CARD_REPORT"] = str(report)
-    if hooks:
-        variables["SIMULATED_CARD_HOOKS"] = os.pathsep.join(map(str, hooks))
+    own = (HOOK / "reads.py", *([HOOK / "values.py"] if values else []))
+    variables["SIMULATED_CARD_HOOKS"] = os.pathsep.join(map(str, (*own, *hooks)))
     return variables
 
 

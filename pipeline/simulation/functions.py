@@ -17,12 +17,12 @@ NEEDS_NO_ANSWER = re.compile(
     |cuda(?:Peek|Get)(?:AtLast|Last)Error
     |cuda\w*(?:Synchronize|Destroy|Unload|Launch|SetAttribute\w*|SetAccess|SetLimit|SetCacheConfig|SetSharedMemConfig)
     |cuda(?:EventQuery|StreamQuery|StreamWaitEvent|FuncSet\w+|Host(?:Unr|R)egister|MemPrefetchAsync|MemAdvise)
-    |cuda(?:MemPoolTrimTo|ProfilerSt\w+|DeviceSet\w+|LaunchHostFunc|StreamAddCallback|ThreadExchangeStreamCaptureMode)
+    |cuda(?:MemPoolTrimTo|ProfilerSt\w+|DeviceSet\w+|ThreadExchangeStreamCaptureMode)
     |cuda(?:MemcpyToSymbol\w*|KernelSetAttributeForDevice|StreamUpdateCaptureDependencies|DeviceReset|SetDeviceFlags)
     |cu\w*(?:Synchronize|Destroy|Unload|SetLimit|SetCacheConfig|SetSharedMemConfig|SetAccess)(?:_v\d)?
     |cu(?:MemMap|MemUnmap|MemAddressFree|FuncSetAttribute|KernelSetAttribute|StreamWaitEvent|StreamQuery|EventQuery)
     |cu(?:EventRecord\w*|MemPrefetchAsync\w*|TensorMap\w+|DevicePrimaryCtx(?:Release|SetFlags)\w*|MemsetD\d+\w*)
-    |cu(?:Stream(?:Write|Wait)Value\w+|LaunchHostFunc|ProfilerSt\w+|Logs\w+)
+    |cu(?:Stream(?:Write|Wait)Value\w+|ProfilerSt\w+|Logs\w+)
     |cublas(?!Get|Create|\w*gels|\w*rotm?g_|Lt)\w+
     |cublasLt(?:Matmul|\w+Set\w+|\w*Destroy|MatrixTransform)
     |cudnn(?:Set|Destroy|Conv|Batch|Pooling|RNN|CTC|Spatial|Restore)\w+|cudnnBackend(?:Execute|Finalize|SetAttribute)
@@ -37,6 +37,13 @@ NEEDS_NO_ANSWER = re.compile(
     """,
     re.VERBOSE,
 )
+WRITES = re.compile(r"(?:cublas|cudnn|cufft|cusolver|cusparse|curand|nccl)(?!\w*Set)|cu\w*(?:Memset|Memcpy|Launch)")
+"""Of these, functions that may write to a card's memory."""
+CREATES = re.compile(r"(?:cublas|cudnn|cusolver|cusparse(?!Lt))\w*[cC]reate(?!Identity)\w*")
+DESTROYS = re.compile(r"(?:cublas|cudnn|cusolver|cusparse(?!Lt))\w*[dD]estroy\w*")
+"""Functions whose first parameter is where a new handle is put, and whose only one is a handle."""
+DESCRIBES = re.compile(r"\w+Get(?:LastError|ErrorString|ErrorName|Status\w+|ResultString)")
+"""Functions that return a text."""
 ANSWERS = re.compile(
     r"Get|Create|Size|Query|Init|Estimat|Find|Version|Nnz|malloc|Malloc|Alloc|_ptr|n_pes|Import|Export"
 )
@@ -81,15 +88,24 @@ def answering_nothing(functions: Iterable[Function]) -> str:
 
 def known_by_name(names: Iterable[str]) -> str:
     """Return the C source of functions without a header, likewise."""
-    lines = list(_HEADING)
-    for name in sorted(names):
-        fails = ANSWERS.search(name) and not NEEDS_NO_ANSWER.fullmatch(name)
-        lines.append(f"WEAK long {name}(void) {{ {_noted(name)} return {int(bool(fails))}; }}")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*_HEADING, *map(_known_by_name, sorted(names))]) + "\n"
 
 
-_HEADING = ("#include <string.h>", '#include "card.h"', "#define WEAK __attribute__((weak))")
+def _known_by_name(name: str) -> str:
+    if CREATES.fullmatch(name):
+        return f"WEAK int {name}(void **made) {{ *made = calloc(1, CARD_HANDLE_BYTES); return 0; }}"
+    if DESTROYS.fullmatch(name):
+        return f"WEAK int {name}(void *handle) {{ free(handle); return 0; }}"
+    if DESCRIBES.fullmatch(name):
+        return f'WEAK const char *{name}(int status) {{ return "an error of the simulated card"; }}'
+    fails = ANSWERS.search(name) and not NEEDS_NO_ANSWER.fullmatch(name)
+    return f"WEAK long {name}(void) {{ {_noted(name)} return {int(bool(fails))}; }}"
+
+
+_HEADING = ("#include <stdlib.h>", "#include <string.h>", '#include "card.h"', "#define WEAK __attribute__((weak))")
 
 
 def _noted(name: str) -> str:
-    return "card_launched();" if NEEDS_NO_ANSWER.fullmatch(name) else f'card_unmodelled("{name}");'
+    if not NEEDS_NO_ANSWER.fullmatch(name):
+        return f'card_unmodelled("{name}");'
+    return "card_launched();" if WRITES.match(name) else ""

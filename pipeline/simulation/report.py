@@ -6,8 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_CARDS, MAX_FUNCTIONS = 16, 512
-PEAKS, FUNCTION = f"<{MAX_CARDS}Q", "<88sQ"
-"""The layout of report.c: bytes by card, then functions by name, each with its number of calls."""
+PEAKS, FUNCTION = f"<{MAX_CARDS}Q", "<80sIIQ"
+"""The layout of report.c: bytes by card, then functions: name, kind, calls, largest number of bytes assumed."""
+UNMODELLED, ASSUMED = 1, 2
+"""Kinds of functions in a report."""
+
+
+@dataclass(frozen=True)
+class UnknownRead:
+    """A line of Python that read from a card what is not known."""
+
+    place: str
+    """File and line; `?` where no Python ran, as in a thread of the backward pass."""
+    bytes: int
+    count: int
+
+    @property
+    def may_steer(self) -> bool:
+        """Whether it is as large as a truth value or an integer, on which a program's course depends more often."""
+        return self.bytes in (1, 8)
 
 
 @dataclass(frozen=True)
@@ -19,6 +36,9 @@ class Process:
     """By the card's number in the machine: the most that it used of the card's memory, its context included."""
     unmodelled: dict[str, int]
     """Calls of functions that are not modelled, whose answers are zero or an error: its peaks prove nothing."""
+    unknown_reads: tuple[UnknownRead, ...]
+    assumed_bytes: dict[str, int]
+    """The largest workspace assumed for each function of which only NVIDIA's library knows what it takes."""
 
 
 def read_report(folder: Path) -> tuple[Process, ...]:
@@ -30,14 +50,24 @@ def read_report(folder: Path) -> tuple[Process, ...]:
 def _process(file: Path) -> Process:
     content = file.read_bytes()
     peaks = struct.unpack_from(PEAKS, content)
+    functions = list(_functions(content[struct.calcsize(PEAKS) :]))
     return Process(
         pid=int(file.stem),
         peak_device_bytes={number: peak for number, peak in enumerate(peaks) if peak},
-        unmodelled=dict(_functions(content[struct.calcsize(PEAKS) :])),
+        unmodelled={name: calls for name, kind, calls, _ in functions if kind == UNMODELLED},
+        unknown_reads=tuple(_unknown_reads(file.with_suffix(".reads"))),
+        assumed_bytes={name: largest for name, kind, _, largest in functions if kind == ASSUMED},
     )
 
 
-def _functions(content: bytes) -> Iterator[tuple[str, int]]:
-    for name, calls in struct.iter_unpack(FUNCTION, content):
-        if calls:
-            yield name.rstrip(b"\0").decode(), calls
+def _functions(content: bytes) -> Iterator[tuple[str, int, int, int]]:
+    for name, kind, calls, largest in struct.iter_unpack(FUNCTION, content):
+        if kind:
+            yield name.rstrip(b"\0").decode(), kind, calls, largest
+
+
+def _unknown_reads(file: Path) -> Iterator[UnknownRead]:
+    if file.exists():
+        for line in file.read_text().splitlines():
+            size, count, place = line.split(" ", 2)
+            yield UnknownRead(place=place, bytes=int(size), count=int(count))

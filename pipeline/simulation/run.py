@@ -33,6 +33,8 @@ class Simulate:
     num_cards: int = 1
     budget_bytes: int | None = None
     """What is free on each card beside its context; None: all of it."""
+    values: bool = False
+    """Whether small tensors are computed on the host too, for commands whose course depends on their values."""
     num_steps: int | None = 3
     """Optimizer steps after which each process ends; None: it runs to its own end."""
     time_limit_seconds: float | None = None
@@ -98,6 +100,7 @@ def run_command(wanted: Simulate, folder: Path, log: Path | None = None) -> Simu
         num_cards=wanted.num_cards,
         budget_bytes=wanted.budget_bytes,
         report=folder,
+        values=wanted.values,
         hooks=[Path(watch.__file__)],
         base=base,
     )

@@ -121,7 +121,7 @@ def find_torch(python: Path) -> TorchBuild:
         InvalidInputError: it has none, or one that was not built for CUDA.
 
     """
-    done = subprocess.run([str(python), "-c", FIND], capture_output=True, text=True, cwd="/")
+    done = subprocess.run([str(python.absolute()), "-c", FIND], capture_output=True, text=True, cwd="/")
     origin = done.stdout.strip()
     if not origin:
         raise InvalidInputError(

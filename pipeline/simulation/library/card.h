@@ -43,16 +43,22 @@ int card_was_asked_for_all(void);
 /* A kernel was launched, which may write to any memory of a card. */
 void card_launched(void);
 
-/* What is known of the content of a card's memory: written, filled and read by the host, copied within cards, lost. */
+/* What is known of the content of a card's memory: written and read by the host, filled with one value, copied within
+ * cards, lost. */
 void card_write(const void *to, const void *content, size_t bytes);
-void card_fill(const void *to, int value, size_t bytes);
+void card_repeat(const void *to, const void *value, size_t value_bytes, size_t count);
 void card_move(const void *to, const void *from, size_t bytes);
 void card_forget(const void *to, size_t bytes);
 void card_read(void *to, const void *from, size_t bytes);
 
-/* The report: how much of a card's memory is used, and that a function was called which is not modelled; returns 0. */
+/* The report: how much of a card's memory is used, that a function was called which is not modelled, and that a size was
+ * asked for which only NVIDIA's library knows. The last two return 0. */
 void card_report_use(int number, size_t bytes);
 int card_unmodelled(const char *name);
+int card_assumed(const char *name, size_t bytes);
+
+/* A handle of cuBLAS, cuDNN, cuSOLVER or cuSPARSE; torch gives some of them away for larger objects. */
+#define CARD_HANDLE_BYTES 512
 
 /* The file of this library. */
 const char *card_library(void);

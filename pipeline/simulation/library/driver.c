@@ -232,3 +232,8 @@ CUresult cuLaunchCooperativeKernel(CUfunction kernel, unsigned int x, unsigned i
     card_launched();
     return CUDA_SUCCESS;
 }
+
+CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data) {
+    function(data);
+    return CUDA_SUCCESS;
+}

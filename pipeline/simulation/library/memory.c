@@ -113,6 +113,21 @@ cudaError_t cudaFreeHost(void *pointer) {
     return cudaSuccess;
 }
 
+cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t stream) { return cudaMalloc(pointer, bytes); }
+cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream) { return cudaFree(pointer); }
+cudaError_t cudaMallocHost(void **pointer, size_t bytes) { return cudaHostAlloc(pointer, bytes, 0); }
+
+cudaError_t cudaHostGetDevicePointer(void **device_pointer, void *pointer, unsigned int flags) {
+    *device_pointer = pointer;
+    return cudaSuccess;
+}
+
+/* A variable of a kernel's module, whose memory is the context's. */
+cudaError_t cudaGetSymbolAddress(void **pointer, const void *symbol) {
+    *pointer = new_addresses(PAGE);
+    return cudaSuccess;
+}
+
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     int number = card_number(card_current_device());
     card_begin_context(number);
@@ -166,7 +181,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
 }
 
 cudaError_t cudaMemset(void *to, int value, size_t bytes) {
-    if (is_on_card(to)) card_fill(to, value, bytes);
+    if (is_on_card(to)) card_repeat(to, &(char){(char)value}, 1, bytes);
     else memset(to, value, bytes);
     return cudaSuccess;
 }

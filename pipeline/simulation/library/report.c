@@ -8,7 +8,6 @@
 
 #include <fcntl.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,14 +15,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { MAX_FUNCTIONS = 512, NAME_BYTES = 88 };
+enum { MAX_FUNCTIONS = 512, NAME_BYTES = 80, UNMODELLED = 1, ASSUMED = 2 };
 
 struct report {
     uint64_t peak_bytes[MAX_CARDS]; /* of a card's memory that this process used, its context included */
-    struct {
+    struct function {
         char name[NAME_BYTES];
-        _Atomic uint64_t calls;
-    } functions[MAX_FUNCTIONS]; /* that were called and are not modelled */
+        uint32_t kind, calls;
+        uint64_t largest_bytes; /* that were assumed */
+    } functions[MAX_FUNCTIONS];
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -57,19 +57,25 @@ void card_report_use(int number, size_t bytes) {
     pthread_mutex_unlock(&lock);
 }
 
-int card_unmodelled(const char *name) {
+static int note(const char *name, uint32_t kind, size_t bytes) {
     pthread_mutex_lock(&lock);
-    struct report *it = open_report();
-    for (int i = 0; it && i < MAX_FUNCTIONS; i++) {
-        char *known = it->functions[i].name;
-        if (*known && strncmp(known, name, NAME_BYTES - 1)) continue;
-        if (!*known) {
-            strncpy(known, name, NAME_BYTES - 1);
-            if (getenv("SIMULATED_CARD_VERBOSE")) fprintf(stderr, "simulated card: %s is not modelled\n", name);
-        }
-        it->functions[i].calls++;
+    struct report *report = open_report();
+    for (int i = 0; report && i < MAX_FUNCTIONS; i++) {
+        struct function *it = &report->functions[i];
+        if (it->kind && (it->kind != kind || strncmp(it->name, name, NAME_BYTES - 1))) continue;
+        if (!it->kind) strncpy(it->name, name, NAME_BYTES - 1);
+        it->kind = kind;
+        it->calls++;
+        if (bytes > it->largest_bytes) it->largest_bytes = bytes;
         break;
     }
     pthread_mutex_unlock(&lock);
     return 0;
 }
+
+int card_unmodelled(const char *name) {
+    if (getenv("SIMULATED_CARD_VERBOSE")) fprintf(stderr, "simulated card: %s is not modelled\n", name);
+    return note(name, UNMODELLED, 0);
+}
+
+int card_assumed(const char *name, size_t bytes) { return note(name, ASSUMED, bytes); }

@@ -1,7 +1,7 @@
 /* What is known of a card's content: small copies from the host, and what they were copied to.
  *
- * No kernel computes anything, so whatever one may have written is not known. Content is certain until the next kernel
- * is launched; after that it is still the best guess, and whoever reads it is told to the watcher.
+ * No kernel computes anything, so whatever one may have written is not known: content is known until the next kernel is
+ * launched. Later it may be other data's place, since torch's allocator uses memory again without a word to anybody.
  */
 #include "card.h"
 
@@ -61,10 +61,15 @@ void card_write(const void *to, const void *content, size_t bytes) {
     pthread_mutex_unlock(&lock);
 }
 
-void card_fill(const void *to, int value, size_t bytes) {
+void card_repeat(const void *to, const void *value, size_t value_bytes, size_t count) {
+    size_t bytes = value_bytes * count;
     pthread_mutex_lock(&lock);
     forget(to, bytes);
-    if (bytes && bytes <= LARGEST) keep(to, memset(malloc(bytes), value, bytes), bytes);
+    if (bytes && bytes <= LARGEST) {
+        char *content = malloc(bytes);
+        for (size_t i = 0; i < count; i++) memcpy(content + i * value_bytes, value, value_bytes);
+        keep(to, content, bytes);
+    }
     pthread_mutex_unlock(&lock);
 }
 
@@ -104,16 +109,22 @@ static __thread int is_known_otherwise;
 
 void card_reads_are_known(int are) { is_known_otherwise = are; }
 
+/* Copy what is known of a card's memory; return whether it is. */
+int card_known(void *to, const void *from, size_t bytes) {
+    pthread_mutex_lock(&lock);
+    struct kept *found = bytes <= LARGEST ? find(from, bytes) : NULL;
+    if (found && found->num_launches != atomic_load(&num_launches)) found = NULL;
+    if (found) memcpy(to, found->content + ((const char *)from - found->address), bytes);
+    pthread_mutex_unlock(&lock);
+    return found != NULL;
+}
+
 void card_read(void *to, const void *from, size_t bytes) {
     if (next_answer < num_answers && bytes <= sizeof *answers) { /* the lowest bytes come first */
         memcpy(to, &answers[next_answer++], bytes);
         return;
     }
-    pthread_mutex_lock(&lock);
-    struct kept *found = bytes <= LARGEST ? find(from, bytes) : NULL;
-    int is_certain = found && found->num_launches == atomic_load(&num_launches);
-    if (found) memcpy(to, found->content + ((const char *)from - found->address), bytes);
-    pthread_mutex_unlock(&lock);
-    if (!found) memset(to, bytes == sizeof(char) && card_was_asked_for_all(), bytes);
-    if (!is_certain && !is_known_otherwise && watcher) watcher(bytes);
+    if (card_known(to, from, bytes)) return;
+    memset(to, bytes == sizeof(char) && card_was_asked_for_all(), bytes);
+    if (!is_known_otherwise && watcher) watcher(bytes);
 }

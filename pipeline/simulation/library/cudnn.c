@@ -1,0 +1,249 @@
+/* cuDNN: one engine for any graph of its newer interface; descriptors, batch norm and recurrent nets of the older one.
+ *
+ * The workspaces of its engines are not known: they are assumed to take SIMULATED_CARD_CUDNN_WORKSPACE bytes (0).
+ */
+#include "card.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+static size_t workspace(const char *name) {
+    const char *text = getenv("SIMULATED_CARD_CUDNN_WORKSPACE");
+    size_t bytes = text ? strtoull(text, NULL, 10) : 0;
+    card_assumed(name, bytes);
+    return bytes;
+}
+
+size_t cudnnGetVersion(void) { return CUDNN_VERSION; }
+size_t cudnnGetCudartVersion(void) { return SIMULATED_CUDA_VERSION; }
+int cudnnGetProperty(int of_version, int *value) { /* 0: major, 1: minor, 2: patch */
+    *value = of_version == 0 ? CUDNN_VERSION / 10000 : of_version == 1 ? CUDNN_VERSION / 100 % 100 : CUDNN_VERSION % 100;
+    return 0;
+}
+
+void cudnnGetLastErrorString(char *message, size_t bytes) {
+    if (bytes) *message = 0;
+}
+
+int cudnnGetStream(void *handle, void **stream) {
+    *stream = NULL;
+    return 0;
+}
+
+/* ---- graphs ---- */
+
+enum { /* of cudnnBackendAttributeName_t */
+    ENGINEHEUR_RESULTS = 202,
+    ENGINECFG_ENGINE = 300,
+    ENGINECFG_WORKSPACE_SIZE = 303,
+    ENGINECFG_SHARED_MEMORY_USED = 304,
+    EXECUTION_PLAN_ENGINE_CONFIG = 401,
+    EXECUTION_PLAN_WORKSPACE_SIZE = 402,
+    EXECUTION_PLAN_JSON_REPRESENTATION = 405,
+    OPERATIONGRAPH_ENGINE_GLOBAL_COUNT = 802,
+    ENGINE_GLOBAL_INDEX = 1301,
+};
+
+int cudnnBackendCreateDescriptor(int type, void **made) {
+    *made = calloc(1, CARD_HANDLE_BYTES);
+    return 0;
+}
+
+int cudnnBackendGetAttribute(void *descriptor, int name, int type, int64_t room, int64_t *count, void *values) {
+    int64_t ignored;
+    if (!count) count = &ignored;
+    int gives_values = room > 0 && values;
+    *count = 1;
+    switch (name) {
+    case ENGINEHEUR_RESULTS:
+    case ENGINECFG_ENGINE:
+    case EXECUTION_PLAN_ENGINE_CONFIG: break;
+    case OPERATIONGRAPH_ENGINE_GLOBAL_COUNT:
+        if (gives_values) *(int64_t *)values = 1;
+        break;
+    case ENGINE_GLOBAL_INDEX:
+        if (gives_values) *(int64_t *)values = 0;
+        break;
+    case ENGINECFG_SHARED_MEMORY_USED:
+        if (gives_values) *(int32_t *)values = 0;
+        break;
+    case ENGINECFG_WORKSPACE_SIZE:
+    case EXECUTION_PLAN_WORKSPACE_SIZE:
+        if (gives_values) *(int64_t *)values = workspace("an engine of cuDNN");
+        break;
+    case EXECUTION_PLAN_JSON_REPRESENTATION:
+        *count = sizeof "{}";
+        if (gives_values) strncpy(values, "{}", room);
+        break;
+    default: *count = 0;
+    }
+    return 0;
+}
+
+/* ---- descriptors of tensors and filters, which torch reads again ---- */
+
+enum { MAX_DIMENSIONS = 8 };
+
+struct tensor {
+    int type, num_dimensions, sizes[MAX_DIMENSIONS], strides[MAX_DIMENSIONS];
+};
+_Static_assert(sizeof(struct tensor) <= CARD_HANDLE_BYTES, "a handle holds a descriptor");
+
+static void copy_ints(int *to, const int *from, int count) { memcpy(to, from, count * sizeof *to); }
+
+int cudnnSetTensorNdDescriptor(struct tensor *it, int type, int count, const int *sizes, const int *strides) {
+    it->type = type, it->num_dimensions = count;
+    copy_ints(it->sizes, sizes, count);
+    copy_ints(it->strides, strides, count);
+    return 0;
+}
+
+int cudnnGetTensorNdDescriptor(struct tensor *it, int room, int *type, int *count, int *sizes, int *strides) {
+    int held = room < it->num_dimensions ? room : it->num_dimensions;
+    *type = it->type, *count = it->num_dimensions;
+    copy_ints(sizes, it->sizes, held);
+    copy_ints(strides, it->strides, held);
+    return 0;
+}
+
+int cudnnSetFilterNdDescriptor(struct tensor *it, int type, int format, int count, const int *sizes) {
+    it->type = type, it->num_dimensions = count;
+    copy_ints(it->sizes, sizes, count);
+    return 0;
+}
+
+int cudnnGetFilterNdDescriptor(struct tensor *it, int room, int *type, int *format, int *count, int *sizes) {
+    *type = it->type, *format = 0, *count = it->num_dimensions;
+    copy_ints(sizes, it->sizes, room < it->num_dimensions ? room : it->num_dimensions);
+    return 0;
+}
+
+/* ---- batch norm, CTC ---- */
+
+int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void *handle, int mode, int operation, void *x, void *z,
+                                                             void *y, void *scale, void *activation, size_t *bytes) {
+    *bytes = workspace("cudnnBatchNormalizationForwardTrainingEx");
+    return 0;
+}
+
+int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void *handle, int mode, int operation, void *x, void *y, void *dy,
+                                                      void *dz, void *dx, void *scale, void *activation,
+                                                      size_t *bytes) {
+    *bytes = workspace("cudnnBatchNormalizationBackwardEx");
+    return 0;
+}
+
+int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *handle, int mode, int operation, void *activation,
+                                                         void *x, size_t *bytes) {
+    *bytes = 0;
+    return card_assumed("cudnnBatchNormalizationForwardTrainingEx, kept", 0);
+}
+
+int cudnnGetCTCLossWorkspaceSize(void *handle, void *x, void *dx, void *labels, void *label_lengths, void *lengths,
+                                 int algorithm, void *loss, size_t *bytes) {
+    *bytes = workspace("cudnnCTCLoss");
+    return 0;
+}
+
+int cudnnGetCTCLossWorkspaceSize_v8(void *handle, int algorithm, void *loss, void *x, void *dx, size_t *bytes) {
+    *bytes = workspace("cudnnCTCLoss");
+    return 0;
+}
+
+/* ---- recurrent nets: weights stand layer by layer, all matrices before all biases ---- */
+
+enum { LSTM = 2, GRU = 3, BIDIRECTIONAL = 1, NO_BIAS = 0, DOUBLE_BIAS = 2, HALF = 2, DOUBLE = 1, BFLOAT16 = 9 };
+
+struct recurrent {
+    int cell, bias, directions, type, input, hidden, output, num_layers;
+};
+
+struct sequences {
+    int64_t num_steps; /* of all sequences, padded */
+};
+
+int cudnnSetRNNDescriptor_v8(struct recurrent *it, int algorithm, int cell, int bias, int direction, int input_mode,
+                             int type, int precision, int math, int input, int hidden, int projection, int num_layers,
+                             void *dropout, unsigned int flags) {
+    *it = (struct recurrent){cell, bias, direction == BIDIRECTIONAL ? 2 : 1, type, input, hidden,
+                             projection ? projection : hidden, num_layers};
+    return 0;
+}
+
+int cudnnSetRNNDataDescriptor(struct sequences *it, int type, int layout, int length, int count, int width,
+                              const int *lengths, void *fill) {
+    it->num_steps = (int64_t)length * count;
+    return 0;
+}
+
+static int num_gates(const struct recurrent *it) { return it->cell == LSTM ? 4 : it->cell == GRU ? 3 : 1; }
+static int num_matrices(const struct recurrent *it) { return 2 * num_gates(it) + (it->output != it->hidden); }
+static size_t element_bytes(int type) { return type == DOUBLE ? 8 : type == HALF || type == BFLOAT16 ? 2 : 4; }
+
+/* Rows and columns of one matrix: those of the input come first, then the recurrent ones, then the projection. */
+static void shape_of(const struct recurrent *it, int pseudo_layer, int matrix, int *rows, int *columns) {
+    int is_first_layer = pseudo_layer < it->directions, is_projection = matrix == 2 * num_gates(it);
+    int input = is_first_layer ? it->input : it->output * it->directions;
+    *rows = is_projection ? it->output : it->hidden;
+    *columns = is_projection ? it->hidden : matrix < num_gates(it) ? input : it->output;
+}
+
+static int num_biases(const struct recurrent *it) {
+    return it->bias == NO_BIAS ? 0 : (it->bias == DOUBLE_BIAS ? 2 : 1) * num_gates(it);
+}
+
+/* Return how many elements stand before a matrix; before the end of all, if the layer is past the last. */
+static size_t elements_before(const struct recurrent *it, int pseudo_layer, int matrix) {
+    size_t sum = 0;
+    for (int layer = 0; layer <= pseudo_layer && layer < it->num_layers * it->directions; layer++)
+        for (int at = 0; at < (layer < pseudo_layer ? num_matrices(it) : matrix); at++) {
+            int rows, columns;
+            shape_of(it, layer, at, &rows, &columns);
+            sum += (size_t)rows * columns;
+        }
+    return sum;
+}
+
+int cudnnGetRNNWeightSpaceSize(void *handle, struct recurrent *it, size_t *bytes) {
+    int layers = it->num_layers * it->directions;
+    size_t biases = (size_t)layers * num_biases(it) * it->hidden;
+    *bytes = (elements_before(it, layers, 0) + biases) * element_bytes(it->type);
+    return 0;
+}
+
+static void describe(struct tensor *it, int type, int rows, int columns) {
+    cudnnSetTensorNdDescriptor(it, type, 3, (int[]){1, rows, columns}, (int[]){rows * columns, columns, 1});
+}
+
+int cudnnGetRNNWeightParams(void *handle, struct recurrent *it, int layer, size_t bytes, char *weights, int matrix,
+                            struct tensor *shape, void **at, struct tensor *bias_shape, void **bias_at) {
+    size_t size = element_bytes(it->type), of_all_matrices = elements_before(it, it->num_layers * it->directions, 0);
+    if (shape && at) { /* torch asks for the matrices and for the biases one after the other */
+        int rows, columns;
+        shape_of(it, layer, matrix, &rows, &columns);
+        describe(shape, it->type, rows, columns);
+        *at = weights + elements_before(it, layer, matrix) * size;
+    }
+    if (bias_shape && bias_at) {
+        size_t before = ((size_t)layer * num_biases(it) + matrix) * it->hidden;
+        describe(bias_shape, it->type, it->hidden, 1);
+        *bias_at = matrix < num_biases(it) ? weights + (of_all_matrices + before) * size : NULL;
+    }
+    return 0;
+}
+
+/* What the backward pass needs is assumed to be the gates, the state and the output of each step. */
+int cudnnGetRNNTempSpaceSizes(void *handle, struct recurrent *it, int is_training, struct sequences *x,
+                              size_t *workspace_bytes, size_t *kept_bytes) {
+    size_t of_layer = x->num_steps * it->hidden * it->directions * element_bytes(it->type);
+    size_t kept = is_training ? of_layer * (num_gates(it) + 2) * it->num_layers : 0;
+    if (workspace_bytes) card_assumed("cudnnRNN", *workspace_bytes = of_layer * num_gates(it));
+    if (kept_bytes) card_assumed("cudnnRNN, kept for the backward pass", *kept_bytes = kept);
+    return 0;
+}
+
+int cudnnDropoutGetStatesSize(void *handle, size_t *bytes) {
+    *bytes = 0;
+    return card_assumed("cudnnSetDropoutDescriptor", 0);
+}

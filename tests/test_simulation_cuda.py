@@ -1,0 +1,171 @@
+"""The engine of simulated cards with torch's CUDA build: what it answers, what it remembers, what it never touches."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+from pipeline.simulation.cards import find_card
+from pipeline.simulation.library import library_for
+from pipeline.simulation.report import Process, read_report
+from pipeline.simulation.run import Simulate, SimulatedRun, run_command
+from pipeline.simulation.torch_build import find_torch
+
+pytestmark = pytest.mark.gpu
+GIB = 2**30
+NVIDIAS = re.compile(
+    r"lib(cuda|cudart|cublas|cudnn|cufft|curand|cusolver|cusparse|nccl|nvrtc|nvidia-ml|nvJitLink)\w*\.so"
+)
+
+
+@pytest.fixture(autouse=True)
+def simulated() -> None:
+    if "SIMULATED_CARD_NAME" not in os.environ:
+        pytest.skip("needs simulated cards: make test-cuda")
+
+
+def run_code(code: str, *words: str, card: str = "h100", **options: Any) -> SimulatedRun:
+    wanted = Simulate(command=(sys.executable, "-c", code, *words), card=find_card(card), num_steps=None, **options)
+    with tempfile.TemporaryDirectory() as folder:
+        return run_command(wanted, Path(folder))
+
+
+def only(result: SimulatedRun) -> Process:
+    assert result.exit_code == 0
+    [process] = result.processes
+    return process
+
+
+def test_factorizations_and_recurrent_nets_run_and_their_workspaces_are_said_to_be_assumed() -> None:
+    code = """
+import torch
+x = torch.eye(512, device="cuda")
+torch.linalg.cholesky(x), torch.linalg.eigh(x), torch.linalg.svd(x), torch.linalg.solve(x, x)
+net = torch.nn.LSTM(64, 128, num_layers=2, bidirectional=True, dropout=0.1).cuda()
+net(torch.randn(20, 4, 64, device="cuda"))[0].sum().backward()
+assert [p.grad.shape == p.shape for p in net.parameters()]
+torch.nn.GRU(8, 8).cuda()(torch.randn(3, 2, 8, device="cuda"))
+torch.fft.rfft(torch.randn(4, 1000, device="cuda"))
+torch.nn.Conv2d(3, 8, 3).cuda()(torch.randn(2, 3, 32, 32, device="cuda")).sum().backward()
+torch.lgamma(torch.ones(8, device="cuda"))
+"""
+    process = only(run_code(code))
+    assert not process.unmodelled
+    assert {"cusolverDnXpotrf", "cudnnRNN", "cufftXtMakePlanMany", "an engine of cuDNN"} <= set(process.assumed_bytes)
+    assert process.assumed_bytes["cusolverDnXpotrf"] == 512 * 512 * 8
+    assert process.peak_device_bytes[0] < 2 * GIB
+
+
+def test_the_weights_of_an_lstm_lie_one_after_another_in_one_buffer() -> None:
+    """Torch compares the addresses that cuDNN answers with, and copies all weights where they are wrong."""
+    code = """
+import torch, warnings
+warnings.simplefilter("error")
+for kind in (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN):
+    for more in ({}, {"bias": False}, {"bidirectional": True}, {"proj_size": 5} if kind is torch.nn.LSTM else {}):
+        net = kind(7, 11, num_layers=3, **more).cuda()
+        [storage] = {p.untyped_storage().data_ptr() for p in net.parameters()}
+        places = sorted((p.data_ptr() - storage, p.numel() * 4) for p in net.parameters())
+        assert all(a + size == b for (a, size), (b, _) in zip(places, places[1:]))
+        net(torch.randn(2, 2, 7, device="cuda"))
+"""
+    assert not only(run_code(code)).unmodelled
+
+
+def test_a_function_that_is_not_modelled_is_remembered_and_leaves_no_garbage() -> None:
+    code = """
+import torch, ctypes
+torch.zeros(1, device="cuda")
+driver = ctypes.CDLL("libcuda.so.1")
+number = ctypes.c_int(12345)
+assert driver.cuDeviceGetP2PAttribute(ctypes.byref(number), 0, 0, 0) == 0 and number.value == 0
+"""
+    assert only(run_code(code)).unmodelled == {"cuDeviceGetP2PAttribute": 1}
+
+
+def test_what_a_process_did_is_known_however_it_ended(tmp_path: Path) -> None:
+    from cards import environment_of
+
+    code = """
+import torch, ctypes, os, signal
+child = os.fork()
+x = torch.empty((1 if child else 2) * 2**30, dtype=torch.uint8, device="cuda")
+if child:
+    os.wait()
+    ctypes.CDLL("libcuda.so.1").cuDeviceGetP2PAttribute(ctypes.byref(ctypes.c_int()), 0, 0, 0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    variables = {**os.environ, **environment_of("a100"), "SIMULATED_CARD_REPORT": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=variables)
+    assert done.returncode == -signal.SIGKILL
+    parent, child = sorted(read_report(tmp_path), key=lambda process: process.pid)
+    context = find_card("a100").context.mib * 2**20
+    assert parent.peak_device_bytes == {0: GIB + context} and parent.unmodelled == {"cuDeviceGetP2PAttribute": 1}
+    assert child.peak_device_bytes == {0: 2 * GIB + context} and not child.unmodelled
+
+
+def test_a_budget_is_what_is_free_on_the_card() -> None:
+    code = """
+import torch, sys
+try:
+    torch.empty(int(sys.argv[1]) * 2**20, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError:
+    sys.exit(3)
+assert torch.cuda.mem_get_info()[1] == torch.cuda.get_device_properties(0).total_memory
+"""
+    ends = [run_code(code, mib, card="rtx4090", budget_bytes=300 * 2**20).exit_code for mib in ("300", "301")]
+    assert ends == [0, 3]
+
+
+def test_nothing_of_nvidias_own_is_ever_loaded(tmp_path: Path) -> None:
+    """Every library of NVIDIA's that could be found is a trap that ends the process and says so."""
+    torch = find_torch(Path(sys.executable))
+    names = {file.name for file in library_for(torch).preloaded} | {"libcudart.so", "libcuda.so", "libnvJitLink.so.13"}
+    trap = tmp_path / "trap.c"
+    trap.write_text(
+        "#include <stdio.h>\n#include <stdlib.h>\n"
+        '__attribute__((constructor)) static void spring(void) { fprintf(stderr, "REAL LIBRARY"); _Exit(77); }\n'
+    )
+    for name in names:
+        command = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{name}", str(trap), "-o", str(tmp_path / name)]
+        subprocess.run(command, check=True)
+    code = """
+import ctypes, json, os, sys
+folder = sys.argv[1]
+import torch, pynvml
+pynvml.nvmlInit()
+x = torch.randn(64, 64, device="cuda", requires_grad=True)
+(torch.nn.Conv1d(64, 8, 3).cuda()(x[None]) @ torch.randn(62, 4, device="cuda")).sum().backward()
+torch.fft.rfft(x), torch.linalg.cholesky(x), torch.lgamma(x)
+for name in sorted(os.listdir(folder)):
+    if ".so" in name:
+        ctypes.CDLL(name)
+        ctypes.CDLL(os.path.join(folder, name))
+print(json.dumps(sorted({line.split()[-1] for line in open("/proc/self/maps") if ".so" in line})))
+"""
+    variables = {"LD_LIBRARY_PATH": str(tmp_path)}
+    without = subprocess.run(
+        [sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"],
+        env={"LD_LIBRARY_PATH": str(tmp_path)},
+        capture_output=True,
+    )
+    assert without.returncode == 77, "the traps must work"
+    from cards import environment_of
+
+    environment = {**os.environ, **variables, **environment_of("h100", base={**os.environ, **variables})}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = [Path(file) for file in json.loads(done.stdout)]
+    own = library_for(torch).folder
+    assert [file for file in loaded if NVIDIAS.match(file.name) and file.parent != own] == []
+    assert any(file.parent == own for file in loaded)
