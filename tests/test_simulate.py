@@ -172,7 +172,6 @@ def record(folder: Path, trace: list[dict[str, Any]], **changes: Any) -> Record:
         "versions": {},
         "allocator": "",
         "own_code": ["/python"],
-        "watched_by": "watch.py",
         **changes,
     }
     (folder / "1.json").write_text(json.dumps(content))

@@ -34,7 +34,7 @@ class SimulateSettings(Settings):
     budget: str | None = None
     """What is free on each card beside its context, such as 16GiB; none: all of it."""
     values: Literal["auto", "on", "off"] = "auto"
-    """Whether small tensors are computed on the host too; auto: if the command reads integers or truth values of them."""
+    """Whether small tensors are computed on the host too; auto: if the command reads integers or truth values."""
     steps: str = "3"
     """Optimizer steps after which the command is ended, or all: it runs to its own end."""
     time_limit: PositiveFloat | None = None
@@ -76,20 +76,14 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
                 lambda text: console.print(text, highlight=False),
                 may_need_values=settings.values == "auto",
             )
-            for number, snapshot in enumerate(sorted(_records(Path(folder)).glob("*.pickle"))):
-                job.file(f"memory_snapshot_{number}.pickle", snapshot.read_bytes())
+            for snapshot in sorted(Path(folder).glob("memory_snapshot_*.pickle")):
+                job.file(snapshot.name, snapshot.read_bytes())
         publish(found, {}, job, console)
         job.tags({"verdict": found.verdict.value})
         job.succeeded = _exit_code(found) != 1
     if settings.json_file is not None:
         settings.json_file.write_text(to_json(found))
     return _exit_code(found)
-
-
-def _records(folder: Path) -> Path:
-    """Return the folder with the records of the run that the answer is of."""
-    with_values = folder / "with_values"
-    return with_values if with_values.exists() else folder / "records"
 
 
 def _wanted(settings: SimulateSettings) -> Simulate:

@@ -2,8 +2,9 @@
 
 import json
 import os
+import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -118,6 +119,7 @@ def simulate(
 
     Where it does not fit, it runs once more on a card that has room, to tell what it would need. The smallest memory is
     found by giving torch's allocator the same requests under caps, and is confirmed by a run on a card of that size.
+    The memory snapshots of the run that the answer is of are left in `folder` as memory_snapshot_NUMBER.pickle.
 
     Raises:
         InvalidInputError: the command cannot be started, or uses no card.
@@ -126,8 +128,9 @@ def simulate(
     run = _run(wanted, folder / "records")
     if may_need_values and any(read.may_steer for process in run.processes for read in process.unknown_reads):
         say("it read numbers from the card that nothing had computed; running it again with those of small tensors")
-        wanted = replace(wanted, values=True)
-        run = _run(wanted, folder / "with_values", folder / "with_values.log")
+        with_values = _run(replace(wanted, values=True), folder / "with_values", folder / "with_values.log")
+        if with_values.exit_code == 0 or run.exit_code != 0:
+            wanted, run = replace(wanted, values=True), with_values
     first, verdict, failed = run, _verdict(run), _out_of_memory(run)
     if verdict is Verdict.DOES_NOT_FIT:
         say(f"it does not fit; running it on a card with {UNLIMITED_MIB // 1024} GiB, to see what it needs")
@@ -143,6 +146,8 @@ def simulate(
     if run.exit_code == 0 and processes and verdict is not Verdict.NONE:
         say("looking for the smallest memory")
         smallest, expandable = _smallest(wanted, run, folder)
+    for number, record in enumerate(run.records):
+        shutil.copy(record.snapshot, folder / f"memory_snapshot_{number}.pickle")
     return Simulation(
         command=wanted.command,
         card=wanted.card.name,
@@ -156,7 +161,7 @@ def simulate(
         smallest_bytes=smallest,
         smallest_expandable_bytes=expandable,
         assumptions=_assumptions(run),
-        notes=_notes(wanted, first),
+        notes=(*_notes(wanted, first), *_note_on_failure(run, folder / "with_room.log")),
     )
 
 
@@ -282,6 +287,19 @@ def _assumptions(run: SimulatedRun) -> dict[str, str]:
     return {**versions, "allocator": first.allocator or "torch's defaults"}
 
 
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - NUM_PLACES
+    return ", ".join(names[:NUM_PLACES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _note_on_failure(run: SimulatedRun, log: Path) -> tuple[str, ...]:
+    """Return how the run on a card with room ended, if that failed too."""
+    if run.exit_code == 0 or not log.exists():
+        return ()
+    last = log.read_text(errors="replace").rstrip().rpartition("\n")[2]
+    return (f"On a card with room it ended with exit code {run.exit_code}: {last}",)
+
+
 def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
     """Return what limits the answer."""
     found = []
@@ -294,15 +312,12 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
     reads = sorted({read.place for process in run.processes for read in process.unknown_reads if read.may_steer})
     if reads:
         found.append(
-            f"It read integers or truth values from the card that are not known, and went on with zero, at "
-            f"{', '.join(reads[:NUM_PLACES])}{' and others' if len(reads) > NUM_PLACES else ''}: what follows may differ."
+            "It read integers or truth values from the card that are not known, and went on with zero, so what follows "
+            f"may differ: {_some(reads)}."
         )
     assumed = sorted({name for process in run.processes for name in process.assumed_bytes})
     if assumed:
-        found.append(
-            f"Workspaces of {', '.join(assumed[:NUM_PLACES])}{' and others' if len(assumed) > NUM_PLACES else ''} are "
-            "assumed: only NVIDIA's libraries know their sizes."
-        )
+        found.append(f"Sizes of workspaces that only NVIDIA's libraries know are assumed: {_some(assumed)}.")
     if run.records and not any(record.steps for record in run.records):
         found.append("No optimizer of torch.optim took a step: the answer is of what ran.")
     elif any(len(record.steps) < FEWEST_STEPS for record in run.records if record.steps):

@@ -11,11 +11,14 @@ from typing import Any
 import torch
 
 from pipeline.memory.timeline import Lifetime, Span, Timeline
+from pipeline.simulation import record as record_module
 from pipeline.simulation.record import PhaseTime, Record, StackFrame
 
 BEFORE_FIRST_FORWARD = "load"
 MODULE_CALL = "_call_impl"
 """The function of torch.nn.Module through which every forward pass goes."""
+SIMULATION = str(Path(record_module.__file__).parent)
+"""The folder of the code that runs in every simulated process, whose frames are on its stacks."""
 INSTALLED = re.compile(r"/(site|dist)-packages/")
 """Folders of packages of which Python need not know: those of another environment."""
 LOSS = re.compile(r"logits|lm_head|cross_entropy|log_softmax|nll_loss|loss")
@@ -81,11 +84,8 @@ def history_of(record: Record, device: int) -> History:
         else:
             alive[address] = _Live(number=len(lifetimes), begin_us=now)
             events.append(len(lifetimes))
-            own = [
-                (frame["filename"], frame["line"], frame["name"])
-                for frame in event["frames"]
-                if frame["filename"] != record.watched_by
-            ]
+            frames = [(frame["filename"], frame["line"], frame["name"]) for frame in event["frames"]]
+            own = [frame for frame in frames if not frame[0].startswith(SIMULATION)]
             lifetimes.append(_lifetime(event["size"], phase, own or stack, code, len(events) - 1))
             user_lines.append(code.user_line(own) or code.user_line(stack))
             if not spans or (spans[-1].step, spans[-1].phase) != (step, phase):

@@ -96,8 +96,6 @@ class Record:
     """The allocator's settings of the environment."""
     own_code: tuple[str, ...]
     """Folders of code that is not the user's."""
-    watched_by: str
-    """The file that made this record, whose frames are on the process's stacks."""
     snapshot: Path
     """The file of torch's memory snapshot."""
 

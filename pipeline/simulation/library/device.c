@@ -24,6 +24,13 @@ static size_t shared_bytes_of_a_multiprocessor(void) {
     return (card_model.major == 8 ? 164 : 228) * KIB;
 }
 
+/* Most resident blocks of a multiprocessor: the CUDA programming guide's table of compute capabilities. */
+static int blocks_of_a_multiprocessor(void) {
+    int capability = 10 * card_model.major + card_model.minor;
+    if (capability == 89 || capability >= 120) return 24;
+    return capability == 75 || capability == 86 || capability == 87 ? 16 : 32;
+}
+
 static int threads_of_a_multiprocessor(void) {
     if (card_model.major == 7) return card_model.minor == 5 ? 1024 : 2048;
     return is_data_centre() ? 2048 : 1536;
@@ -48,6 +55,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *it, int device) {
     it->maxThreadsDim[0] = it->maxThreadsDim[1] = 1024, it->maxThreadsDim[2] = 64;
     it->maxGridSize[0] = 2147483647, it->maxGridSize[1] = it->maxGridSize[2] = 65535;
     it->maxThreadsPerMultiProcessor = threads_of_a_multiprocessor();
+    it->maxBlocksPerMultiProcessor = blocks_of_a_multiprocessor();
     it->textureAlignment = 512;
     it->totalConstMem = 64 * KIB;
     it->unifiedAddressing = it->canMapHostMemory = it->concurrentKernels = it->managedMemory = 1;

@@ -30,6 +30,8 @@ STEPS = "SIMULATED_CARD_STEPS"
 """Variable with the number of optimizer steps after which a process ends; it runs to its own end without it."""
 TIME_LIMIT = "SIMULATED_CARD_TIME_LIMIT"
 """Variable with the time, in seconds since the epoch, at which a process ends."""
+OWN_FOLDER = str(Path(__file__).parent.parent)
+"""The code of the simulation, which is left out of stacks."""
 NUM_EVENTS = 2_000_000
 """Events of the allocator that are kept, the latest ones."""
 MARKED_STEPS = 8
@@ -112,7 +114,6 @@ class Watch:
             "versions": {"python": sys.version.split()[0], "torch": torch.__version__, "CUDA": torch.version.cuda},
             "allocator": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
             "own_code": _own_code(),
-            "watched_by": __file__,
         }
 
     def _device(self, number: int) -> dict[str, Any]:
@@ -243,7 +244,7 @@ def _stack() -> list[list[Any]]:
     found: list[list[Any]] = []
     frame: Any = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename != __file__:
+        if not frame.f_code.co_filename.startswith(OWN_FOLDER):
             found.append([frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name])
         frame = frame.f_back
     return found
