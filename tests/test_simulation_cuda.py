@@ -170,3 +170,76 @@ print(json.dumps(sorted({line.split()[-1] for line in open("/proc/self/maps") if
     own = library_for(torch).folder
     assert [file for file in loaded if NVIDIAS.match(file.name) and file.parent != own] == []
     assert any(file.parent == own for file in loaded)
+
+
+VALUES = """
+import json, sys, torch
+mask = torch.tensor([[1, 1, 0], [1, 0, 0]]).cuda()
+ids = torch.arange(6, device="cuda").view(2, 3)
+ids[0] = 7
+picked = torch.zeros(4, device="cuda")
+picked[torch.tensor([True, False, True, False]).cuda()] = 2.5
+found = [
+    mask.sum().item(), list(mask.nonzero().shape), bool(mask.bool().all()), ids[mask.bool()].tolist(), ids.tolist(),
+    list(torch.unique(ids).shape), torch.repeat_interleave(ids[1], mask.sum(0) + 1).tolist(), picked.tolist(),
+    torch.equal(picked, picked.clone()), torch.bincount(ids.flatten()).tolist(), torch.tensor(5, device="cuda").item(),
+    torch.cat([ids, ids[:, :1]], 1).argmax(-1).tolist(), bool(torch.isin(ids, torch.tensor([4], device="cuda")).any()),
+]
+open(sys.argv[1], "w").write(json.dumps(found))
+"""
+
+
+def test_what_a_program_computes_from_its_own_small_tensors_is_right(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    process = only(run([sys.executable, "-c", VALUES, str(file)], find_card("h100"), values=True))
+    assert json.loads(file.read_text()) == [
+        *(3, [3, 2], False, [7, 7, 3], [[7, 7, 7], [3, 4, 5]]),
+        *([4], [3, 3, 3, 4, 4, 5], [2.5, 0, 2.5, 0]),
+        *(True, [0, 0, 0, 1, 1, 1, 0, 3], 5, [0, 2], True),
+    ]
+    assert process.unknown_reads == ()
+
+
+STEPS = """
+import sys, torch
+net = torch.nn.Sequential(torch.nn.Embedding(1000, 64), torch.nn.Linear(64, 256), torch.nn.Linear(256, 1000))
+net = net.cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(3):
+    ids = torch.randint(0, 1000, (8, 128)).cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = torch.nn.functional.cross_entropy(net(ids).view(-1, 1000), ids.view(-1))
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item())
+open(sys.argv[1], "w").write(f"{torch.cuda.max_memory_allocated()} {torch.cuda.max_memory_reserved()}")
+"""
+
+
+def test_peaks_with_and_without_values_are_equal_and_what_was_read_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "steps.py"
+    script.write_text(STEPS)
+    peaks = []
+    for values in (False, True):
+        file = tmp_path / f"peaks-{values}"
+        process = only(run([sys.executable, str(script), str(file)], find_card("h100"), values=values))
+        [read] = process.unknown_reads
+        assert (read.place, read.bytes, read.count) == (f"{script}:14", 4, 3) and not read.may_steer
+        peaks.append(file.read_text())
+    assert peaks[0] == peaks[1]
+
+
+def test_generation_ends_where_it_should(tmp_path: Path) -> None:
+    code = """
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config
+config = GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=100, eos_token_id=99)
+model = AutoModelForCausalLM.from_config(config).cuda()
+ids = torch.ones(2, 5, dtype=torch.long).cuda()
+out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, pad_token_id=99)
+assert out.shape == (2, 9), out.shape
+"""
+    process = only(run_code(code, values=True))
+    assert all(read.may_steer for read in process.unknown_reads)  # whether a row has ended

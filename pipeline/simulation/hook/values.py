@@ -145,12 +145,11 @@ class Values(TorchDispatchMode):
         for out, value in zip(tree_leaves(real), tree_leaves(expected), strict=False):
             if not isinstance(out, torch.Tensor) or not isinstance(value, torch.Tensor) or out.shape != value.shape:
                 continue
-            if out.device.type == "cuda":
-                if _is_small(out):
-                    self._mirror(out).copy_(value)
-                    self._shadows[out.untyped_storage()._cdata].is_known = is_known
-            elif out is not value:
-                out.copy_(value)
+            if out.device.type != "cuda":
+                _write(out, value)
+            elif _is_small(out):
+                _write(self._mirror(out), value)
+                self._shadows[out.untyped_storage()._cdata].is_known = is_known
 
     def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
         """All ranks do the same: what a rank receives of another is what it sent; a sum is not known."""
@@ -210,6 +209,12 @@ class Values(TorchDispatchMode):
             shadow = self._shadows[storage._cdata] = Shadow(_weak(storage), zeros, is_known=False)
         mirror = torch.empty(0, dtype=it.dtype)
         return mirror.set_(shadow.storage, it.storage_offset(), it.size(), it.stride())
+
+
+def _write(to: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy values, unless they were computed in place or several elements share a place."""
+    if to.untyped_storage()._cdata != value.untyped_storage()._cdata and 0 not in to.stride():
+        to.copy_(value)
 
 
 def _weak(storage: torch.UntypedStorage) -> StorageWeakRef:
