@@ -243,3 +243,29 @@ assert out.shape == (2, 9), out.shape
 """
     process = only(run_code(code, values=True))
     assert all(read.may_steer for read in process.unknown_reads)  # whether a row has ended
+
+
+def test_ranks_that_torchrun_starts_have_a_card_each(tmp_path: Path) -> None:
+    script = tmp_path / "ddp.py"
+    script.write_text(
+        """
+import os, torch, torch.distributed as dist
+dist.init_process_group("nccl")
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512).cuda(), device_ids=[rank])
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(2):
+    net(torch.randn(4, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(script)]
+    result = run(command, find_card("t4"), num_cards=2, values=True)
+    assert result.exit_code == 0
+    first, second = sorted(result.processes, key=lambda process: min(process.peak_device_bytes))
+    assert set(first.peak_device_bytes) == {0} and set(second.peak_device_bytes) == {1}
+    assert first.peak_device_bytes[0] == second.peak_device_bytes[1]
+    assert not first.unmodelled and not first.unknown_reads

@@ -106,6 +106,11 @@ class Values(TorchDispatchMode):
             is_known &= _covers_its_storage(args[0]) or self._is_known(args[0])
         if found and not any(found) and func not in OVERWRITES:
             return self._forget(func, args, func(*args, **kwargs))
+        if func is aten.copy_.default and not _is_on_card(args[0]):  # to the host: its values come last
+            _card.card_reads_are_known(int(is_known))
+            func(*args, **kwargs)
+            _card.card_reads_are_known(0)
+            return self._on_host(func, args, kwargs)
         try:
             expected = self._on_host(func, args, kwargs)
         except Exception:  # an operator of cards alone, or values that it cannot have
