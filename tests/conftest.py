@@ -126,7 +126,7 @@ class OnCard(Protocol):
     """Runs .venv-cuda's Python, with these words, on a machine with simulated cards of one model."""
 
     def __call__(
-        self, card: str, *words: str, num_devices: int = 1, **variables: str
+        self, card: str, *words: str, num_devices: int = 1, values: bool = False, **variables: str
     ) -> "subprocess.CompletedProcess[str]": ...
 
 
@@ -142,9 +142,11 @@ def on_card() -> OnCard:
         pytest.skip("needs simulated cards: make test-cuda")
     from cards import environment_of  # pytest finds it, and not each process that imports this module
 
-    def run(card: str, *words: str, num_devices: int = 1, **variables: str) -> "subprocess.CompletedProcess[str]":
+    def run(
+        card: str, *words: str, num_devices: int = 1, values: bool = False, **variables: str
+    ) -> "subprocess.CompletedProcess[str]":
         base = {**os.environ, **variables}
-        environment = {**base, **environment_of(card, num_devices, base), **_of_the_card(variables)}
+        environment = {**base, **environment_of(card, num_devices, base, values), **_of_the_card(variables)}
         return subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
 
     return run

@@ -18,7 +18,7 @@ CONFIGURATIONS = (
 
 def test_the_memory_of_a_rank_on_a_card_is_predicted(on_card: OnCard, tmp_path: Path) -> None:
     words = (str(FOLDER / "measure.py"), str(tmp_path), *map(json.dumps, CONFIGURATIONS))
-    done = on_card("h200", *words, num_devices=2, PYTHONPATH=".")
+    done = on_card("h200", *words, num_devices=2, values=True, PYTHONPATH=".")
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(found) == len(CONFIGURATIONS)

@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT
 
 from pipeline.simulation.cards import find_card
-from pipeline.simulation.library import library_for
+from pipeline.simulation.library import STAND_IN, library_for
 from pipeline.simulation.report import Process, read_report
 from pipeline.simulation.run import Simulate, SimulatedRun, run_command
 from pipeline.simulation.torch_build import find_torch
@@ -32,10 +32,14 @@ def simulated() -> None:
         pytest.skip("needs simulated cards: make test-cuda")
 
 
-def run_code(code: str, *words: str, card: str = "h100", **options: Any) -> SimulatedRun:
-    wanted = Simulate(command=(sys.executable, "-c", code, *words), card=find_card(card), num_steps=None, **options)
+def run(*words: str, card: str = "h100", **options: Any) -> SimulatedRun:
+    wanted = Simulate(command=(sys.executable, *words), card=find_card(card), num_steps=None, **options)
     with tempfile.TemporaryDirectory() as folder:
         return run_command(wanted, Path(folder))
+
+
+def run_code(code: str, *words: str, **options: Any) -> SimulatedRun:
+    return run("-c", code, *words, **options)
 
 
 def only(result: SimulatedRun) -> Process:
@@ -128,7 +132,8 @@ assert torch.cuda.mem_get_info()[1] == torch.cuda.get_device_properties(0).total
 def test_nothing_of_nvidias_own_is_ever_loaded(tmp_path: Path) -> None:
     """Every library of NVIDIA's that could be found is a trap that ends the process and says so."""
     torch = find_torch(Path(sys.executable))
-    names = {file.name for file in library_for(torch).preloaded} | {"libcudart.so", "libcuda.so", "libnvJitLink.so.13"}
+    names = {file.name for file in library_for(torch).preloaded} - {STAND_IN}
+    names |= {"libcudart.so", "libcuda.so", "libnvJitLink.so.13"}
     trap = tmp_path / "trap.c"
     trap.write_text(
         "#include <stdio.h>\n#include <stdlib.h>\n"
@@ -169,3 +174,102 @@ print(json.dumps(sorted({line.split()[-1] for line in open("/proc/self/maps") if
     own = library_for(torch).folder
     assert [file for file in loaded if NVIDIAS.match(file.name) and file.parent != own] == []
     assert any(file.parent == own for file in loaded)
+
+
+VALUES = """
+import json, sys, torch
+mask = torch.tensor([[1, 1, 0], [1, 0, 0]]).cuda()
+ids = torch.arange(6, device="cuda").view(2, 3)
+ids[0] = 7
+picked = torch.zeros(4, device="cuda")
+picked[torch.tensor([True, False, True, False]).cuda()] = 2.5
+found = [
+    mask.sum().item(), list(mask.nonzero().shape), bool(mask.bool().all()), ids[mask.bool()].tolist(), ids.tolist(),
+    list(torch.unique(ids).shape), torch.repeat_interleave(ids[1], mask.sum(0) + 1).tolist(), picked.tolist(),
+    torch.equal(picked, picked.clone()), torch.bincount(ids.flatten()).tolist(), torch.tensor(5, device="cuda").item(),
+    torch.cat([ids, ids[:, :1]], 1).argmax(-1).tolist(), bool(torch.isin(ids, torch.tensor([4], device="cuda")).any()),
+]
+open(sys.argv[1], "w").write(json.dumps(found))
+"""
+
+
+def test_what_a_program_computes_from_its_own_small_tensors_is_right(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    process = only(run_code(VALUES, str(file), values=True))
+    assert json.loads(file.read_text()) == [
+        *(3, [3, 2], False, [7, 7, 3], [[7, 7, 7], [3, 4, 5]]),
+        *([4], [3, 3, 3, 4, 4, 5], [2.5, 0, 2.5, 0]),
+        *(True, [0, 0, 0, 1, 1, 1, 0, 3], 5, [0, 2], True),
+    ]
+    assert process.unknown_reads == ()
+
+
+STEPS = """
+import sys, torch
+net = torch.nn.Sequential(torch.nn.Embedding(1000, 64), torch.nn.Linear(64, 256), torch.nn.Linear(256, 1000))
+net = net.cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(3):
+    ids = torch.randint(0, 1000, (8, 128)).cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = torch.nn.functional.cross_entropy(net(ids).view(-1, 1000), ids.view(-1))
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item())
+open(sys.argv[1], "w").write(f"{torch.cuda.max_memory_allocated()} {torch.cuda.max_memory_reserved()}")
+"""
+
+
+def test_peaks_with_and_without_values_are_equal_and_what_was_read_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "steps.py"
+    script.write_text(STEPS)
+    peaks = []
+    for values in (False, True):
+        file = tmp_path / f"peaks-{values}"
+        process = only(run(str(script), str(file), values=values))
+        [read] = process.unknown_reads
+        assert (read.place, read.bytes, read.count) == (f"{script}:14", 4, 3) and not read.may_steer
+        peaks.append(file.read_text())
+    assert peaks[0] == peaks[1]
+
+
+def test_generation_ends_where_it_should(tmp_path: Path) -> None:
+    code = """
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config
+config = GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=100, eos_token_id=99)
+model = AutoModelForCausalLM.from_config(config).cuda()
+ids = torch.ones(2, 5, dtype=torch.long).cuda()
+out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, pad_token_id=99)
+assert out.shape == (2, 9), out.shape
+"""
+    process = only(run_code(code, values=True))
+    assert all(read.may_steer for read in process.unknown_reads)  # whether a row has ended
+
+
+def test_ranks_that_torchrun_starts_have_a_card_each(tmp_path: Path) -> None:
+    script = tmp_path / "ddp.py"
+    script.write_text(
+        """
+import os, torch, torch.distributed as dist
+dist.init_process_group("nccl")
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512).cuda(), device_ids=[rank])
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(2):
+    net(torch.randn(4, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+    )
+    words = ("-m", "torch.distributed.run", "--nproc-per-node=2", str(script))
+    result = run(*words, card="t4", num_cards=2, values=True)
+    assert result.exit_code == 0
+    first, second = sorted(result.processes, key=lambda process: min(process.peak_device_bytes))
+    assert set(first.peak_device_bytes) == {0} and set(second.peak_device_bytes) == {1}
+    assert first.peak_device_bytes[0] == second.peak_device_bytes[1]
+    assert not first.unmodelled and not first.unknown_reads

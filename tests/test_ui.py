@@ -143,9 +143,9 @@ def test_the_report_is_shown_among_the_artifacts(page: Page, project: Project, a
     page.goto(f"{address}/{parent.info.run_id}/artifacts/report.html")
     report = page.frame_locator("iframe")
     expect(report.get_by_role("heading", level=1)).to_contain_text("What is the fastest way to train gpt2-nano")
-    [file] = project.folder.glob("runs/*-search-*/trials.csv")
-    num_trials = len(file.read_text().splitlines()) - 1
-    expect(report.locator("table.sortable").nth(1).locator("tbody tr")).to_have_count(num_trials)
+    [file] = project.folder.glob("runs/*-search-*/ranking.csv")
+    num_runs = len(file.read_text().splitlines()) - 1
+    expect(report.locator("table.sortable").nth(1).locator("tbody tr")).to_have_count(num_runs)
     expect(report.locator("html[data-drawn]")).to_be_attached()
     expect(report.locator("[data-chart=memory_against_throughput] .measured_marks path").first).to_be_visible()
     keep(page, "report")

@@ -3,6 +3,7 @@
 import csv
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -119,7 +120,9 @@ def test_any_error_of_the_recorder_is_the_cause_of_a_missing_prediction(monkeypa
         raise AttributeError("torch has no such name")
 
     monkeypatch.setattr("pipeline.prediction.trace.record", broken)
-    [(_, outcome)] = predict_each([tiny(vocabulary_size=303)], CPU, num_processes=0)
+    monkeypatch.setattr("pipeline.prediction.predict_all.worker_pool", nullcontext)  # a worker would not be broken
+    monkeypatch.setattr("pipeline.prediction.predict_all.run_all", lambda _, work, tasks: enumerate(map(work, tasks)))
+    [(_, outcome)] = predict_each([tiny(vocabulary_size=303)], CPU)
     assert str(outcome) == "predicting it raises AttributeError: torch has no such name"
     monkeypatch.setattr("pipeline.searching.candidates.predict_each", lambda *_: iter([(0, outcome)]))
     [candidate] = make_candidates(

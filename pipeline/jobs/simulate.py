@@ -41,8 +41,6 @@ class SimulateSettings(Settings):
     """Seconds after which the command is ended; none: no limit."""
     install: bool = False
     """Whether torch's CUDA build may be fetched (0.5 GB, 1.2 GB on disk) where the environment has a build for CPUs."""
-    json_file: Path | None = None
-    """File for the answer as JSON; none: no file of its own, the run's folder has findings.json."""
     output: Path = RunSettings.model_fields["output"].default
     """Folder of the results on local disk."""
 
@@ -64,7 +62,6 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
     wanted = _wanted(settings)
     from pipeline.jobs.publish import publish
     from pipeline.prediction.simulation import simulate as run_simulation
-    from pipeline.report.findings import to_json
     from pipeline.tracking.job import open_job
 
     with open_job("simulate", shlex.join(wanted.command)[:100], settings.output) as job:
@@ -81,8 +78,6 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
         publish(found, {}, job, console)
         job.tags({"verdict": found.verdict.value})
         job.succeeded = _exit_code(found) != 1
-    if settings.json_file is not None:
-        settings.json_file.write_text(to_json(found))
     return _exit_code(found)
 
 

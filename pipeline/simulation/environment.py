@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.simulation.cards import Card
-from pipeline.simulation.library import Library, library_for
+from pipeline.simulation.library import STAND_IN, Library, library_for
 from pipeline.simulation.torch_build import find_torch
 
 HOOK = Path(__file__).parent / "hook"
@@ -129,5 +129,10 @@ def _with(before: str, files: Sequence[Path]) -> str:
             f"the paths of a simulated card must have no space and no colon, and one is {odd[0]!r}; "
             "set FITPROOF_CACHE to another folder, or install Fitproof in one"
         )
-    own = [str(file) for file in files]
-    return ":".join([*own, *(path for path in before.split(":") if path and path not in own)])
+    others = [path for path in before.replace(" ", ":").split(":") if path and not _is_ours(Path(path))]
+    return ":".join([*map(str, files), *others])
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a process that is on a simulated card itself has this path from there."""
+    return path == HOOK or (path.parent / STAND_IN).exists()

@@ -12,6 +12,8 @@ from pipeline.base.errors import InvalidInputError
 
 HEADERS = ("triton/backends/nvidia/include", "nvidia/cu{major}/include", "nvidia/cuda_runtime/include")
 """Folders of installed packages that hold CUDA's headers: Triton's, and those of NVIDIA's runtime."""
+TOOLKIT = "/usr/local/cuda"
+"""Where CUDA's toolkit is, if CUDA_HOME does not say it."""
 FALLBACK_CUDNN = (9, 10, 0)
 """Version of cuDNN where torch's package does not say which it requires."""
 OF_TORCH = re.compile(r"torch(?![\w-])")
@@ -51,7 +53,7 @@ class TorchBuild:
         """
         major = self.cuda.partition(".")[0]
         places = [self.folder.parent / place.format(major=major) for place in HEADERS]
-        places += [Path(home) / "include" for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home]
+        places += [Path(os.environ.get("CUDA_HOME", TOOLKIT)) / "include"]
         for place in places:
             if _runtime_major(place) == major:
                 return place

@@ -19,9 +19,11 @@ FOLDER = Path(__file__).parents[2] / ".venv-cuda"
 PYTHON = FOLDER / "bin" / "python"
 
 
-def environment_of(card: str, num_devices: int = 1, base: Mapping[str, str] = os.environ) -> dict[str, str]:
+def environment_of(
+    card: str, num_devices: int = 1, base: Mapping[str, str] = os.environ, values: bool = False
+) -> dict[str, str]:
     """Return the variables by which a process of .venv-cuda runs on a machine with so many cards of this model."""
-    return environment(find_card(card), python=PYTHON, num_cards=num_devices, base=base)
+    return environment(find_card(card), python=PYTHON, num_cards=num_devices, values=values, base=base)
 
 
 def main() -> None:

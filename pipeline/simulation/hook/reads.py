@@ -1,6 +1,7 @@
-"""Counts what a process reads from a simulated card that is not known, by file and line: PID.reads in the report's folder.
+"""Counts what a process reads from a simulated card that is not known, by file and line.
 
-Each line of that file is a place, `bytes count file:line`; it is written again whenever a place is new, and at the end.
+The file PID.reads in the report's folder has a line for each place, `bytes count file:line`. It is written whenever a
+place is new, and at the end.
 """
 
 import atexit
@@ -9,6 +10,7 @@ import os
 import sys
 from collections import Counter
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -19,12 +21,12 @@ _places: Counter[tuple[int, str]] = Counter()
 
 def _place() -> str:
     """Return the innermost line of Python outside torch."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith((_TORCH, os.path.dirname(__file__), "<frozen")):  # noqa: PTH120
             return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "?"
 
 
@@ -35,7 +37,6 @@ def _write() -> None:
         Path(folder, f"{_PROCESS}.reads").write_text("".join(lines))
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_size_t)
 def _note(size: int) -> None:
     place = size, _place()
     _places[place] += 1
@@ -43,5 +44,6 @@ def _note(size: int) -> None:
         _write()
 
 
-ctypes.CDLL(None).card_watch_reads(_note)
-atexit.register(_write)
+_callback = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(_note)
+ctypes.CDLL(None).card_watch_reads(_callback)
+atexit.register(_write)  # which keeps all of this alive, what C calls too

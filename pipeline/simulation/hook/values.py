@@ -1,8 +1,8 @@
 """Values of small tensors on a simulated card, computed on the host: what a card that computes nothing cannot say.
 
-Each operator runs on the card, as ever; if it is about small tensors, it then runs on their shadows on the host too. What
-the program reads is the shadow. An operator whose output's size depends on values is told that size while it runs, so it
-allocates on the card what it would have.
+Each operator runs on the card, as ever; if it is about small tensors, it then runs on their shadows on the host too.
+What the program reads is the shadow. An operator whose output's size depends on values is told that size while it runs,
+so it allocates on the card what it would have.
 
 A shadow is known if all that it was computed from is: what the program put on the card, and what it computed from that.
 One that is not (numbers of a model, random ones) still holds the best guess, and its reading is reported.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -68,13 +69,15 @@ class Values(TorchDispatchMode):
     """Runs operators about small tensors on the host too."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._shadows: dict[int, Shadow] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         leaves = tree_leaves((args, kwargs))
         tensors = [it for it in leaves if isinstance(it, torch.Tensor)]
+        if any(isinstance(it, FakeTensor) for it in tensors):
+            return func(*args, **kwargs)
         if any(type(it) not in PLAIN for it in tensors):
             return NotImplemented  # a subclass says what it is made of
         on_card = [it for it in tensors if it.device.type == "cuda"]
@@ -103,6 +106,11 @@ class Values(TorchDispatchMode):
             is_known &= _covers_its_storage(args[0]) or self._is_known(args[0])
         if found and not any(found) and func not in OVERWRITES:
             return self._forget(func, args, func(*args, **kwargs))
+        if func is aten.copy_.default and not _is_on_card(args[0]):  # to the host: its values come last
+            _card.card_reads_are_known(int(is_known))
+            func(*args, **kwargs)
+            _card.card_reads_are_known(0)
+            return self._on_host(func, args, kwargs)
         try:
             expected = self._on_host(func, args, kwargs)
         except Exception:  # an operator of cards alone, or values that it cannot have
@@ -142,12 +150,11 @@ class Values(TorchDispatchMode):
         for out, value in zip(tree_leaves(real), tree_leaves(expected), strict=False):
             if not isinstance(out, torch.Tensor) or not isinstance(value, torch.Tensor) or out.shape != value.shape:
                 continue
-            if out.device.type == "cuda":
-                if _is_small(out):
-                    self._mirror(out).copy_(value)
-                    self._shadows[out.untyped_storage()._cdata].is_known = is_known
-            elif out is not value:
-                out.copy_(value)
+            if out.device.type != "cuda":
+                _write(out, value)
+            elif _is_small(out):
+                _write(self._mirror(out), value)
+                self._shadows[out.untyped_storage()._cdata].is_known = is_known
 
     def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
         """All ranks do the same: what a rank receives of another is what it sent; a sum is not known."""
@@ -171,7 +178,7 @@ class Values(TorchDispatchMode):
         content = torch.empty(it.untyped_storage().nbytes(), dtype=torch.uint8)
         if _card.card_known(ctypes.c_void_p(content.data_ptr()), ctypes.c_void_p(it.data_ptr()), content.nbytes):
             storage = it.untyped_storage()
-            self._shadows[storage._cdata] = Shadow(StorageWeakRef(storage), content.untyped_storage(), is_known=True)
+            self._shadows[storage._cdata] = Shadow(_weak(storage), content.untyped_storage(), is_known=True)
 
     def _forget(self, func: Any, args: Any, real: Any) -> Any:
         """Remove the shadows of what an operator wrote that is not run on the host; return its result."""
@@ -201,20 +208,28 @@ class Values(TorchDispatchMode):
         shadow = self._shadow(it)
         if shadow is None:
             if len(self._shadows) > MOST_SHADOWS:
-                self._shadows = {key: one for key, one in self._shadows.items() if not one.of.expired()}
+                self._shadows = {key: one for key, one in self._shadows.items() if not one.of.expired()}  # type: ignore[no-untyped-call]
             storage = it.untyped_storage()
             zeros = torch.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
-            shadow = self._shadows[storage._cdata] = Shadow(StorageWeakRef(storage), zeros, is_known=False)
+            shadow = self._shadows[storage._cdata] = Shadow(_weak(storage), zeros, is_known=False)
         mirror = torch.empty(0, dtype=it.dtype)
         return mirror.set_(shadow.storage, it.storage_offset(), it.size(), it.stride())
 
 
+def _write(to: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy values, unless they were computed in place or several elements share a place."""
+    if to.untyped_storage()._cdata != value.untyped_storage()._cdata and 0 not in to.stride():
+        to.copy_(value)
+
+
+def _weak(storage: torch.UntypedStorage) -> StorageWeakRef:
+    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+
 def _mutated(func: Any, args: Any) -> list[Any]:
     """Return the arguments that an operator writes to."""
-    given = zip(func._schema.arguments, args, strict=False)
-    return tree_leaves(
-        [it for argument, it in given if argument.alias_info is not None and argument.alias_info.is_write]
-    )
+    given = zip((argument.alias_info for argument in func._schema.arguments), args, strict=False)
+    return tree_leaves([it for alias, it in given if alias is not None and alias.is_write])
 
 
-Values().__enter__()
+Values().__enter__()  # type: ignore[no-untyped-call]

@@ -40,10 +40,10 @@ static int filled_bytes(const char *name) {
 
 static void note(const void *kernel, void **arguments) {
     struct known_kernel *it = place_of(kernel);
-    card_launched();
     was_asked_for_all = it->host && it->kind == OF_ALL;
     if (it->host && it->kind > 0) /* its arguments: the number of elements, the value, the address */
         card_repeat(*(void **)arguments[2], arguments[1], it->kind, *(int *)arguments[0]);
+    else card_launched();
 }
 
 void __cudaRegisterFunction(void **binary, const char *host, char *device, const char *name, int thread_limit,

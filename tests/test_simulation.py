@@ -1,0 +1,158 @@
+"""The engine of simulated cards, as far as it needs no CUDA build of torch: rules, start-up hook, generated sources."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.simulation import environment as module
+from pipeline.simulation import library
+from pipeline.simulation.cards import CARDS, find_card
+from pipeline.simulation.elf import read_library
+from pipeline.simulation.environment import HOOK, environment, python_of
+from pipeline.simulation.functions import answering_nothing, declared, known_by_name
+from pipeline.simulation.library import STAND_IN, Library, library_for
+from pipeline.simulation.torch_build import TorchBuild, find_torch
+
+HEADER = """
+CUresult cuInit(unsigned int Flags);
+extern cudaError_t cudaThing(struct thing *made, const int *given,
+    void *data, char *text, size_t *bytes);
+typedef void (*cudaCallback_t)(int a);
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the folder of a library that is not compiled."""
+    folder = tmp_path / "stand_in"
+    folder.mkdir()
+    for name in (STAND_IN, "libcuda.so.1"):
+        (folder / name).touch()
+    monkeypatch.setattr(module, "_library", lambda python: Library(folder))
+    return folder
+
+
+def test_variables_come_in_front_of_the_users_own(stand_in: Path) -> None:
+    base = {"LD_PRELOAD": "/mine.so", "PYTHONPATH": "/my/code", "CUDA_VISIBLE_DEVICES": "GPU-5"}
+    added = environment(find_card("t4"), python=Path(sys.executable), num_cards=2, base=base)
+    assert added["LD_PRELOAD"] == f"{stand_in}/{STAND_IN}:{stand_in}/libcuda.so.1:/mine.so"
+    assert added["PYTHONPATH"] == f"{HOOK}:/my/code"
+    assert added["CUDA_VISIBLE_DEVICES"] == "0,1" and added["SIMULATED_CARD_OTHERS_MIB"] == "0"
+    assert environment(find_card("t4"), python=Path(sys.executable), num_cards=2, base={**base, **added}) == added
+
+
+def test_a_budget_is_what_others_leave(stand_in: Path) -> None:
+    card = find_card("a100")
+    added = environment(card, python=Path(sys.executable), budget_bytes=2**30)
+    assert int(added["SIMULATED_CARD_OTHERS_MIB"]) == card.memory_mib - card.context.mib - 1024
+    with pytest.raises(InvalidInputError, match="at most 80640 MiB, not 81920"):
+        environment(card, python=Path(sys.executable), budget_bytes=80 * 2**30)
+
+
+def test_a_machine_has_1_to_16_cards(stand_in: Path) -> None:
+    with pytest.raises(InvalidInputError, match="1 to 16 cards, not 17"):
+        environment(find_card("t4"), python=Path(sys.executable), num_cards=17)
+
+
+def test_a_path_that_cannot_be_preloaded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_library", lambda python: Library(_folder(tmp_path / "my cache")))
+    with pytest.raises(InvalidInputError, match="no space.*my cache.*FITPROOF_CACHE"):
+        environment(find_card("t4"), python=Path(sys.executable))
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def test_the_interpreter_of_a_command_is_python_or_that_of_its_first_line(tmp_path: Path) -> None:
+    assert python_of([sys.executable, "train.py"]) == Path(sys.executable)
+    for number, line in enumerate((f"#!{sys.executable}", "#!/usr/bin/env python3")):
+        script = tmp_path / f"torchrun{number}"
+        script.write_text(f"{line}\n")
+        script.chmod(0o755)
+        assert "python" in python_of([str(script)]).name
+    with pytest.raises(InvalidInputError, match="must be on this machine, and 'no-such-command' is not"):
+        python_of(["no-such-command"])
+    with pytest.raises(InvalidInputError, match="runs Python commands, and 'ls' is none"):
+        python_of(["ls"])
+
+
+@pytest.mark.skipif("SIMULATED_CARD_NAME" in os.environ, reason="this environment has a CUDA build")
+def test_a_build_for_cpus_is_refused_with_the_remedy() -> None:
+    with pytest.raises(InvalidInputError, match=r"torch .* is none; install one, or let Fitproof make an environment"):
+        find_torch(Path(sys.executable))
+
+
+def test_what_the_machine_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    torch = TorchBuild(folder=tmp_path / "torch", version="2.13.0", cuda="13.0")
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(InvalidInputError, match='headers of CUDA 13.*pip install "nvidia-cuda-runtime==13.0'):
+        library_for(torch)
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda.h").touch()
+    (tmp_path / "include" / "cuda_runtime_api.h").write_text("#define CUDART_VERSION  13000\n")
+    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    with pytest.raises(InvalidInputError, match="needs a C compiler"):
+        library_for(torch)
+    monkeypatch.setattr(library.sys, "platform", "darwin")
+    with pytest.raises(InvalidInputError, match="needs Linux, and this machine's system is darwin"):
+        library_for(torch)
+
+
+def test_outputs_of_a_declared_function_are_those_whose_size_is_known() -> None:
+    first, second = declared(HEADER)
+    assert (first.name, first.outputs) == ("cuInit", ())
+    assert (second.name, second.outputs) == ("cudaThing", ("made", "bytes"))
+    assert "memset(bytes, 0, sizeof *bytes)" in answering_nothing([second])
+
+
+def test_a_function_without_header_answers_by_its_name() -> None:
+    names = ["cublasSgemm_v2", "cublasSetStream_v2", "cudnnCreateThing", "cusparseGetThing"]
+    stream, gemm, create, get = (line for line in known_by_name(names).splitlines() if line.startswith("WEAK"))
+    assert "card_launched" in gemm and "card" not in stream.replace("WEAK", "")
+    assert "calloc" in create and "return 1" in get and 'card_unmodelled("cusparseGetThing")' in get
+
+
+def test_the_users_own_start_up_module_runs_and_hooks_follow_torch(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.users_own = __file__\n")
+    (tmp_path / "torch.py").write_text("import sys\nsys.order = ['torch']\n")
+    (tmp_path / "hook.py").write_text("import sys\nsys.order.append('hook')\n")
+    code = """
+import sys
+before = hasattr(sys, "order")
+import torch, sitecustomize
+print(sys.users_own, sitecustomize.__file__, before, sys.order, sys.path)
+"""
+    variables = {
+        "PYTHONPATH": f"{HOOK}:{tmp_path}",
+        "SIMULATED_CARD_NAME": "any",
+        "SIMULATED_CARD_HOOKS": str(tmp_path / "hook.py"),
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, cwd=tmp_path)
+    own = tmp_path / "sitecustomize.py"
+    assert done.stdout.startswith(f"{own} {own} False ['torch', 'hook'] "), done.stderr
+    assert str(HOOK) not in done.stdout
+
+
+def test_symbols_of_a_shared_library_are_read(tmp_path: Path) -> None:
+    source = tmp_path / "one.c"
+    source.write_text(
+        "extern int asked(void); __attribute__((weak)) extern int may(void);"
+        "int defined(void) { return may ? asked() : 0; }"
+    )
+    file = tmp_path / "libone.so"
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(file)], check=True)
+    found = read_library(file)
+    assert "asked" in found.asked and "may" not in found.asked and "defined" in found.defined
+    assert read_library(source).needed == frozenset()
+
+
+def test_every_card_says_where_its_context_is_from() -> None:
+    assert all(card.context.mib > 0 and card.context.source for card in CARDS.values())
