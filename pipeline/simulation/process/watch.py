@@ -118,15 +118,16 @@ class Watch:
 
     def _device(self, number: int) -> dict[str, Any]:
         torch = self._torch
-        free, total = torch.cuda.mem_get_info(number)
         self._keep_peaks(number)
-        stats = torch.cuda.memory_stats(number)
+        stats, peaks = torch.cuda.memory_stats(number), self._peaks[number]
+        # A question to a card that this process did not use would make a context on it.
+        free, total = torch.cuda.mem_get_info(number) if peaks["peak_reserved_bytes"] else (0, 0)
         return {
             "name": torch.cuda.get_device_name(number),
             "total_bytes": total,
             "used_bytes": total - free,
             "reserved_bytes": torch.cuda.memory_reserved(number),
-            **self._peaks[number],
+            **peaks,
             "num_retries": stats.get("num_alloc_retries", 0),
         }
 
