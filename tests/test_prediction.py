@@ -269,9 +269,9 @@ def test_a_prediction_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     again = predict(tiny(micro_batch_size=4, seed=1, num_steps=9, output="elsewhere"), CPU)
     assert again == first
     for changed in ({"micro_batch_size": 2}, {"precision": "bf16"}, {"sequences": "padded"}, {"sequence_length": 16}):
-        with pytest.raises(TypeError, match="not callable"):
+        with pytest.raises(InvalidInputError, match="not callable"):
             predict(tiny(**{"micro_batch_size": 4, **changed}), CPU)
-    with pytest.raises(TypeError, match="not callable"):
+    with pytest.raises(InvalidInputError, match="not callable"):
         predict(experiment, find_card("a100"))
 
 
