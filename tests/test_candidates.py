@@ -48,6 +48,8 @@ def test_a_model_that_cannot_be_traced_is_no_refusal_of_policies(monkeypatch: py
         raise InvalidInputError("it reads the value of a tensor")
 
     monkeypatch.setattr("pipeline.prediction.checkpointing_policy.predict", untraceable)
+    here = "pipeline.prediction.checkpointing_policy.run_in_worker"
+    monkeypatch.setattr(here, lambda function, argument: function(argument))  # a worker would not be patched
     with pytest.raises(InvalidInputError, match="auto chooses policies by predictions.*reads the value"):
         with_policies(experiment, cpu, 1024)
 
