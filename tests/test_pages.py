@@ -221,7 +221,7 @@ def test_a_search_answers_for_another_budget(shown: Shown) -> None:
     assert page.locator(".headlines dd:first-of-type").all_inner_texts() == [
         "2.00 x naive",
         "96.8 MiB",
-        "within 2 %",
+        "at most 2 % slower",
         "yes",
     ]
     own = page.locator("output").inner_text()
