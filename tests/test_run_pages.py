@@ -257,7 +257,7 @@ def test_a_baseline_that_none_surpasses_is_the_answer() -> None:
     assert answer([plain, worse]) == "None uses less memory than plain. None is faster than plain."
     found = {one.title: one for one in headlines({"it": [plain, worse]})}
     assert found["least memory"].value == found["least time"].value == "the baseline's"
-    assert found["least time"].detail == "next: worse, +100 %"
+    assert found["least time"].detail == "next: worse, +100 % (+94 to +106 %)"
 
 
 def test_the_figures_of_one_run_are_its_costs() -> None:
