@@ -88,7 +88,7 @@ def test_a_script_that_does_not_fit_ends_with_the_line_that_asked_for_too_much(p
     assert done.returncode == 3, done.stderr
     assert "torch.OutOfMemoryError" in done.stderr  # the script's own traceback
     found = findings(project)
-    failed = found.largest.out_of_memory
+    failed = found.out_of_memory
     assert (found.verdict, failed.line) == ("does not fit", LINE_OF_FORWARD)
     assert failed.wanted_bytes > failed.free_bytes
     assert found.largest.device_bytes > found.memory_bytes  # told by the run on a card with room
@@ -159,15 +159,14 @@ def record(folder: Path, trace: list[dict[str, Any]], **changes: Any) -> Record:
         "pid": 1,
         "command": ["python", "train.py"],
         "rank": 0,
-        "world_size": 1,
         "ended_by": "the end of the script",
-        "error": None,
+        "is_out_of_memory": None,
         "phases": [],
         "marks": [],
         "steps": [],
         "out_of_memory": [],
         "devices": [],
-        "num_events": 100,
+        "is_whole": True,
         "workspace_bytes": [64],
         "versions": {},
         "allocator": "",

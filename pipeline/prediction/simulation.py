@@ -13,7 +13,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown, ModuleMemory, StepMemory, at_peak, course_of, modules_at_peak
 from pipeline.prediction.snapshot import SourceLines, history_of
-from pipeline.simulation.cards import CARDS, Card
+from pipeline.simulation.cards import CARDS
 from pipeline.simulation.environment import environment
 from pipeline.simulation.process import replay
 from pipeline.simulation.record import FailedAllocation, Record
@@ -65,7 +65,6 @@ class ProcessMemory:
     """The memory at the peak by source line and purpose."""
     course: StepMemory
     """From the first allocation to the end."""
-    out_of_memory: OutOfMemory | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +75,15 @@ class Simulation:
     card: str
     num_cards: int
     memory_bytes: int
-    context_source: str
+    """Of each card: what the command may use, the context included."""
     verdict: Verdict
     exit_code: int
-    seconds: float
+    out_of_memory: OutOfMemory | None
+    """What ended the command on this card; None if the card's memory did not."""
     processes: tuple[ProcessMemory, ...]
     """The one with the largest peak first; on a larger card where the given one is too small."""
     smallest_bytes: int | None
-    """The smallest memory of a card on which the command ran; None if it was not looked for."""
+    """The smallest memory of a card on which the command ran; None if it is not known."""
     smallest_expandable_bytes: int | None
     """The same with the allocator's expandable segments, as torch's allocator served the same requests."""
     assumptions: Mapping[str, str]
@@ -125,50 +125,45 @@ def simulate(
         InvalidInputError: the command cannot be started, or uses no card.
 
     """
-    run = _run(wanted, folder / "records")
+    run = _run(wanted, folder / "first")
     if may_need_values and any(read.may_steer for process in run.processes for read in process.unknown_reads):
         say("it read numbers from the card that nothing had computed; running it again with those of small tensors")
-        with_values = _run(replace(wanted, values=True), folder / "with_values", folder / "with_values.log")
-        if with_values.exit_code == 0 or run.exit_code != 0:
-            wanted, run = replace(wanted, values=True), with_values
-    first, verdict, failed = run, _verdict(run), _out_of_memory(run)
+        with_values = replace(wanted, values=True)
+        again = _run(with_values, folder / "with_values", is_shown=False)
+        if again.exit_code == 0 or run.exit_code != 0:
+            wanted, run = with_values, again
+    verdict, failed, notes, with_room = _verdict(run), _out_of_memory(run), _notes(wanted, run), run
     if verdict is Verdict.DOES_NOT_FIT:
         say(f"it does not fit; running it on a card with {UNLIMITED_MIB // 1024} GiB, to see what it needs")
-        run = _run(
-            replace(wanted, card=_with_room(wanted.card), budget_bytes=None),
-            folder / "with_room",
-            folder / "with_room.log",
-        )
-    processes = sorted((_memory(run, record) for record in run.records), key=lambda one: -one.device_bytes)
-    if failed is not None and processes:
-        processes[0] = replace(processes[0], out_of_memory=failed)
+        with_room = _run(_with_room(wanted), folder / "with_room", is_shown=False)
+        notes += _note_on_failure(with_room, folder / "with_room.log")
     smallest, expandable = None, None
-    if run.exit_code == 0 and processes and verdict is not Verdict.NONE:
+    if with_room.records and with_room.exit_code == 0 and verdict is not Verdict.NONE:
         say("looking for the smallest memory")
-        smallest, expandable = _smallest(wanted, run, folder)
-    for number, record in enumerate(run.records):
+        smallest, expandable = _smallest(wanted, with_room, folder / "smallest")
+    for number, record in enumerate(with_room.records):
         shutil.copy(record.snapshot, folder / f"memory_snapshot_{number}.pickle")
+    processes = (_memory(with_room, record) for record in with_room.records)
     return Simulation(
         command=wanted.command,
         card=wanted.card.name,
         num_cards=wanted.num_cards,
         memory_bytes=_memory_bytes(wanted),
-        context_source=wanted.card.context.source,
         verdict=verdict,
-        exit_code=first.exit_code,
-        seconds=run.seconds,
-        processes=tuple(processes),
+        exit_code=run.exit_code,
+        out_of_memory=failed,
+        processes=tuple(sorted(processes, key=lambda one: -one.device_bytes)),
         smallest_bytes=smallest,
         smallest_expandable_bytes=expandable,
         assumptions=_assumptions(run),
-        notes=(*_notes(wanted, first), *_note_on_failure(run, folder / "with_room.log")),
+        notes=notes,
     )
 
 
-def _run(wanted: Simulate, folder: Path, log: Path | None = None) -> SimulatedRun:
-    """Run the command; refuse one that uses no card."""
+def _run(wanted: Simulate, folder: Path, *, is_shown: bool = True) -> SimulatedRun:
+    """Run the command, its output shown or in the file FOLDER.log; refuse one that uses no card."""
     folder.mkdir(parents=True)
-    run = run_command(wanted, folder, log)
+    run = run_command(wanted, folder, None if is_shown else folder.with_suffix(".log"))
     if not run.records and run.exit_code == 0:
         raise InvalidInputError(
             f"the command must train on a GPU with torch, and {' '.join(wanted.command)} ended without using one; "
@@ -188,7 +183,7 @@ def _verdict(run: SimulatedRun) -> Verdict:
 
 def _out_of_memory(run: SimulatedRun) -> OutOfMemory | None:
     """Return the allocation that ended the run; None if none did, or the script went on after it."""
-    if run.exit_code == 0:
+    if run.exit_code == 0 or any(record.is_out_of_memory is False for record in run.records):
         return None
     failures = [(record, failure) for record in run.records for failure in record.out_of_memory[-1:]]
     if not failures:
@@ -232,13 +227,12 @@ def _memory(run: SimulatedRun, record: Record) -> ProcessMemory:
         user_line=history.user_line_of_peak,
         lines=modules_at_peak(history.timeline),
         course=course_of(history.timeline),
-        out_of_memory=None,
     )
 
 
-def _with_room(card: Card) -> Card:
-    """Return the card with memory for every training."""
-    return replace(card, memory_mib=UNLIMITED_MIB)
+def _with_room(wanted: Simulate, budget_bytes: int | None = None) -> Simulate:
+    """Return the same on a card with memory for every training, or with this budget."""
+    return replace(wanted, card=replace(wanted.card, memory_mib=UNLIMITED_MIB), budget_bytes=budget_bytes)
 
 
 def _memory_bytes(wanted: Simulate) -> int:
@@ -253,11 +247,7 @@ def _smallest(wanted: Simulate, run: SimulatedRun, folder: Path) -> tuple[int | 
     plain, expandable = (_replayed(wanted, run, variables) for variables in ({}, EXPANDABLE))
     if plain is None:
         return None, expandable
-    budget_bytes = plain - wanted.card.context.mib * MIB
-    card = _with_room(wanted.card)
-    confirmed = _run(
-        replace(wanted, card=card, budget_bytes=budget_bytes), folder / "smallest", folder / "smallest.log"
-    )
+    confirmed = _run(_with_room(wanted, plain - wanted.card.context.mib * MIB), folder, is_shown=False)
     return (plain if confirmed.exit_code == 0 else None), expandable
 
 
@@ -265,11 +255,10 @@ def _replayed(wanted: Simulate, run: SimulatedRun, variables: Mapping[str, str])
     """Return the memory that the most demanding process needs, as torch's allocator serves its requests under caps."""
     needed = []
     for record in run.records:
-        number = _card_of(record)
-        card = environment(_with_room(wanted.card), python=Path(record.command[0]))
-        words = [record.command[0], replay.__file__, str(record.snapshot), str(number)]
-        base = {**os.environ, **wanted.variables, **card, **variables}
-        done = subprocess.run(words, env=base, capture_output=True, check=False)
+        number, python = _card_of(record), record.command[0]
+        card = environment(_with_room(wanted).card, python=Path(python))
+        words = [python, replay.__file__, str(record.snapshot), str(number)]
+        done = subprocess.run(words, env={**os.environ, **card, **variables}, capture_output=True, check=False)
         found: dict[str, int] = json.loads(done.stdout or "{}")
         if not found:
             return None
@@ -326,6 +315,10 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
     if caught and run.exit_code == 0:
         line = _line_of(caught[0], caught[0].out_of_memory[0])
         found.append(f"The script ran out of memory at {line}, and went on after that.")
+    if not all(record.is_whole for record in run.records):
+        found.append(
+            "It allocated so often that only the latest allocations are known: lines and purposes are of these."
+        )
     if wanted.card.context.source == "assumed":
         found.append(
             f"The CUDA context of {wanted.card.name} was not measured: {wanted.card.context.mib} MiB are assumed."

@@ -2,7 +2,7 @@
 
 import linecache
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 
 from pipeline.memory.timeline import Lifetime, Span, Timeline
 from pipeline.simulation import record as record_module
-from pipeline.simulation.record import PhaseTime, Record, StackFrame
+from pipeline.simulation.record import Mark, PhaseTime, Record, StackFrame
 
 BEFORE_FIRST_FORWARD = "load"
 MODULE_CALL = "_call_impl"
@@ -31,15 +31,7 @@ BY_FUNCTION = (
         re.compile(r"^_?(eval|evaluate|evaluation|evaluation_loop|estimate_loss|valid\w*|prediction_step)$"),
     ),
 )
-"""Phases that a function on the stack tells."""
-
-
-@dataclass(kw_only=True, slots=True)
-class _Live:
-    """A storage that is alive."""
-
-    number: int
-    begin_us: int
+"""Phases by the name of a function on the stack."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +60,7 @@ def history_of(record: Record, device: int) -> History:
     events: list[int] = []
     spans: list[Span] = []
     user_lines: list[str | None] = []
-    alive: dict[int, _Live] = {}
+    alive: dict[int, int] = {}
     marks = sorted(record.marks, key=lambda mark: mark.time_us)
     for event in trace:
         now, address = event["time_us"], event["addr"]
@@ -76,13 +68,13 @@ def history_of(record: Record, device: int) -> History:
             _apply(marks.pop(0), alive, lifetimes)
         step, phase, stack = phases.at(now, event["frames"])
         if event["action"] == "free_requested":
-            storage = alive.pop(address, None)
-            if storage is None:  # allocated before the history begins
+            number = alive.pop(address, None)
+            if number is None:  # allocated before the history begins
                 continue
-            events.append(-1 - storage.number)
-            lifetimes[storage.number].freed_at = len(events) - 1
+            events.append(-1 - number)
+            lifetimes[number].freed_at = len(events) - 1
         else:
-            alive[address] = _Live(number=len(lifetimes), begin_us=now)
+            alive[address] = len(lifetimes)
             events.append(len(lifetimes))
             frames = [(frame["filename"], frame["line"], frame["name"]) for frame in event["frames"]]
             own = [frame for frame in frames if not frame[0].startswith(SIMULATION)]
@@ -94,16 +86,15 @@ def history_of(record: Record, device: int) -> History:
         _apply(mark, alive, lifetimes)
     _find_activations(lifetimes, spans, len(events))
     _find_workspaces(lifetimes, record.workspace_bytes)
-    numbers = [float(number) for number in range(len(events))]
-    timeline = Timeline.of(lifetimes, events, spans=spans, seconds=numbers)
+    timeline = Timeline.of(lifetimes, events, spans=spans, seconds=range(len(events)))
     return History(timeline=timeline, user_lines=tuple(user_lines))
 
 
-def _apply(mark: Any, alive: Mapping[int, _Live], lifetimes: Sequence[Lifetime]) -> None:
+def _apply(mark: Mark, alive: Mapping[int, int], lifetimes: Sequence[Lifetime]) -> None:
     """Set the category of the storages at these addresses; what was parameters before stays so."""
     for address in mark.addresses:
         if address in alive:
-            one = lifetimes[alive[address].number]
+            one = lifetimes[alive[address]]
             if one.category not in ("parameters", "gradients", "optimizer state"):
                 one.category = mark.category
 
@@ -122,16 +113,16 @@ def _lifetime(num_bytes: int, phase: str, stack: Sequence[StackFrame], code: "So
 
 
 def _find_activations(lifetimes: Iterable[Lifetime], spans: Sequence[Span], num_events: int) -> None:
-    """Call activations what a forward pass made and the following backward pass still finds."""
-    starts = [span.begin for span in spans]
+    """Call activations what a forward pass made and the backward pass that follows it still finds."""
+    begins = [span.begin for span in spans]
     for one in lifetimes:
-        place = bisect_left(starts, one.allocated_at + 1) - 1
-        following = next((span for span in spans[place + 1 :] if span.phase != spans[place].phase), None)
-        is_kept = following is not None and following.phase == "backward"
-        if one.category == "temporary" and spans[place].phase == "forward" and is_kept:
-            end = num_events if one.freed_at is None else one.freed_at
-            if following is not None and end > following.begin:
-                one.category = "activations"
+        span = bisect_right(begins, one.allocated_at) - 1
+        if one.category != "temporary" or spans[span].phase != "forward":
+            continue
+        following = next((later for later in spans[span + 1 :] if later.phase != "forward"), None)
+        end = num_events if one.freed_at is None else one.freed_at
+        if following is not None and following.phase == "backward" and end > following.begin:
+            one.category = "activations"
 
 
 def _find_workspaces(lifetimes: Iterable[Lifetime], sizes: Sequence[int]) -> None:
@@ -142,31 +133,25 @@ def _find_workspaces(lifetimes: Iterable[Lifetime], sizes: Sequence[int]) -> Non
 
 
 class _Phases:
-    """The phases of a process over time."""
+    """The phases of a process, asked for in the order of time."""
 
     def __init__(self, record: Record) -> None:
-        self._phases = sorted(record.phases, key=lambda phase: (phase.begin_us, -phase.end_us))
-        self._begins = [phase.begin_us for phase in self._phases]
+        self._coming = sorted(record.phases, key=lambda phase: (phase.begin_us, -phase.end_us), reverse=True)
+        self._running: list[PhaseTime] = []
         self._steps = record.steps
         self._has_begun = False
 
     def at(self, time_us: int, frames: Sequence[Mapping[str, Any]]) -> tuple[int, str, tuple[StackFrame, ...]]:
-        """Return the optimizer step, the phase, and where the script started it, of an event."""
-        step = bisect_left(self._steps, time_us)
-        around = self._around(time_us)
-        names = [frame["name"] for frame in frames]
-        told = next((phase for phase, pattern in BY_FUNCTION if any(map(pattern.match, names))), None)
-        self._has_begun = self._has_begun or MODULE_CALL in names or around is not None
-        if around is not None:
-            return step, around.phase, around.stack
-        return step, told or ("forward" if self._has_begun else BEFORE_FIRST_FORWARD), ()
-
-    def _around(self, time_us: int) -> PhaseTime | None:
-        """Return the innermost phase that ran at a time."""
-        place = bisect_left(self._begins, time_us + 1)
-        return next(
-            (phase for phase in reversed(self._phases[max(0, place - 8) : place]) if phase.end_us >= time_us), None
-        )
+        """Return the optimizer step, the innermost phase, and where the script started it, of an event."""
+        while self._coming and self._coming[-1].begin_us <= time_us:
+            self._running.append(self._coming.pop())
+        self._running = [phase for phase in self._running if phase.end_us >= time_us]
+        step, names = bisect_left(self._steps, time_us), [frame["name"] for frame in frames]
+        self._has_begun = self._has_begun or MODULE_CALL in names or bool(self._running)
+        if self._running:
+            return step, self._running[-1].phase, self._running[-1].stack
+        named = next((phase for phase, pattern in BY_FUNCTION if any(map(pattern.match, names))), None)
+        return step, named or ("forward" if self._has_begun else BEFORE_FIRST_FORWARD), ()
 
 
 class SourceLines:

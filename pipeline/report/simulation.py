@@ -1,6 +1,7 @@
 """The report of a simulated command: whether it fits, what fills the memory at its peak, and what it would need."""
 
 import shlex
+from dataclasses import replace
 
 import pandas as pd
 
@@ -56,7 +57,7 @@ def answer(simulation: Simulation) -> str:
         left = whole - largest.device_bytes / MIB
         sentences += [f"Fits {simulation.card}, with {left:,.1f} of {whole:,.0f} MiB left.", needed]
     elif simulation.verdict is Verdict.DOES_NOT_FIT:
-        sentences += [_failure(simulation, largest), f"On a card with room: {needed[0].lower()}{needed[1:]}"]
+        sentences += [_failure(simulation), f"On a card with room: {needed[0].lower()}{needed[1:]}"]
     else:
         sentences += [f"No verdict: {_why_none(simulation, largest)}.", f"Until then: {needed[0].lower()}{needed[1:]}"]
     if simulation.smallest_bytes is not None:
@@ -77,8 +78,8 @@ def _where(largest: ProcessMemory) -> str:
     return f"{peak.phase} at {peak.module}{made}{through}; {100 * share / peak.peak_bytes:.0f} % of it {part}."
 
 
-def _failure(simulation: Simulation, largest: ProcessMemory) -> str:
-    failed = largest.out_of_memory
+def _failure(simulation: Simulation) -> str:
+    failed = simulation.out_of_memory
     assert failed is not None  # that is what this verdict means
     return (
         f"Does not fit {simulation.card}: {failed.line} asks for {failed.wanted_bytes / MIB:,.1f} MiB, and "
@@ -140,6 +141,7 @@ def _of_process(largest: ProcessMemory) -> tuple[tuple[Plot, ...], tuple[Table, 
         "fragmentation: reserved, not allocated": largest.peak_reserved_bytes - largest.peak_allocated_bytes,
         "context, and what libraries take": largest.device_bytes - largest.peak_reserved_bytes,
     }
+    lines = shares_table("line", "memory at the peak, by source line", largest.peak.module_bytes)
     plots = (
         course_plot(largest.course, "memory from the first allocation to the end, by purpose", EVENTS),
         treemap_plot(largest.lines, "memory at the peak, by source line and purpose"),
@@ -147,22 +149,8 @@ def _of_process(largest: ProcessMemory) -> tuple[tuple[Plot, ...], tuple[Table, 
     )
     return plots, (
         shares_table("purpose", "memory of the card at the peak, by purpose", {**categories_of(largest.peak), **rest}),
-        _lines_table(largest),
+        replace(lines, num_in_terminal=NUM_LINES),
         _largest_table(largest),
-    )
-
-
-def _lines_table(largest: ProcessMemory) -> Table:
-    total = largest.peak.peak_bytes
-    lines = [
-        {"line": line, "MiB": size / MIB, "%": 100 * size / total} for line, size in largest.peak.module_bytes.items()
-    ]
-    return Table(
-        name="lines",
-        title="memory at the peak, by source line",
-        frame=pd.DataFrame(lines),
-        forms={"MiB": "{:,.1f}", "%": "{:.1f}"},
-        num_in_terminal=NUM_LINES,
     )
 
 

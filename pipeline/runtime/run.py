@@ -12,9 +12,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
-
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.processes import kill_family
 from pipeline.base.results import Finished, MemoryUse, Outcome, Result, StepRecord
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
@@ -255,17 +254,8 @@ def emit(observer: Observer, event: Any) -> None:
 
 def _kill(process: BaseProcess) -> None:
     """Kill a process, if it was started, and its ranks: one that hangs does not end by itself."""
-    if process.pid is None:
-        return
-    try:
-        ranks = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        ranks = []
-    process.kill()
-    for rank in ranks:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            rank.kill()
-    psutil.wait_procs(ranks, timeout=SECONDS_TO_END)
+    if process.pid is not None:
+        kill_family(process.pid, SECONDS_TO_END)
 
 
 def _await_end(process: BaseProcess) -> None:

@@ -37,9 +37,7 @@ class FailedAllocation:
     """An allocation that a card had no memory for."""
 
     time_us: int
-    device: int
     wanted_bytes: int
-    total_bytes: int
     free_bytes: int
     """What the card had left."""
     stack: tuple[StackFrame, ...]
@@ -49,25 +47,8 @@ class FailedAllocation:
 class DeviceMemory:
     """What torch's allocator counted on one card."""
 
-    name: str
-    total_bytes: int
-    used_bytes: int
-    """At the end, the context and other users of the card included."""
-    reserved_bytes: int
-    """At the end."""
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    num_retries: int
-    """Allocations before which the allocator had to give cached memory back."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptError:
-    """The error that ended a process."""
-
-    kind: str
-    message: str
-    is_out_of_memory: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +58,9 @@ class Record:
     pid: int
     command: tuple[str, ...]
     rank: int
-    world_size: int
     ended_by: str
-    error: ScriptError | None
+    is_out_of_memory: bool | None
+    """Whether the error that ended it is torch's of a full card; None without an error."""
     phases: tuple[PhaseTime, ...]
     """In the order in which they ended."""
     marks: tuple[Mark, ...]
@@ -87,8 +68,8 @@ class Record:
     """Microseconds at which each optimizer step ended."""
     out_of_memory: tuple[FailedAllocation, ...]
     devices: tuple[DeviceMemory, ...]
-    num_events: int
-    """Events of the allocator that the snapshot holds at most."""
+    is_whole: bool
+    """Whether the snapshot has all events of the allocator, and not the latest ones alone."""
     workspace_bytes: tuple[int, ...]
     """Sizes of the workspaces of cuBLAS and cuBLASLt."""
     versions: Mapping[str, str | None]

@@ -5,12 +5,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
+from pipeline.base.processes import kill_family
 from pipeline.simulation.cards import Card
 from pipeline.simulation.environment import environment, python_of
 from pipeline.simulation.install import install, installed
@@ -21,7 +20,8 @@ from pipeline.simulation.torch_build import CpuBuildError, find_torch
 
 GRACE_SECONDS = 30.0
 """How long after its time limit a process may take to write its record."""
-SECONDS_BETWEEN_LOOKS = 0.1
+SECONDS_TO_END = 10.0
+"""How long killed processes may take to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,6 @@ class Simulate:
     num_steps: int | None = 3
     """Optimizer steps after which each process ends; None: it runs to its own end."""
     time_limit_seconds: float | None = None
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables for the command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +91,7 @@ def run_command(wanted: Simulate, folder: Path, log: Path | None = None) -> Simu
         **({} if wanted.num_steps is None else {watch.STEPS: str(wanted.num_steps)}),
         **({} if end is None else {watch.TIME_LIMIT: str(end)}),
     }
-    base = {**os.environ, **wanted.variables, **own}
+    base = {**os.environ, **own}
     card = environment(
         wanted.card,
         python=python,
@@ -120,26 +118,13 @@ def run_command(wanted: Simulate, folder: Path, log: Path | None = None) -> Simu
 
 
 def _wait(process: "subprocess.Popen[bytes]", end: float | None) -> int:
-    """Return the exit code; a process that outlives `end`, or this process's interruption, is killed with its own."""
+    """Return the exit code; a process that outlives `end`, or an interruption of this one, is killed with its own."""
     try:
-        while process.poll() is None:
-            if end is not None and time.time() > end:
-                _kill(process)
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+        return process.wait(None if end is None else max(0.0, end - time.time()))
+    except subprocess.TimeoutExpired:
+        kill_family(process.pid, SECONDS_TO_END)
+        return process.wait()
     except BaseException:
-        _kill(process)
+        kill_family(process.pid, SECONDS_TO_END)
+        process.wait()
         raise
-    return process.returncode
-
-
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    try:
-        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    except psutil.NoSuchProcess:
-        return
-    for one in family:
-        try:
-            one.kill()
-        except psutil.NoSuchProcess:
-            continue
-    process.wait()

@@ -54,7 +54,7 @@ class Watch:
         """Microseconds at which the optimizer steps ended."""
         self.out_of_memory: list[dict[str, Any]] = []
         self.ended_by = "the end of the script"
-        self.error: dict[str, Any] | None = None
+        self.is_out_of_memory: bool | None = None
 
     def begin(self) -> None:
         """Start recording as soon as the process uses CUDA."""
@@ -92,57 +92,43 @@ class Watch:
             self._mark_modules()
             while self._open:
                 self._leave()
-            _write(self._folder / f"{os.getpid()}.pickle", pickle.dumps(torch.cuda.memory._snapshot()))
-            _write(self._folder / f"{os.getpid()}.json", json.dumps(self._content()).encode())
+            snapshot = torch.cuda.memory._snapshot()
+            is_whole = all(len(trace) < NUM_EVENTS for trace in snapshot["device_traces"])
+            _write(self._folder / f"{os.getpid()}.pickle", pickle.dumps(snapshot))
+            _write(self._folder / f"{os.getpid()}.json", json.dumps({**self._content(), "is_whole": is_whole}).encode())
 
     def _content(self) -> dict[str, Any]:
         torch = self._torch
+        self._keep_peaks()
         return {
             "pid": os.getpid(),
             "command": [*sys.orig_argv] if hasattr(sys, "orig_argv") else [sys.executable, *sys.argv],
             "rank": int(os.environ.get("RANK", "0")),
-            "world_size": int(os.environ.get("WORLD_SIZE", "1")),
             "ended_by": self.ended_by,
-            "error": self.error,
+            "is_out_of_memory": self.is_out_of_memory,
             "phases": self.phases,
             "marks": self.marks,
             "steps": self.steps,
             "out_of_memory": self.out_of_memory,
-            "devices": [self._device(number) for number in range(torch.cuda.device_count())],
-            "num_events": NUM_EVENTS,
+            "devices": [self._peaks[number] for number in sorted(self._peaks)],
             "workspace_bytes": _workspace_bytes(torch),
             "versions": {"python": sys.version.split()[0], "torch": torch.__version__, "CUDA": torch.version.cuda},
             "allocator": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
             "own_code": _own_code(),
         }
 
-    def _device(self, number: int) -> dict[str, Any]:
-        torch = self._torch
-        self._keep_peaks(number)
-        stats, peaks = torch.cuda.memory_stats(number), self._peaks[number]
-        # A question to a card that this process did not use would make a context on it.
-        free, total = torch.cuda.mem_get_info(number) if peaks["peak_reserved_bytes"] else (0, 0)
-        return {
-            "name": torch.cuda.get_device_name(number),
-            "total_bytes": total,
-            "used_bytes": total - free,
-            "reserved_bytes": torch.cuda.memory_reserved(number),
-            **peaks,
-            "num_retries": stats.get("num_alloc_retries", 0),
-        }
-
-    def _keep_peaks(self, number: int) -> None:
-        """Note the peaks of a card, which the script may be about to reset."""
-        stats, peaks = self._torch.cuda.memory_stats(number), self._peaks.setdefault(number, {})
-        for kind in ("allocated", "reserved"):
-            name = f"peak_{kind}_bytes"
-            peaks[name] = max(peaks.get(name, 0), stats.get(f"{kind}_bytes.all.peak", 0))
+    def _keep_peaks(self) -> None:
+        """Note the peaks of all cards, which the script may be about to reset."""
+        for number in range(self._torch.cuda.device_count()) if self._torch.cuda.is_initialized() else ():
+            stats, peaks = self._torch.cuda.memory_stats(number), self._peaks.setdefault(number, {})
+            for kind in ("allocated", "reserved"):
+                name = f"peak_{kind}_bytes"
+                peaks[name] = max(peaks.get(name, 0), stats.get(f"{kind}_bytes.all.peak", 0))
 
     def _keeping_peaks(self, reset: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(reset)
         def call(*args: Any, **kwargs: Any) -> Any:
-            for number in range(self._torch.cuda.device_count()) if self._torch.cuda.is_initialized() else ():
-                self._keep_peaks(number)
+            self._keep_peaks()
             return reset(*args, **kwargs)
 
         return call
@@ -153,8 +139,8 @@ class Watch:
 
     def _observe(self, device: int, wanted_bytes: int, total_bytes: int, free_bytes: int) -> None:
         """Note an allocation that failed, from whichever thread."""
-        event = {"time_us": _now(), "device": device, "wanted_bytes": wanted_bytes, "stack": _stack()}
-        self.out_of_memory.append({**event, "total_bytes": total_bytes, "free_bytes": free_bytes})
+        event = {"time_us": _now(), "wanted_bytes": wanted_bytes, "free_bytes": free_bytes, "stack": _stack()}
+        self.out_of_memory.append(event)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._num_steps and self._steps_of.get(id(optimizer), 0) >= self._num_steps:
@@ -212,8 +198,7 @@ class Watch:
     def _remember(self, hook: Any, kind: Any, error: Any, traceback: Any) -> None:
         """Note the error that ends the process."""
         self.ended_by = "an error"
-        is_memory = isinstance(error, self._torch.OutOfMemoryError)
-        self.error = {"kind": kind.__name__, "message": str(error)[:2000], "is_out_of_memory": is_memory}
+        self.is_out_of_memory = isinstance(error, self._torch.OutOfMemoryError)
         hook(kind, error, traceback)
 
 

@@ -1,0 +1,18 @@
+"""Processes of the operating system, with those that they have started."""
+
+import contextlib
+
+import psutil
+
+
+def kill_family(pid: int, timeout_seconds: float) -> None:
+    """Kill a process and its descendants, and wait for the descendants; its own starter has to wait for the process."""
+    try:
+        parent = psutil.Process(pid)
+        descendants = parent.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return
+    for process in (parent, *descendants):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(descendants, timeout=timeout_seconds)
