@@ -16,8 +16,8 @@ from pipeline.report.configurations import configurations_of
 from pipeline.report.page import to_html, to_markdown
 from pipeline.report.search import answer, search_report, trials_table
 from pipeline.searching.certificate import Certificate
-from pipeline.searching.measurements import mean_speed
 from pipeline.searching.results import Measurement, SearchFindings
+from pipeline.training.timing import mean_speed
 
 NOISE = "the noise of this machine: two runs differ by about 9.9 %"
 SPEEDS = st.lists(st.floats(500, 5000), max_size=2)

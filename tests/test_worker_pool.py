@@ -136,8 +136,6 @@ def test_the_unexpected_end_of_a_worker_is_reported() -> None:
     assert not multiprocessing.active_children()
 
 
-# The pool's own thread may close its queue at the same moment as worker_pool(), and find it closed.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_unexpected_end_of_an_idle_worker_is_reported() -> None:
     with pytest.raises(WorkerError, match="a worker process ended before"), worker_pool(1) as pool:
         [(_, (_, number))] = run_all(pool, square, [2])

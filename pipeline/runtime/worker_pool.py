@@ -31,8 +31,9 @@ def worker_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
     except BaseException:
         for process in list(pool._processes.values()):  # pool.kill_workers() from Python 3.14 on
             process.kill()
-        pool._result_queue._writer.close()  # type: ignore[attr-defined]  # else its thread waits for a killed worker
-        pool._call_queue._reader.close()  # type: ignore[attr-defined]  # and before Python 3.11.5 the other one as well
+        if not pool._broken:  # else the pool's own thread closes them, maybe at this moment
+            pool._result_queue._writer.close()  # type: ignore[attr-defined]  # else it waits for a killed worker
+            pool._call_queue._reader.close()  # type: ignore[attr-defined]  # and before Python 3.11.5 so does another
         raise
     finally:
         pool.shutdown(cancel_futures=True)
