@@ -183,9 +183,7 @@ def test_the_peak_on_a_cpu_is_predicted(lever: Lever) -> None:
     needs_package(lever)
     for model in lever.models:
         experiment = pair(lever, model, sequence_length=64, eval_steps=0, **DROPOUT)[1]
-        # What oneDNN allocates inside products of 16-bit weights depends on the instructions of the CPU.
-        error = 2e-2 if lever.settings.get("weights") == "bfloat16" else 1e-4
-        assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=error), model
+        assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4), model
 
 
 @pytest.mark.gpu

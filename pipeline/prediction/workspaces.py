@@ -135,13 +135,11 @@ def _layer_norm_backward(call: Call) -> Inside:
 
 
 def _squared_errors(call: Call) -> Inside:
-    """Return the errors of all elements, if the loss is reduced; on CUDA the loss keeps a storage of that size."""
+    """Return the errors of all elements, if the loss is reduced; the loss itself keeps a storage of that size."""
     inputs: Tensor = call.args[0]
     if len(call.args) > 2 and call.args[2] == NO_REDUCTION:
         return NOTHING
     errors = Buffer(inputs.numel() * inputs.element_size())
-    if call.hardware.capability is None:
-        return Inside(before=(errors,), after=(errors,))
     return Inside(after=(errors, errors), result_bytes=errors.num_bytes)
 
 
