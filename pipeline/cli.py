@@ -78,16 +78,31 @@ def main(argv: list[str] | None = None) -> int:
 
 def _check_files(entry: str, words: list[str]) -> None:
     """Raise InvalidInputError if a setting names a file or folder that does not exist; nothing is imported for it."""
-    if "-h" in words or "--help" in words:
+    own = _before_command(words)
+    if "-h" in own or "--help" in own:
         return
-    pairs = re.findall(r"(?m)^--([^=\n]+)[=\n](.*)$", "\n".join(words))  # --name value, or --name=value
-    given = {**({"config": str(BEST_FILE)} if entry == "export" else {}), **dict(pairs)}
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS, exit_on_error=False
+    )
+    for name in EXISTING:
+        parser.add_argument(f"--{name}")
+    try:
+        given = vars(parser.parse_known_args(own)[0])
+    except argparse.ArgumentError:  # a value is missing: parse() says so
+        return
+    if entry == "export":
+        given.setdefault("config", str(BEST_FILE))
     for name, kind in EXISTING.items():
         value = given.get(name, "none")
         if value != "none" and not find_file(Path(value)).exists():
             raise InvalidInputError(
                 f"{value} must be a readable {kind} ({os.strerror(errno.ENOENT)}); check the path in {name}"
             )
+
+
+def _before_command(words: list[str]) -> list[str]:
+    """Return the words before `--`, which a command with options of its own follows."""
+    return words[: words.index("--")] if "--" in words else words
 
 
 def usage() -> str:
@@ -112,9 +127,10 @@ def parse(entry: str, words: list[str]) -> dict[str, Any]:
     from pipeline.config.settings import nested, unknown_setting
 
     kind = settings_of(entry)
-    if "command" in kind.model_fields and "--" in words:  # what follows is a command with options of its own
-        place = words.index("--")
-        words = [*words[:place], *(["--command", shlex.join(words[place + 1 :])] if words[place + 1 :] else [])]
+    if "command" in kind.model_fields:
+        own = _before_command(words)
+        command = words[len(own) + 1 :]
+        words = [*own, *(["--command", shlex.join(command)] if command else [])]
     try:
         given, others = _parser(entry, kind, "-h" in words or "--help" in words).parse_known_args(words)
     except argparse.ArgumentError as error:

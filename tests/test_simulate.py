@@ -129,6 +129,7 @@ def test_a_command_that_uses_no_card_is_refused(project: Project) -> None:
         (["--gpu", "t4", "--steps", "0", "--", "python", "train.py"], "steps must be a number of optimizer steps"),
         (["--gpu", "t4", "--budget", "16GiB", "--", "python", "train.py"], "more than the device's memory"),
         (["--gpu", "t4", "--", "pyton", "train.py"], "'pyton' is not"),
+        (["--gpu", "t4", "--", "pyton", "train.py", "--config", "sft"], "'pyton' is not"),
     ],
 )
 def test_wrong_input_is_refused(

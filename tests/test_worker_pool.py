@@ -23,6 +23,8 @@ from pipeline.memory.device import num_cores
 from pipeline.prediction.predict_all import predict_all
 from pipeline.runtime.fork_server import loading, server_pid, start_server, stop_server
 from pipeline.runtime.observer import Observer
+from pipeline.runtime.placement import Placement
+from pipeline.runtime.run import execute
 from pipeline.runtime.worker_pool import WorkerError, run_all, run_in_worker, worker_pool
 
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
@@ -203,6 +205,31 @@ def test_a_worker_has_the_environment_of_its_parent(monkeypatch: pytest.MonkeyPa
     assert run_in_worker(variable, "SET_LATER") == "1"
     monkeypatch.delenv("SET_LATER")
     assert run_in_worker(variable, "SET_LATER") is None
+
+
+def emit_variable(_: Experiment, __: Prepared, emit: Callable[[Any], None]) -> None:
+    emit(variable("SET_LATER"))
+
+
+class Reading(Observer):
+    """Keeps what a run's process sends."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def message(self, message: Any) -> None:
+        self.messages.append(message)
+
+
+def test_a_training_has_the_environment_of_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_server()
+    reading, experiment, log = Reading(), tiny(corpus="quick_fox"), tmp_path / "log.txt"
+    monkeypatch.setenv("SET_LATER", "1")
+    execute(experiment, log, [reading], work=emit_variable)
+    execute(experiment, log, [reading], work=emit_variable, placement=Placement({"SET_LATER": "2"}))
+    monkeypatch.delenv("SET_LATER")
+    execute(experiment, log, [reading], work=emit_variable)
+    assert reading.messages == ["1", "2", None]
 
 
 def test_workers_refuse_the_same_experiments_as_one_process() -> None:

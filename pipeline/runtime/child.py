@@ -2,8 +2,8 @@
 
 import contextlib
 import os
-import signal
 import sys
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import torch
 
 from pipeline.config.experiment import Experiment
 from pipeline.runtime.failures import failure_of
-from pipeline.runtime.fork_server import end_with_parent, loaded
+from pipeline.runtime.fork_server import begin_child
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.rank import Progress, Work
 from pipeline.runtime.rank_launcher import launch_ranks
@@ -25,11 +25,13 @@ def child_main(
     placement: Placement,
     progress: Progress,
     rendezvous_file: Path,
+    variables: Mapping[str, str],
 ) -> None:
-    """Run the experiment in this process, or in its ranks, and send its events to the parent."""
-    loaded()
-    end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
+    """Run the experiment in this process, or in its ranks, and send its events to the parent.
+
+    `variables` are the parent's environment variables; those of the placement and of the experiment replace them.
+    """
+    begin_child(variables)
     _redirect_output(log_file)
     _be_killed_first()
     os.environ.update({**placement.environment, **experiment.environment})

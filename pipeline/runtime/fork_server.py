@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from multiprocessing import forkserver, resource_tracker
 from types import ModuleType
@@ -59,10 +59,18 @@ def server_pid() -> int | None:
     return pid
 
 
-def loaded() -> None:
-    """Enable the garbage collector in a forked process, but exclude what the server has imported."""
+def begin_child(variables: Mapping[str, str]) -> None:
+    """Take the parent's environment variables, leave Ctrl-C to it, and end when it ends.
+
+    The parent may have changed `variables` since the server started. Ctrl-C reaches all processes of a terminal. The
+    garbage collector is enabled, but excludes what the server has imported.
+    """
+    os.environ.clear()
+    os.environ.update(variables)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
     gc.enable()
+    end_with_parent()
 
 
 def end_with_parent() -> None:

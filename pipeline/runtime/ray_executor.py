@@ -1,7 +1,8 @@
 """Runs experiments as tasks of a Ray cluster, each on a GPU of its own, in a child process of the task's process.
 
 A task hosts the same `execute` as a run on this machine, and streams its events back. The process of a task serves
-further tasks: it keeps the fork server, which has imported torch, and a child's CUDA context ends with the child.
+further tasks: it keeps the fork server, which has imported torch, and a child's CUDA context ends with the child. A child
+has the environment variables of its task, among which Ray names its GPUs.
 """
 
 import os
@@ -22,7 +23,6 @@ from pipeline.base.results import MemoryUse, Result, StepRecord
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import device_name
 from pipeline.runtime.observer import Observer
-from pipeline.runtime.placement import VISIBLE, Placement
 from pipeline.runtime.rank import Work
 from pipeline.runtime.run import SECONDS_BETWEEN_POLLS, Execute, WorkerLostError, emit, execute
 from pipeline.runtime.versions import versions, why_other_versions
@@ -73,12 +73,10 @@ def _task(
     if own_name != name:
         raise InvalidInputError(f"all trials of a study run on the same hardware, and {own_name} is not {name}")
     events: SimpleQueue[Any] = SimpleQueue()
-    shown = os.environ.get(VISIBLE)
-    placement = Placement({} if shown is None else {VISIBLE: shown})
 
     def run(log_file: Path) -> None:
         try:
-            result = execute(experiment, log_file, [_Queue(events)], work=work, stop=stop, placement=placement)
+            result = execute(experiment, log_file, [_Queue(events)], work=work, stop=stop)
             events.put(_Ended(result, log_file.read_text(errors="replace") if log_file.exists() else ""))
         except Exception as error:
             events.put(error)

@@ -1,6 +1,7 @@
 """Runs experiments in clean processes: out of memory, a crash and a time-out are outcomes, not exceptions."""
 
 import contextlib
+import os
 import tempfile
 import threading
 import time
@@ -143,7 +144,9 @@ def execute(
     progress = CONTEXT.RawArray("Q", experiment.world_size)
     folder = tempfile.TemporaryDirectory()  # of this process, which outlives one that is killed
     rendezvous_file = Path(folder.name, "store")
-    arguments = (experiment, sender, log_file, work or partial(train, stop=stop), placement, progress, rendezvous_file)
+    work = work or partial(train, stop=stop)
+    variables = dict(os.environ)
+    arguments = (experiment, sender, log_file, work, placement, progress, rendezvous_file, variables)
     # a daemonic process could not start its ranks
     process = CONTEXT.Process(target=child_main, args=arguments, daemon=experiment.world_size == 1)
     start, limit = time.monotonic(), experiment.settings.time_limit

@@ -1,7 +1,6 @@
 """A pool of worker processes: `concurrent.futures.ProcessPoolExecutor` on processes forked from the fork server."""
 
 import os
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -11,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from pipeline.base.errors import InvalidInputError, first_line
-from pipeline.runtime.fork_server import CONTEXT, end_with_parent, loaded, starting_processes
+from pipeline.runtime.fork_server import CONTEXT, begin_child, starting_processes
 
 Argument = TypeVar("Argument")
 Returned = TypeVar("Returned")
@@ -72,17 +71,9 @@ def run_in_worker(function: Callable[[Argument], Returned], argument: Argument) 
 
 
 def _start_worker(num_threads: int, variables: Mapping[str, str]) -> None:
-    """Leave Ctrl-C, which reaches all processes of a terminal, to the parent, and end when the parent does.
-
-    What a worker finds depends on the number of threads and on environment variables, so they are those of the parent,
-    which may have changed them since the fork server started.
-    """
-    os.environ.clear()
-    os.environ.update(variables)
+    """Begin a worker process: predictions depend on the number of threads and on environment variables."""
+    begin_child(variables)
     torch.set_num_threads(num_threads)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    loaded()
-    end_with_parent()
 
 
 def _call(function: Callable[[Argument], Returned], argument: Argument) -> Returned:
