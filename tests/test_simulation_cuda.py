@@ -235,6 +235,53 @@ def test_peaks_with_and_without_values_are_equal_and_what_was_read_is_named(tmp_
     assert peaks[0] == peaks[1]
 
 
+def test_what_a_known_mask_selects_has_a_known_size_with_values() -> None:
+    code = """
+import torch
+mask = torch.tensor([True, False, True]).cuda()
+assert torch.randn(3, device="cuda")[mask].shape == (2,)
+"""
+    assert only(run_code(code, values=True)).unknown_reads == ()
+
+
+def test_a_known_mask_selects_of_a_tensor_too_large_to_be_computed_on_the_host() -> None:
+    code = """
+import torch
+mask = torch.tensor([True, False, True]).cuda()
+large = torch.randn(3, 2**20, device="cuda")
+assert large[mask].shape == (2, 2**20) and large[:, :5].masked_select(mask[:, None]).shape == (10,)
+mask[mask] = False
+assert not mask.any()
+"""
+    assert only(run_code(code, values=True)).unknown_reads == ()
+
+
+def test_values_take_a_bounded_part_of_the_hosts_memory_and_known_ones_stay() -> None:
+    code = """
+import resource, torch
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+numbers = torch.arange(4, device="cuda")
+before = peak()
+for _ in range(2000):
+    torch.ones(2**18, device="cuda")
+assert numbers.sum().item() == 6 and peak() - before < 2**30
+"""
+    assert only(run_code(code, values=True)).unknown_reads == ()
+
+
+@pytest.mark.parametrize("kind", ["foreach", "fused"])
+def test_parameters_are_not_known_after_a_step_of_operators_that_return_nothing(kind: str) -> None:
+    code = """
+import sys, torch
+parameter = torch.nn.Parameter(torch.zeros(4, device="cuda"))
+parameter.grad = torch.randn(4, device="cuda")
+torch.optim.AdamW([parameter], **{sys.argv[1]: True}).step()
+print(parameter.sum().item())
+"""
+    [read] = only(run_code(code, kind, values=True)).unknown_reads
+    assert (read.place, read.bytes) == ("<string>:6", 4)
+
+
 def test_generation_ends_where_it_should(tmp_path: Path) -> None:
     code = """
 import torch

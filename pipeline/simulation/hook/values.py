@@ -1,15 +1,15 @@
 """Values of small tensors on a simulated card, computed on the host: what a card that computes nothing cannot say.
 
 Each operator runs on the card, as ever; if it is about small tensors, it then runs on their shadows on the host too.
-What the program reads is the shadow. An operator whose output's size depends on values is told that size while it runs,
-so it allocates on the card what it would have.
+What the program reads is the shadow. An operator whose output's size depends on values reads that size from the card
+while it runs, and is given it, so it allocates on the card what it would have.
 
 A shadow is known if all that it was computed from is: what the program put on the card, and what it computed from that.
 One that is not (numbers of a model, random ones) still holds the best guess, and its reading is reported.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,22 +24,26 @@ aten = torch.ops.aten
 LARGEST = 2**20
 """Bytes of the largest storage that has a shadow."""
 MOST_SHADOWS = 20_000
-"""Number from which on those of freed storages are removed."""
+MOST_BYTES = 2**29
+"""Number of shadows and of their bytes from which on some are removed, so that a long run does not fill the host."""
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 OVERWRITES = {aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
 """Operators after which nothing is left of what a tensor held."""
 UNDEFINED = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default}
-MASKED = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
+MASKED = {
+    *(aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default),
+    aten.masked_select.default,
+}
+"""Operators that read from the card how many elements their masks select, whatever the size of the others."""
 COUNTS: dict[Any, Callable[[Any, tuple[Any, ...]], list[int]]] = {
     aten.nonzero.default: lambda out, args: [out.shape[0]],
-    aten.masked_select.default: lambda out, args: [out.shape[0]],
     aten.repeat_interleave.Tensor: lambda out, args: [out.shape[0]],
     aten._unique2.default: lambda out, args: [out[0].shape[0]] * 4,
     aten.unique_dim.default: lambda out, args: [out[0].shape[args[1]]] * 4,
     aten.unique_consecutive.default: lambda out, args: [out[0].shape[0]] * 4,
     aten.bincount.default: lambda out, args: [0, max(0, out.shape[0] - 1)],
 }
-"""What operators read from the card while they run: of their output on the host and their arguments."""
+"""What operators count in their first argument while they run: from their output on the host and their arguments."""
 
 _card = ctypes.CDLL(None)
 
@@ -61,6 +65,10 @@ def _is_small(it: torch.Tensor) -> bool:
     return it.layout is torch.strided and it.untyped_storage().nbytes() <= LARGEST
 
 
+def _is_view(func: Any) -> bool:
+    return any(result.alias_info is not None for result in func._schema.returns) and not func._schema.is_mutable
+
+
 def _covers_its_storage(it: torch.Tensor) -> bool:
     return it.numel() * it.element_size() == it.untyped_storage().nbytes()
 
@@ -71,6 +79,7 @@ class Values(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._shadows: dict[int, Shadow] = {}
+        self._num_bytes = 0  # of shadows, with those removed since room was made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -87,39 +96,49 @@ class Values(TorchDispatchMode):
         if func.namespace == "c10d":
             return self._collective(func, args, kwargs)
         if func.namespace != "aten" or not all(map(_is_small, on_card)):
-            return self._forget(func, args, func(*args, **kwargs))
+            return self._on_card_alone(func, args, kwargs)
+        self._make_room()
         return self._on_both(func, args, kwargs, on_card)
 
     def _on_both(self, func: Any, args: Any, kwargs: Any, on_card: list[torch.Tensor]) -> Any:
         """Run an operator on the card and on the host, and return what the card gave with the host's values."""
-        is_view = any(result.alias_info is not None for result in func._schema.returns) and not func._schema.is_mutable
-        if is_view:
+        if _is_view(func):
             if func is aten.lift_fresh.default and on_card:
                 self._adopt(args[0])
             return func(*args, **kwargs)
-        found = [self._shadow(it) for it in on_card]
         has_values = func not in UNDEFINED and torch.Tag.nondeterministic_seeded not in func.tags
-        is_known = has_values and all(it is not None and it.is_known for it in found)
+        is_known = has_values and all(map(self._is_known, on_card))
         if func in OVERWRITES and _is_on_card(args[0]):
-            sources = [it for it in on_card if it is not args[0]]
-            is_known = all((shadow := self._shadow(it)) is not None and shadow.is_known for it in sources)
+            is_known = all(self._is_known(it) for it in on_card if it is not args[0])
             is_known &= _covers_its_storage(args[0]) or self._is_known(args[0])
-        if found and not any(found) and func not in OVERWRITES:
-            return self._forget(func, args, func(*args, **kwargs))
+        elif on_card and not any(map(self._shadow, on_card)):
+            return self._on_card_alone(func, args, kwargs)
         if func is aten.copy_.default and not _is_on_card(args[0]):  # to the host: its values come last
-            _card.card_reads_are_known(int(is_known))
-            func(*args, **kwargs)
-            _card.card_reads_are_known(0)
+            with _answering([], is_known):
+                func(*args, **kwargs)
             return self._on_host(func, args, kwargs)
+        counts, are_known = self._selected(func, args) or ([], is_known)  # before a mask may be overwritten
         try:
             expected = self._on_host(func, args, kwargs)
         except Exception:  # an operator of cards alone, or values that it cannot have
-            return self._forget(func, args, func(*args, **kwargs))
-        with self._told(func, args, expected, is_known):
+            return self._on_card_alone(func, args, kwargs)
+        if func in COUNTS:
+            counts, are_known = COUNTS[func](expected, args), self._is_known(args[0])
+        with _answering(counts, are_known):
             real = func(*args, **kwargs)
-        self._keep(real, expected, is_known)
+        self._keep(real, expected, _mutated(func, args, kwargs), is_known)
         outs = [it for it in tree_leaves(real) if isinstance(it, torch.Tensor)]
         return real if outs else expected
+
+    def _on_card_alone(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator without the host: what it writes has no shadow any more."""
+        with _answering(*(self._selected(func, args) or ([], False))):
+            real = func(*args, **kwargs)
+        if not _is_view(func):
+            for it in [*tree_leaves(real), *_mutated(func, args, kwargs)]:
+                if _is_on_card(it):
+                    self._forget(it)
+        return real
 
     def _on_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         state = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
@@ -129,23 +148,20 @@ class Values(TorchDispatchMode):
             if state is not None:
                 torch.set_rng_state(state)
 
-    @contextmanager
-    def _told(self, func: Any, args: Any, expected: Any, is_known: bool) -> Iterator[None]:
-        """Answer what the operator reads from the card while it runs."""
-        if func in MASKED:
-            masks = [it for it in args[1] if _is_on_card(it) and it.dtype in (torch.bool, torch.uint8)]
-            counts = [int(self._mirror(it).count_nonzero()) for it in masks]
+    def _selected(self, func: Any, args: Any) -> tuple[list[int], bool] | None:
+        """Return how many elements an operator's masks select, and whether that is known; None without small masks."""
+        if func not in MASKED:
+            return None
+        if func is aten.masked_select.default:
+            shape = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
+            masks = [args[1].expand(shape)]
         else:
-            counts = COUNTS[func](expected, args) if func in COUNTS else []
-        _card.card_answer((ctypes.c_int64 * len(counts))(*counts), len(counts))
-        _card.card_reads_are_known(int(is_known))
-        try:
-            yield
-        finally:
-            _card.card_answer(None, 0)
-            _card.card_reads_are_known(0)
+            masks = [it for it in args[1] if _is_on_card(it) and it.dtype in (torch.bool, torch.uint8)]
+        if not masks or not all(map(_is_small, masks)):
+            return None
+        return [int(self._mirror(it).count_nonzero()) for it in masks], all(map(self._is_known, masks))
 
-    def _keep(self, real: Any, expected: Any, is_known: bool) -> None:
+    def _keep(self, real: Any, expected: Any, mutated: Sequence[torch.Tensor], is_known: bool) -> None:
         """Give the outputs the host's values: on the card their shadows, on the host themselves."""
         for out, value in zip(tree_leaves(real), tree_leaves(expected), strict=False):
             if not isinstance(out, torch.Tensor) or not isinstance(value, torch.Tensor) or out.shape != value.shape:
@@ -153,8 +169,10 @@ class Values(TorchDispatchMode):
             if out.device.type != "cuda":
                 _write(out, value)
             elif _is_small(out):
-                _write(self._mirror(out), value)
-                self._shadows[out.untyped_storage()._cdata].is_known = is_known
+                self._set(out, value, is_known)
+        for it in mutated:  # which an operator need not return: its values were computed in place
+            if (shadow := self._shadow(it)) is not None:
+                shadow.is_known = is_known
 
     def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
         """All ranks do the same: what a rank receives of another is what it sent; a sum is not known."""
@@ -166,29 +184,43 @@ class Values(TorchDispatchMode):
             if len(ins) == 1 and (shadow := self._shadow(ins[0])) is not None:
                 sent = self._mirror(ins[0]).reshape(-1)
                 for out in outs:
-                    self._mirror(out).copy_(sent.repeat(out.numel() // max(1, sent.numel())).view(out.shape))
-                    self._shadows[out.untyped_storage()._cdata].is_known = shadow.is_known
+                    received = sent.repeat(out.numel() // max(1, sent.numel())).view(out.shape)
+                    self._set(out, received, shadow.is_known)
         elif "broadcast" not in name and "barrier" not in name and "send" not in name:
             for it in tensors:
-                self._shadows.pop(it.untyped_storage()._cdata, None)
+                self._forget(it)
         return done
 
     def _adopt(self, it: torch.Tensor) -> None:
         """Take over what torch.tensor() has copied to the card, which a dispatch mode does not see."""
         content = torch.empty(it.untyped_storage().nbytes(), dtype=torch.uint8)
         if _card.card_known(ctypes.c_void_p(content.data_ptr()), ctypes.c_void_p(it.data_ptr()), content.nbytes):
-            storage = it.untyped_storage()
-            self._shadows[storage._cdata] = Shadow(_weak(storage), content.untyped_storage(), is_known=True)
+            self._add(it, content.untyped_storage(), is_known=True)
 
-    def _forget(self, func: Any, args: Any, real: Any) -> Any:
-        """Remove the shadows of what an operator wrote that is not run on the host; return its result."""
-        if any(result.alias_info is not None for result in func._schema.returns) and not func._schema.is_mutable:
-            return real
-        written = tree_leaves(real) if not func._schema.is_mutable else [*tree_leaves(real), *_mutated(func, args)]
-        for it in written:
-            if _is_on_card(it):
-                self._shadows.pop(it.untyped_storage()._cdata, None)
-        return real
+    def _add(self, it: torch.Tensor, content: torch.UntypedStorage, *, is_known: bool) -> Shadow:
+        storage = it.untyped_storage()
+        shadow = self._shadows[storage._cdata] = Shadow(_weak(storage), content, is_known)
+        self._num_bytes += content.nbytes()
+        return shadow
+
+    def _make_room(self) -> None:
+        """Remove shadows if there are too many: of freed storages, then those that are not known, then all."""
+        if self._num_bytes < MOST_BYTES and len(self._shadows) < MOST_SHADOWS:
+            return
+        may_go: Callable[[Shadow], bool]
+        for may_go in (_is_freed, lambda one: not one.is_known, lambda one: True):
+            self._shadows = {key: one for key, one in self._shadows.items() if not may_go(one)}
+            self._num_bytes = sum(one.storage.nbytes() for one in self._shadows.values())
+            if self._num_bytes <= MOST_BYTES / 2 and len(self._shadows) <= MOST_SHADOWS / 2:
+                return
+
+    def _forget(self, it: torch.Tensor) -> None:
+        self._shadows.pop(it.untyped_storage()._cdata, None)
+
+    def _set(self, it: torch.Tensor, value: torch.Tensor, is_known: bool) -> None:
+        """Write values to the shadow of a tensor."""
+        _write(self._mirror(it), value)
+        self._shadows[it.untyped_storage()._cdata].is_known = is_known
 
     def _shadow(self, it: torch.Tensor) -> Shadow | None:
         storage = it.untyped_storage()
@@ -207,13 +239,22 @@ class Values(TorchDispatchMode):
             return it
         shadow = self._shadow(it)
         if shadow is None:
-            if len(self._shadows) > MOST_SHADOWS:
-                self._shadows = {key: one for key, one in self._shadows.items() if not one.of.expired()}  # type: ignore[no-untyped-call]
-            storage = it.untyped_storage()
-            zeros = torch.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
-            shadow = self._shadows[storage._cdata] = Shadow(_weak(storage), zeros, is_known=False)
+            zeros = torch.zeros(it.untyped_storage().nbytes(), dtype=torch.uint8)
+            shadow = self._add(it, zeros.untyped_storage(), is_known=False)
         mirror = torch.empty(0, dtype=it.dtype)
         return mirror.set_(shadow.storage, it.storage_offset(), it.size(), it.stride())
+
+
+@contextmanager
+def _answering(counts: Sequence[int], are_known: bool) -> Iterator[None]:
+    """Answer what an operator reads from the card while it runs: these numbers first; unknown reads are reported."""
+    _card.card_answer((ctypes.c_int64 * len(counts))(*counts), len(counts))
+    _card.card_reads_are_known(int(are_known))
+    try:
+        yield
+    finally:
+        _card.card_answer(None, 0)
+        _card.card_reads_are_known(0)
 
 
 def _write(to: torch.Tensor, value: torch.Tensor) -> None:
@@ -226,10 +267,17 @@ def _weak(storage: torch.UntypedStorage) -> StorageWeakRef:
     return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
 
-def _mutated(func: Any, args: Any) -> list[Any]:
-    """Return the arguments that an operator writes to."""
-    given = zip((argument.alias_info for argument in func._schema.arguments), args, strict=False)
-    return tree_leaves([it for alias, it in given if alias is not None and alias.is_write])
+def _is_freed(shadow: Shadow) -> bool:
+    return bool(shadow.of.expired())  # type: ignore[no-untyped-call]
+
+
+def _mutated(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Return the tensors on the card that an operator writes to and was given."""
+    if not func._schema.is_mutable:
+        return []
+    given = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **kwargs}
+    written = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    return [it for it in tree_leaves([given.get(name) for name in written]) if _is_on_card(it)]
 
 
 Values().__enter__()  # type: ignore[no-untyped-call]
