@@ -235,6 +235,20 @@ def test_peaks_with_and_without_values_are_equal_and_what_was_read_is_named(tmp_
     assert peaks[0] == peaks[1]
 
 
+def test_a_mask_that_is_not_known_may_steer_where_a_loss_does_not() -> None:
+    code = """
+import torch
+labels, logits = torch.randint(0, 4, (8,), device="cuda"), torch.randn(8, device="cuda")
+print((logits[labels != 2].mean() + logits.mean()).item())
+"""
+    for values in (False, True):
+        reads = only(run_code(code, values=values)).unknown_reads
+        assert {(read.place, read.bytes, read.may_steer) for read in reads} == {
+            ("<string>:4", 4, True),
+            ("<string>:4", 4, False),
+        }
+
+
 def test_what_a_known_mask_selects_has_a_known_size_with_values() -> None:
     code = """
 import torch
@@ -280,6 +294,39 @@ print(parameter.sum().item())
 """
     [read] = only(run_code(code, kind, values=True)).unknown_reads
     assert (read.place, read.bytes) == ("<string>:6", 4)
+
+
+def test_a_read_in_the_backward_pass_is_counted_at_an_unknown_place(capfd: pytest.CaptureFixture[str]) -> None:
+    code = """
+import torch
+x = torch.randn(8, device="cuda", requires_grad=True)
+x[x > 0].sum().backward()
+"""
+    reads = only(run_code(code)).unknown_reads
+    assert {(read.place, read.may_steer) for read in reads} == {("<string>:4", True), ("?", True)}
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_package_whose_name_begins_like_torchs_has_lines_of_its_own() -> None:
+    code = """
+import os, torch
+file = os.path.dirname(torch.__file__) + "metrics.py"
+exec(compile("torch.randn(1, device='cuda').item()", file, "exec"))
+"""
+    [read] = only(run_code(code)).unknown_reads
+    assert read.place.endswith("torchmetrics.py:1")
+
+
+def test_the_reads_of_a_forked_process_are_its_own() -> None:
+    code = """
+import os, torch
+if os.fork():
+    os.wait()
+else:
+    torch.randn(1, device="cuda").item()
+"""
+    [read] = only(run_code(code)).unknown_reads
+    assert (read.place, read.count) == ("<string>:6", 1)
 
 
 def test_generation_ends_where_it_should(tmp_path: Path) -> None:

@@ -20,11 +20,8 @@ class UnknownRead:
     """File and line; `?` where no Python ran, as in a thread of the backward pass."""
     bytes: int
     count: int
-
-    @property
-    def may_steer(self) -> bool:
-        """Whether it is as large as a truth value or an integer, on which a program's course depends more often."""
-        return self.bytes in (1, 8)
+    may_steer: bool
+    """Whether the program's course may depend on it: a truth value, an integer, or a size that an operator found."""
 
 
 @dataclass(frozen=True)
@@ -69,5 +66,5 @@ def _functions(content: bytes) -> Iterator[tuple[str, int, int, int]]:
 def _unknown_reads(file: Path) -> Iterator[UnknownRead]:
     if file.exists():
         for line in file.read_text().splitlines():
-            size, count, place = line.split(" ", 2)
-            yield UnknownRead(place=place, bytes=int(size), count=int(count))
+            size, may_steer, count, place = line.split(" ", 3)
+            yield UnknownRead(place=place, bytes=int(size), count=int(count), may_steer=may_steer == "1")

@@ -1,7 +1,7 @@
 """Counts what a process reads from a simulated card that is not known, by file and line.
 
-The file PID.reads in the report's folder has a line for each place, `bytes count file:line`. It is written whenever a
-place is new, and at the end.
+The file PID.reads in the report's folder has a line for each place, `bytes may_steer count file:line`. It is written
+whenever a place is new, and at the end.
 """
 
 import atexit
@@ -14,36 +14,36 @@ from types import FrameType
 
 import torch
 
-_TORCH = os.path.dirname(torch.__file__)  # noqa: PTH120
-_PROCESS = os.getpid()
-_places: Counter[tuple[int, str]] = Counter()
+_NOT_THE_USERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep, "<frozen")  # noqa: PTH120
+"""How the names of files begin whose lines are passed over: torch's, this folder's, Python's own."""
+_places: Counter[tuple[int, int, str]] = Counter()
 
 
 def _place() -> str:
-    """Return the innermost line of Python outside torch."""
-    frame: FrameType | None = sys._getframe(2)
+    """Return the innermost line of Python outside torch; `?` where no Python runs, as in autograd's threads."""
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, os.path.dirname(__file__), "<frozen")):  # noqa: PTH120
-            return f"{file}:{frame.f_lineno}"
+        if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return "?"
 
 
 def _write() -> None:
     folder = os.environ.get("SIMULATED_CARD_REPORT")
-    if folder and _places and os.getpid() == _PROCESS:
-        lines = [f"{size} {count} {place}\n" for (size, place), count in _places.items()]
-        Path(folder, f"{_PROCESS}.reads").write_text("".join(lines))
+    if folder and _places:
+        lines = [f"{size} {may_steer} {count} {place}\n" for (size, may_steer, place), count in _places.items()]
+        Path(folder, f"{os.getpid()}.reads").write_text("".join(lines))
 
 
-def _note(size: int) -> None:
-    place = size, _place()
-    _places[place] += 1
-    if _places[place] == 1:
+def _note(size: int, may_steer: int) -> None:
+    read = size, may_steer, _place()
+    _places[read] += 1
+    if _places[read] == 1:
         _write()
 
 
-_callback = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(_note)
+_callback = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_int)(_note)
 ctypes.CDLL(None).card_watch_reads(_callback)
+os.register_at_fork(after_in_child=_places.clear)
 atexit.register(_write)  # which keeps all of this alive, what C calls too
