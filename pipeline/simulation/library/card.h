@@ -44,11 +44,10 @@ int card_was_asked_for_all(void);
 void card_launched(void);
 
 /* What is known of the content of a card's memory: written and read by the host, filled with one value, copied within
- * cards, lost. */
+ * cards. */
 void card_write(const void *to, const void *content, size_t bytes);
 void card_repeat(const void *to, const void *value, size_t value_bytes, size_t count);
 void card_move(const void *to, const void *from, size_t bytes);
-void card_forget(const void *to, size_t bytes);
 void card_read(void *to, const void *from, size_t bytes);
 
 /* The report: how much of a card's memory is used, that a function was called which is not modelled, and that a size was

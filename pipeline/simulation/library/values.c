@@ -41,27 +41,20 @@ static void forget(const char *address, size_t bytes) {
     }
 }
 
-static void keep(const char *address, char *content, size_t bytes) {
+static void keep(const char *address, char *content, size_t bytes, uint64_t launches) {
     struct kept *it = &all_kept[next];
     free(it->content);
-    *it = (struct kept){address, bytes, content, atomic_load(&num_launches)};
+    *it = (struct kept){address, bytes, content, launches};
     next = (next + 1) % NUM_KEPT;
 }
 
 /* Return the newest kept content of these bytes. */
 static struct kept *find(const char *address, size_t bytes) {
-    for (int age = 1; age <= NUM_KEPT; age++) {
+    for (int age = 1; bytes <= LARGEST && age <= NUM_KEPT; age++) {
         struct kept *it = &all_kept[(next + NUM_KEPT - age) % NUM_KEPT];
         if (it->content && address >= it->address && address + bytes <= it->address + it->bytes) return it;
     }
     return NULL;
-}
-
-void card_write(const void *to, const void *content, size_t bytes) {
-    pthread_mutex_lock(&lock);
-    forget(to, bytes);
-    if (bytes && bytes <= LARGEST) keep(to, memcpy(malloc(bytes), content, bytes), bytes);
-    pthread_mutex_unlock(&lock);
 }
 
 void card_repeat(const void *to, const void *value, size_t value_bytes, size_t count) {
@@ -71,27 +64,20 @@ void card_repeat(const void *to, const void *value, size_t value_bytes, size_t c
     if (bytes && bytes <= LARGEST) {
         char *content = malloc(bytes);
         for (size_t i = 0; i < count; i++) memcpy(content + i * value_bytes, value, value_bytes);
-        keep(to, content, bytes);
+        keep(to, content, bytes, atomic_load(&num_launches));
     }
     pthread_mutex_unlock(&lock);
 }
 
-void card_forget(const void *to, size_t bytes) {
-    pthread_mutex_lock(&lock);
-    forget(to, bytes);
-    pthread_mutex_unlock(&lock);
-}
+void card_write(const void *to, const void *content, size_t bytes) { card_repeat(to, content, bytes, 1); }
 
 void card_move(const void *to, const void *from, size_t bytes) {
     pthread_mutex_lock(&lock);
-    struct kept *found = bytes <= LARGEST ? find(from, bytes) : NULL;
+    struct kept *found = find(from, bytes);
     char *content = found ? memcpy(malloc(bytes), found->content + ((const char *)from - found->address), bytes) : NULL;
     uint64_t launches = found ? found->num_launches : 0;
     forget(to, bytes);
-    if (content) {
-        keep(to, content, bytes);
-        all_kept[(next + NUM_KEPT - 1) % NUM_KEPT].num_launches = launches;
-    }
+    if (content) keep(to, content, bytes, launches);
     pthread_mutex_unlock(&lock);
 }
 
@@ -107,7 +93,7 @@ void card_answer(const int64_t *numbers, int count) {
     memcpy(answers, numbers, num_answers * sizeof *numbers);
 }
 
-/* Whether this thread's reads are known by other means, so that nobody need be told. */
+/* Whether this thread's reads are known by other means, so that they are not counted as unknown. */
 static __thread int is_known_otherwise;
 
 void card_reads_are_known(int are) { is_known_otherwise = are; }
@@ -115,7 +101,7 @@ void card_reads_are_known(int are) { is_known_otherwise = are; }
 /* Copy what is known of a card's memory; return whether it is. */
 int card_known(void *to, const void *from, size_t bytes) {
     pthread_mutex_lock(&lock);
-    struct kept *found = bytes <= LARGEST ? find(from, bytes) : NULL;
+    struct kept *found = find(from, bytes);
     if (found && found->num_launches != atomic_load(&num_launches)) found = NULL;
     if (found) memcpy(to, found->content + ((const char *)from - found->address), bytes);
     pthread_mutex_unlock(&lock);
