@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.simulation import environment as module
+from pipeline.simulation import install as installer
 from pipeline.simulation import library
 from pipeline.simulation.cards import CARDS, find_card
 from pipeline.simulation.elf import read_library
@@ -107,6 +108,31 @@ def test_what_the_machine_lacks_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(library.sys, "platform", "darwin")
     with pytest.raises(InvalidInputError, match="needs Linux, and this machine's system is darwin"):
         library_for(torch)
+
+
+def test_an_environment_counts_as_installed_once_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
+    asked = list[str]()
+
+    def pip(python: Path, *requirements: str) -> None:
+        asked.append(requirements[0])
+        if len(asked) in (1, 3):
+            raise InvalidInputError("there is no network")
+        folder = next(python.parents[1].glob("lib/python*/site-packages")) / "torch-1.dist-info"
+        folder.mkdir(exist_ok=True)
+        own = installer.version("torch").partition("+")[0]
+        (folder / "METADATA").write_text(f"Name: torch\nVersion: {own}\nRequires-Dist: cuda-toolkit==13.0.2\n")
+
+    monkeypatch.setattr(installer, "_pip", pip)
+    for _ in range(2):
+        with pytest.raises(InvalidInputError, match="no network"):
+            installer.install()
+        assert not installer.installed()
+    installer.install()
+    assert installer.installed()
+    assert [name.partition("=")[0].rstrip("~") for name in asked] == ["torch"] * 2 + ["nvidia-cuda-runtime"] * 2
 
 
 def test_outputs_of_a_declared_function_are_those_whose_size_is_known() -> None:

@@ -19,11 +19,13 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import cache_folder
 
 HEADERS = ("nvidia-cuda-runtime", "nvidia-cuda-crt")
+OTHER_PACKAGES = "other_packages.pth"
+"""The file that is written last: an environment without it is not complete."""
 
 
-def installed() -> Path:
-    """Return the interpreter of the environment that install() makes by default; it need not exist yet."""
-    return _default_folder(_own_version()) / "bin" / "python"
+def installed() -> bool:
+    """Whether the environment that install() makes by default is complete."""
+    return (_packages(_default_folder(_own_version())) / OTHER_PACKAGES).exists()
 
 
 def install(folder: Path | None = None, torch_version: str | None = None) -> Path:
@@ -36,7 +38,7 @@ def install(folder: Path | None = None, torch_version: str | None = None) -> Pat
     wanted = torch_version or _own_version()
     folder = folder or _default_folder(wanted)
     python = folder / "bin" / "python"
-    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
+    packages = _packages(folder)
     torch = _installed_torch(packages)
     if torch is None or torch.version.partition("+")[0] != wanted:
         venv.create(folder, clear=True, symlinks=True)
@@ -44,15 +46,21 @@ def install(folder: Path | None = None, torch_version: str | None = None) -> Pat
         _pip(python, f"torch==={wanted}")
         torch = _installed_torch(packages)
         assert torch is not None
+    if not (packages / OTHER_PACKAGES).exists():
         major, minor = _cuda_version(torch).split(".")[:2]
         _pip(python, *(f"{name}~={major}.{minor}.0" for name in HEADERS))
     others = sysconfig.get_path("purelib")
-    (packages / "other_packages.pth").write_text(f"import site; site.addsitedir({others!r})\n")
+    (packages / OTHER_PACKAGES).write_text(f"import site; site.addsitedir({others!r})\n")
     return python
 
 
 def _own_version() -> str:
     return version("torch").partition("+")[0]
+
+
+def _packages(folder: Path) -> Path:
+    """Return the folder of an environment's packages."""
+    return Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
 
 
 def _default_folder(torch_version: str) -> Path:

@@ -67,7 +67,7 @@ def on_cuda_build(command: Sequence[str], may_install: bool) -> tuple[str, ...]:
         find_torch(python)
     except CpuBuildError:
         is_this_environment = python.parent == Path(sys.executable).parent
-        if not is_this_environment or not (may_install or installed().exists()):
+        if not is_this_environment or not (may_install or installed()):
             raise
         program = str(shutil.which(command[0]))
         return (str(install()), *([] if Path(program) == python else [program]), *command[1:])
