@@ -46,6 +46,13 @@ def test_variables_come_in_front_of_the_users_own(stand_in: Path) -> None:
     assert environment(find_card("t4"), python=Path(sys.executable), num_cards=2, base={**base, **added}) == added
 
 
+def test_the_users_folders_may_have_spaces_and_the_reports_may_be_relative(stand_in: Path) -> None:
+    base = {"PYTHONPATH": "/my own/code:/more"}
+    added = environment(find_card("t4"), python=Path(sys.executable), report=Path("records"), base=base)
+    assert added["PYTHONPATH"] == f"{HOOK}:/my own/code:/more"
+    assert added["SIMULATED_CARD_REPORT"] == str(Path.cwd() / "records")
+
+
 def test_a_budget_is_what_others_leave(stand_in: Path) -> None:
     card = find_card("a100")
     added = environment(card, python=Path(sys.executable), budget_bytes=2**30)

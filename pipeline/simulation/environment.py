@@ -1,6 +1,7 @@
 """The variables by which a process, and all that it starts, runs on simulated cards."""
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -58,14 +59,14 @@ def environment(
         "SIMULATED_CARD_CONTEXT_MIB": str(card.context.mib),
         "SIMULATED_CARD_OTHERS_MIB": str(_others_mib(card, budget_bytes)),
         "SIMULATED_CARD_COUNT": str(num_cards),
-        "LD_PRELOAD": _with(base.get("LD_PRELOAD", ""), library.preloaded),
-        "PYTHONPATH": _with(base.get("PYTHONPATH", ""), [HOOK]),
+        "LD_PRELOAD": _with(library.preloaded, base.get("LD_PRELOAD", ""), " :"),
+        "PYTHONPATH": _with([HOOK], base.get("PYTHONPATH", ""), ":"),
         "TRITON_LIBCUDA_PATH": str(library.folder),  # Triton links its launchers to the driver's library there
     }
     if "CUDA_VISIBLE_DEVICES" in base:  # it speaks of this machine's own cards
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(num_cards)))
     if report is not None:
-        variables["SIMULATED_CARD_REPORT"] = str(report)
+        variables["SIMULATED_CARD_REPORT"] = str(report.absolute())
     own = (HOOK / "reads.py", *([HOOK / "values.py"] if values else []))
     variables["SIMULATED_CARD_HOOKS"] = os.pathsep.join(map(str, (*own, *hooks)))
     return variables
@@ -122,14 +123,14 @@ def _others_mib(card: Card, budget_bytes: int | None) -> int:
     return free_mib - budget_bytes // MIB
 
 
-def _with(before: str, files: Sequence[Path]) -> str:
-    """Return a list of paths with these in front of what it had."""
-    if odd := [str(file) for file in files if set(" :") & set(str(file))]:
+def _with(files: Sequence[Path], before: str, separators: str) -> str:
+    """Return a list of paths with these in front of those that it had, which any of the separators divides."""
+    if odd := [str(file) for file in files if set(separators) & set(str(file))]:
         raise InvalidInputError(
             f"the paths of a simulated card must have no space and no colon, and one is {odd[0]!r}; "
             "set FITPROOF_CACHE to another folder, or install Fitproof in one"
         )
-    others = [path for path in before.replace(" ", ":").split(":") if path and not _is_ours(Path(path))]
+    others = [path for path in re.split(f"[{separators}]", before) if path and not _is_ours(Path(path))]
     return ":".join([*map(str, files), *others])
 
 

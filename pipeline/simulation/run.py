@@ -87,7 +87,6 @@ def run_command(wanted: Simulate, folder: Path, log: Path | None = None) -> Simu
     begin = time.time()
     end = None if wanted.time_limit_seconds is None else begin + wanted.time_limit_seconds
     own = {
-        watch.FOLDER: str(folder.absolute()),
         **({} if wanted.num_steps is None else {watch.STEPS: str(wanted.num_steps)}),
         **({} if end is None else {watch.TIME_LIMIT: str(end)}),
     }

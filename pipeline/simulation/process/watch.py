@@ -1,7 +1,7 @@
 """Records the memory of a process on a simulated card: torch's own memory history, optimizer steps and phases.
 
 It runs inside the user's process and imports the standard library and torch alone. When CUDA was used, it leaves two
-files in the folder that SIMULATED_CARD_RECORD names: PID.json, which `simulation/record.py` reads, and PID.pickle,
+files in the folder that SIMULATED_CARD_REPORT names: PID.json, which `simulation/record.py` reads, and PID.pickle,
 torch's memory snapshot, which https://pytorch.org/memory_viz shows.
 """
 
@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-FOLDER = "SIMULATED_CARD_RECORD"
-"""Variable that names the folder of the records."""
+FOLDER = "SIMULATED_CARD_REPORT"
+"""Variable that names the folder of what processes did."""
 STEPS = "SIMULATED_CARD_STEPS"
 """Variable with the number of optimizer steps after which a process ends; it runs to its own end without it."""
 TIME_LIMIT = "SIMULATED_CARD_TIME_LIMIT"
