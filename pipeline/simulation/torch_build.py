@@ -1,10 +1,12 @@
 """A CUDA build of torch in some environment: its versions, its libraries, and what else is linked to NVIDIA's there."""
 
+import json
 import os
 import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
@@ -17,7 +19,11 @@ TOOLKIT = "/usr/local/cuda"
 FALLBACK_CUDNN = (9, 10, 0)
 """Version of cuDNN where torch's package does not say which it requires."""
 OF_TORCH = re.compile(r"torch(?![\w-])")
-FIND = "import importlib.util as u; s = u.find_spec('torch'); print(s.origin if s else '')"
+FIND = """
+import importlib.util, json, sys
+found = importlib.util.find_spec("torch")
+print(json.dumps([found and found.origin, [folder for folder in sys.path if folder]]))
+"""
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,8 @@ class TorchBuild:
     version: str
     cuda: str
     """Version of CUDA that it was built with."""
+    search_path: tuple[str, ...] = ()
+    """Folders in which its interpreter looks for packages."""
 
     @property
     def cuda_number(self) -> int:
@@ -84,16 +92,10 @@ class TorchBuild:
         return {name.decode() for name in re.findall(rb"(?<=\0)(?:cu[A-Z]|nvml[A-Z])\w+(?=\0)", text)}
 
     def _packages(self) -> Iterator[Distribution]:
-        """Yield the installed packages, beside torch or where a .pth file points to, that require torch."""
-        for package in distributions(path=_search_path(self.folder.parent)):
+        """Yield the packages that its interpreter finds and that require torch."""
+        for package in distributions(path=[*self.search_path]):
             if any(OF_TORCH.match(requirement) for requirement in package.requires or []):
                 yield package
-
-
-def _search_path(packages: Path) -> list[str]:
-    """Return the folders of packages that an interpreter searches which has this one."""
-    added = [re.findall(r"addsitedir\('([^']+)'\)", file.read_text()) for file in sorted(packages.glob("*.pth"))]
-    return [str(packages), *(folder for folders in added for folder in folders)]
 
 
 def _libraries_of(package: Distribution) -> Iterator[Path]:
@@ -116,6 +118,7 @@ class CpuBuildError(InvalidInputError):
     """The environment has a build of torch for CPUs."""
 
 
+@cache
 def find_torch(python: Path) -> TorchBuild:
     """Return the build of torch that an interpreter imports.
 
@@ -124,8 +127,8 @@ def find_torch(python: Path) -> TorchBuild:
 
     """
     done = subprocess.run([str(python.absolute()), "-c", FIND], capture_output=True, text=True, cwd="/")
-    origin = done.stdout.strip()
-    if not origin:
+    origin, search_path = (None, []) if done.returncode else json.loads(done.stdout.splitlines()[-1])
+    if origin is None:
         raise InvalidInputError(
             f"a simulated card runs PyTorch's CUDA build, and {python} has no torch; install it, or name another Python"
         )
@@ -136,4 +139,4 @@ def find_torch(python: Path) -> TorchBuild:
             f"a simulated card runs PyTorch's CUDA build, and torch {found.get('__version__')} in {folder.parent} is "
             "none; add --install true, which makes an environment with it (0.5 GB to fetch, once), or install one"
         )
-    return TorchBuild(folder=folder, version=found["__version__"], cuda=found["cuda"])
+    return TorchBuild(folder=folder, version=found["__version__"], cuda=found["cuda"], search_path=tuple(search_path))
