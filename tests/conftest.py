@@ -102,9 +102,14 @@ def few(number: int, cases: Iterable[Any]) -> list[Any]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep prepared tokens of one test session together, away from the user's own."""
+    """Keep prepared tokens of one test session together, away from the user's own; workers share compiled libraries."""
     before = os.environ.get("FITPROOF_CACHE")
-    os.environ["FITPROOF_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    folder = tmp_path_factory.mktemp("cache")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = tmp_path_factory.getbasetemp().parent / "simulated_card"
+        shared.mkdir(exist_ok=True)
+        (folder / "simulated_card").symlink_to(shared)
+    os.environ["FITPROOF_CACHE"] = str(folder)
     yield
     os.environ.pop("FITPROOF_CACHE")
     if before is not None:

@@ -11,12 +11,11 @@ from pathlib import Path
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.simulation.cards import Card
-from pipeline.simulation.library import STAND_IN, Library, library_for
+from pipeline.simulation.library import MAX_CARDS, STAND_IN, Library, library_for
 from pipeline.simulation.torch_build import find_torch
 
 HOOK = Path(__file__).parent / "hook"
 """Folder of the module that Python runs when it starts."""
-MAX_CARDS = 16
 
 
 def environment(

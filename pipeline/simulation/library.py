@@ -5,7 +5,7 @@ one's name and versions of symbols. All are loaded before a process begins, so n
 """
 
 import hashlib
-import re
+import json
 import shutil
 import subprocess
 import sys
@@ -22,14 +22,19 @@ from pipeline.simulation.functions import PREFIX, answering_nothing, declared, k
 from pipeline.simulation.torch_build import TorchBuild
 
 SOURCES = Path(__file__).parent / "library"
+MADE_BY = [Path(__file__).with_name(f"{module}.py") for module in ("library", "functions", "elf", "torch_build")]
+"""The C sources, and the modules that make others of torch's libraries."""
+MAX_CARDS = 16
+"""Cards that a simulated machine may have."""
 STAND_IN = "libsimulated_card.so"
 OPENED_BY_NAME = ("libcuda.so.1", "libnvidia-ml.so.1")
 """The driver's libraries, which torch, Triton and pynvml open when they need them."""
-NVIDIA = re.compile(
-    r"lib(cuda|cudart|cublas\w*|cudnn\w*|cufft\w*|curand|cusolver\w*|cusparse\w*|cupti|cufile\w*|nccl|nvrtc|"
-    r"nvJitLink|nvshmem\w*|nvToolsExt|nvidia-ml)\.so[.\d]*"
+NVIDIAS = (
+    *("libcuda.so", "libcudart.so", "libcublas", "libcudnn", "libcufft", "libcurand.so", "libcusolver", "libcusparse"),
+    *("libcupti.so", "libcufile", "libnccl.so", "libnvrtc", "libnvJitLink.so", "libnvshmem", "libnvToolsExt.so"),
+    "libnvidia-ml.so",
 )
-"""Names of NVIDIA's libraries."""
+"""How the names of NVIDIA's libraries begin."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +76,8 @@ def library_for(torch: TorchBuild) -> Library:
 
 def _key(torch: TorchBuild, others: Sequence[Path]) -> str:
     """Return a digest of all that the stand-in depends on."""
-    found = hashlib.sha256(repr(torch).encode())
-    for file in (*sorted(SOURCES.iterdir()), *sorted(Path(__file__).parent.glob("*.py"))):
+    found = hashlib.sha256(f"{torch.folder} {torch.version} {torch.cuda}".encode())
+    for file in (*sorted(SOURCES.iterdir()), *MADE_BY):
         found.update(file.read_bytes())
     for file in others:
         found.update(f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}".encode())
@@ -84,14 +89,14 @@ def _build(torch: TorchBuild, others: Sequence[Path], work: Path) -> None:
     made, headers, compiler = work / "made", torch.headers(), _compiler()
     made.mkdir()
     every = _linked(torch, others)
-    names = sorted(
-        {name for library in every for name in library.needed if NVIDIA.fullmatch(name)} | set(OPENED_BY_NAME)
-    )
+    names = sorted({name for library in every for name in _nvidias(library)} | set(OPENED_BY_NAME))
     compiled = (
         *(compiler, "-O1", "-fPIC", "-w", f"-isystem{headers}", f"-I{SOURCES}"),
         f"-DSIMULATED_CUDA_VERSION={torch.cuda_number}",
         f"-DCUDNN_VERSION={torch.cudnn_number()}",
         f"-DBUILT_CAPABILITIES={torch.capabilities()}",
+        f"-DMAX_CARDS={MAX_CARDS}",
+        f"-DNVIDIA_LIBRARIES={json.dumps(NVIDIAS)[1:-1]}",
     )
     interface = work / "interface.c"
     interface.write_text("#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>\n#include <cuda_runtime_api.h>\n")
@@ -109,13 +114,18 @@ def _build(torch: TorchBuild, others: Sequence[Path], work: Path) -> None:
 def _linked(torch: TorchBuild, others: Iterable[Path]) -> list[SharedLibrary]:
     """Return torch's libraries, and the others that are linked to the same versions of NVIDIA's."""
     own = [read_library(file) for file in torch.libraries()]
-    of_stem = {_stem(name): name for library in own for name in library.needed if NVIDIA.fullmatch(name)}
+    of_stem = {_stem(name): name for library in own for name in _nvidias(library)}
 
     def is_compatible(library: SharedLibrary) -> bool:
-        names = [name for name in library.needed if NVIDIA.fullmatch(name)]
+        names = _nvidias(library)
         return bool(names) and all(of_stem.get(_stem(name), name) == name for name in names)
 
     return [*own, *filter(is_compatible, map(read_library, others))]
+
+
+def _nvidias(library: SharedLibrary) -> list[str]:
+    """Return the names of NVIDIA's libraries that a library is linked to."""
+    return [name for name in library.needed if name.startswith(NVIDIAS)]
 
 
 def _stem(name: str) -> str:

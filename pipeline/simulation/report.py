@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-MAX_CARDS, MAX_FUNCTIONS = 16, 512
+from pipeline.simulation.library import MAX_CARDS
+
 PEAKS, FUNCTION = f"<{MAX_CARDS}Q", "<80sIIQ"
 """The layout of report.c: bytes by card, then functions: name, kind, calls, largest number of bytes assumed."""
 UNMODELLED, ASSUMED = 1, 2

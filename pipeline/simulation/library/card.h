@@ -7,8 +7,7 @@
 
 #define MIB ((size_t)1 << 20)
 
-#define MAX_CARDS 16
-
+/* library.py defines MAX_CARDS, the most that a machine may have. */
 struct card {
     char name[96];
     int major, minor; /* the compute capability */

@@ -9,10 +9,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-static const char *const NVIDIAS[] = { /* how the names of NVIDIA's libraries begin */
-    "libcuda.so",   "libcudart.so",  "libcublas", "libcudnn",     "libcufft",   "libcurand.so",  "libcusolver",     "libcusparse",
-    "libcupti.so",  "libcufile",     "libnccl.so", "libnvrtc",    "libnvJitLink.so", "libnvshmem", "libnvToolsExt.so", "libnvidia-ml.so",
-};
+static const char *const NVIDIAS[] = {NVIDIA_LIBRARIES}; /* how their names begin, of library.py */
 
 static int is_nvidias(const char *file) {
     const char *slash = strrchr(file, '/'), *name = slash ? slash + 1 : file;
