@@ -13,7 +13,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown, ModuleMemory, StepMemory, at_peak, course_of, modules_at_peak
 from pipeline.prediction.snapshot import SourceLines, history_of
-from pipeline.simulation.cards import CARDS
+from pipeline.simulation.cards import ASSUMED_CONTEXT, CARDS
 from pipeline.simulation.environment import environment
 from pipeline.simulation.process import replay
 from pipeline.simulation.record import FailedAllocation, Record
@@ -319,7 +319,7 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
         found.append(
             "It allocated so often that only the latest allocations are known: lines and purposes are of these."
         )
-    if wanted.card.context.source == "assumed":
+    if wanted.card.context == ASSUMED_CONTEXT:
         found.append(
             f"The CUDA context of {wanted.card.name} was not measured: {wanted.card.context.mib} MiB are assumed."
         )

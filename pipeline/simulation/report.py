@@ -40,9 +40,8 @@ class Process:
 
 
 def read_report(folder: Path) -> tuple[Process, ...]:
-    """Return what each process wrote that used a card, in the order in which they began to."""
-    files = sorted(folder.glob("*.cards"), key=lambda file: file.stat().st_ctime_ns)
-    return tuple(_process(file) for file in files)
+    """Return what each process wrote that used a card, by its number."""
+    return tuple(sorted(map(_process, folder.glob("*.cards")), key=lambda process: process.pid))
 
 
 def _process(file: Path) -> Process:

@@ -45,7 +45,6 @@ class SimulatedRun:
     """What became of the command."""
 
     exit_code: int
-    seconds: float
     records: tuple[Record, ...]
     """Of the processes that used a card, by rank."""
     processes: tuple[Process, ...]
@@ -84,8 +83,7 @@ def run_command(wanted: Simulate, folder: Path, log: Path | None = None) -> Simu
 
     """
     python = python_of(wanted.command)
-    begin = time.time()
-    end = None if wanted.time_limit_seconds is None else begin + wanted.time_limit_seconds
+    end = None if wanted.time_limit_seconds is None else time.time() + wanted.time_limit_seconds
     own = {
         **({} if wanted.num_steps is None else {watch.STEPS: str(wanted.num_steps)}),
         **({} if end is None else {watch.TIME_LIMIT: str(end)}),
@@ -110,7 +108,6 @@ def run_command(wanted: Simulate, folder: Path, log: Path | None = None) -> Simu
             output.close()
     return SimulatedRun(
         exit_code=exit_code,
-        seconds=time.time() - begin,
         records=read_records(folder),
         processes=read_report(folder),
     )
