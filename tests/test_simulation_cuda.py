@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT
 
 from pipeline.simulation.cards import find_card
-from pipeline.simulation.library import STAND_IN, library_for
+from pipeline.simulation.library import FILE_NAME, library_for
 from pipeline.simulation.report import Process, read_report
 from pipeline.simulation.run import Simulate, SimulatedRun, run_command
 from pipeline.simulation.torch_build import find_torch
@@ -132,7 +132,7 @@ assert torch.cuda.mem_get_info()[1] == torch.cuda.get_device_properties(0).total
 def test_nothing_of_nvidias_own_is_ever_loaded(tmp_path: Path) -> None:
     """Every library of NVIDIA's that could be found is a trap that ends the process and says so."""
     torch = find_torch(Path(sys.executable))
-    names = {file.name for file in library_for(torch).preloaded} - {STAND_IN}
+    names = {file.name for file in library_for(torch).preloaded} - {FILE_NAME}
     names |= {"libcudart.so", "libcuda.so", "libnvJitLink.so.13"}
     trap = tmp_path / "trap.c"
     trap.write_text(
