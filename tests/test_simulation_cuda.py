@@ -249,6 +249,16 @@ print((logits[labels != 2].mean() + logits.mean()).item())
         }
 
 
+def test_printing_tensors_steers_nothing() -> None:
+    code = """
+import torch
+print(torch.randn(3, device="cuda"), torch.randint(0, 4, (2,), device="cuda"))
+"""
+    for values in (False, True):
+        reads = only(run_code(code, values=values)).unknown_reads
+        assert {read.place for read in reads} == {"<string>:3"} and not any(read.may_steer for read in reads)
+
+
 def test_what_a_known_mask_selects_has_a_known_size_with_values() -> None:
     code = """
 import torch
