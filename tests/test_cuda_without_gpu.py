@@ -1,4 +1,4 @@
-"""The stand-in for a GPU: each of its cards, their memory, two of them in one machine."""
+"""Simulated cards: each of its cards, their memory, two of them in one machine."""
 
 import json
 import signal

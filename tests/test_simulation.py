@@ -15,7 +15,7 @@ from pipeline.simulation.cards import CARDS, find_card
 from pipeline.simulation.elf import read_library
 from pipeline.simulation.environment import HOOK, environment, python_of
 from pipeline.simulation.functions import answering_nothing, declared, known_by_name
-from pipeline.simulation.library import STAND_IN, Library, library_for
+from pipeline.simulation.library import FILE_NAME, Library, library_for
 from pipeline.simulation.torch_build import TorchBuild, find_torch
 
 HEADER = """
@@ -27,33 +27,33 @@ typedef void (*cudaCallback_t)(int a);
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give the folder of a library that is not compiled."""
-    folder = tmp_path / "stand_in"
+    folder = tmp_path / "compiled"
     folder.mkdir()
-    for name in (STAND_IN, "libcuda.so.1"):
+    for name in (FILE_NAME, "libcuda.so.1"):
         (folder / name).touch()
     monkeypatch.setattr(module, "_library", lambda python: Library(folder))
     return folder
 
 
-def test_variables_come_in_front_of_the_users_own(stand_in: Path) -> None:
+def test_variables_come_in_front_of_the_users_own(compiled: Path) -> None:
     base = {"LD_PRELOAD": "/mine.so", "PYTHONPATH": "/my/code", "CUDA_VISIBLE_DEVICES": "GPU-5"}
     added = environment(find_card("t4"), python=Path(sys.executable), num_cards=2, base=base)
-    assert added["LD_PRELOAD"] == f"{stand_in}/{STAND_IN}:{stand_in}/libcuda.so.1:/mine.so"
+    assert added["LD_PRELOAD"] == f"{compiled}/{FILE_NAME}:{compiled}/libcuda.so.1:/mine.so"
     assert added["PYTHONPATH"] == f"{HOOK}:/my/code"
     assert added["CUDA_VISIBLE_DEVICES"] == "0,1" and added["SIMULATED_CARD_OTHERS_MIB"] == "0"
     assert environment(find_card("t4"), python=Path(sys.executable), num_cards=2, base={**base, **added}) == added
 
 
-def test_the_users_folders_may_have_spaces_and_the_reports_may_be_relative(stand_in: Path) -> None:
+def test_the_users_folders_may_have_spaces_and_the_reports_may_be_relative(compiled: Path) -> None:
     base = {"PYTHONPATH": "/my own/code:/more"}
     added = environment(find_card("t4"), python=Path(sys.executable), report=Path("records"), base=base)
     assert added["PYTHONPATH"] == f"{HOOK}:/my own/code:/more"
     assert added["SIMULATED_CARD_REPORT"] == str(Path.cwd() / "records")
 
 
-def test_a_budget_is_what_others_leave(stand_in: Path) -> None:
+def test_a_budget_is_what_others_leave(compiled: Path) -> None:
     card = find_card("a100")
     added = environment(card, python=Path(sys.executable), budget_bytes=2**30)
     assert int(added["SIMULATED_CARD_OTHERS_MIB"]) == card.memory_mib - card.context.mib - 1024
@@ -61,7 +61,7 @@ def test_a_budget_is_what_others_leave(stand_in: Path) -> None:
         environment(card, python=Path(sys.executable), budget_bytes=80 * 2**30)
 
 
-def test_a_machine_has_1_to_16_cards(stand_in: Path) -> None:
+def test_a_machine_has_1_to_16_cards(compiled: Path) -> None:
     with pytest.raises(InvalidInputError, match="1 to 16 cards, not 17"):
         environment(find_card("t4"), python=Path(sys.executable), num_cards=17)
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT
 
 from pipeline.simulation.cards import find_card
-from pipeline.simulation.library import STAND_IN, library_for
+from pipeline.simulation.library import FILE_NAME, library_for
 from pipeline.simulation.report import Process, read_report
 from pipeline.simulation.run import Simulate, SimulatedRun, run_command
 from pipeline.simulation.torch_build import find_torch
@@ -132,7 +132,7 @@ assert torch.cuda.mem_get_info()[1] == torch.cuda.get_device_properties(0).total
 def test_nothing_of_nvidias_own_is_ever_loaded(tmp_path: Path) -> None:
     """Every library of NVIDIA's that could be found is a trap that ends the process and says so."""
     torch = find_torch(Path(sys.executable))
-    names = {file.name for file in library_for(torch).preloaded} - {STAND_IN}
+    names = {file.name for file in library_for(torch).preloaded} - {FILE_NAME}
     names |= {"libcudart.so", "libcuda.so", "libnvJitLink.so.13"}
     trap = tmp_path / "trap.c"
     trap.write_text(
@@ -171,7 +171,7 @@ print(json.dumps(sorted({line.split()[-1] for line in open("/proc/self/maps") if
     )
     assert done.returncode == 0, done.stderr
     loaded = [Path(file) for file in json.loads(done.stdout)]
-    own = library_for(torch).folder
+    own = library_for(torch).folder.resolve()
     assert [file for file in loaded if NVIDIAS.match(file.name) and file.parent != own] == []
     assert any(file.parent == own for file in loaded)
 
@@ -247,6 +247,16 @@ print((logits[labels != 2].mean() + logits.mean()).item())
             ("<string>:4", 4, True),
             ("<string>:4", 4, False),
         }
+
+
+def test_printing_tensors_steers_nothing() -> None:
+    code = """
+import torch
+print(torch.randn(3, device="cuda"), torch.randint(0, 4, (2,), device="cuda"))
+"""
+    for values in (False, True):
+        reads = only(run_code(code, values=values)).unknown_reads
+        assert {read.place for read in reads} == {"<string>:3"} and not any(read.may_steer for read in reads)
 
 
 def test_what_a_known_mask_selects_has_a_known_size_with_values() -> None:

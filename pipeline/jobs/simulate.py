@@ -34,7 +34,7 @@ class SimulateSettings(Settings):
     budget: str | None = None
     """What is free on each card beside its context, such as 16GiB; none: all of it."""
     values: Literal["auto", "on", "off"] = "auto"
-    """Whether small tensors are computed on the host too; auto: if the command reads integers or truth values."""
+    """Whether small tensors are computed on the host too; auto: if the command's course may depend on them."""
     steps: str = "3"
     """Optimizer steps after which the command is ended, or all: it runs to its own end."""
     time_limit: PositiveFloat | None = None

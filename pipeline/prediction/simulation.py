@@ -96,15 +96,20 @@ class Simulation:
         return self.processes[0] if self.processes else None
 
     @property
+    def gpu(self) -> str | None:
+        """The name by which `--gpu` knows the card; None if it has none."""
+        return next((name for name, card in CARDS.items() if card.name == self.card), None)
+
+    @property
     def cards_that_fit(self) -> tuple[str, ...]:
         """Names of the cards of the same compute capability that have the memory, the smallest first.
 
         Other cards choose other kernels, which need other memory.
         """
-        own = next((card for card in CARDS.values() if card.name == self.card), None)
-        if self.smallest_bytes is None or own is None:
+        if self.smallest_bytes is None or self.gpu is None:
             return ()
-        alike = [name for name, card in CARDS.items() if card.capability == own.capability]
+        own = CARDS[self.gpu].capability
+        alike = [name for name, card in CARDS.items() if card.capability == own]
         enough = [name for name in alike if CARDS[name].memory_mib * MIB >= self.smallest_bytes]
         return tuple(sorted(enough, key=lambda name: CARDS[name].memory_mib))
 
@@ -114,8 +119,8 @@ def simulate(
 ) -> Simulation:
     """Run the command on the simulated card and return what it needs; `say` receives what is being done.
 
-    If it reads integers or truth values from the card that are not known, and `may_need_values`, it runs again with the
-    values of small tensors, which are computed on the host.
+    If its course may depend on what it reads from the card without being known, and `may_need_values`, it runs again
+    with the values of small tensors, which are computed on the host.
 
     Where it does not fit, it runs once more on a card that has room, to tell what it would need. The smallest memory is
     found by giving torch's allocator the same requests under caps, and is confirmed by a run on a card of that size.
@@ -301,8 +306,8 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
     reads = sorted({read.place for process in run.processes for read in process.unknown_reads if read.may_steer})
     if reads:
         found.append(
-            "It read integers or truth values from the card that are not known, and went on with zero, so what follows "
-            f"may differ: {_some(reads)}."
+            "It read sizes, integers or truth values from the card that are not known, and went on with zero, so what "
+            f"follows may differ: {_some(reads)}."
         )
     assumed = sorted({name for process in run.processes for name in process.assumed_bytes})
     if assumed:

@@ -13,7 +13,6 @@ from pipeline.report.page import Headline, Report, Section
 from pipeline.report.plot import Plot
 from pipeline.report.table import Table
 from pipeline.report.treemap import treemap_plot
-from pipeline.simulation.cards import CARDS
 
 NUM_LINES = 10
 """Source lines that the terminal shows."""
@@ -129,8 +128,8 @@ def _headlines(simulation: Simulation) -> tuple[Headline, ...]:
 
 
 def _command(simulation: Simulation) -> str:
-    gpu = next((name for name, card in CARDS.items() if card.name == simulation.card), simulation.card)
-    return f"fitproof simulate --gpu {shlex.quote(gpu)} -- {shlex.join(simulation.command)}"
+    gpu = shlex.quote(simulation.gpu or simulation.card)
+    return f"fitproof simulate --gpu {gpu} -- {shlex.join(simulation.command)}"
 
 
 def _of_process(largest: ProcessMemory) -> tuple[tuple[Plot, ...], tuple[Table, ...]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.simulation.cards import Card
-from pipeline.simulation.library import MAX_CARDS, STAND_IN, Library, library_for
+from pipeline.simulation.library import FILE_NAME, MAX_CARDS, Library, library_for
 from pipeline.simulation.torch_build import find_torch
 
 HOOK = Path(__file__).parent / "hook"
@@ -42,7 +42,7 @@ def environment(
         base: the environment that the process would have without a card.
 
     Raises:
-        InvalidInputError: the environment has no CUDA build of torch, the stand-in cannot be compiled, or the machine
+        InvalidInputError: the environment has no CUDA build of torch, the library cannot be compiled, or the machine
             cannot be so.
 
     """
@@ -135,4 +135,4 @@ def _with(files: Sequence[Path], before: str, separators: str) -> str:
 
 def _is_ours(path: Path) -> bool:
     """Whether a process that is on a simulated card itself has this path from there."""
-    return path == HOOK or (path.parent / STAND_IN).exists()
+    return path == HOOK or (path.parent / FILE_NAME).exists()

@@ -1,7 +1,7 @@
-"""The stand-in for NVIDIA's libraries, compiled for one build of torch and kept in the cache folder.
+"""The library of the simulated card, compiled for one build of torch and kept in the cache folder.
 
-Beside the stand-in itself there is an empty library for each of NVIDIA's that torch and others are linked to, with that
-one's name and versions of symbols. All are loaded before a process begins, so nobody looks for NVIDIA's own.
+It replaces NVIDIA's libraries. Beside it there is an empty one for each of these that torch and others are linked to,
+with its name and versions of symbols. All are loaded before a process begins, so nobody looks for NVIDIA's own.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ MADE_BY = [Path(__file__).with_name(f"{module}.py") for module in ("library", "f
 """The C sources, and the modules that make others of torch's libraries."""
 MAX_CARDS = 16
 """Cards that a simulated machine may have."""
-STAND_IN = "libsimulated_card.so"
+FILE_NAME = "libsimulated_card.so"
 OPENED_BY_NAME = ("libcuda.so.1", "libnvidia-ml.so.1")
 """The driver's libraries, which torch, Triton and pynvml open when they need them."""
 NVIDIAS = (
@@ -39,19 +39,19 @@ NVIDIAS = (
 
 @dataclass(frozen=True)
 class Library:
-    """The compiled stand-in."""
+    """The compiled library, and the empty ones beside it."""
 
     folder: Path
 
     @property
     def preloaded(self) -> tuple[Path, ...]:
-        """The files that are loaded before a process begins, the stand-in first."""
-        stand_in = self.folder / STAND_IN
-        return (stand_in, *sorted(file for file in self.folder.iterdir() if file != stand_in))
+        """The files that are loaded before a process begins, the one that is not empty first."""
+        own = self.folder / FILE_NAME
+        return (own, *sorted(file for file in self.folder.iterdir() if file != own))
 
 
 def library_for(torch: TorchBuild) -> Library:
-    """Return the stand-in for a build of torch, compiled if it is not in the cache.
+    """Return the library for a build of torch, compiled if it is not in the cache.
 
     Raises:
         InvalidInputError: this machine is not Linux, there is no compiler, or there are no headers of CUDA.
@@ -75,7 +75,7 @@ def library_for(torch: TorchBuild) -> Library:
 
 
 def _key(torch: TorchBuild, others: Sequence[Path]) -> str:
-    """Return a digest of all that the stand-in depends on."""
+    """Return a digest of all that the library is made of."""
     found = hashlib.sha256(f"{torch.folder} {torch.version} {torch.cuda}".encode())
     for file in (*sorted(SOURCES.iterdir()), *MADE_BY):
         found.update(file.read_bytes())
@@ -85,7 +85,7 @@ def _key(torch: TorchBuild, others: Sequence[Path]) -> str:
 
 
 def _build(torch: TorchBuild, others: Sequence[Path], work: Path) -> None:
-    """Compile the stand-in and the empty libraries into the folder `made` of `work`."""
+    """Compile the library and the empty ones into the folder `made` of `work`."""
     made, headers, compiler = work / "made", torch.headers(), _compiler()
     made.mkdir()
     every = _linked(torch, others)
@@ -107,7 +107,7 @@ def _build(torch: TorchBuild, others: Sequence[Path], work: Path) -> None:
     sources = (*sorted(SOURCES.glob("*.c")), work / "of_headers.c", work / "by_name.c")
     with ThreadPoolExecutor() as pool:
         objects = list(pool.map(lambda source: _object(compiled, source, work), sources))
-        _run(compiler, "-shared", f"-Wl,-soname,{STAND_IN}", *objects, "-ldl", "-lpthread", "-o", made / STAND_IN)
+        _run(compiler, "-shared", f"-Wl,-soname,{FILE_NAME}", *objects, "-ldl", "-lpthread", "-o", made / FILE_NAME)
         list(pool.map(lambda name: _empty(compiler, name, every, work), names))
 
 

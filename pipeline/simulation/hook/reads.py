@@ -14,19 +14,12 @@ from types import FrameType
 
 import torch
 
-_NOT_THE_USERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep, "<frozen")  # noqa: PTH120
+_TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120
+_PRINTS = _TORCH + "_tensor_str.py"
+"""The file that prints tensors: what it reads steers nothing."""
+_NOT_THE_USERS = (_TORCH, os.path.dirname(__file__) + os.sep, "<frozen")  # noqa: PTH120
 """How the names of files begin whose lines are passed over: torch's, this folder's, Python's own."""
 _places: Counter[tuple[int, int, str]] = Counter()
-
-
-def _place() -> str:
-    """Return the innermost line of Python outside torch; `?` where no Python runs, as in autograd's threads."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "?"
 
 
 def _write() -> None:
@@ -37,7 +30,17 @@ def _write() -> None:
 
 
 def _note(size: int, may_steer: int) -> None:
-    read = size, may_steer, _place()
+    """Count a read at the innermost line outside torch; at `?` where no Python runs, as in autograd's threads."""
+    place = "?"
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and place == "?":
+        file = frame.f_code.co_filename
+        if file == _PRINTS:
+            may_steer = 0
+        if not file.startswith(_NOT_THE_USERS):
+            place = f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    read = size, may_steer, place
     _places[read] += 1
     if _places[read] == 1:
         _write()

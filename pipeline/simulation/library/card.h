@@ -1,4 +1,4 @@
-/* What the files of the stand-in share: the cards of this machine, and what of their memory this process uses.
+/* What the files of the library share: the cards of this machine, and what of their memory this process uses.
  *
  * A function answers with CUDA's, NVML's or cuDNN's own types and error codes; those of ours begin with `card_`.
  */
