@@ -178,9 +178,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
             if one.outcome in TOO_LARGE:
                 over.add(number)
             if one.tokens_per_second is not None:
-                log_seconds = -math.log(one.tokens_per_second)
-                if log_seconds not in runs.setdefault(number, []):  # the plain run of a verification is a trial as well
-                    runs[number].append(log_seconds)
+                runs.setdefault(number, []).append(-math.log(one.tokens_per_second))
             elif one.outcome not in TOO_LARGE:
                 refuted.add(number)
         return replace(
