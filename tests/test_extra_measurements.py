@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import optuna
 import pytest
-from optuna.trial import create_trial
+from optuna.trial import TrialState, create_trial
 from test_acquisition import BATCH, CANDIDATES, DISTRIBUTIONS, TOKENS, modelled, search
 
 from pipeline.base.units import MIB
@@ -61,7 +61,7 @@ def test_a_second_measurement_enters_as_the_geometric_mean(finished: Finished) -
     assert after.log_seconds[numbers[1]] == pytest.approx(before.log_seconds[numbers[1]])
     assert after.peak_bytes[numbers[1]] == 7.0
     num_runs = {number: len(runs) for number, runs in after.counting_runs.items()}
-    assert num_runs == dict.fromkeys(before.runs, 1) | {numbers[0]: 2}  # the other is the trial itself
+    assert num_runs == dict.fromkeys(before.runs, 1) | {numbers[0]: 2, numbers[1]: 2}
     assert sampler._with_extra(before, ()) == before
 
 
@@ -100,3 +100,16 @@ def test_the_certificate_counts_configurations_that_only_the_verification_measur
     proposer = PredictiveProposer(cast(SearchProblem, made), stored, sampler)
     certificate = proposer.certificate((), [measurement(0), gone])
     assert certificate.num_measured == 1 and len(certificate.unmeasured) == len(CANDIDATES) - 1
+
+
+def test_a_run_that_did_not_complete_stays_known_beside_those_of_verifications(finished: Finished) -> None:
+    sampler, study, numbers = finished
+    answer = max(numbers, key=speed)
+    made = optuna.create_study(direction="maximize")
+    made.add_trials(study.trials)
+    shared = {"params": CANDIDATES[answer].choice, "distributions": DISTRIBUTIONS}
+    made.add_trial(create_trial(state=TrialState.FAIL, **shared))
+    measured = sampler._measurements(made.trials, maximize=True)
+    for extra in ([], [measurement(answer)], [measurement(answer)] * 3):
+        known = sampler._with_extra(measured, extra)
+        assert answer in known.with_failed_run and answer in known.repeated and answer in known.fitting

@@ -109,7 +109,8 @@ def test_the_search_goes_on_where_the_verification_refutes_the_answer(tmp_path: 
     study = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {})
     proposer: Any = RefutedProposer([], naive_size=1)
     one = Refuting(problem, study, proposer, tmp_path, Observer, SearchObserver(), speeds={1: 50.0, 2: 80.0, 4: 100.0})
-    verification, _ = search_and_verify(one)
+    search_and_verify(one)
+    verification = one.verification
     assert verification is not None and verification.outcome == "ok", [dict(trial.choice) for trial in one.trials]
 
 
@@ -126,7 +127,8 @@ def test_what_the_verification_measured_is_stored_while_another_process_measures
     proposer: Any = ListedProposer([], naive_size=1)
     one = MadeUpSearch(problem, study, proposer, tmp_path, Observer, SearchObserver(), speeds={1: 50.0})
     assert study.enqueue(choice_of(4), problem.space)  # what another worker measures at this moment
-    store_measurement(one, choice_of(1), *one.run("verification: plain", problem.experiment(choice_of(1))))
+    measured = one.run("verification: plain", problem.experiment(choice_of(1)))
+    assert [store_measurement(one, choice_of(1), *measured) for _ in range(2)] == [True, False]
     assert [dict(trial.choice) for trial in one.trials] == [choice_of(1)]
 
 

@@ -64,7 +64,7 @@ def result() -> Result:
     return Result(outcome=Outcome.OK, detail=None, steps=steps, memory=memory, finished=None, seconds_total=2.0)
 
 
-def progress(console: Console, between_runs: Callable[[object], None] = lambda extra: None) -> SearchProgress:
+def progress(console: Console, between_runs: Callable[[], None] = lambda: None) -> SearchProgress:
     """Return the progress of a search of ten trials."""
     return SearchProgress(console, 10, SessionClock(), between_runs, lambda number: None)
 
@@ -191,7 +191,7 @@ def follow(shown: SearchProgress, seen: Callable[[], None] = lambda: None) -> No
 
 def test_a_search_prints_plain_lines_without_a_terminal() -> None:
     output, calls = StringIO(), []
-    with progress(Console(file=output, width=200), calls.append) as shown:
+    with progress(Console(file=output, width=200), lambda: calls.append(1)) as shown:
         follow(shown)
     assert output.getvalue().splitlines() == [
         "so far: 1,600 tokens/s, at most 12.5 % slower than the best possible",

@@ -10,17 +10,20 @@ from typing import Any
 
 import pytest
 from conftest import TINY
+from test_verification import rows_of
 
 from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice
+from pipeline.jobs.search import _findings
+from pipeline.jobs.session_clock import SessionClock
 from pipeline.runtime.observer import Observer
 from pipeline.searching import loop
 from pipeline.searching.judge import judge
-from pipeline.searching.loop import Search, SearchObserver, run_trials, search_and_verify
+from pipeline.searching.loop import Search, SearchObserver, findings_of, run_trials, search_and_verify
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import Proposal
-from pipeline.searching.results import Measurement, Trial
+from pipeline.searching.results import Measurement, Trial, speeds
 from pipeline.searching.study import Queued, StoredStudy
 from pipeline.searching.trial_record import Judged
 
@@ -40,7 +43,7 @@ class ListedProposer:
     extra: list[Sequence[Measurement]] = field(default_factory=list)
 
     def next(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
-        self.extra.append(extra)
+        self.extra.append(tuple(extra))
         return Proposal(choice_of(self.sizes.pop(0))) if self.sizes else None
 
     def naive(self, trials: Sequence[Trial], answer: Choice) -> Choice | None:
@@ -79,7 +82,8 @@ def test_a_check_that_contradicts_the_answer_becomes_a_trial_and_is_verified(
     problem: SearchProblem, tmp_path: Path
 ) -> None:
     one = search(problem, tmp_path, ListedProposer([2], naive_size=4), {1: 50.0, 2: 100.0, 4: 120.0})
-    verification, _ = search_and_verify(one)
+    search_and_verify(one)
+    verification = one.verification
     assert [dict(trial.choice) for trial in one.trials] == [choice_of(2), choice_of(4)]
     assert verification is not None and verification.choice == choice_of(4)
     assert one.names[1:4] == ["verification: answer", "verification: plain", "verification 2: answer"]
@@ -89,7 +93,8 @@ def test_a_check_that_agrees_ends_the_search_and_is_a_trial_all_the_same(
     problem: SearchProblem, tmp_path: Path
 ) -> None:
     one = search(problem, tmp_path, ListedProposer([2], naive_size=1), {1: 50.0, 2: 100.0, 4: 120.0})
-    verification, _ = search_and_verify(one)
+    search_and_verify(one)
+    verification = one.verification
     assert verification is not None and verification.choice == choice_of(2)
     assert [dict(trial.choice) for trial in one.trials] == [choice_of(2), choice_of(1)]
     assert one.names[1:] == ["verification: answer", "verification: plain"]
@@ -106,7 +111,9 @@ def test_the_search_goes_on_after_a_check_that_agrees_and_verifies_only_what_is_
         search(problem, tmp_path / name, Later([2, 4], naive_size=1), {1: 50.0, 2: 100.0, 4: speed})
         for name, speed in (("slower", 90.0), ("faster", 110.0))
     )
-    found = [search_and_verify(one)[0] for one in (slower, faster)]
+    for one in (slower, faster):
+        search_and_verify(one)
+    found = [one.verification for one in (slower, faster)]
     assert [one is not None and one.choice for one in found] == [choice_of(2), choice_of(4)]
     assert not any(name.startswith("verification 2") for name in slower.names)
     assert any(name.startswith("verification 2: answer") for name in faster.names)
@@ -114,10 +121,71 @@ def test_the_search_goes_on_after_a_check_that_agrees_and_verifies_only_what_is_
 
 def test_what_a_verification_measured_is_passed_to_the_next_proposals(problem: SearchProblem, tmp_path: Path) -> None:
     proposer = ListedProposer([2], naive_size=4)
-    _, extra = search_and_verify(search(problem, tmp_path, proposer, {1: 50.0, 2: 100.0, 4: 120.0}))
+    one = search(problem, tmp_path, proposer, {1: 50.0, 2: 100.0, 4: 120.0})
+    search_and_verify(one)
     assert not proposer.extra[0]
-    assert [one.tokens_per_second for one in proposer.extra[-1]] == [100.0, 120.0, 120.0, 100.0]
-    assert extra == proposer.extra[-1]  # those of both verifications
+    assert [one.name for one in proposer.extra[-1]] == [
+        "verification: answer",  # the plain run of this one is a trial
+        "verification 2: answer",
+        "verification 2: plain",
+    ]
+    assert [one.tokens_per_second for one in proposer.extra[-1]] == [100.0, 120.0, 100.0]
+    assert tuple(one.extra) == proposer.extra[-1]  # those of both verifications
+    assert speeds(choice_of(4), one.trials, one.extra) == [120.0, 120.0], "each run once"
+
+
+def test_what_was_verified_is_kept_when_a_later_trial_is_interrupted(problem: SearchProblem, tmp_path: Path) -> None:
+    """The verification refutes the answer, and Ctrl-C ends the next trial but one."""
+
+    class Interrupted(MadeUpSearch):
+        def run(self, name: str, experiment: Experiment, *rest: Any) -> tuple[Result, dict[str, float]]:
+            if experiment.micro_batch_size == 1 and name.startswith("trial"):
+                raise KeyboardInterrupt
+            result, metrics = super().run(name, experiment, *rest)
+            is_refuted = experiment.micro_batch_size == 4 and name.startswith("verification")
+            return (replace(result, outcome=Outcome.OUT_OF_MEMORY), {}) if is_refuted else (result, metrics)
+
+    class Later(ListedProposer):
+        def next(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
+            return super().next(trials, extra) if extra or not trials else None
+
+    made = search(problem, tmp_path, Later([4, 2, 1], naive_size=4), {1: 50.0, 2: 80.0, 4: 100.0})
+    one = Interrupted(
+        made.problem, made.study, made.proposer, made.folder, Observer, SearchObserver(), speeds=made.speeds
+    )
+    with pytest.raises(KeyboardInterrupt):
+        search_and_verify(one)
+    found = _findings(one, one.trials, SessionClock())
+    assert [run.name for run in found.extra] == ["verification: answer"]
+    assert found.best is not None and found.best.choice == choice_of(2), "the other one was refuted"
+    assert found.verification is None, "the one that there was is not of this answer"
+
+
+def test_a_verified_answer_stays_the_answer_when_a_later_trial_is_interrupted(
+    problem: SearchProblem, tmp_path: Path
+) -> None:
+    class Interrupted(ListedProposer):
+        def next(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
+            if extra:
+                raise KeyboardInterrupt
+            return super().next(trials, extra)
+
+    one = search(problem, tmp_path, Interrupted([1, 2], naive_size=1), {1: 50.0, 2: 100.0})
+    with pytest.raises(KeyboardInterrupt):
+        search_and_verify(one)
+    found = _findings(one, one.trials, SessionClock())
+    assert found.verification is not None and found.verification.choice == choice_of(2)
+    assert [run.name for run in found.extra] == ["verification: answer", "verification: plain"]
+
+
+def test_the_answer_is_the_fastest_by_all_runs_before_the_last_verification(problem: SearchProblem) -> None:
+    """A page between two verifications has the runs of the first one."""
+    trials = rows_of({1: 98.0, 2: 100.0})
+    again = Measurement(
+        name="verification: answer", choice=choice_of(2), outcome="ok", tokens_per_second=80.0, peak_bytes=1
+    )
+    found = findings_of(problem, trials, None, None, [again])
+    assert found.best is not None and found.best.choice == choice_of(1)
 
 
 def test_a_trial_has_the_mean_speed_to_beat_and_a_repeat_has_nothing(problem: SearchProblem, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pipeline.report.contributions import contributions_plot
 from pipeline.report.findings import Findings, report_of
 from pipeline.report.page import to_html
 from pipeline.searching.certificate import NOT_TRIED, UNFIT, Certificate, Unmeasured
-from pipeline.searching.results import SearchFindings, Trial, Verification
+from pipeline.searching.results import Measurement, SearchFindings, Trial, Verification
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium")
@@ -93,6 +93,16 @@ def search_findings() -> SearchFindings:
         max_loss_difference=0.001,
         tolerance=0.01,
         seconds_measured=1,
+        measurements=tuple(
+            Measurement(
+                name=f"verification: {role}",
+                choice=row.choice,
+                outcome="ok",
+                tokens_per_second=row.tokens_per_second,
+                peak_bytes=row.peak_bytes,
+            )
+            for role, row in (("answer", rows[2]), ("plain", rows[0]))
+        ),
     )
     return SearchFindings(
         entry="search",

@@ -27,7 +27,7 @@ from pipeline.searching.feasibility import make_sampler
 from pipeline.searching.loop import Search, findings_of
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import make_proposer
-from pipeline.searching.results import Measurement, SearchFindings, Trial, Verification
+from pipeline.searching.results import SearchFindings, Trial
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.session import session_of
 from pipeline.searching.study import StoredStudy
@@ -84,29 +84,26 @@ def _measure(
     settings = problem.settings
     study = StoredStudy(settings.storage, settings.study, problem.directions, problem.identity, settings.worker_timeout)
     subject = f"{problem.base.settings.model} in {problem.budget_bytes / MIB:,.0f} MiB"
-    total = min(problem.settings.num_trials, len(problem.space.choices))
+    total = settings.num_trials
 
     def measure(job: Job) -> SearchFindings | None:
         proposer = make_proposer(problem, study, sampler)
-        verification: Verification | None = None
-        extra: tuple[Measurement, ...] = ()
         page = LivePage(job.folder, console)
 
-        def write_page(extra: Sequence[Measurement]) -> None:
+        def write_page() -> None:
             if trials := one.trials:
-                findings = partial(_findings, one, trials, clock, extra=extra)
-                page.write(findings, f"{len(trials)} of at most {total} trials")
+                page.write(partial(_findings, one, trials, clock), f"{len(trials)} of at most {total} trials")
 
         progress = SearchProgress(console, total, clock, write_page, partial(job.children.lost, study.key))
         one = Search(problem, study, proposer, job.folder, job.children.observer, progress)
         is_whole = False
         try:
             with progress:
-                verification, extra = search_with(workers, one)
+                search_with(workers, one)
             is_whole = True
         finally:
             interrupted = None if is_whole else f"{len(one.trials)} of at most {total} trials"
-            findings = _report(one, verification, extra, clock, interrupted, job, console)
+            findings = _report(one, clock, interrupted, job, console)
         return findings
 
     with open_job("search", subject, problem.base.settings.output) as job, study.storage_errors():
@@ -120,30 +117,19 @@ def _measure(
     return findings
 
 
-def _findings(
-    search: Search,
-    trials: Sequence[Trial],
-    clock: SessionClock,
-    verification: Verification | None = None,
-    extra: Sequence[Measurement] = (),
-) -> SearchFindings:
-    """Return the findings of these trials."""
-    certificate = search.proposer.certificate(trials, extra)
-    return replace(findings_of(search.problem, trials, certificate, verification, extra), seconds=clock.seconds)
+def _findings(search: Search, trials: Sequence[Trial], clock: SessionClock) -> SearchFindings:
+    """Return the findings of these trials and of the verifications so far."""
+    certificate = search.proposer.certificate(trials, search.extra)
+    found = findings_of(search.problem, trials, certificate, search.verification, search.extra)
+    return replace(found, seconds=clock.seconds)
 
 
 def _report(
-    search: Search,
-    verification: Verification | None,
-    extra: Sequence[Measurement],
-    clock: SessionClock,
-    interrupted: str | None,
-    job: Any,
-    console: Console,
+    search: Search, clock: SessionClock, interrupted: str | None, job: Any, console: Console
 ) -> SearchFindings | None:
     """Print and log what was found, and write the answer as files; return None if nothing was measured.
 
-    `extra` has what all verifications measured, `interrupted` how far a search came that was interrupted.
+    `interrupted` says how far a search came that was interrupted.
     """
     from pipeline.jobs.publish import publish
     from pipeline.report.search import trials_frame
@@ -151,7 +137,7 @@ def _report(
     problem, trials = search.problem, search.trials
     if not trials:
         return None
-    findings = replace(_findings(search, trials, clock, verification, extra), interrupted=interrupted)
+    findings = replace(_findings(search, trials, clock), interrupted=interrupted)
     if interrupted is not None:
         job.tags({"interrupted": interrupted})
     best = findings.best

@@ -16,7 +16,7 @@ from pipeline.runtime.observer import Run
 from pipeline.searching.certificate import at_most
 from pipeline.searching.loop import SearchObserver
 from pipeline.searching.proposals import Proposal
-from pipeline.searching.results import Measurement, Trial, best_trial, label, speed_of
+from pipeline.searching.results import Measurement, Trial, best_speed, best_trial, label
 from pipeline.training.metrics import Summary
 
 REFRESHES_PER_SECOND = 4
@@ -54,8 +54,8 @@ class SearchProgress(SearchObserver):
     """Shows a search in the terminal, or as plain lines where there is none; a context manager.
 
     The events of one run come from one thread; several threads may run trials at the same time. `between_runs` is
-    called before each trial and after each run of the verification, with the runs of earlier verifications, and `lost`
-    with the number of a trial whose worker died.
+    called before each trial and after each run of the verification, and `lost` with the number of a trial whose worker
+    died.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SearchProgress(SearchObserver):
         console: Console,
         num_trials: int,
         clock: SessionClock,
-        between_runs: Callable[[Sequence[Measurement]], None],
+        between_runs: Callable[[], None],
         lost: Callable[[int], None],
     ) -> None:
         self._console, self._clock, self._between_runs, self._lost = console, clock, between_runs, lost
@@ -71,7 +71,6 @@ class SearchProgress(SearchObserver):
         """By the thread that receives the events of the run."""
         self._best: Trial | None = None
         self._speed = 0.0
-        self._extra: Sequence[Measurement] = ()
         self._bound: float | None = None
         self._state, self._last_line = "starting", ""
         self._bar = Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
@@ -94,9 +93,9 @@ class SearchProgress(SearchObserver):
     def trials(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:
         """Show how many trials have ended, and the fastest configuration that fits."""
         self._best, self._state = best_trial(trials, extra), "choosing the next configuration"
-        self._speed, self._extra = 0.0 if self._best is None else speed_of(self._best.choice, trials, extra), extra
+        self._speed = best_speed(trials, extra) or 0.0
         self._bar.update(self._task, completed=len(trials))
-        self._between_runs(extra)
+        self._between_runs()
 
     def proposed(self, proposal: Proposal) -> None:
         """Show the bound on the fastest configuration so far."""
@@ -136,7 +135,7 @@ class SearchProgress(SearchObserver):
     def check(self, name: str, result: Result) -> None:
         """Print a run of the verification that has ended."""
         self._print(f"{name}: {result.outcome} in {result.seconds_total:.1f} s")
-        self._between_runs(self._extra)
+        self._between_runs()
 
     @property
     def _so_far(self) -> str:

@@ -19,7 +19,6 @@ from pipeline.searching.results import (
     SearchFindings,
     Trial,
     Verification,
-    beside_trials,
     columns,
     label,
     one_per_configuration,
@@ -191,7 +190,7 @@ def trials_frame(rows: Sequence[Trial]) -> pd.DataFrame:
 
 def trials_table(findings: SearchFindings) -> Table:
     """Return every run, with the speed of its configuration: those that fit first, the fastest configuration on top."""
-    runs: list[Trial | Measurement] = [*findings.rows, *beside_trials(findings.rows, findings.extra)]
+    runs: list[Trial | Measurement] = [*findings.rows, *findings.extra]
     fitting = [row.choice for row in one_per_configuration(findings.rows) if row.fits]
     ordered = sorted(runs, key=lambda run: (run.choice not in fitting, -findings.speed_of(run.choice)))
     shown = columns(run.choice for run in runs)

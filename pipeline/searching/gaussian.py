@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.special import log_ndtr, ndtr
 
+from pipeline.training.timing import Timing, log_likelihood_of_spread
+
 Vector = NDArray[np.float64]
 """One number for each configuration."""
 Matrix = NDArray[np.float64]
@@ -201,14 +203,15 @@ class GaussianMixture:
         runs: Runs,
     ) -> Self:
         """Return the posterior after these runs, of every prior with every noise, equally probable at first."""
-        components, logarithms, values = list[Gaussian](), list[float](), _means(runs)
+        components, logarithms, values = list[Gaussian](), list[float](), means(runs)
+        spreads = _spreads(runs, noises)
         for prior in priors:
             cross_NJ, (measured, own_values) = prior.covariance_with(np.fromiter(values, int)), _measured(prior, values)
-            for noise in noises:
+            for noise, spread in zip(noises, spreads, strict=True):
                 noise_J = noise * _scale(runs)
                 components.append(prior.condition(values, noise_J, cross_NJ))
                 of_means = measured.log_marginal_likelihood(own_values, noise_J) if values else 0.0
-                logarithms.append(of_means + _log_likelihood_of_spread(runs, noise))
+                logarithms.append(of_means + spread)
         return cls(components, [*noises] * len(priors), _weights(np.array(logarithms)))
 
     @property
@@ -256,9 +259,9 @@ def leave_one_out_residuals(priors: Sequence[Gaussian], noises: Sequence[float],
     """Return the residual of each mean when it is predicted from the others, and its standard deviation."""
     if not runs:
         return {}
-    values, scale_K = _means(runs), _scale(runs)
+    values, scale_K = means(runs), _scale(runs)
     pairs = [(_measured(prior, values), noise * scale_K) for prior in priors for noise in noises]
-    spread_M1 = np.array([[_log_likelihood_of_spread(runs, noise)] for _ in priors for noise in noises])
+    spread_M1 = np.array(_spreads(runs, noises) * len(priors))[:, None]
     parts = [prior.leave_one_out(own_values, noise) for (prior, own_values), noise in pairs]
     residual_MK, variance_MK = (np.stack(part) for part in zip(*parts, strict=True))
     log_of_all_M1 = np.array(
@@ -271,7 +274,7 @@ def leave_one_out_residuals(priors: Sequence[Gaussian], noises: Sequence[float],
     return dict(zip(values, zip(mean_K.tolist(), deviation_K.tolist(), strict=True), strict=True))
 
 
-def _means(runs: Runs) -> dict[int, float]:
+def means(runs: Runs) -> dict[int, float]:
     """Return the mean of the runs of each configuration."""
     return {number: statistics.fmean(own) for number, own in runs.items()}
 
@@ -281,11 +284,10 @@ def _scale(runs: Runs) -> Vector:
     return 1 / np.sqrt([len(own) for own in runs.values()])
 
 
-def _log_likelihood_of_spread(runs: Runs, noise: float) -> float:
-    """Return the log likelihood of how the runs of one configuration differ, up to a constant."""
-    num_free = sum(len(own) - 1 for own in runs.values())
-    squares = sum((one - statistics.fmean(own)) ** 2 for own in runs.values() for one in own)
-    return -num_free * math.log(noise) - squares / (2 * noise**2)
+def _spreads(runs: Runs, noises: Sequence[float]) -> list[float]:
+    """Return the log likelihood of how the runs of each configuration differ, for each noise."""
+    groups = [[Timing(one, 0.0) for one in own] for own in runs.values()]
+    return [sum(log_likelihood_of_spread(group, noise) for group in groups) for noise in noises]
 
 
 def _measured(prior: Gaussian, values: Mapping[int, float]) -> tuple[Gaussian, dict[int, float]]:

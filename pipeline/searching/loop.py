@@ -27,10 +27,8 @@ from pipeline.searching.results import (
     Trial,
     Verification,
     answer_of,
-    best_trial,
+    best_speed,
     label,
-    one_per_configuration,
-    speed_of,
 )
 from pipeline.searching.study import Queued, StoredStudy
 from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
@@ -51,7 +49,7 @@ class SearchObserver(Observer):
     """
 
     def trials(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:
-        """Receive the trials that have ended and the runs of verifications, before each trial."""
+        """Receive the trials that have ended and the other runs of verifications, before each trial."""
 
     def waiting(self) -> None:
         """Called when a worker starts to wait for the trials of others."""
@@ -87,6 +85,10 @@ class Search:
     """Held by the worker that chooses its next configuration."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set when the workers are to end at once."""
+    extra: list[Measurement] = field(default_factory=list)
+    """The runs of verifications so far that are no trials."""
+    verifications: list[Verification | None] = field(default_factory=list)
+    """The verifications so far; None for one where nothing fitted."""
 
     def run(
         self,
@@ -109,6 +111,11 @@ class Search:
         """The study's measured trials, including those of earlier sessions and other workers."""
         return trials_of(self.problem, self.study)
 
+    @property
+    def verification(self) -> Verification | None:
+        """The last verification; None if nothing was verified."""
+        return self.verifications[-1] if self.verifications else None
+
 
 def trials_of(problem: SearchProblem, study: StoredStudy) -> list[Trial]:
     """Return the study's measured trials, including those of earlier sessions and other workers."""
@@ -126,12 +133,11 @@ def trials_of(problem: SearchProblem, study: StoredStudy) -> list[Trial]:
     ]
 
 
-def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = ()) -> None:
+def run_trials(search: Search, deadline: float) -> None:
     """Measure configurations until none is worth its time, num_trials are reached, or the deadline has passed.
 
     Several workers may do so at the same time: each goes on until nothing is left to measure or being measured. The
-    deadline is in seconds of time.monotonic(); the first trial is run even after it. `extra` has measurements in
-    addition to the trials.
+    deadline is in seconds of time.monotonic(); the first trial is run even after it.
     """
     study, total = search.study, search.problem.settings.num_trials
     while not search.cancelled.is_set():
@@ -141,11 +147,11 @@ def run_trials(search: Search, deadline: float, extra: Sequence[Measurement] = (
         if trials and time.monotonic() >= deadline:
             break
         _emit_lost(search)
-        search.observer.trials(trials, extra)
+        search.observer.trials(trials, search.extra)
         with ExitStack() as turn:
             turn.enter_context(search.turn)
-            if _fill_queue(search, trials, extra):
-                _run_trial(search, _speed_to_beat(trials, extra), turn.close)
+            if _fill_queue(search, trials):
+                _run_trial(search, best_speed(trials, search.extra), turn.close)
                 continue
         if not study.num_open:
             break
@@ -162,73 +168,71 @@ def _emit_lost(search: Search) -> None:
         search.observer.lost(number, is_measured_again)
 
 
-def _fill_queue(search: Search, trials: Sequence[Trial], extra: Sequence[Measurement]) -> bool:
+def _fill_queue(search: Search, trials: Sequence[Trial]) -> bool:
     """Whether the queue has a trial to run: that of a worker that died, or the one that is proposed now."""
     study, problem = search.study, search.problem
     if study.num_waiting:
         return True
     if len(trials) + study.num_open >= problem.settings.num_trials:
         return False
-    one = search.proposer.next(trials, extra)
+    one = search.proposer.next(trials, search.extra)
     if one is None:
         return False
     search.observer.proposed(one)
     return study.enqueue(one.choice, problem.space, repeat=one.is_repeat, predicted_seconds=one.predicted_seconds)
 
 
-RunTrials = Callable[["Search", float, Sequence[Measurement]], None]
+RunTrials = Callable[["Search", float], None]
 """`run_trials`, or a function that does it by several workers."""
 
 
-def search_and_verify(
-    search: Search, run_trials: RunTrials = run_trials
-) -> tuple[Verification | None, tuple[Measurement, ...]]:
+def search_and_verify(search: Search, run_trials: RunTrials = run_trials) -> None:
     """Run the trials and verify the answer, until what the verification measured leaves nothing worth a trial.
 
-    Returns the last verification, None if nothing was verified, and what all of them measured. The answer is verified
-    again if a run of the verification contradicts it, or if a later trial was faster. If the plain configuration of the
-    verification has no trial, its measurement is added to the study as one.
+    The verifications, and their runs that are no trials, are kept in the search as soon as each has ended. The answer
+    is verified again if a run of the verification contradicts it, or if a later trial was faster. If the plain
+    configuration of the verification has no trial, its measurement is added to the study as one.
     """
     deadline, settings = deadline_of(search.problem), search.problem.settings
-    verification: Verification | None = None
-    extra: tuple[Measurement, ...] = ()
-    num_verified, num_rounds = -1, 0
+    num_verified = -1
     while True:
-        run_trials(search, deadline, extra)
+        run_trials(search, deadline)
         trials = search.trials
         if not settings.verify_steps or len(trials) == num_verified:
-            return verification, extra
-        if verification is not None and _stands(verification, trials, extra, settings.gap):
-            return verification, extra
-        num_verified, num_rounds = len(trials), num_rounds + 1
-        verification = _verify(search, "verification" if num_rounds == 1 else f"verification {num_rounds}", extra)
-        if verification is None:
-            return None, extra
-        extra = (*extra, *verification.measurements)
+            return
+        if search.verification is not None and _stands(search.verification, trials, search.extra, settings.gap):
+            return
+        num_verified = len(trials)
+        search.verifications.append(_verify(search, trials))
+        if search.verification is None:
+            return
 
 
 def _stands(verification: Verification, trials: Sequence[Trial], extra: Sequence[Measurement], gap: float) -> bool:
     """Return whether no run contradicts it, and no other configuration is faster than the answer by all runs of it."""
-    if verification.is_contradicted(gap):
-        return False
-    verified = [one.choice for one in verification.measurements]
-    fitting = [row.choice for row in one_per_configuration(trials) if row.fits]
-    others = [speed_of(choice, trials, extra) for choice in fitting if choice not in verified]
-    return max(others, default=0.0) <= speed_of(verification.choice, trials, extra)
+    answer = answer_of(trials, verification, extra)
+    return answer is not None and answer.choice == verification.choice and not verification.is_contradicted(gap)
 
 
-def _verify(search: Search, title: str, extra: Sequence[Measurement]) -> Verification | None:
+def _verify(search: Search, trials: Sequence[Trial]) -> Verification | None:
+    """Verify the answer; its runs become trials or are added to the search's other measurements."""
+    number, stored = len(search.verifications) + 1, list[Choice]()
+    title = "verification" if number == 1 else f"verification {number}"
+
     def measure(choice: Choice, role: str) -> Measured:
         name, labels = f"{title}: {role}", {"variant": label(choice), "verification": role}
         stop = StopAfter(search.problem.settings.verify_steps) if role == "plain" else never_stop
         done = search.run(name, verified_experiment(search.problem, choice), labels, stop)
         search.observer.check(f"{name}: {label(choice)}", done[0])
-        if role == "plain":
-            store_measurement(search, choice, *done)
+        if role == "plain" and store_measurement(search, choice, *done):
+            stored.append(choice)
         return done
 
-    trials = search.trials
-    return verify(search.problem, trials, partial(search.proposer.naive, trials), measure, extra, title)
+    naive = partial(search.proposer.naive, trials)
+    verification = verify(search.problem, trials, naive, measure, search.extra, title)
+    if verification is not None:
+        search.extra.extend(one for one in verification.measurements if one.choice not in stored)
+    return verification
 
 
 def deadline_of(problem: SearchProblem) -> float:
@@ -236,10 +240,10 @@ def deadline_of(problem: SearchProblem) -> float:
     return time.monotonic() + (problem.settings.search_time_limit or math.inf)
 
 
-def store_measurement(search: Search, choice: Choice, result: Result, metrics: dict[str, float]) -> None:
-    """Add a run that was measured outside of the trials to the study, unless its configuration has a trial."""
+def store_measurement(search: Search, choice: Choice, result: Result, metrics: dict[str, float]) -> bool:
+    """Add a run that was measured outside of the trials to the study; return False if its configuration has a trial."""
     verdict = judge(result, metrics, search.problem.budget_bytes)
-    search.study.add(choice, search.problem.space, (verdict, result, metrics))
+    return search.study.add(choice, search.problem.space, (verdict, result, metrics))
 
 
 def _run_trial(search: Search, to_beat: float | None, began: Callable[[], None]) -> None:
@@ -262,12 +266,6 @@ def _run_trial(search: Search, to_beat: float | None, began: Callable[[], None])
     number = search.study.run_next(measure, search.problem.settings.num_trials, began)
     if number is not None:
         search.observer.trial(names[0], next(one for one in search.trials if one.number == number))
-
-
-def _speed_to_beat(trials: Sequence[Trial], extra: Sequence[Measurement]) -> float | None:
-    """Return the speed of the fastest configuration that fits, in tokens per second."""
-    best = best_trial(trials, extra)
-    return None if best is None else speed_of(best.choice, trials, extra)
 
 
 def _trial_length(problem: SearchProblem, experiment: Experiment, to_beat: float | None) -> TrialLength:
@@ -304,8 +302,14 @@ def findings_of(
     verification: Verification | None = None,
     extra: Sequence[Measurement] = (),
 ) -> SearchFindings:
-    """Return the findings of the search, from which its report is made; `extra` has the runs of all verifications."""
-    best = answer_of(trials, verification)
+    """Return the findings of the search, from which its report is made.
+
+    `extra` has the runs of all verifications that are no trials. The last verification is left out if another
+    configuration has been faster since, or has replaced one that it refuted.
+    """
+    best = answer_of(trials, verification, extra)
+    if best is not None and verification is not None and best.choice != verification.choice:
+        verification = None
     return SearchFindings(
         entry="search",
         model=problem.base.settings.model,

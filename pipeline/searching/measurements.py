@@ -1,10 +1,10 @@
 """The measurements of a search: the runs of each configuration, and what they came to."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from pipeline.searching.gaussian import means
 from pipeline.training.timing import counting
 
 
@@ -22,8 +22,8 @@ class Measurements:
     failed: frozenset[int]
     """Candidates that failed for another reason: neither time nor memory is known."""
     running: frozenset[int]
-    num_trials: Mapping[int, int] = field(default_factory=dict)
-    """Trials of each candidate that ended or run, whether or not they completed."""
+    with_failed_run: frozenset[int] = frozenset()
+    """The candidates of which a run did not complete, whether or not another one did."""
 
     @cached_property
     def counting_runs(self) -> Mapping[int, Sequence[float]]:
@@ -33,7 +33,7 @@ class Measurements:
     @cached_property
     def log_seconds(self) -> Mapping[int, float]:
         """Logarithm of the seconds per token of each candidate that completed: the mean of its runs that count."""
-        return {number: statistics.fmean(runs) for number, runs in self.counting_runs.items()}
+        return means(self.counting_runs)
 
     @cached_property
     def fitting(self) -> frozenset[int]:
@@ -47,15 +47,8 @@ class Measurements:
 
     @cached_property
     def repeated(self) -> frozenset[int]:
-        """The candidates with a second trial, whether or not it completed, or with another run."""
-        more = frozenset(number for number, count in self.num_trials.items() if count > 1)
-        return more | {number for number, runs in self.runs.items() if len(runs) > 1}
-
-    @cached_property
-    def with_failed_run(self) -> frozenset[int]:
-        """The candidates of which a trial did not complete."""
-        ended = {number: count - (number in self.running) for number, count in self.num_trials.items()}
-        return frozenset(number for number, count in ended.items() if count > len(self.runs.get(number, ())))
+        """The candidates that completed and have another run, whether or not it completed."""
+        return frozenset(number for number, own in self.runs.items() if len(own) > 1 or number in self.with_failed_run)
 
     @property
     def ended(self) -> frozenset[int]:

@@ -114,19 +114,9 @@ def one_per_configuration(rows: Sequence[Trial]) -> list[Trial]:
     return sorted(counting.values(), key=lambda row: row.number)
 
 
-def beside_trials(rows: Sequence[Trial], extra: Sequence[Measurement]) -> list[Measurement]:
-    """Return the runs of `extra` that are no trials: that of a plain configuration may be stored as one."""
-    return [one for one in extra if not any(_is_same_run(row, one) for row in rows)]
-
-
-def _is_same_run(row: Trial, one: Measurement) -> bool:
-    seen = (row.outcome, row.tokens_per_second, row.peak_bytes)
-    return row.choice == one.choice and seen == (one.outcome, one.tokens_per_second, one.peak_bytes)
-
-
 def speeds(choice: Mapping[str, Any], rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> list[float]:
     """Return the tokens per second of each run of a configuration that completed: of its trials and of `extra`."""
-    runs: list[Trial | Measurement] = [*rows, *beside_trials(rows, extra)]
+    runs: list[Trial | Measurement] = [*rows, *extra]
     return [one.tokens_per_second for one in runs if one.choice == choice and one.tokens_per_second]
 
 
@@ -149,9 +139,16 @@ def is_counted(one: Trial | Measurement, rows: Sequence[Trial], extra: Sequence[
 
 
 def best_trial(rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Trial | None:
-    """Return the trial that stands for the fastest configuration that fits."""
-    fitting = (row for row in one_per_configuration(rows) if row.fits)
+    """Return the trial that stands for the fastest configuration that fits, and that no run of `extra` refuted."""
+    refuted = [one.choice for one in extra if one.outcome != Outcome.OK]
+    fitting = (row for row in one_per_configuration(rows) if row.fits and row.choice not in refuted)
     return max(fitting, key=lambda row: speed_of(row.choice, rows, extra), default=None)
+
+
+def best_speed(rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> float | None:
+    """Return the speed of that configuration in tokens per second; None if there is none."""
+    best = best_trial(rows, extra)
+    return None if best is None else speed_of(best.choice, rows, extra)
 
 
 def pareto_front(rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> list[Trial]:
@@ -263,7 +260,7 @@ class SearchFindings:
     verification: Verification | None = None
     """None if the answer was not trained again."""
     extra: tuple[Measurement, ...] = ()
-    """The runs of all verifications: of this answer, of earlier ones and of what they were compared with."""
+    """The runs of all verifications that are no trials: of this answer, of earlier ones and of what was compared."""
     notes: tuple[str, ...] = ()
     """The automatic budget, and why values of the space were removed; a sentence each."""
     settings: Mapping[str, Any]
@@ -280,7 +277,7 @@ class SearchFindings:
     @property
     def best(self) -> Trial | None:
         """Return the answer, with its one speed; None if there is none."""
-        return self._with_its_speed(answer_of(self.rows, self.verification))
+        return self._with_its_speed(answer_of(self.rows, self.verification, self.extra))
 
     @property
     def naive_trial(self) -> Trial | None:
@@ -315,9 +312,14 @@ class SearchFindings:
         return replace(row, metrics={**row.metrics, **changed})
 
 
-def answer_of(trials: Sequence[Trial], verification: Verification | None) -> Trial | None:
-    """Return the fastest trial that fits and was not refuted by the verification; None if there is none."""
-    if verification is None:
-        return best_trial(trials)
-    verified = verification.choice if verification.outcome == "ok" else None
-    return next((row for row in one_per_configuration(trials) if row.choice == verified), None)
+def answer_of(
+    trials: Sequence[Trial], verification: Verification | None, extra: Sequence[Measurement] = ()
+) -> Trial | None:
+    """Return the fastest trial that fits and was not refuted; None if there is none.
+
+    The verified configuration is not compared again with those that its verification compared it with.
+    """
+    compared: list[Mapping[str, Any]] = []
+    if verification is not None and verification.outcome == Outcome.OK:
+        compared = [one.choice for one in verification.measurements if one.choice != verification.choice]
+    return best_trial([row for row in trials if row.choice not in compared], extra)

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -135,13 +134,11 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         runs: dict[int, list[float]] = {}
         peaks: dict[int, float] = {}
         bounds: dict[int, float] = {}
-        over, failed, running = set[int](), set[int](), set[int]()
-        num_trials = Counter[int]()
+        over, failed, with_failed_run, running = set[int](), set[int](), set[int](), set[int]()
         for trial in trials:
             number = self._number(trial)
             if number is None or _is_interrupted(trial):
                 continue
-            num_trials[number] += 1
             excess = trial.constraints.get(CONSTRAINT)
             if excess is not None:
                 known = bounds if _is_lower_bound(trial, excess) else peaks
@@ -152,8 +149,10 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
                 runs.setdefault(number, []).append(_log_seconds(trial.values[0], self.candidates[number], maximize))
             elif trial.state in (TrialState.RUNNING, TrialState.WAITING):
                 running.add(number)
-            elif excess is None and number not in runs:
-                failed.add(number)
+            else:
+                with_failed_run.add(number)
+                if excess is None and number not in runs:
+                    failed.add(number)
         return Measurements(
             runs=runs,
             peak_bytes=peaks,
@@ -161,7 +160,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
             over_budget=frozenset(over),
             failed=frozenset(failed),
             running=frozenset(running),
-            num_trials=num_trials,
+            with_failed_run=frozenset(with_failed_run),
         )
 
     def _with_extra(self, measured: Measurements, extra: Sequence[Measurement]) -> Measurements:
@@ -178,9 +177,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
             if one.outcome in TOO_LARGE:
                 over.add(number)
             if one.tokens_per_second is not None:
-                log_seconds = -math.log(one.tokens_per_second)
-                if log_seconds not in runs.setdefault(number, []):  # the plain run of a verification is a trial as well
-                    runs[number].append(log_seconds)
+                runs.setdefault(number, []).append(-math.log(one.tokens_per_second))
             elif one.outcome not in TOO_LARGE:
                 refuted.add(number)
         return replace(

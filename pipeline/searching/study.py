@@ -247,11 +247,11 @@ class StoredStudy:
             raise
         return self._store(trial, TrialRecord.of(measured, len(self.directions)))
 
-    def add(self, choice: Choice, space: Space, measured: Judged) -> None:
-        """Store a run that was measured outside of the queue, unless its configuration is taken."""
-        record = TrialRecord.of(measured, len(self.directions))
+    def add(self, choice: Choice, space: Space, measured: Judged) -> bool:
+        """Store a run that was measured outside of the queue; return False if its configuration is taken."""
         if dict(choice) in self.taken:
-            return
+            return False
+        record = TrialRecord.of(measured, len(self.directions))
         self._study.add_trial(
             create_trial(
                 state=record.state,
@@ -263,6 +263,7 @@ class StoredStudy:
                 intermediate_values=dict(record.intermediate_values),
             )
         )
+        return True
 
     def _store(self, trial: optuna.Trial, record: TrialRecord) -> list[float]:
         """Store the record of a trial and return its values; a worker that is killed before leaves it running."""

@@ -15,7 +15,6 @@ not known: every pair of several values of both is a component of a mixture, wei
 """
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +33,7 @@ from pipeline.searching.gaussian import (
     Runs,
     Vector,
     leave_one_out_residuals,
+    means,
 )
 from pipeline.searching.random_effects import effects_of
 from pipeline.training.timing import NOISES
@@ -171,7 +171,7 @@ def fit(candidates: Sequence[Candidate], runs: Runs, kind: str) -> TimeFit:
     model, effects = TimeModel(candidates, kind), effects_of(candidates)
     mean, deviation = model.prior
     known = list(runs)
-    values_K = np.array([statistics.fmean(own) for own in runs.values()])
+    values_K = np.fromiter(means(runs).values(), float)
     parameters = _fit(model, known, values_K, effects.at(known).covariance(FIT_RESIDUAL))
     fitted_N, slopes_NP = model.evaluate(parameters)
     expected_N = fitted_N + slopes_NP @ (mean - parameters)

@@ -14,7 +14,6 @@ from pipeline.runtime.placement import placements
 from pipeline.runtime.run import Execute, execute
 from pipeline.searching.loop import Search, run_trials, search_and_verify
 from pipeline.searching.problem import SearchProblem
-from pipeline.searching.results import Measurement, Verification
 
 
 @dataclass(frozen=True)
@@ -71,13 +70,13 @@ def local_workers(problem: SearchProblem, num_workers: int | None) -> Workers:
     return Workers([partial(execute, placement=place, cancelled=cancelled) for place in places], cancelled)
 
 
-def search_with(workers: Workers, search: Search) -> tuple[Verification | None, tuple[Measurement, ...]]:
+def search_with(workers: Workers, search: Search) -> None:
     """Run the trials by all workers and verify the answer: `search_and_verify` of several workers."""
     first = replace(search, executor=workers.executors[0], cancelled=workers.cancelled)
-    return search_and_verify(first, partial(run_trials_with, workers))
+    search_and_verify(first, partial(run_trials_with, workers))
 
 
-def run_trials_with(workers: Workers, search: Search, deadline: float, extra: Sequence[Measurement] = ()) -> None:
+def run_trials_with(workers: Workers, search: Search, deadline: float) -> None:
     """Let all workers run trials until none is left; what ends one of them ends all.
 
     Raises:
@@ -85,11 +84,11 @@ def run_trials_with(workers: Workers, search: Search, deadline: float, extra: Se
 
     """
     if len(workers.executors) == 1:
-        run_trials(search, deadline, extra)
+        run_trials(search, deadline)
         return
     with ThreadPoolExecutor(len(workers.executors), thread_name_prefix="worker") as pool:
         own = [replace(search, executor=one, cancelled=workers.cancelled) for one in workers.executors]
-        running = [pool.submit(run_trials, one, deadline, extra) for one in own]
+        running = [pool.submit(run_trials, one, deadline) for one in own]
         try:
             ended, _ = wait(running, return_when=FIRST_EXCEPTION)
             for worker in ended:

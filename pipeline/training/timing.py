@@ -58,7 +58,7 @@ def noise_of(runs: Sequence[Sequence[Timing]]) -> float:
     It is the root mean square of NOISES, each weighted by its marginal likelihood; without repeated runs, 6 %.
     """
     repeated = [group for group in map(_counted, runs) if len(group) > 1]
-    scores = [sum(_log_likelihood(group, noise) for group in repeated) for noise in NOISES]
+    scores = [sum(log_likelihood_of_spread(group, noise) for group in repeated) for noise in NOISES]
     weights = [math.exp(score - max(scores)) for score in scores]
     pairs = zip(weights, NOISES, strict=True)
     return math.sqrt(sum(weight * noise**2 for weight, noise in pairs) / sum(weights))
@@ -69,10 +69,20 @@ def combined(runs: Sequence[Timing], noise: float) -> Timing:
 
     Its error is at least what these runs differ by: other load may have slowed one of them a little.
     """
-    counted = _counted(runs)
-    values, weights = [one.log_seconds for one in counted], [1 / (noise**2 + one.error**2) for one in counted]
+    mean, weights = _weighted_mean(counted := _counted(runs), noise)
+    values = [one.log_seconds for one in counted]
     spread = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    return Timing(statistics.fmean(values, weights), max(spread, 1 / math.sqrt(sum(weights))))
+    return Timing(mean, max(spread, 1 / math.sqrt(sum(weights))))
+
+
+def log_likelihood_of_spread(runs: Sequence[Timing], noise: float) -> float:
+    """Return the log marginal likelihood of a noise, given how the runs of one configuration differ.
+
+    Its time may be anything, so a single run says nothing.
+    """
+    mean, weights = _weighted_mean(runs, noise)
+    misfit = sum(weight * (one.log_seconds - mean) ** 2 for one, weight in zip(runs, weights, strict=True))
+    return -0.5 * (misfit - sum(map(math.log, weights)) + math.log(sum(weights)))
 
 
 def num_counting(runs: Sequence[Timing]) -> int:
@@ -80,17 +90,15 @@ def num_counting(runs: Sequence[Timing]) -> int:
     return len(_counted(runs))
 
 
+def _weighted_mean(runs: Sequence[Timing], noise: float) -> tuple[float, list[float]]:
+    """Return the mean of some runs, and the weight of each: how well it is known."""
+    weights = [1 / (noise**2 + one.error**2) for one in runs]
+    return statistics.fmean([one.log_seconds for one in runs], weights), weights
+
+
 def _counted(runs: Sequence[Timing]) -> list[Timing]:
     kept = counting([one.log_seconds for one in runs]) if runs else []
     return [one for one in runs if one.log_seconds in kept]
-
-
-def _log_likelihood(runs: Sequence[Timing], noise: float) -> float:
-    """Return the log marginal likelihood of a noise, given runs of one configuration whose time may be anything."""
-    variances = [noise**2 + one.error**2 for one in runs]
-    mean = combined(runs, noise).log_seconds
-    misfit = sum((one.log_seconds - mean) ** 2 / variance for one, variance in zip(runs, variances, strict=True))
-    return -0.5 * (misfit + sum(map(math.log, variances)) + math.log(sum(1 / variance for variance in variances)))
 
 
 def _error_of_median(ordered: Sequence[float]) -> float:
