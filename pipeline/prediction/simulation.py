@@ -1,9 +1,6 @@
 """Simulates a command: whether it fits a card, what fills the memory at its peak, and the least that it needs."""
 
-import json
-import os
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -12,16 +9,19 @@ from pathlib import Path
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown, ModuleMemory, StepMemory, at_peak, course_of, modules_at_peak
+from pipeline.prediction.smallest_memory import (
+    UNLIMITED_MIB,
+    SmallestMemory,
+    card_of,
+    device_bytes,
+    smallest_memory,
+    with_room,
+)
 from pipeline.prediction.snapshot import SourceLines, history_of
 from pipeline.simulation.cards import ASSUMED_CONTEXT, CARDS
-from pipeline.simulation.environment import environment
-from pipeline.simulation.process import replay
 from pipeline.simulation.record import FailedAllocation, Record
 from pipeline.simulation.run import Simulate, SimulatedRun, run_command
 
-UNLIMITED_MIB = 1 << 20
-"""Memory of a simulated card on which every training has room: 1 TiB."""
-EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 NUM_PLACES = 3
 """Places or functions that a note names."""
 FEWEST_STEPS = 2
@@ -123,7 +123,7 @@ def simulate(
     with the values of small tensors, which are computed on the host.
 
     Where it does not fit, it runs once more on a card that has room, to tell what it would need. The smallest memory is
-    found by giving torch's allocator the same requests under caps, and is confirmed by a run on a card of that size.
+    that of smallest_memory().
     The memory snapshots of the run that the answer is of are left in `folder` as memory_snapshot_NUMBER.pickle.
 
     Raises:
@@ -137,18 +137,18 @@ def simulate(
         again = _run(with_values, folder / "with_values", is_shown=False)
         if again.exit_code == 0 or run.exit_code != 0:
             wanted, run = with_values, again
-    verdict, failed, notes, with_room = _verdict(run), _out_of_memory(run), _notes(wanted, run), run
+    verdict, failed, notes, roomy = _verdict(run), _out_of_memory(run), _notes(wanted, run), run
     if verdict is Verdict.DOES_NOT_FIT:
         say(f"it does not fit; running it on a card with {UNLIMITED_MIB // 1024} GiB, to see what it needs")
-        with_room = _run(_with_room(wanted), folder / "with_room", is_shown=False)
-        notes += _note_on_failure(with_room, folder / "with_room.log")
-    smallest, expandable = None, None
-    if with_room.records and with_room.exit_code == 0 and verdict is not Verdict.NONE:
+        roomy = _run(with_room(wanted), folder / "with_room", is_shown=False)
+        notes += _note_on_failure(roomy, folder / "with_room.log")
+    smallest = SmallestMemory()
+    if roomy.records and roomy.exit_code == 0 and verdict is not Verdict.NONE:
         say("looking for the smallest memory")
-        smallest, expandable = _smallest(wanted, with_room, folder / "smallest")
-    for number, record in enumerate(with_room.records):
+        smallest = smallest_memory(wanted, roomy, folder / "smallest")
+    for number, record in enumerate(roomy.records):
         shutil.copy(record.snapshot, folder / f"memory_snapshot_{number}.pickle")
-    processes = (_memory(with_room, record) for record in with_room.records)
+    processes = (_memory(roomy, record) for record in roomy.records)
     return Simulation(
         command=wanted.command,
         card=wanted.card.name,
@@ -158,10 +158,10 @@ def simulate(
         exit_code=run.exit_code,
         out_of_memory=failed,
         processes=tuple(sorted(processes, key=lambda one: -one.device_bytes)),
-        smallest_bytes=smallest,
-        smallest_expandable_bytes=expandable,
+        smallest_bytes=smallest.num_bytes,
+        smallest_expandable_bytes=smallest.num_bytes_expandable,
         assumptions=_assumptions(run),
-        notes=notes,
+        notes=(*notes, *([] if smallest.note is None else [smallest.note])),
     )
 
 
@@ -206,20 +206,9 @@ def _line_of(record: Record, failure: FailedAllocation) -> str:
     return next((line for line in lines if line is not None), "unknown")
 
 
-def _card_of(record: Record) -> int:
-    """Return the number of the card that a process used most."""
-    return max(range(len(record.devices)), key=lambda number: record.devices[number].peak_reserved_bytes)
-
-
-def _device_bytes(run: SimulatedRun, record: Record) -> int:
-    """Return the most that a process used of its card, as the card counted it."""
-    [process] = [one for one in run.processes if one.pid == record.pid]
-    return max(process.peak_device_bytes.values())
-
-
 def _memory(run: SimulatedRun, record: Record) -> ProcessMemory:
     """Return the memory of a process on the card that it used most."""
-    number = _card_of(record)
+    number = card_of(record)
     device, history = record.devices[number], history_of(record, number)
     return ProcessMemory(
         rank=record.rank,
@@ -227,7 +216,7 @@ def _memory(run: SimulatedRun, record: Record) -> ProcessMemory:
         ended_by=record.ended_by,
         peak_allocated_bytes=device.peak_allocated_bytes,
         peak_reserved_bytes=device.peak_reserved_bytes,
-        device_bytes=_device_bytes(run, record),
+        device_bytes=device_bytes(run, record),
         peak=at_peak(history.timeline),
         user_line=history.user_line_of_peak,
         lines=modules_at_peak(history.timeline),
@@ -235,41 +224,11 @@ def _memory(run: SimulatedRun, record: Record) -> ProcessMemory:
     )
 
 
-def _with_room(wanted: Simulate, budget_bytes: int | None = None) -> Simulate:
-    """Return the same on a card with memory for every training, or with this budget."""
-    return replace(wanted, card=replace(wanted.card, memory_mib=UNLIMITED_MIB), budget_bytes=budget_bytes)
-
-
 def _memory_bytes(wanted: Simulate) -> int:
     """Return the memory of a card that the command may use, the context included."""
     if wanted.budget_bytes is None:
         return wanted.card.memory_mib * MIB
     return wanted.budget_bytes + wanted.card.context.mib * MIB
-
-
-def _smallest(wanted: Simulate, run: SimulatedRun, folder: Path) -> tuple[int | None, int | None]:
-    """Return the smallest memory of a card for the run, as it is and with expandable segments."""
-    plain, expandable = (_replayed(wanted, run, variables) for variables in ({}, EXPANDABLE))
-    if plain is None:
-        return None, expandable
-    confirmed = _run(_with_room(wanted, plain - wanted.card.context.mib * MIB), folder, is_shown=False)
-    return (plain if confirmed.exit_code == 0 else None), expandable
-
-
-def _replayed(wanted: Simulate, run: SimulatedRun, variables: Mapping[str, str]) -> int | None:
-    """Return the memory that the most demanding process needs, as torch's allocator serves its requests under caps."""
-    needed = []
-    for record in run.records:
-        number, python = _card_of(record), record.command[0]
-        card = environment(_with_room(wanted).card, python=Path(python))
-        words = [python, replay.__file__, str(record.snapshot), str(number)]
-        done = subprocess.run(words, env={**os.environ, **card, **variables}, capture_output=True, check=False)
-        found: dict[str, int] = json.loads(done.stdout or "{}")
-        if not found:
-            return None
-        beside = _device_bytes(run, record) - record.devices[number].peak_reserved_bytes
-        needed.append(found["smallest_cap_bytes"] + beside)
-    return max(needed)
 
 
 def _assumptions(run: SimulatedRun) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Runs experiments as tasks of a Ray cluster, each on a GPU of its own, in a child process of the task's process.
 
 A task hosts the same `execute` as a run on this machine, and streams its events back. The process of a task serves
-further tasks: it keeps the fork server, which has imported torch, and a child's CUDA context ends with the child. A child
-has the environment variables of its task, among which Ray names its GPUs.
+further tasks: it keeps the fork server, which has imported torch, and a child's CUDA context ends with the child. A
+child has the environment variables of its task, among which Ray names its GPUs.
 """
 
 import os

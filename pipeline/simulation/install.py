@@ -3,8 +3,8 @@
     python -m pipeline.simulation.install FOLDER            the version of torch that runs this module
     python -m pipeline.simulation.install FOLDER 2.15.0     another
 
-It installs torch without NVIDIA's libraries, whose place the simulated card takes, and the headers of CUDA. All other
-packages are those of the environment that runs this.
+It installs torch without NVIDIA's libraries, whose place the simulated card takes, and Triton, which compiles for
+torch.compile and has the headers of CUDA. All other packages are those of the environment that runs this.
 """
 
 import re
@@ -18,7 +18,6 @@ from pathlib import Path
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import cache_folder
 
-HEADERS = ("nvidia-cuda-runtime", "nvidia-cuda-crt")
 OTHER_PACKAGES = "other_packages.pth"
 """The file that is written last: an environment without it is not complete."""
 
@@ -47,8 +46,7 @@ def install(folder: Path | None = None, torch_version: str | None = None) -> Pat
         torch = _installed_torch(packages)
         assert torch is not None
     if not (packages / OTHER_PACKAGES).exists():
-        major, minor = _cuda_version(torch).split(".")[:2]
-        _pip(python, *(f"{name}~={major}.{minor}.0" for name in HEADERS))
+        _pip(python, _triton_of(torch))
     others = sysconfig.get_path("purelib")
     (packages / OTHER_PACKAGES).write_text(f"import site; site.addsitedir({others!r})\n")
     return python
@@ -79,11 +77,11 @@ def _installed_torch(packages: Path) -> Distribution | None:
     return next(iter(distributions(name="torch", path=[str(packages)])), None)
 
 
-def _cuda_version(torch: Distribution) -> str:
-    """Return the version of CUDA that torch requires the libraries of."""
+def _triton_of(torch: Distribution) -> str:
+    """Return what torch's CUDA builds require of Triton, whose package also has the headers of CUDA."""
     for requirement in torch.requires or []:
-        if found := re.match(r"(?:cuda-toolkit|nvidia-cuda-runtime)[^=]*==([\d.]+)", requirement):
-            return found[1]
+        if found := re.match(r"triton ?\(?(==[\w.]+)", requirement):
+            return f"triton{found[1]}"
     raise InvalidInputError(
         f"a simulated card runs PyTorch's CUDA build, and the index offers torch {torch.version} without; name another "
         "version"

@@ -266,9 +266,10 @@ def _workspace_bytes(torch: Any) -> list[int]:
 
 
 def _own_code() -> list[str]:
-    """Return the folders whose code is not the user's: those of Python and of installed packages."""
+    """Return the folders whose code is not the user's: of Python, installed packages, and what torch.compile wrote."""
     folders: set[str] = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return sorted({*folders, *site.getsitepackages()})
+    compiled = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
+    return sorted({*folders, *site.getsitepackages(), *([] if compiled is None else [compiled.cache_dir()])})
 
 
 if __name__ == "simulated_card_hook":

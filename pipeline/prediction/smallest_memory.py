@@ -1,0 +1,123 @@
+"""The smallest memory of a card on which a command runs."""
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pipeline.base.units import MIB
+from pipeline.simulation.environment import environment
+from pipeline.simulation.process import replay
+from pipeline.simulation.record import Record
+from pipeline.simulation.run import Simulate, SimulatedRun, run_command
+
+UNLIMITED_MIB = 1 << 20
+"""Memory of a simulated card on which every training has room: 1 TiB."""
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+TOLERANCE = 0.02
+"""Where only runs of the command tell the smallest memory, it is found to this share of it."""
+SAME_PEAK = 0.005
+"""Peaks of two runs that differ by no more than this share are called equal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallestMemory:
+    """The smallest memory of a card, its context included; None where it is not known."""
+
+    num_bytes: int | None = None
+    """On which the command ran."""
+    num_bytes_expandable: int | None = None
+    """With the allocator's expandable segments, as torch's allocator served the same requests."""
+    note: str | None = None
+    """What limits these."""
+
+
+def card_of(record: Record) -> int:
+    """Return the number of the card that a process used most."""
+    return max(range(len(record.devices)), key=lambda number: record.devices[number].peak_reserved_bytes)
+
+
+def device_bytes(run: SimulatedRun, record: Record) -> int:
+    """Return the most that a process used of its card, as the card counted it."""
+    [process] = [one for one in run.processes if one.pid == record.pid]
+    return max(process.peak_device_bytes.values())
+
+
+def with_room(wanted: Simulate, num_bytes: int | None = None) -> Simulate:
+    """Return the same on a card with memory for every training, or with so much, the context included."""
+    budget_bytes = None if num_bytes is None else num_bytes - wanted.card.context.mib * MIB
+    return replace(wanted, card=replace(wanted.card, memory_mib=UNLIMITED_MIB), budget_bytes=budget_bytes)
+
+
+def smallest_memory(wanted: Simulate, run: SimulatedRun, folder: Path) -> SmallestMemory:
+    """Return the smallest memory for a command that ran with room.
+
+    torch's allocator is given the run's requests again under caps, and the command runs once on a card of the size that
+    was found. Where the requests cannot be given again, or the command then needs more, runs of the command tell.
+    """
+    folder.mkdir()
+    plain, expandable = (_replayed(wanted, run, variables) for variables in ({}, EXPANDABLE))
+    if plain is not None and _runs(wanted, plain, folder / "confirmed"):
+        return SmallestMemory(num_bytes=plain, num_bytes_expandable=expandable)
+    again = _run(with_room(wanted), folder / "again")
+    if again.exit_code != 0 or not again.records:
+        return SmallestMemory(num_bytes_expandable=expandable)
+    first, second = (max(_peak(one) for one in each.records) for each in (run, again))
+    note = f"The smallest memory was found by runs of the command, to {TOLERANCE:.0%}."
+    if abs(second / first - 1) > SAME_PEAK:
+        note += (
+            f" Run again, it peaked at {second / MIB:,.1f} MiB allocated instead of {first / MIB:,.1f}: so it is with "
+            "torch.compile, whose first run fills its cache."
+        )
+    return SmallestMemory(num_bytes=_by_runs(wanted, again, folder), num_bytes_expandable=expandable, note=note)
+
+
+def _peak(record: Record) -> int:
+    return record.devices[card_of(record)].peak_allocated_bytes
+
+
+def _by_runs(wanted: Simulate, run: SimulatedRun, folder: Path) -> int | None:
+    """Return the smallest memory by bisection between what the run had allocated and what it used of the card."""
+    high = max(device_bytes(run, record) for record in run.records)
+    if not _runs(wanted, high, folder / "all"):
+        return None
+    low = max(_peak(record) + _beside(run, record) for record in run.records)
+    while high - low > TOLERANCE * high:
+        middle = (low + high) // 2 // replay.GRANULE * replay.GRANULE
+        if _runs(wanted, middle, folder / f"{middle}"):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _run(wanted: Simulate, folder: Path) -> SimulatedRun:
+    folder.mkdir()
+    return run_command(wanted, folder, folder.with_suffix(".log"))
+
+
+def _runs(wanted: Simulate, num_bytes: int, folder: Path) -> bool:
+    """Whether the command runs on a card with so much memory."""
+    return _run(with_room(wanted, num_bytes), folder).exit_code == 0
+
+
+def _beside(run: SimulatedRun, record: Record) -> int:
+    """Return what a process used of its card beside what torch's allocator reserved: its context and libraries."""
+    return device_bytes(run, record) - record.devices[card_of(record)].peak_reserved_bytes
+
+
+def _replayed(wanted: Simulate, run: SimulatedRun, variables: Mapping[str, str]) -> int | None:
+    """Return the memory that the most demanding process needs, as torch's allocator serves its requests under caps."""
+    needed = []
+    for record in run.records:
+        python = record.command[0]
+        card = environment(with_room(wanted).card, python=Path(python))
+        words = [python, replay.__file__, str(record.snapshot), str(card_of(record))]
+        done = subprocess.run(words, env={**os.environ, **card, **variables}, capture_output=True, check=False)
+        found: dict[str, int] = json.loads(done.stdout or "{}")
+        if not found:
+            return None
+        needed.append(found["smallest_cap_bytes"] + _beside(run, record))
+    return max(needed)
