@@ -69,7 +69,7 @@ def test_the_answer_has_one_speed_in_every_place(found: SearchFindings) -> None:
 @given(findings())
 def test_every_run_of_the_answer_is_in_its_table_with_what_it_counts_for(found: SearchFindings) -> None:
     frame = trials_table(found).frame
-    for choice, role in ((BEST, "answer"), (NAIVE, "naive")):
+    for choice, role in ((BEST, "answer"), (NAIVE, "baseline")):
         own = frame[frame["micro-batch"] == choice["micro_batch_size"]]
         assert sorted(own["run's tokens/s"]) == pytest.approx(sorted(speeds_of(found, choice)))
         assert set(own[""]) <= {role, "not counted"}

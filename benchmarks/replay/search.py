@@ -17,11 +17,10 @@ from pipeline.searching.judge import CONSTRAINT
 from pipeline.searching.measurements import Measurements
 from pipeline.searching.optuna_samplers import choose, distributions_of
 from pipeline.searching.settings import SearchSettings
-from pipeline.searching.trial_length import TrialLength
+from pipeline.searching.trial_length import PRECISION_PERCENT, TrialLength
 from replay.table import WARMUP_STEPS, Entry, Run, read
 
 NUM_TRIALS = int(SearchSettings.model_fields["num_trials"].default)
-PRECISION_PERCENT = float(SearchSettings.model_fields["precision_percent"].default)
 FAR_APART = 100_003
 """Factor between the seeds of two searches, since the next trial of a search takes the next seed."""
 NEAR = 0.02

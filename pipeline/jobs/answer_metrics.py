@@ -63,7 +63,7 @@ def _of_search(findings: SearchFindings) -> dict[str, float]:
     best, certificate, speedup = findings.best, findings.certificate, findings.speedup
     if best is None:
         return {}
-    bound = None if certificate is None else certificate.bound
+    bound = None if certificate is None else certificate.stated_bound
     return {
         **_of_best(best.metrics),
         **({} if bound is None else {"bound_percent": 100 * bound}),

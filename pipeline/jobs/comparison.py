@@ -23,7 +23,7 @@ from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import Summarize, run
 from pipeline.runtime.shape_check import check_shapes
-from pipeline.searching.trial_length import TrialLength
+from pipeline.searching.trial_length import PRECISION_PERCENT, TrialLength
 from pipeline.tracking.job import Job, open_job
 from pipeline.training.loop import Stop, never_stop
 from pipeline.training.metrics import PREDICTION, Row, Summary, against_baseline, common_settings
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 REFRESHES_PER_SECOND = 4
 """Of the progress line: each refresh takes time from a training that uses every core."""
-PRECISION_PERCENT = 2.0
-"""Half the 95 % interval of a median step time at which a further run ends."""
 
 
 def measure(plan: EntryPoint, console: Console) -> int:
