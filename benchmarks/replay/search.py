@@ -13,6 +13,7 @@ import optuna
 
 from pipeline.config.space import Choice, Space
 from pipeline.searching.acquisition import Rules, evaluate
+from pipeline.searching.certificate import stated
 from pipeline.searching.judge import CONSTRAINT
 from pipeline.searching.measurements import Measurements
 from pipeline.searching.optuna_samplers import choose, distributions_of
@@ -201,8 +202,7 @@ def predictive(search: Search) -> Replayed:
             search.measure(following)
         elif not search.confirm():
             break
-    has_bound = acquisition.bound is not None and acquisition.is_adequate
-    return search.result(max(acquisition.bound, rules.gap) if has_bound else None)
+    return search.result(stated(acquisition.bound, rules.gap) if acquisition.is_adequate else None)
 
 
 def of_optuna(search: Search) -> Replayed:

@@ -51,7 +51,7 @@ def over_time_plot(findings: SearchFindings) -> Plot:
     lines = [
         {"trial": number, "speed": row.tokens_per_second or 0, "fastest": fastest}
         | {"kind": _kind(row, findings), "about": f"trial {number}: {label(row.choice)}\n{row.summary}"}
-        for number, (row, fastest) in enumerate(zip(ordered, _fastest_so_far(ordered, findings), strict=True), 1)
+        for number, (row, fastest) in enumerate(zip(ordered, fastest_so_far(ordered, findings), strict=True), 1)
     ]
     predicted = [
         {"trial": number, "speed": row.metrics["tokens_per_second"] * row.metrics["seconds_per_step"] / seconds}
@@ -88,7 +88,7 @@ def over_time_plot(findings: SearchFindings) -> Plot:
     return Plot(name="trials_over_time", title=title, panels=(Panel(title=title, chart=chart),))
 
 
-def _fastest_so_far(ordered: Sequence[Trial], findings: SearchFindings) -> list[float | None]:
+def fastest_so_far(ordered: Sequence[Trial], findings: SearchFindings) -> list[float | None]:
     """Return the speed of the fastest configuration that fits after each trial, by the trials so far that count."""
     runs, speeds, fastest = dict[Any, list[float]](), dict[Any, float](), list[float | None]()
     for row in ordered:
