@@ -15,8 +15,9 @@ from pipeline.jobs.answer_metrics import answer_metrics
 from pipeline.report.configurations import configurations_of
 from pipeline.report.page import to_html, to_markdown
 from pipeline.report.search import answer, search_report, trials_table
+from pipeline.report.trial_plots import fastest_so_far
 from pipeline.searching.certificate import Certificate
-from pipeline.searching.results import Measurement, SearchFindings
+from pipeline.searching.results import Measurement, SearchFindings, best_speed
 from pipeline.training.timing import mean_speed
 
 NOISE = "the noise of this machine: two runs differ by about 9.9 %"
@@ -69,13 +70,21 @@ def test_the_answer_has_one_speed_in_every_place(found: SearchFindings) -> None:
 @given(findings())
 def test_every_run_of_the_answer_is_in_its_table_with_what_it_counts_for(found: SearchFindings) -> None:
     frame = trials_table(found).frame
-    for choice, role in ((BEST, "answer"), (NAIVE, "naive")):
+    for choice, role in ((BEST, "answer"), (NAIVE, "baseline")):
         own = frame[frame["micro-batch"] == choice["micro_batch_size"]]
         assert sorted(own["run's tokens/s"]) == pytest.approx(sorted(speeds_of(found, choice)))
         assert set(own[""]) <= {role, "not counted"}
         counted = own["run's tokens/s"][own[""] == role]
         assert list(own["tokens/s"]) == pytest.approx([mean_speed(list(counted))] * len(own))
     assert set(frame["run"]) >= {one.name for one in found.extra} | {f"trial {row.number + 1}" for row in found.rows}
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(findings())
+def test_the_line_of_the_trials_is_the_fastest_speed_of_those_that_count_so_far(found: SearchFindings) -> None:
+    ordered = sorted(found.rows, key=lambda row: row.number)
+    counted = [[one for one in ordered[:number] if found.is_counted(one)] for number in range(1, len(ordered) + 1)]
+    assert fastest_so_far(ordered, found) == [best_speed(rows) for rows in counted]
 
 
 def limited(**changes: Any) -> SearchFindings:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist
+from types import SimpleNamespace
 from typing import Any
 
 import mlflow
@@ -22,10 +24,12 @@ from pipeline.base.units import MIB
 from pipeline.cli import main
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import dotted
+from pipeline.jobs import comparison
+from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.sections import epoch
 from pipeline.tracking import history
 from pipeline.training.metrics import Row
-from pipeline.training.time_differences import against_baseline, with_times
+from pipeline.training.time_differences import ERROR, MARGIN, time_change, with_times
 from pipeline.training.timing import Timing, combined, noise_of, timing_of
 
 OWN = """
@@ -164,6 +168,45 @@ def test_an_interrupted_job_says_so_everywhere_and_its_runs_are_compared(
     assert len(json.loads(newest.read_text())["rows"]) == 3, "the job itself is no run"
 
 
+def test_a_job_that_is_interrupted_in_its_repeats_says_how_many_have_run_again(
+    run: Callable[..., tuple[int, str]],
+) -> None:
+    code, out = run(MadeUpMachine(lambda name, count: SECONDS[name], num_until_interrupted=4))
+    assert code == 130 and "Interrupted after 3 of 3 variants, 1 of 3 run again. " in out
+    [parent] = [one for name, one in runs().items() if name.startswith("own")]
+    assert parent.data.tags["interrupted"] == "3 of 3 variants, 1 of 3 run again"
+
+
+def test_a_variant_keeps_all_of_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "published_type_note", lambda experiment: "its checkpoint is in bfloat16")
+    for name in ("predicted_truncations", "document_lengths"):
+        monkeypatch.setattr(comparison, name, lambda experiment: ())
+    failed, whole = rows("ok", "ok")
+    found = [replace(failed, note="killed when it was run again"), whole]
+    variants = [SimpleNamespace(name=row.name, experiment=None) for row in found]
+    plan: Any = SimpleNamespace(comparisons=[SimpleNamespace(name=found[0].comparison, variants=variants)])
+    findings = ComparisonFindings(entry="main", question="?", rows=tuple(found), environment={})
+    notes = [row.note for row in comparison._with_predictions(plan, findings).rows]
+    assert notes == ["killed when it was run again; its checkpoint is in bfloat16", None]
+
+
+def test_intervals_of_runs_of_another_job_are_made_anew() -> None:
+    """Its job compared one variant, and so its margins hold for one."""
+    found = made_up_times(4, 0.01, 0.01, 9, 0)
+    timed = [
+        replace(row, timings=tuple(own), metrics=own_metrics(row))
+        for row, own in zip(rows("ok", *["ok"] * 3), found, strict=True)
+    ]
+    narrow = [replace(row, timings=()) for row in with_times(timed[:2])]
+    wide = with_times([*narrow, *timed[2:]])
+    assert [row.metrics[ERROR] for row in narrow] == [row.metrics[ERROR] for row in wide[:2]]
+    normal = NormalDist()
+    for before, after in zip(narrow, wide, strict=False):
+        for row, num_compared in ((before, 1), (after, 3)):
+            quantile = normal.inv_cdf(1 - 0.05 / 2 / num_compared)
+            assert math.log1p(row.metrics[MARGIN] / 100) == pytest.approx(quantile * row.metrics[ERROR] / 100)
+
+
 def test_all_runs_are_read_the_newest_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.setattr(history, "RUNS_IN_A_PAGE", 2)
@@ -202,7 +245,7 @@ def test_intervals_hold_for_all_variants_at_once(noise: float, spread: float, nu
         timed = [
             replace(row, timings=tuple(own), metrics=own_metrics(row)) for row, own in zip(steps, found, strict=True)
         ]
-        changes = [against_baseline(row) for row in with_times(timed)[1:]]
+        changes = [time_change(row) for row in with_times(timed)[1:]]
         num_false += any(change is not None and change.is_beyond_noise for change in changes)
     assert num_false <= 10
 

@@ -102,6 +102,20 @@ def test_the_certificate_counts_configurations_that_only_the_verification_measur
     assert certificate.num_measured == 1 and len(certificate.unmeasured) == len(CANDIDATES) - 1
 
 
+def test_the_bound_of_a_proposal_is_the_stated_one(finished: Finished) -> None:
+    """It is not below the setting `gap`, in the terminal as everywhere."""
+    sampler, study, numbers = finished
+    begun: Any = optuna.create_study(direction="maximize")
+    begun.add_trials([trial for trial in study.trials if trial.params in [CANDIDATES[n].choice for n in numbers[:4]]])
+    stored: Any = SimpleNamespace(evaluate=lambda of, extra: of.evaluate(begun, extra=extra))
+    bound = sampler.evaluate(begun).bound
+    assert bound is not None and 0 < bound < 0.9
+    for gap in (0.9, bound / 2):
+        made: Any = SimpleNamespace(settings=SimpleNamespace(gap=gap))
+        proposal = PredictiveProposer(made, stored, sampler).next(())
+        assert proposal is not None and proposal.bound == max(bound, gap)
+
+
 def test_a_run_that_did_not_complete_stays_known_beside_those_of_verifications(finished: Finished) -> None:
     sampler, study, numbers = finished
     answer = max(numbers, key=speed)

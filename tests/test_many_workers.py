@@ -23,8 +23,9 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice
 from pipeline.runtime.observer import Observer
 from pipeline.runtime.run import execute
-from pipeline.searching.acquisition import REPEATED_GAPS, Rules
+from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate
+from pipeline.searching.certificate import REPEATED_GAPS
 from pipeline.searching.judge import CONSTRAINT
 from pipeline.searching.loop import Search, SearchObserver
 from pipeline.searching.problem import SearchProblem, make_problem

@@ -2,6 +2,7 @@
 
 # ruff: noqa: F811 - fixtures of test_pages
 import json
+import math
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,8 +37,10 @@ from pipeline.report.tradeoff import COSTS, SAVES, tradeoff_plot
 from pipeline.report.treemap import Rectangle, squarified
 from pipeline.training.metrics import Row
 from pipeline.training.profiler import MemoryProfile, ProfileMessage, TimeProfile, profile_run
-from pipeline.training.time_differences import MARGIN, with_times
+from pipeline.training.time_differences import ERROR, MARGIN, with_times
 
+ONE_INTERVAL = 1.96
+"""Standard errors on either side of a time that a 95 % interval has where one variant is compared."""
 LONG = "a variant whose name has eighty characters, of which only the last differ: case "
 
 
@@ -46,7 +49,7 @@ def measured(
 ) -> Row:
     """Return the row with this peak and time, whose margin is given, and with both against a baseline."""
     metrics = {**row.metrics, "peak_allocated_mib": mib, "seconds_per_step": seconds, "samples_per_second": 1 / seconds}
-    metrics |= {MARGIN: margin_percent}
+    metrics |= {MARGIN: margin_percent, ERROR: 100 * math.log1p(margin_percent / 100) / ONE_INTERVAL}
     own = replace(row, metrics=metrics, timings=(), **changes)
     if baseline is None:
         return own

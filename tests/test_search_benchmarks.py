@@ -14,7 +14,8 @@ import search_replay_parallel
 import search_table
 from conftest import ROOT
 from exit_code import UNFINISHED
-from replay.table import read
+from replay.parallel import replay
+from replay.table import budgets, read
 
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -110,6 +111,18 @@ def test_bad_input_is_refused(
     assert search_table.main(["--tiny", "--folder", str(folder), *words]) == 2
     assert message in capsys.readouterr().err
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(("seed", "share"), [(0, 0.33), (1, 0.6)])
+def test_a_search_of_one_worker_is_the_committed_one(seed: int, share: float) -> None:
+    """Nothing runs when its trials are chosen, and so they do not depend on how running ones count."""
+    file = BENCHMARKS / "search_table_cpu_gpt2-nano_2026-11-21.csv"
+    [budget] = budgets(read(file), [share])
+    one = replay(file, budget, workers=1, seed=seed)
+    key = {"sampler": "predictive", "budget_bytes": str(budget), "seed": str(seed)}
+    [row] = [row for row in rows_of(Path(str(file).replace("table", "replay"))) if key.items() <= row.items()]
+    assert (one.trials, str(one.seconds_to_near), one.over_budget) == (int(row["trials"]), row["seconds_to_near"], 0)
+    assert (one.seconds, one.bound) == pytest.approx((float(row["seconds"]), float(row["bound"])), rel=1e-4)
 
 
 def test_searches_of_several_workers_are_replayed_and_resumed(table: Path) -> None:

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from pipeline.searching.acquisition import Acquisition, Rules, evaluate
+from pipeline.searching.certificate import stated
 from pipeline.searching.measurements import Measurements
 from replay.search import Replayed, Search
 from replay.table import read
@@ -93,5 +94,4 @@ def _at_start(file: Path, running: frozenset[int], rules: Rules) -> Acquisition:
 
 def _result(search: Search, acquisition: Acquisition, rules: Rules) -> Replayed:
     """Return the result of a search that ends now."""
-    bound = acquisition.bound if acquisition.is_adequate else None
-    return search.result(None if bound is None else max(bound, rules.gap))
+    return search.result(stated(acquisition.bound, rules.gap) if acquisition.is_adequate else None)

@@ -13,15 +13,15 @@ import optuna
 
 from pipeline.config.space import Choice, Space
 from pipeline.searching.acquisition import Rules, evaluate
+from pipeline.searching.certificate import stated
 from pipeline.searching.judge import CONSTRAINT
 from pipeline.searching.measurements import Measurements
 from pipeline.searching.optuna_samplers import choose, distributions_of
 from pipeline.searching.settings import SearchSettings
-from pipeline.searching.trial_length import TrialLength
+from pipeline.searching.trial_length import PRECISION_PERCENT, TrialLength
 from replay.table import WARMUP_STEPS, Entry, Run, read
 
 NUM_TRIALS = int(SearchSettings.model_fields["num_trials"].default)
-PRECISION_PERCENT = float(SearchSettings.model_fields["precision_percent"].default)
 FAR_APART = 100_003
 """Factor between the seeds of two searches, since the next trial of a search takes the next seed."""
 NEAR = 0.02
@@ -202,8 +202,7 @@ def predictive(search: Search) -> Replayed:
             search.measure(following)
         elif not search.confirm():
             break
-    has_bound = acquisition.bound is not None and acquisition.is_adequate
-    return search.result(max(acquisition.bound, rules.gap) if has_bound else None)
+    return search.result(stated(acquisition.bound, rules.gap) if acquisition.is_adequate else None)
 
 
 def of_optuna(search: Search) -> Replayed:

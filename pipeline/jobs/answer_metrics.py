@@ -11,7 +11,7 @@ from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import Findings
 from pipeline.searching.results import SearchFindings
 from pipeline.training.metrics import Row
-from pipeline.training.time_differences import against_baseline
+from pipeline.training.time_differences import time_change
 
 OF_THE_BEST = (
     "peak_allocated_mib",
@@ -63,7 +63,7 @@ def _of_search(findings: SearchFindings) -> dict[str, float]:
     best, certificate, speedup = findings.best, findings.certificate, findings.speedup
     if best is None:
         return {}
-    bound = None if certificate is None else certificate.bound
+    bound = None if certificate is None else certificate.stated_bound
     return {
         **_of_best(best.metrics),
         **({} if bound is None else {"bound_percent": 100 * bound}),
@@ -88,7 +88,7 @@ def _of_rows(rows: Iterable[Row]) -> dict[str, float]:
     fastest = max(within or completed, key=lambda row: row.metrics.get("tokens_per_second", 0.0), default=None)
     metrics = {} if fastest is None else _of_best(fastest.metrics)
     savings = [row.metrics["memory_saving_percent"] for row in completed if "memory_saving_percent" in row.metrics]
-    changes = [change for change in map(against_baseline, completed) if change is not None and change.is_beyond_noise]
+    changes = [change for change in map(time_change, completed) if change is not None and change.is_beyond_noise]
     return {
         **metrics,
         **({"largest_memory_saving_percent": max(savings)} if savings else {}),

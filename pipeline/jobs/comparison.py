@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import Summarize, run
 from pipeline.runtime.shape_check import check_shapes
-from pipeline.searching.trial_length import TrialLength
+from pipeline.searching.trial_length import PRECISION_PERCENT, TrialLength
 from pipeline.tracking.job import Job, open_job
 from pipeline.training.loop import Stop, never_stop
 from pipeline.training.metrics import PREDICTION, Row, Summary, against_baseline, common_settings
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 REFRESHES_PER_SECOND = 4
 """Of the progress line: each refresh takes time from a training that uses every core."""
-PRECISION_PERCENT = 2.0
-"""Half the 95 % interval of a median step time at which a further run ends."""
 
 
 def measure(plan: EntryPoint, console: Console) -> int:
@@ -65,7 +64,6 @@ def measure(plan: EntryPoint, console: Console) -> int:
                 if is_whole:
                     findings = _with_predictions(plan, findings)
                 else:  # whoever has pressed Ctrl-C does not wait for predictions
-                    job.tags({"interrupted": measuring.progress})
                     findings = replace(findings, interrupted=measuring.progress)
                 _report(findings, job, console)
         job.succeeded = any(row.completed for row in measuring.rows)
@@ -97,8 +95,11 @@ class _Measuring:
 
     @property
     def progress(self) -> str:
-        """How many of the variants have run."""
-        return f"{len(self.rows)} of {self._num_variants} variants"
+        """How many of the variants have run and, once all have, how many of those to repeat have run again."""
+        text, compared = f"{len(self.rows)} of {self._num_variants} variants", self._compared
+        if len(self.rows) < self._num_variants or not compared or not self._plan.repeats:
+            return text
+        return f"{text}, {sum(not self._lacks_runs(number) for number in compared)} of {len(compared)} run again"
 
     def run_all(self) -> None:
         """Run the variants of each comparison, the baseline first."""
@@ -116,8 +117,7 @@ class _Measuring:
 
         A variant with a run that was slowed is run once more. All this takes at most as long as the first runs.
         """
-        compared = [number for number, row in enumerate(self.rows) if self._is_compared(row)]
-        repeats = self._plan.repeats
+        compared, repeats = self._compared, self._plan.repeats
         if not compared or not repeats:
             return
         seconds_left = sum(row.result.seconds_total for row in self.rows if row.result is not None)
@@ -125,8 +125,7 @@ class _Measuring:
         self._console.print(text, style="dim", highlight=False)
         for _ in range(repeats + 1):
             for number in compared:
-                row = self.rows[number]
-                if num_counting(row.timings) <= repeats and not row.note and seconds_left > 0:
+                if self._lacks_runs(number) and seconds_left > 0:
                     seconds_left -= self._run_again(number)
 
     def findings(self) -> "ComparisonFindings":
@@ -218,10 +217,18 @@ class _Measuring:
         self._console.print(text, style="dim", highlight=False)
         return result, summary
 
-    def _is_compared(self, row: Row) -> bool:
-        """Return whether a row has a time that is compared: its baseline has one, or it is the baseline of others."""
-        siblings = [one for one in self.rows if one.comparison == row.comparison and one.completed and one.timings]
-        return row in siblings and len(siblings) > 1 and any(one.is_baseline for one in siblings)
+    @property
+    def _compared(self) -> list[int]:
+        """The numbers of the rows whose times are compared: those with a baseline beside them, and that baseline."""
+        timed = [(number, row) for number, row in enumerate(self.rows) if row.completed and row.timings]
+        count = Counter(row.comparison for _, row in timed)
+        with_baseline = {row.comparison for _, row in timed if row.is_baseline}
+        return [number for number, row in timed if row.comparison in with_baseline and count[row.comparison] > 1]
+
+    def _lacks_runs(self, number: int) -> bool:
+        """Return whether a row that is compared is to be run again: too few of its runs count, and none has failed."""
+        row = self.rows[number]
+        return num_counting(row.timings) <= self._plan.repeats and not row.note
 
 
 def _summarize(variant: Variant, baseline: Row | None, result: Result) -> Summary:
@@ -258,7 +265,12 @@ def _with_predictions(plan: EntryPoint, findings: "ComparisonFindings") -> "Comp
     first = experiments[findings.rows[0].comparison, findings.rows[0].name]
     return replace(
         findings,
-        rows=tuple(replace(row, note=note) if (row.comparison, row.name) == noted else row for row in findings.rows),
+        rows=tuple(_noted(row, note) if (row.comparison, row.name) == noted else row for row in findings.rows),
         truncations=predicted_truncations(first),
         lengths=document_lengths(first),
     )
+
+
+def _noted(row: Row, note: str | None) -> Row:
+    """Return the row with a further note."""
+    return replace(row, note="; ".join(filter(None, (row.note, note))))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from rich.console import Console
 
 from pipeline.jobs.answer_metrics import answer_metrics
-from pipeline.report.findings import FILE, Findings, report_of, to_json
+from pipeline.report.findings import FILE, Findings, progress_of, report_of, to_json
 from pipeline.report.page import Report, to_html, to_markdown
 from pipeline.tracking.job import Job
 
@@ -13,6 +13,8 @@ from pipeline.tracking.job import Job
 def publish(findings: Findings, csv: Mapping[str, str], job: Job, console: Console) -> None:
     """Print the report, and log it with its tables and plots; `csv` adds files by name."""
     job.file(FILE, to_json(findings))  # first, so that the findings are kept if the report fails
+    if progress := progress_of(findings):
+        job.tags({"interrupted": progress})
     job.metrics(answer_metrics(findings))
     for name, content in csv.items():
         job.file(name, content)

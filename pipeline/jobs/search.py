@@ -138,8 +138,6 @@ def _report(
     if not trials:
         return None
     findings = replace(_findings(search, trials, clock), interrupted=interrupted)
-    if interrupted is not None:
-        job.tags({"interrupted": interrupted})
     best = findings.best
     if best is not None:
         experiment = problem.experiment(dict(best.choice))

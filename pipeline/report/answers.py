@@ -11,8 +11,8 @@ from pipeline.report.comparable import of_other_data
 from pipeline.report.other_trainings import changes
 from pipeline.report.page import Headline
 from pipeline.report.sections import LADDER
-from pipeline.training.metrics import AGAINST_BASELINE, Row
-from pipeline.training.time_differences import MARGIN, TimeDifference, against_baseline, difference
+from pipeline.training.metrics import Row
+from pipeline.training.time_differences import MARGIN, MEASURED, TimeDifference, difference, is_compared, time_change
 
 NUM_FIGURES = 4
 MOST_RIVALS = 3
@@ -209,14 +209,12 @@ def _losses(rows: Sequence[Row]) -> list[Headline]:
 
 def _baseline(rows: Sequence[Row]) -> Row | None:
     """Return the baseline if it completed and was measured."""
-    needed = {"peak_allocated_mib", "seconds_per_step"}
-    return next((row for row in rows if row.is_baseline and row.completed and needed <= set(row.metrics)), None)
+    return next((row for row in rows if row.is_baseline and row.completed and set(row.metrics) >= MEASURED), None)
 
 
 def _compared(rows: Sequence[Row]) -> list[Row]:
     """Return the variants that were measured against the baseline; those over the budget if there are no others."""
-    needed = {"peak_allocated_mib", "seconds_per_step", *AGAINST_BASELINE[:4]}
-    found = [row for row in rows if not row.is_baseline and row.completed and needed <= set(row.metrics)]
+    found = [row for row in rows if is_compared(row)]
     return [row for row in found if row.outcome is Outcome.OK] or found
 
 
@@ -231,7 +229,7 @@ def _faster(rows: Sequence[Row]) -> Row | None:
 
 def _time(row: Row) -> TimeDifference:
     """Return the change of a variant's time against its baseline."""
-    found = against_baseline(row)
+    found = time_change(row)
     assert found is not None
     return found
 

@@ -42,9 +42,9 @@ def _chance_plot(certificate: Certificate) -> tuple[Plot, ...]:
         for which, shares in distributions.items()
         for percent, share in enumerate(shares)
     ]
-    if not lines or certificate.bound is None:
+    if not lines or certificate.stated_bound is None:
         return ()
-    bound = 100 * max(certificate.bound, certificate.gap)
+    bound = 100 * certificate.stated_bound
     mark = {"bound": bound, "about": certificate.claim}
     base = alt.Chart().encode(
         x=alt.X("percent:Q", title="time saved against the answer: at least, %", axis=alt.Axis(tickCount=8)),

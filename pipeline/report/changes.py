@@ -6,6 +6,8 @@ from pipeline.training.time_differences import TimeDifference
 FACTOR_FROM = 200.0
 """Percent above which a change is written as a factor."""
 NOISE = "no difference beyond noise"
+INTERVAL = "time from to"
+"""Heading of the column with the interval of the change in time."""
 
 
 def change_text(percent: float, digits: int | None = None) -> str:

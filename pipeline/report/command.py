@@ -13,8 +13,15 @@ DERIVED = {"accumulation_steps", "output"}
 def command_of(entry: str, params: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> str:
     """Return the command that runs `entry` with the settings of a run and `changes`; defaults are left out."""
     settings, defaults = {**params, **(changes or {})}, default_values()
-    words = ["fitproof", entry]
-    for name, value in settings.items():
-        if name in defaults and name not in DERIVED and written(value) != written(defaults[name]):
-            words += [f"--{name}", written(value)]
-    return shlex.join(words)
+    changed = {
+        name: value
+        for name, value in settings.items()
+        if name in defaults and name not in DERIVED and written(value) != written(defaults[name])
+    }
+    return command_line(entry, changed)
+
+
+def command_line(entry: str, settings: Mapping[str, Any]) -> str:
+    """Return the command that runs `entry` with these settings."""
+    words = [word for name, value in settings.items() for word in (f"--{name}", written(value))]
+    return shlex.join(["fitproof", entry, *words])

@@ -8,7 +8,7 @@ import pandas as pd
 from pipeline.base.results import Outcome
 from pipeline.base.truncation import LengthBin, Truncation
 from pipeline.report.answers import answer, command, command_title, headlines, outcome_of, readable, short_answer
-from pipeline.report.changes import change_in_table, interval_text
+from pipeline.report.changes import INTERVAL, change_in_table, interval_text
 from pipeline.report.lengths import lengths_section
 from pipeline.report.losses import losses_panel
 from pipeline.report.other_trainings import other_trainings
@@ -19,7 +19,7 @@ from pipeline.report.sections import LADDER, make_sections
 from pipeline.report.table import Form, Table
 from pipeline.report.tradeoff import tradeoff_plot
 from pipeline.training.metrics import Row, common_settings
-from pipeline.training.time_differences import against_baseline
+from pipeline.training.time_differences import time_change
 from pipeline.training.timing import num_counting
 
 COLUMNS: Mapping[str, tuple[str, Form]] = {
@@ -46,8 +46,6 @@ EXPENDABLE = (
     "seconds_per_step",
 )
 """Metrics that a narrow terminal leaves out, the first one first."""
-INTERVAL = "time from to"
-"""Heading of the column with the interval of the change in time."""
 INTERVALS = "Intervals of time are of 95 %, for all variants at once."
 WATERFALL = "waterfall"
 """The section that shows the steps of a ladder."""
@@ -217,7 +215,7 @@ def _cells(row: Row, columns: Mapping[str, tuple[str, Form]]) -> dict[str, objec
     for name, (heading, _) in columns.items():
         cells[heading] = row.metrics.get(name)
         if name == "time_overhead_percent":
-            change = against_baseline(row)
+            change = time_change(row)
             cells[INTERVAL] = None if change is None else interval_text(change)
     return cells
 

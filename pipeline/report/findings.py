@@ -40,17 +40,22 @@ REPORTS: dict[type[Any], Callable[[Any], Report]] = {
 
 def report_of(findings: Findings) -> Report:
     """Return the report of these findings; that of an interrupted job begins with how far it came."""
-    report = REPORTS[type(findings)](findings)
-    if not isinstance(findings, ComparisonFindings | SearchFindings) or findings.interrupted is None:
+    report, progress = REPORTS[type(findings)](findings), progress_of(findings)
+    if progress is None:
         return report
-    begin = f"Interrupted after {findings.interrupted}."
-    first = Headline(title="interrupted", value=findings.interrupted, detail="the rest was not measured")
+    begin = f"Interrupted after {progress}."
+    first = Headline(title="interrupted", value=progress, detail="the rest was not measured")
     return replace(
         report,
         answer=f"{begin} {report.answer}",
         lead=None if report.lead is None else f"{begin} {report.lead}",
         headlines=(first, *report.headlines[: NUM_FIGURES - 1]),
     )
+
+
+def progress_of(findings: Findings) -> str | None:
+    """Return how far a job came that was interrupted; None for any other."""
+    return findings.interrupted if isinstance(findings, ComparisonFindings | SearchFindings) else None
 
 
 def to_json(findings: Findings) -> str:

@@ -1,19 +1,19 @@
 """The report of a search: answer, trials, plots, verification, and the configurations that were not measured."""
 
-import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from pipeline.base.units import MIB
 from pipeline.report.certificate_plots import certificate_plots
+from pipeline.report.command import command_line
 from pipeline.report.configurations import configurations_of, plane_plot
 from pipeline.report.contributions import contributions_plot
 from pipeline.report.page import Headline, Report, Section
 from pipeline.report.reserved_plot import reserved_plots
 from pipeline.report.table import Table
 from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot, session_plot
-from pipeline.searching.certificate import UNFIT, Certificate
+from pipeline.searching.certificate import REPEATED_GAPS, UNFIT, Certificate
 from pipeline.searching.results import (
     Measurement,
     SearchFindings,
@@ -83,9 +83,8 @@ def _tightened(findings: SearchFindings, certificate: Certificate) -> str:
     if len(findings.rows) >= findings.num_trials:
         more = {"num_trials": 2 * findings.num_trials}
     elif not certificate.is_limited_by_trials:
-        more = {"gap": f"{certificate.gap / 3:.1g}"}
-    words = [word for name, value in {**findings.given, **more}.items() for word in (f"--{name}", str(value))]
-    return f" For a tighter one, continue this search: `{shlex.join(['fitproof', 'search', *words])}`."
+        more = {"gap": f"{certificate.gap / REPEATED_GAPS:.1g}"}  # up to which the two fastest are measured again
+    return f" For a tighter one, continue this search: `{command_line('search', {**findings.given, **more})}`."
 
 
 def search_report(findings: SearchFindings) -> Report:
@@ -139,8 +138,8 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
             detail=f"{(findings.budget_bytes - peak) / MIB:,.1f} MiB of headroom in {findings.budget_bytes / MIB:,.0f}",
         ),
     ]
-    if certificate is not None and certificate.is_adequate and certificate.bound is not None:
-        bound = f"at most {100 * max(certificate.bound, certificate.gap):.3g} % slower"
+    if certificate is not None and certificate.is_adequate and certificate.stated_bound is not None:
+        bound = f"at most {100 * certificate.stated_bound:.3g} % slower"
         detail = f"than the best possible ({100 * certificate.confidence:.0f} % confidence)"
         found.append(Headline(title="bound", value=bound, detail=detail))
     elif certificate is not None:
@@ -190,6 +189,7 @@ def trials_frame(rows: Sequence[Trial]) -> pd.DataFrame:
 
 def trials_table(findings: SearchFindings) -> Table:
     """Return every run, with the speed of its configuration: those that fit first, the fastest configuration on top."""
+    labelled = {"answer": findings.best, "baseline": findings.naive_trial}
     runs: list[Trial | Measurement] = [*findings.rows, *findings.extra]
     fitting = [row.choice for row in one_per_configuration(findings.rows) if row.fits]
     ordered = sorted(runs, key=lambda run: (run.choice not in fitting, -findings.speed_of(run.choice)))
@@ -203,7 +203,7 @@ def trials_table(findings: SearchFindings) -> Table:
             **_of_trial(run),
             "run's tokens/s": run.tokens_per_second,
             "tokens/s": findings.speed_of(run.choice) or None,
-            "": _counts_for(run, findings),
+            "": _counts_for(run, labelled) if findings.is_counted(run) else NOT_COUNTED,
         }
         for run in ordered
     ]
@@ -235,14 +235,9 @@ def _of_trial(run: Trial | Measurement) -> dict[str, float | None]:
     }
 
 
-def _counts_for(run: Trial | Measurement, findings: SearchFindings) -> str:
-    """Return what a run counts for: the speed of the answer, that of the naive configuration, or none."""
-    best, naive = findings.best, findings.naive_trial
-    if not findings.is_counted(run):
-        return NOT_COUNTED
-    if best is not None and run.choice == best.choice:
-        return "answer"
-    return "naive" if naive is not None and run.choice == naive.choice else ""
+def _counts_for(run: Trial | Measurement, labelled: Mapping[str, Trial | None]) -> str:
+    """Return whose speed a run counts for: that of the answer, of the baseline, or of no configuration with a label."""
+    return next((text for text, one in labelled.items() if one is not None and one.choice == run.choice), "")
 
 
 def unmeasured_table(certificate: Certificate) -> Table:

@@ -8,6 +8,7 @@ import pandas as pd
 from pipeline.base.units import MIB
 from pipeline.prediction.simulation import FEWEST_STEPS, ProcessMemory, Simulation, Verdict
 from pipeline.report.breakdown import categories_of, categories_panel, shares_table
+from pipeline.report.command import command_line
 from pipeline.report.course import EVENTS, course_plot
 from pipeline.report.page import Headline, Report, Section
 from pipeline.report.plot import Plot
@@ -128,8 +129,8 @@ def _headlines(simulation: Simulation) -> tuple[Headline, ...]:
 
 
 def _command(simulation: Simulation) -> str:
-    gpu = shlex.quote(simulation.gpu or simulation.card)
-    return f"fitproof simulate --gpu {gpu} -- {shlex.join(simulation.command)}"
+    gpu = simulation.gpu or simulation.card
+    return f"{command_line('simulate', {'gpu': gpu})} -- {shlex.join(simulation.command)}"
 
 
 def _of_process(largest: ProcessMemory) -> tuple[tuple[Plot, ...], tuple[Table, ...]]:

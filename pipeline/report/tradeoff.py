@@ -23,13 +23,12 @@ from pipeline.report.plot import (
     names_axis,
 )
 from pipeline.training.metrics import Row
-from pipeline.training.time_differences import against_baseline
+from pipeline.training.time_differences import MEASURED, is_compared, time_change
 
 SAVES, COSTS = colour(2), WARNING
 REASON_CHARACTERS = 48
 """Characters of the reason for which a variant was skipped; the tooltip has all of it."""
 MEASURES = ("memory", "time")
-MEASURED = {"peak_allocated_mib", "seconds_per_step"}
 OVER = ", over the budget"
 NARROW_PIXELS = 700
 """Width of a chart below which the bars have percentages alone."""
@@ -43,7 +42,7 @@ def tradeoff_plot(comparisons: Mapping[str, Sequence[Row]]) -> Plot | None:
     None if no variant was measured beside its baseline.
     """
     rows = [row for each in comparisons.values() for row in each]
-    if not any(_is_compared(row) for row in rows):
+    if not any(is_compared(row) for row in rows):
         return None
     baselines = [row.name for row in rows if row.is_baseline]
     against = baselines[0] if len(baselines) == 1 else "each baseline (bold)"
@@ -98,16 +97,10 @@ def _chart(rows: Sequence[Row], labels: Sequence[str]) -> alt.LayerChart:
     return layered(*layers[:2], *written)
 
 
-def _is_compared(row: Row) -> bool:
-    """Return whether a row has memory and time against its baseline."""
-    needed = MEASURED | {"memory_saving_percent"}
-    return not row.is_baseline and set(row.metrics) >= needed and against_baseline(row) is not None
-
-
 def _bars(place: int, row: Row) -> list[dict[str, Any]]:
     """Return the pair of bars of a variant that compares with its baseline."""
-    time = against_baseline(row)
-    if time is None or not _is_compared(row):
+    time = time_change(row)
+    if time is None or not is_compared(row):
         return []
     sizes = (peak_text(row), f"{interval_text(time)}, {seconds_text(row)}")
     percents = (round(0.0 - row.metrics["memory_saving_percent"], 1), round(time.percent, 1))

@@ -23,13 +23,12 @@ from pipeline.report.plot import (
 from pipeline.searching.results import (
     SearchFindings,
     Trial,
-    best_trial,
     columns,
     label,
     measured,
     one_per_configuration,
-    speed_of,
 )
+from pipeline.training.timing import mean_speed
 
 BEFORE = "predicted before it ran"
 NOT_COUNTED = "not counted"
@@ -50,10 +49,9 @@ def over_time_plot(findings: SearchFindings) -> Plot:
     rows = findings.rows
     ordered = sorted(rows, key=lambda row: row.number)
     lines = [
-        {"trial": number, "speed": row.tokens_per_second or 0}
-        | {"fastest": _fastest([one for one in ordered[:number] if findings.is_counted(one)])}
+        {"trial": number, "speed": row.tokens_per_second or 0, "fastest": fastest}
         | {"kind": _kind(row, findings), "about": f"trial {number}: {label(row.choice)}\n{row.summary}"}
-        for number, row in enumerate(ordered, 1)
+        for number, (row, fastest) in enumerate(zip(ordered, fastest_so_far(ordered, findings), strict=True), 1)
     ]
     predicted = [
         {"trial": number, "speed": row.metrics["tokens_per_second"] * row.metrics["seconds_per_step"] / seconds}
@@ -90,10 +88,16 @@ def over_time_plot(findings: SearchFindings) -> Plot:
     return Plot(name="trials_over_time", title=title, panels=(Panel(title=title, chart=chart),))
 
 
-def _fastest(rows: Sequence[Trial]) -> float | None:
-    """Return the speed of the fastest configuration that fits; None without one."""
-    best = best_trial(rows)
-    return None if best is None else speed_of(best.choice, rows)
+def fastest_so_far(ordered: Sequence[Trial], findings: SearchFindings) -> list[float | None]:
+    """Return the speed of the fastest configuration that fits after each trial, by the trials so far that count."""
+    runs, speeds, fastest = dict[Any, list[float]](), dict[Any, float](), list[float | None]()
+    for row in ordered:
+        if row.fits and row.tokens_per_second and findings.is_counted(row):
+            own = runs.setdefault(key := tuple(row.choice.values()), [])
+            own.append(row.tokens_per_second)
+            speeds[key] = mean_speed(own)
+        fastest.append(max(speeds.values(), default=None))
+    return fastest
 
 
 def session_plot(seconds: Mapping[str, float]) -> tuple[Plot, ...]:

@@ -9,6 +9,7 @@ from scipy.special import ndtr
 
 from pipeline.searching import memory_model, time_model
 from pipeline.searching.candidates import Candidate
+from pipeline.searching.certificate import REPEATED_GAPS
 from pipeline.searching.gaussian import GaussianMixture, Residual, Vector
 from pipeline.searching.measurements import Measurements
 
@@ -29,8 +30,6 @@ OUTLIER_DEVIATIONS = 2.0
 """Standard deviations by which a run is slower than the others predict, above which it is an outlier."""
 DECISIVE_DEVIATIONS = 1.0
 """The same where it would be the fastest without that run."""
-REPEATED_GAPS = 3
-"""Bound, in units of `gap`, above which the two fastest are measured again once nothing unmeasured is worth a trial."""
 MOST_UNFIT = 1.0
 """Expected number of running trials that do not fit, up to which one that is not feasible may run."""
 
@@ -100,7 +99,8 @@ class Acquisition:
     """Index of a candidate to measure again; None if there is none.
 
     That is the fastest one, since the fastest of many noisy runs is likely to be a lucky one; or a slow outlier: other
-    load on the machine can make a run slower, and nothing makes it faster.
+    load on the machine can make a run slower, and nothing makes it faster. These are measured twice at most. Once
+    nothing else is worth a trial it is one of the two fastest, until the bound is at most REPEATED_GAPS times `gap`.
     """
 
     @property
@@ -172,7 +172,7 @@ def _is_open(measured: Measurements, remaining_improvement: float | None, gap: f
 def _again(measured: Measurements, leave_one_out: Mapping[int, Residual]) -> int | None:
     """Return the fastest candidate, else the outlier of the greatest standardized residual, of those that fit.
 
-    None is measured a third time, even if its second trial did not complete.
+    Only one that has a single run is returned, and no second run of it that failed.
     """
     once = measured.fitting - measured.running - measured.repeated
     if measured.incumbent in once:
@@ -188,7 +188,10 @@ def _again(measured: Measurements, leave_one_out: Mapping[int, Residual]) -> int
 
 
 def _contender(measured: Measurements, improvement_N: Vector) -> int | None:
-    """Return the fastest candidate or the measured one that is most likely to be faster: that with fewer runs."""
+    """Return the fastest candidate or the measured one that is most likely to be faster: that with fewer runs.
+
+    None if neither is free: one that is being measured, or of which a run failed, is not measured again.
+    """
     free = measured.fitting - measured.running - measured.with_failed_run
     others = sorted(measured.fitting - {measured.incumbent}, key=lambda number: -improvement_N[number])
     pair = [number for number in (measured.incumbent, *others[:1]) if number in free]

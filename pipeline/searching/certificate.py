@@ -16,6 +16,15 @@ NOT_TRIED = "not tried yet"
 """It may fit and be faster: the search ended before."""
 
 
+REPEATED_GAPS = 3
+"""Bound, in units of `gap`, above which the two fastest are measured again once nothing unmeasured is worth a trial."""
+
+
+def stated(bound: float | None, gap: float) -> float | None:
+    """Return the bound as it is stated: not below `gap`, up to which nothing more is measured; None without one."""
+    return None if bound is None else max(bound, gap)
+
+
 def at_most(bound: float, confidence: float | None = None) -> str:
     """Return the bound in words: how much slower than the best configuration the answer can be."""
     text = f"at most {100 * bound:.3g} % slower than the best possible"
@@ -74,9 +83,14 @@ class Certificate:
     """Standard deviation of the time of a run from process to process, as a fraction, as far as it is known."""
 
     @property
+    def stated_bound(self) -> float | None:
+        """The bound as it is stated, which is not below `gap`; None without one."""
+        return stated(self.bound, self.gap)
+
+    @property
     def claim(self) -> str | None:
-        """The bound in words, which is not below `gap`; None without one."""
-        return None if self.bound is None else at_most(max(self.bound, self.gap), self.confidence)
+        """The stated bound in words; None without one."""
+        return None if self.stated_bound is None else at_most(self.stated_bound, self.confidence)
 
     @property
     def summary(self) -> str:
@@ -117,11 +131,11 @@ class Certificate:
     @property
     def limit(self) -> str | None:
         """What keeps the bound above `gap`, in words; None if nothing does."""
-        if self.bound is None or self.remaining_improvement is None or self.bound <= self.gap:
+        remaining = self.remaining_improvement
+        if self.bound is None or remaining is None or self.bound <= self.gap:
             return None
         if self.is_limited_by_trials:
-            faster = 100 * (self.remaining_improvement or 0.0)
-            return f"the number of trials: a configuration without one may be {faster:.2g} % faster"
+            return f"the number of trials: a configuration without one may be {100 * remaining:.2g} % faster"
         noise = "" if self.noise is None else f": two runs differ by about {100 * math.sqrt(2) * self.noise:.2g} %"
         return f"the noise of this machine{noise}"
 

@@ -88,9 +88,9 @@ class SearchProblem:
     @property
     def given_words(self) -> dict[str, str]:
         """The settings of the command, by dotted name, as they are written on a command line."""
-        space = {name: value for name, value in self.given.items() if name == "space"}
-        others = {name: value for name, value in self.given.items() if name != "space"}
-        return {name: written(value) for name, value in {**dict(dotted(others)), **space}.items()}
+        settings = dict(self.given)
+        space = {"space": settings.pop("space")} if "space" in settings else {}  # its dimensions are no settings
+        return {name: written(value) for name, value in [*dotted(settings), *space.items()]}
 
     @property
     def naive(self) -> list[Choice]:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from pipeline.config.space import Choice
 from pipeline.searching.acquisition import CONFIDENCE, Acquisition, quantile
-from pipeline.searching.certificate import NOT_PREDICTED, NOT_TRIED, SLOWER, UNFIT, Certificate, Unmeasured
+from pipeline.searching.certificate import NOT_PREDICTED, NOT_TRIED, SLOWER, UNFIT, Certificate, Unmeasured, stated
 from pipeline.searching.optuna_samplers import choose, next_naive
 from pipeline.searching.problem import SearchProblem
 from pipeline.searching.results import Measurement, Trial, one_per_configuration
@@ -25,7 +25,7 @@ class Proposal:
     is_repeat: bool = False
     """Whether it was measured before."""
     bound: float | None = None
-    """Upper bound of the fraction by which the best configuration is faster than the best measured one so far."""
+    """The stated bound of the fraction by which the best configuration is faster than the best measured one so far."""
 
 
 class Proposer(Protocol):
@@ -91,9 +91,10 @@ class PredictiveProposer:
     def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
         """Return what to measure again, else the best candidate, or TPE's if the time model is not adequate."""
         acquisition = self._study.evaluate(self._sampler, extra)
+        bound = stated(acquisition.bound, self._problem.settings.gap)
         if acquisition.again is not None:
             choice = self._sampler.candidates[acquisition.again].choice
-            return Proposal(choice, is_repeat=True, bound=acquisition.bound)
+            return Proposal(choice, is_repeat=True, bound=bound)
         if not acquisition.is_adequate:
             return self._by_tpe(acquisition)
         if acquisition.next is None:
@@ -101,7 +102,7 @@ class PredictiveProposer:
         seconds = acquisition.predicted_seconds
         predicted_seconds = None if seconds is None else float(seconds[acquisition.next])
         choice = self._sampler.candidates[acquisition.next].choice
-        return Proposal(choice, predicted_seconds, bound=acquisition.bound)
+        return Proposal(choice, predicted_seconds, bound=bound)
 
     def naive(self, rows: Sequence[Trial], answer: Choice) -> Choice | None:
         """Return the first naive configuration that is feasible."""

@@ -9,7 +9,7 @@ from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
 from pipeline.config.settings import default_values, written
 from pipeline.searching.certificate import Certificate
-from pipeline.training.metrics import limited_peak_mib
+from pipeline.training.metrics import limited_peak_mib, with_time
 from pipeline.training.timing import is_slowed, mean_speed
 
 Item = TypeVar("Item")
@@ -306,10 +306,7 @@ class SearchFindings:
         """Return the trial of a configuration with the speed of the configuration in place of its own."""
         if row is None or not row.tokens_per_second:
             return row
-        factor = self.speed_of(row.choice) / row.tokens_per_second
-        powers = {"tokens_per_second": 1, "samples_per_second": 1, "seconds_per_step": -1}
-        changed = {name: row.metrics[name] * factor**power for name, power in powers.items() if name in row.metrics}
-        return replace(row, metrics={**row.metrics, **changed})
+        return replace(row, metrics=with_time(row.metrics, row.tokens_per_second / self.speed_of(row.choice)))
 
 
 def answer_of(

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from pipeline.config.space import SpaceSettings
+from pipeline.searching.trial_length import PRECISION_PERCENT
 
 AUTO_STUDY = "auto"
 """The study whose name follows from the identity of the problem."""
@@ -25,7 +26,7 @@ class SearchSettings(SpaceSettings):
     """The predictive sampler ends once no unmeasured configuration is likely to be faster by this fraction."""
     fit_confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """Minimum probability of fitting the budget for the predictive sampler to consider a configuration feasible."""
-    precision_percent: PositiveFloat = 2.0
+    precision_percent: PositiveFloat = PRECISION_PERCENT
     """A trial ends once half the 95 % interval of its median step time is below this percentage, or after num_steps."""
     verify_steps: NonNegativeInt = 10
     """Optimizer steps for which the answer and the naive configuration are trained again; 0: no verification."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from pipeline.training.metrics import median_interval
 
+PRECISION_PERCENT = 2.0
+"""Half the 95 % interval of a median step time at which a run that is for its time ends, unless a setting says it."""
 HOPELESS_STEPS = 3
 """Timed optimizer steps that must all be slower than the incumbent before a trial stops early."""
 

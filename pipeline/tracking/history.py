@@ -12,7 +12,7 @@ from pipeline.base.results import Outcome, Result, StepRecord
 from pipeline.config.settings import AllSettings, dotted, nested, validate
 from pipeline.tracking.store import connect, unreachable
 from pipeline.training.metrics import PREDICTION, Row
-from pipeline.training.time_differences import MARGIN
+from pipeline.training.time_differences import ERROR
 from pipeline.training.timing import timing_of
 
 PER_STEP = ("loss", "grad_norm", "seconds", "learning_rate", "loss_scale")
@@ -95,7 +95,7 @@ class History:
         metrics = {key: value for key, value in run.data.metrics.items() if key not in PER_STEP}
         steps = tuple(self._steps(run))
         warmup_steps = params.get("timing_warmup_steps")
-        timing = timing_of(steps, warmup_steps) if isinstance(warmup_steps, int) and MARGIN not in metrics else None
+        timing = timing_of(steps, warmup_steps) if isinstance(warmup_steps, int) and ERROR not in metrics else None
         known = tags.get("outcome") in set(Outcome)
         outcome = Outcome(tags["outcome"]) if known else OUTCOMES.get(run.info.status, Outcome.INTERRUPTED)
         result = Result(

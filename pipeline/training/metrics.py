@@ -21,6 +21,8 @@ AGAINST_BASELINE = (
     "max_loss_difference",
 )
 """Metrics that compare a run with the baseline."""
+OF_TIME = {"seconds_per_step": 1, "samples_per_second": -1, "tokens_per_second": -1}
+"""Metrics of a run's median step, and the power of its time as which they grow."""
 
 PREDICTION = "prediction"
 """The tag that says why a run has no prediction, or what its prediction lacks."""
@@ -102,6 +104,11 @@ def summarize(
         if result.finished.gradient_underflow_percent is not None:
             metrics["gradient_underflow_percent"] = result.finished.gradient_underflow_percent
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def with_time(metrics: Mapping[str, float], factor: float) -> dict[str, float]:
+    """Return the metrics of a run whose median step takes `factor` times as long."""
+    return {**metrics, **{name: metrics[name] * factor**power for name, power in OF_TIME.items() if name in metrics}}
 
 
 def limited_peak_mib(metrics: Mapping[str, float]) -> float | None:

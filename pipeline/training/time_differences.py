@@ -5,15 +5,17 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.training.metrics import Row
-from pipeline.training.timing import NOISES, Timing, combined, noise_of
+from pipeline.training.metrics import Row, with_time
+from pipeline.training.timing import NOISES, combined, noise_of
 
 CONFIDENCE = 0.95
 """Probability that the intervals of all variants of a job hold."""
+ERROR = "seconds_per_step_error_percent"
+"""Metric: standard error of seconds_per_step, as a percentage of it."""
 MARGIN = "seconds_per_step_margin_percent"
-"""Metric: half the interval of seconds_per_step, as a percentage of it."""
-SCALED = {"seconds_per_step": 1, "samples_per_second": -1, "tokens_per_second": -1}
-"""Metrics that are of a run's median step, and the power of its time as which they grow."""
+"""Metric: half the interval of seconds_per_step among the variants of one job, as a percentage of it."""
+MEASURED = frozenset({"peak_allocated_mib", "seconds_per_step"})
+"""Metrics of a run that a comparison needs."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ def with_times(rows: Sequence[Row]) -> tuple[Row, ...]:
     """Return the rows of a job with their times by all of their runs, and with those against their baselines.
 
     All intervals of a job hold together with the probability CONFIDENCE: each is as wide as Bonferroni's correction for
-    the number of variants asks for. A row without timings keeps its time, and its margin if it has one. The metrics of
-    the others are those of their first run.
+    the number of variants asks for. A row without timings keeps its time, and the standard error that it has: MLflow
+    has that of each run, whose margin was that of its own job. The metrics of the others are those of their first run.
     """
     noise = noise_of([row.timings for row in rows if row.timings])
     num_compared = max(1, sum(row.completed and not row.is_baseline for row in rows))
@@ -65,26 +67,27 @@ def difference(row: Row, other: Row) -> TimeDifference | None:
     return TimeDifference(*(100 * math.expm1(value) for value in (change, change - margin, change + margin)))
 
 
-def against_baseline(row: Row) -> TimeDifference | None:
+def time_change(row: Row) -> TimeDifference | None:
     """Return the difference from the baseline that a row has among its metrics; None if it has none."""
     names = ("time_overhead_percent", "time_overhead_low_percent", "time_overhead_high_percent")
     return TimeDifference(*(row.metrics[name] for name in names)) if set(names) <= set(row.metrics) else None
+
+
+def is_compared(row: Row) -> bool:
+    """Return whether a row has memory and time against its baseline."""
+    is_measured = row.completed and set(row.metrics) >= MEASURED | {"memory_saving_percent"}
+    return is_measured and not row.is_baseline and time_change(row) is not None
 
 
 def _timed(row: Row, noise: float, quantile: float) -> Row:
     """Return the row with its times by all of its runs that count."""
     if not {"seconds_per_step", "samples_per_second"} <= set(row.metrics):
         return row
-    metrics = dict(row.metrics)
+    metrics, error = row.metrics, row.metrics.get(ERROR, 100 * math.hypot(noise, max(NOISES))) / 100
     if row.timings:
         time = combined(row.timings, noise)
-        factor = math.exp(time.log_seconds - row.timings[0].log_seconds)  # the metrics are those of the first run
-        metrics |= {name: metrics[name] * factor**power for name, power in SCALED.items() if name in metrics}
-    elif MARGIN in metrics:
-        return row
-    else:
-        time = Timing(0.0, math.hypot(noise, max(NOISES)))
-    return replace(row, metrics={**metrics, MARGIN: 100 * math.expm1(quantile * time.error)})
+        metrics, error = with_time(metrics, math.exp(time.log_seconds - row.timings[0].log_seconds)), time.error
+    return replace(row, metrics={**metrics, ERROR: 100 * error, MARGIN: 100 * math.expm1(quantile * error)})
 
 
 def _against(row: Row, baseline: Row | None) -> Row:

@@ -7,15 +7,14 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from pipeline.report.changes import change_in_table, change_text, interval_text
+from pipeline.report.changes import INTERVAL, change_in_table, change_text, interval_text
 from pipeline.report.page import Section
 from pipeline.report.plot import ABOUT, GREY, Panel, Plot, colour, data, layered
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row
-from pipeline.training.time_differences import against_baseline
+from pipeline.training.time_differences import is_compared, time_change
 
-NEEDED = {"memory_saving_percent", "block_forwards_per_step"}
-"""Metrics that a run has where it and its baseline completed."""
+FORWARDS = "block_forwards_per_step"
 FORMS = {"time %": change_in_table}
 MARKERS = ("circle", "square", "triangle-up", "diamond")
 UNITS = {"layers": "layers", "saved %": "% of the peak in live tensors", "time %": "% of the time per step"}
@@ -53,10 +52,10 @@ def _depth(rows: Sequence[Row]) -> pd.DataFrame:
     baselines = {row.comparison: row for row in rows if row.is_baseline}
     lines = []
     for row in rows:
-        baseline, time = baselines.get(row.comparison), against_baseline(row)
-        if row.is_baseline or baseline is None or time is None or not set(row.metrics) >= NEEDED:
+        baseline, time = baselines.get(row.comparison), time_change(row)
+        if baseline is None or time is None or not is_compared(row) or FORWARDS not in row.metrics:
             continue
-        num_layers = baseline.metrics["block_forwards_per_step"] / baseline.params["accumulation_steps"]
+        num_layers = baseline.metrics[FORWARDS] / baseline.params["accumulation_steps"]
         lines.append(
             {
                 "comparison": row.comparison,
@@ -65,9 +64,9 @@ def _depth(rows: Sequence[Row]) -> pd.DataFrame:
                 "saved %": row.metrics["memory_saving_percent"],
                 "theory %": theory_percent(num_layers),
                 "time %": time.percent,
-                "time from to": interval_text(time),
-                "block forwards": int(row.metrics["block_forwards_per_step"]),
-                "without checkpointing": int(baseline.metrics["block_forwards_per_step"]),
+                INTERVAL: interval_text(time),
+                "block forwards": int(row.metrics[FORWARDS]),
+                "without checkpointing": int(baseline.metrics[FORWARDS]),
                 "largest loss difference": row.metrics.get("max_loss_difference"),
             }
         )

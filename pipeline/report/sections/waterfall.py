@@ -9,9 +9,8 @@ from pipeline.report.plot import Panel, Plot
 from pipeline.report.sections import LADDER
 from pipeline.report.waterfall import Rung, waterfall
 from pipeline.training.metrics import Row
-from pipeline.training.time_differences import difference
+from pipeline.training.time_differences import MEASURED, difference
 
-NEEDED = {"peak_allocated_mib", "seconds_per_step"}
 DERIVED = {"accumulation_steps", "effective_batch_size", "user_code"}
 """Settings that follow from others, which the waterfall names."""
 TOGETHER = "together"
@@ -53,9 +52,9 @@ def _panels(rungs: Sequence[Row]) -> list[Panel]:
 
 def _rungs(rows: Sequence[Row]) -> list[Row]:
     """Return the baseline of a comparison, then variants that each add to the changes of the one before."""
-    rungs = [row for row in rows if row.is_baseline and set(row.metrics) >= NEEDED][:1]
+    rungs = [row for row in rows if row.is_baseline and set(row.metrics) >= MEASURED][:1]
     for row in rows if rungs else ():
-        if set(row.metrics) >= NEEDED and _changes(rungs[-1], rungs[0]).items() < _changes(row, rungs[0]).items():
+        if set(row.metrics) >= MEASURED and _changes(rungs[-1], rungs[0]).items() < _changes(row, rungs[0]).items():
             rungs.append(row)
     return rungs
 
