@@ -209,3 +209,41 @@ def test_a_memory_history_becomes_phases_purposes_and_lines(tmp_path: Path) -> N
     peak = at_peak(history.timeline)
     assert (peak.peak_bytes, peak.phase) == (100 + 40 + 64 + 100 + 200, "optimizer")
     assert history.user_lines == ("me/train.py:1", *["me/train.py:7"] * 3, "me/train.py:8", "me/train.py:9")
+
+
+@needs_cuda_build
+def test_a_second_run_with_values_that_fails_shows_its_own_error(project: Project) -> None:
+    script = """
+import torch
+assert torch.tensor([True]).cuda().sum().item() == 1, "with values"
+if torch.ones(3).cuda().mul(2).nonzero().numel() == 3:
+    raise RuntimeError("only seen with values")
+"""
+    (project.folder / "reads.py").write_text(script)
+    done = simulate(project, "reads.py")
+    assert done.returncode == 1
+    assert "only seen with values" in done.stdout
+
+
+@needs_cuda_build
+def test_where_requests_cannot_be_given_again_runs_find_the_smallest_memory(project: Project) -> None:
+    script = """
+import torch
+weight = torch.nn.Parameter(torch.ones(1024, 1024, device="cuda"))
+optimizer = torch.optim.AdamW([weight], capturable=True)
+x = torch.ones(8192, 1024, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    (x @ weight).sum()
+for _ in range(3):
+    graph.replay()
+    (x @ weight).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    (project.folder / "graph.py").write_text(script)
+    assert simulate(project, "graph.py").returncode == 0
+    found = findings(project)
+    assert any("found by runs of the command" in note for note in found.notes)
+    beside = found.largest.device_bytes - found.largest.peak_reserved_bytes
+    assert found.largest.peak_allocated_bytes + beside <= found.smallest_bytes <= found.largest.device_bytes

@@ -115,7 +115,12 @@ class Simulation:
 
 
 def simulate(
-    wanted: Simulate, folder: Path, say: Callable[[str], None] = print, *, may_need_values: bool = False
+    wanted: Simulate,
+    folder: Path,
+    say: Callable[[str], None] = print,
+    *,
+    may_need_values: bool = False,
+    finds_smallest: bool = True,
 ) -> Simulation:
     """Run the command on the simulated card and return what it needs; `say` receives what is being done.
 
@@ -135,6 +140,8 @@ def simulate(
         say("it read numbers from the card that nothing had computed; running it again with those of small tensors")
         with_values = replace(wanted, values=True)
         again = _run(with_values, folder / "with_values", is_shown=False)
+        if again.exit_code != 0:
+            say((folder / "with_values.log").read_text(errors="replace"))
         if again.exit_code == 0 or run.exit_code != 0:
             wanted, run = with_values, again
     verdict, failed, notes, roomy = _verdict(run), _out_of_memory(run), _notes(wanted, run), run
@@ -143,7 +150,7 @@ def simulate(
         roomy = _run(with_room(wanted), folder / "with_room", is_shown=False)
         notes += _note_on_failure(roomy, folder / "with_room.log")
     smallest = SmallestMemory()
-    if roomy.records and roomy.exit_code == 0 and verdict is not Verdict.NONE:
+    if roomy.records and roomy.exit_code == 0 and verdict is not Verdict.NONE and finds_smallest:
         say("looking for the smallest memory")
         smallest = smallest_memory(wanted, roomy, folder / "smallest")
     for number, record in enumerate(roomy.records):

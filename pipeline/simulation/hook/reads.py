@@ -17,8 +17,9 @@ import torch
 _TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120
 _PRINTS = _TORCH + "_tensor_str.py"
 """The file that prints tensors: what it reads steers nothing."""
-_NOT_THE_USERS = (_TORCH, os.path.dirname(__file__) + os.sep, "<frozen")  # noqa: PTH120
-"""How the names of files begin whose lines are passed over: torch's, this folder's, Python's own."""
+_SIMULATION = str(Path(__file__).parents[1]) + os.sep
+_NOT_THE_USERS = (_TORCH, _SIMULATION, "<frozen")
+"""How the names of files begin whose lines are passed over: torch's, the simulation's, Python's own."""
 _places: Counter[tuple[int, int, str]] = Counter()
 
 
