@@ -106,6 +106,11 @@ def test_a_model_too_large_to_be_built_with_values_is_refused(code: Path, monkey
         predict(tiny(model=f"{code.stem}:build"), CPU)
 
 
+def test_a_sparse_tensor_has_no_storage_to_limit(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sparse = "self.rate = torch.eye(3).to_sparse().coalesce().values().sum().item()"
+    assert peak(code, monkeypatch, written(sparse)) == peak(code, monkeypatch, written())
+
+
 def test_a_value_that_is_read_in_forward_is_named_with_its_line_and_blames_nobody(code: Path) -> None:
     text = written(forward=READ_IN_FORWARD)
     code.write_text(text)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import psutil
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -38,14 +39,10 @@ class WithinHostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         """
         result = func(*args, **(kwargs or {}))
-        known = None
-        for tensor in tree_leaves(result):
-            if not isinstance(tensor, Tensor) or tensor.device.type != "cpu" or _num_bytes(tensor) < CHECKED_BYTES:
-                continue
-            if known is None:
-                known = {_key(one) for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
-            free_bytes = psutil.virtual_memory().available
-            if _key(tensor) not in known and _num_bytes(tensor) > free_bytes:
+        made = {key: one for key, one in _by_storage(result).items() if _num_bytes(one) >= CHECKED_BYTES}
+        for key in made and made.keys() - _by_storage((args, kwargs)):
+            tensor, free_bytes = made[key], psutil.virtual_memory().available
+            if _num_bytes(tensor) > free_bytes:
                 raise InvalidInputError(
                     "a model that reads values of tensors while it is built must fit this machine's memory, and "
                     f"{tuple(tensor.shape)} of {tensor.dtype} takes {_num_bytes(tensor) / MIB:,.0f} MiB, with "
@@ -54,9 +51,11 @@ class WithinHostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+def _by_storage(tree: Any) -> dict[int, Tensor]:
+    """Return a tensor of each storage on the CPU; sparse tensors have none."""
+    tensors = (one for one in tree_leaves(tree) if isinstance(one, Tensor) and one.layout is torch.strided)
+    return {one.untyped_storage()._cdata: one for one in tensors if one.device.type == "cpu"}
+
+
 def _num_bytes(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes()
-
-
-def _key(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
