@@ -2,6 +2,7 @@
 
 import shlex
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -61,24 +62,30 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
     """
     wanted = _wanted(settings)
     from pipeline.jobs.publish import publish
-    from pipeline.prediction.simulation import simulate as run_simulation
     from pipeline.tracking.job import open_job
 
     with open_job("simulate", shlex.join(wanted.command)[:100], settings.output) as job:
         job.params({"gpu": settings.gpu, "gpus": settings.gpus, "command": settings.command, "steps": settings.steps})
         with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
-            found = run_simulation(
-                wanted,
-                Path(folder),
-                lambda text: console.print(text, highlight=False),
-                may_need_values=settings.values == "auto",
-            )
+            found = run_simulation(settings, Path(folder), lambda text: console.print(text, highlight=False))
             for snapshot in sorted(Path(folder).glob("memory_snapshot_*.pickle")):
                 job.file(snapshot.name, snapshot.read_bytes())
         publish(found, {}, job, console)
         job.tags({"verdict": found.verdict.value})
         job.succeeded = _exit_code(found) != 1
     return _exit_code(found)
+
+
+def run_simulation(settings: SimulateSettings, folder: Path, say: Callable[[str], None]) -> "Simulation":
+    """Simulate the command and return what it needs; its memory snapshots are left in `folder`.
+
+    Raises:
+        InvalidInputError: a setting is wrong, or the command uses no card.
+
+    """
+    from pipeline.prediction.simulation import simulate as run
+
+    return run(_wanted(settings), folder, say, may_need_values=settings.values == "auto")
 
 
 def _wanted(settings: SimulateSettings) -> Simulate:
