@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import PositiveFloat, PositiveInt, field_validator
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 from rich.console import Console
 
 from pipeline.base.contracts import Settings
@@ -32,6 +32,10 @@ class SimulateSettings(Settings):
     """The command to simulate, as in a shell; on the command line it follows `--`."""
     gpus: PositiveInt = 1
     """Number of cards of the machine."""
+    world_size: PositiveInt = 1
+    """Number of ranks of which the command is one, on one card; the others are imagined."""
+    rank: NonNegativeInt = 0
+    """Which of world_size ranks the command is, counted from 0."""
     budget: str | None = None
     """What is free on each card beside its context, such as 16GiB; none: all of it."""
     values: Literal["auto", "on", "off"] = "auto"
@@ -65,7 +69,8 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
     from pipeline.tracking.job import open_job
 
     with open_job("simulate", shlex.join(wanted.command)[:100], settings.output) as job:
-        job.params({"gpu": settings.gpu, "gpus": settings.gpus, "command": settings.command, "steps": settings.steps})
+        names = ("gpu", "gpus", "world_size", "rank", "command", "steps")
+        job.params({name: getattr(settings, name) for name in names})
         with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
             found = run_simulation(settings, Path(folder), lambda text: console.print(text, highlight=False))
             for snapshot in sorted(Path(folder).glob("memory_snapshot_*.pickle")):
@@ -94,12 +99,24 @@ def _wanted(settings: SimulateSettings) -> Simulate:
         raise InvalidInputError(
             "simulate needs a command; write it behind --: fitproof simulate --gpu t4 -- python train.py"
         )
+    if settings.rank >= settings.world_size:
+        raise InvalidInputError(
+            f"rank counts from 0 to world_size - 1, which is {settings.world_size - 1}, and is {settings.rank}; "
+            "set --world_size to the number of ranks, or another rank"
+        )
+    if settings.world_size > 1 and settings.gpus > 1:
+        raise InvalidInputError(
+            f"one of {settings.world_size} ranks has one card, and gpus is {settings.gpus}; leave out --gpus, or "
+            "leave out --world_size and start a process for each card"
+        )
     card = find_card(settings.gpu)
     budget_bytes = None if settings.budget is None else parse_budget(settings.budget, card.memory_mib * MIB)
     return Simulate(
         command=on_cuda_build(words, settings.install),
         card=card,
         num_cards=settings.gpus,
+        world_size=settings.world_size,
+        rank=settings.rank,
         budget_bytes=budget_bytes,
         values=settings.values == "on",
         num_steps=None if settings.steps == ALL_STEPS else int(settings.steps),
