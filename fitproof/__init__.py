@@ -1,4 +1,4 @@
-"""Fitproof from Python: what the commands `plan` and `search` do, and the interfaces that extensions implement.
+"""Fitproof from Python: what `plan`, `search` and `simulate` do, and the interfaces that extensions implement.
 
 The implementation is the package `pipeline`, whose names may change; those of this package do not.
 """
@@ -19,13 +19,14 @@ if str(Path(str(pipeline.__file__)).parent.parent) != _FOLDER:
         "imported under that name already; import fitproof first"
     )
 
-from pipeline import longest, plan, search  # noqa: E402
+from pipeline import longest, plan, search, simulate  # noqa: E402
 
 if TYPE_CHECKING:
     from pipeline.base.contracts import Corpus, Model
     from pipeline.base.errors import InvalidInputError
     from pipeline.base.technique import Mathematics, Stage, Step, Technique
     from pipeline.export.target import Target
+    from pipeline.prediction.simulation import Simulation
     from pipeline.searching.sampler import PredictiveSampler
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Mathematics",
     "Model",
     "PredictiveSampler",
+    "Simulation",
     "Stage",
     "Step",
     "Target",
@@ -41,6 +43,7 @@ __all__ = [
     "longest",
     "plan",
     "search",
+    "simulate",
 ]
 
 _MODULES = {
@@ -49,6 +52,7 @@ _MODULES = {
     "Mathematics": "pipeline.base.technique",
     "Model": "pipeline.base.contracts",
     "PredictiveSampler": "pipeline.searching.sampler",
+    "Simulation": "pipeline.prediction.simulation",
     "Stage": "pipeline.base.technique",
     "Step": "pipeline.base.technique",
     "Target": "pipeline.export.target",

@@ -1,11 +1,17 @@
 """Fitproof: the fastest way to train a model in the GPU memory you have, found and proven."""
 
 import logging
-from typing import TYPE_CHECKING, Any
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
     from pipeline.prediction.longest import LongestFindings
     from pipeline.prediction.plan import PlanFindings
+    from pipeline.prediction.simulation import Simulation
+    from pipeline.prediction.three_steps import Inputs, MakeOptimizer, Model
     from pipeline.searching.results import SearchFindings
 
 # peft imports bitsandbytes, which says on a CPU that it has no kernel for inference.
@@ -70,3 +76,64 @@ def search(**settings: Any) -> "SearchFindings | None":
     from pipeline.jobs.search import run_search
 
     return run_search(nested(settings), Console(quiet=True))
+
+
+@overload
+def simulate(*, command: str | Sequence[str], gpu: str, **settings: Any) -> "Simulation": ...
+@overload
+def simulate(function: Callable[..., object], /, *arguments: Any, gpu: str, **settings: Any) -> "Simulation": ...
+@overload
+def simulate(
+    *, model: "Model", inputs: "Inputs", optimizer: "MakeOptimizer", gpu: str, **settings: Any
+) -> "Simulation": ...
+def simulate(
+    function: Callable[..., object] | None = None,
+    /,
+    *arguments: Any,
+    gpu: str,
+    command: str | Sequence[str] | None = None,
+    model: Any = None,
+    inputs: Any = None,
+    optimizer: Any = None,
+    **settings: Any,
+) -> "Simulation":
+    """Return what a training needs of a card, as `fitproof simulate` finds it on a simulated one; nothing is logged.
+
+    The training is a command, a function with its arguments, or three optimizer steps of a model: `model` is a module
+    (on the device meta it takes no memory here) or a callable that makes it, `inputs` a tensor, a tuple or a dictionary
+    of what it is called with, and `optimizer` a class or callable of its parameters. The loss is the output's own, or
+    the sum of the output. Functions run in a process of their own, which imports them by module and name, as those of
+    multiprocessing do. Further settings have the names of the command line.
+
+    Raises:
+        InvalidInputError: a setting is wrong, a function cannot be imported, or the training uses no card.
+
+    """
+    import tempfile
+
+    from pipeline.base.errors import InvalidInputError
+    from pipeline.config.settings import nested, validate
+    from pipeline.jobs.simulate import SimulateSettings, run_simulation
+    from pipeline.simulation.call import command_of, name_of
+
+    of_model = {"model": model, "inputs": inputs, "optimizer": optimizer}
+    given = [
+        name for name, value in {"function": function, "command": command, **of_model}.items() if value is not None
+    ]
+    if given not in (["function"], ["command"], list(of_model)):
+        raise InvalidInputError(
+            "simulate takes a command, or a function, or a model with its inputs and optimizer, and is given "
+            f"{', '.join(given) or 'none of them'}; give one of the three"
+        )
+    with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
+        shown: str | None = None
+        if command is None:
+            if function is None:
+                from pipeline.prediction.three_steps import three_steps
+
+                function, arguments = three_steps, (model, inputs, optimizer)
+            command, shown = command_of(function, arguments, Path(folder)), name_of(function)
+        words = command if isinstance(command, str) else shlex.join(command)
+        given_settings = nested({**settings, "gpu": gpu, "command": words})
+        found = run_simulation(validate(SimulateSettings, given_settings, "simulate"), Path(folder), lambda text: None)
+    return found if shown is None else replace(found, command=(shown,))

@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT
 from project import Project
 
+from fitproof import simulate as simulate_here
 from pipeline.cli import main
 from pipeline.memory.breakdown import at_peak
 from pipeline.prediction.snapshot import history_of
@@ -105,6 +106,51 @@ def test_the_example_of_the_readme_fits_as_it_says() -> None:
     assert done.returncode == 0 and stated in said, done.stdout + done.stderr
 
 
+OF_RANKS = """
+import os, sys
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+
+card = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+distributed.init_process_group("nccl", device_id=card)
+distributed.new_group(backend="gloo")
+model = nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(4)]).to(card)
+if sys.argv[1] == "ddp":
+    model = nn.parallel.DistributedDataParallel(model, device_ids=[card.index])
+else:
+    for layer in (*model, model):
+        fully_shard(layer)
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+for step in range(5):
+    model(torch.ones(64, 2048, device=card)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    distributed.barrier()
+"""
+
+
+@needs_cuda_build
+@pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--standalone"]], ids=["python", "torchrun"])
+def test_one_rank_of_many_runs_alone_and_holds_its_part_of_a_sharded_model(
+    launcher: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(OF_RANKS)
+    monkeypatch.chdir(tmp_path)
+    peaks = {}
+    for kind in ("ddp", "fsdp"):
+        found = simulate_here(command=[str(CUDA_PYTHON), *launcher, "train.py", kind], gpu="a100", world_size=8, rank=3)
+        assert (found.verdict, len(found.processes)) == ("fits", 1) and found.largest is not None
+        assert (found.largest.rank, found.largest.num_steps) == (3, 3)
+        assert "as rank 3 of 8" in found.notes[0]
+        peaks[kind] = found.largest
+    parameters = 4 * 4 * 2048 * 2048
+    sharded, whole = (peaks[kind].peak.category_bytes for kind in ("fsdp", "ddp"))
+    assert (whole["parameters"], whole["optimizer state"]) == (parameters, 2 * parameters)
+    assert (sharded["parameters"], sharded["optimizer state"]) == (parameters / 8, 2 * parameters / 8)
+    assert peaks["ddp"].peak_allocated_bytes - peaks["fsdp"].peak_allocated_bytes > 3 * parameters * 7 / 8
+
+
 @needs_cuda_build
 def test_a_script_that_fails_gets_no_verdict(project: Project) -> None:
     done = simulate(project, "train.py", "many")
@@ -128,6 +174,10 @@ def test_a_command_that_uses_no_card_is_refused(project: Project) -> None:
         (["--gpu", "rtx9090", "--", "python", "train.py"], "no card is called 'rtx9090'"),
         (["--gpu", "t4", "--steps", "0", "--", "python", "train.py"], "steps must be a number of optimizer steps"),
         (["--gpu", "t4", "--budget", "16GiB", "--", "python", "train.py"], "more than the device's memory"),
+        (["--gpu", "t4", "--world_size", "8", "--rank", "8", "--", "python", "a.py"], "which is 7, and is 8; set"),
+        (["--gpu", "t4", "--rank", "1", "--", "python", "a.py"], "set --world_size to the number of ranks"),
+        (["--gpu", "t4", "--world_size", "8", "--gpus", "2", "--", "python", "a.py"], "one of 8 ranks has one card"),
+        (["--gpu", "t4", "--gpus", "17", "--", str(CUDA_PYTHON), "a.py"], "1 to 16 cards, not 17"),
         (["--gpu", "t4", "--", "pyton", "train.py"], "'pyton' is not"),
         (["--gpu", "t4", "--", "pyton", "train.py", "--config", "sft"], "'pyton' is not"),
     ],

@@ -2,10 +2,11 @@
 
 import shlex
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import PositiveFloat, PositiveInt, field_validator
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 from rich.console import Console
 
 from pipeline.base.contracts import Settings
@@ -31,6 +32,10 @@ class SimulateSettings(Settings):
     """The command to simulate, as in a shell; on the command line it follows `--`."""
     gpus: PositiveInt = 1
     """Number of cards of the machine."""
+    world_size: PositiveInt = 1
+    """Number of ranks of which the command is one, on one card; the others are imagined."""
+    rank: NonNegativeInt = 0
+    """Which of world_size ranks the command is, counted from 0."""
     budget: str | None = None
     """What is free on each card beside its context, such as 16GiB; none: all of it."""
     values: Literal["auto", "on", "off"] = "auto"
@@ -61,18 +66,13 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
     """
     wanted = _wanted(settings)
     from pipeline.jobs.publish import publish
-    from pipeline.prediction.simulation import simulate as run_simulation
     from pipeline.tracking.job import open_job
 
     with open_job("simulate", shlex.join(wanted.command)[:100], settings.output) as job:
-        job.params({"gpu": settings.gpu, "gpus": settings.gpus, "command": settings.command, "steps": settings.steps})
+        names = ("gpu", "gpus", "world_size", "rank", "command", "steps")
+        job.params({name: getattr(settings, name) for name in names})
         with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
-            found = run_simulation(
-                wanted,
-                Path(folder),
-                lambda text: console.print(text, highlight=False),
-                may_need_values=settings.values == "auto",
-            )
+            found = run_simulation(settings, Path(folder), lambda text: console.print(text, highlight=False))
             for snapshot in sorted(Path(folder).glob("memory_snapshot_*.pickle")):
                 job.file(snapshot.name, snapshot.read_bytes())
         publish(found, {}, job, console)
@@ -81,11 +81,33 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
     return _exit_code(found)
 
 
+def run_simulation(settings: SimulateSettings, folder: Path, say: Callable[[str], None]) -> "Simulation":
+    """Simulate the command and return what it needs; its memory snapshots are left in `folder`.
+
+    Raises:
+        InvalidInputError: a setting is wrong, or the command uses no card.
+
+    """
+    from pipeline.prediction.simulation import simulate as run
+
+    return run(_wanted(settings), folder, say, may_need_values=settings.values == "auto")
+
+
 def _wanted(settings: SimulateSettings) -> Simulate:
     words = shlex.split(settings.command)
     if not words:
         raise InvalidInputError(
             "simulate needs a command; write it behind --: fitproof simulate --gpu t4 -- python train.py"
+        )
+    if settings.rank >= settings.world_size:
+        raise InvalidInputError(
+            f"rank counts from 0 to world_size - 1, which is {settings.world_size - 1}, and is {settings.rank}; "
+            "set --world_size to the number of ranks, or another rank"
+        )
+    if settings.world_size > 1 and settings.gpus > 1:
+        raise InvalidInputError(
+            f"one of {settings.world_size} ranks has one card, and gpus is {settings.gpus}; leave out --gpus, or "
+            "leave out --world_size and start a process for each card"
         )
     card = find_card(settings.gpu)
     budget_bytes = None if settings.budget is None else parse_budget(settings.budget, card.memory_mib * MIB)
@@ -93,6 +115,8 @@ def _wanted(settings: SimulateSettings) -> Simulate:
         command=on_cuda_build(words, settings.install),
         card=card,
         num_cards=settings.gpus,
+        world_size=settings.world_size,
+        rank=settings.rank,
         budget_bytes=budget_bytes,
         values=settings.values == "on",
         num_steps=None if settings.steps == ALL_STEPS else int(settings.steps),

@@ -74,6 +74,9 @@ class Simulation:
     command: tuple[str, ...]
     card: str
     num_cards: int
+    world_size: int = 1
+    """Number of ranks of which the command was one, and all others imagined."""
+    rank: int = 0
     memory_bytes: int
     """Of each card: what the command may use, the context included."""
     verdict: Verdict
@@ -160,6 +163,8 @@ def simulate(
         command=wanted.command,
         card=wanted.card.name,
         num_cards=wanted.num_cards,
+        world_size=wanted.world_size,
+        rank=wanted.rank,
         memory_bytes=_memory_bytes(wanted),
         verdict=verdict,
         exit_code=run.exit_code,
@@ -274,6 +279,11 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
         found.append(
             "It read sizes, integers or truth values from the card that are not known, and went on with zero, so what "
             f"follows may differ: {_some(reads)}."
+        )
+    if wanted.world_size > 1:
+        found.append(
+            f"It ran as rank {wanted.rank} of {wanted.world_size}, and the other ranks were imagined: what it received "
+            'of them is unknown (torch.distributed\'s backend "fake"), and what NCCL takes of the card is not counted.'
         )
     assumed = sorted({name for process in run.processes for name in process.assumed_bytes})
     if assumed:

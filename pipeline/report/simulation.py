@@ -25,9 +25,10 @@ def simulation_report(simulation: Simulation) -> Report:
     plots, tables = _of_process(largest) if largest is not None else ((), ())
     processes = (_processes_table(simulation),) if len(simulation.processes) > 1 else ()
     card = f"{simulation.num_cards} x {simulation.card}" if simulation.num_cards > 1 else simulation.card
+    rank = f" as rank {simulation.rank} of {simulation.world_size}" if simulation.world_size > 1 else ""
     return Report(
         entry="simulate",
-        question=f"Does `{shlex.join(simulation.command)}` fit {card}?",
+        question=f"Does `{shlex.join(simulation.command)}`{rank} fit {card}?",
         answer=answer(simulation),
         headlines=_headlines(simulation),
         command=_command(simulation),
@@ -129,8 +130,11 @@ def _headlines(simulation: Simulation) -> tuple[Headline, ...]:
 
 
 def _command(simulation: Simulation) -> str:
-    gpu = simulation.gpu or simulation.card
-    return f"{command_line('simulate', {'gpu': gpu})} -- {shlex.join(simulation.command)}"
+    defaults = {"gpus": 1, "world_size": 1, "rank": 0}
+    given = {"gpus": simulation.num_cards, "world_size": simulation.world_size, "rank": simulation.rank}
+    values = {name: value for name, value in given.items() if value != defaults[name]}
+    line = command_line("simulate", {"gpu": simulation.gpu or simulation.card, **values})
+    return f"{line} -- {shlex.join(simulation.command)}"
 
 
 def _of_process(largest: ProcessMemory) -> tuple[tuple[Plot, ...], tuple[Table, ...]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from pipeline.base.processes import kill_family
 from pipeline.simulation.cards import Card
 from pipeline.simulation.environment import environment, python_of
+from pipeline.simulation.hook import ranks
 from pipeline.simulation.install import install, installed
 from pipeline.simulation.process import watch
 from pipeline.simulation.record import Record, read_records
@@ -33,6 +34,9 @@ class Simulate:
     num_cards: int = 1
     budget_bytes: int | None = None
     """What is free on each card beside its context; None: all of it."""
+    world_size: int = 1
+    """Number of ranks of which the command is one, and all others are imagined."""
+    rank: int = 0
     values: bool = False
     """Whether small tensors are computed on the host too, for commands whose course depends on their values."""
     num_steps: int | None = 3
@@ -85,6 +89,7 @@ def run_command(wanted: Simulate, folder: Path, log: Path | None = None) -> Simu
     python = python_of(wanted.command)
     end = None if wanted.time_limit_seconds is None else time.time() + wanted.time_limit_seconds
     own = {
+        **({} if wanted.world_size == 1 else {ranks.RANK: f"{wanted.rank}/{wanted.world_size}"}),
         **({} if wanted.num_steps is None else {watch.STEPS: str(wanted.num_steps)}),
         **({} if end is None else {watch.TIME_LIMIT: str(end)}),
     }
@@ -96,7 +101,7 @@ def run_command(wanted: Simulate, folder: Path, log: Path | None = None) -> Simu
         budget_bytes=wanted.budget_bytes,
         report=folder,
         values=wanted.values,
-        hooks=[Path(watch.__file__)],
+        hooks=[*([Path(ranks.__file__)] if wanted.world_size > 1 else []), Path(watch.__file__)],
         base=base,
     )
     output = None if log is None else log.open("wb")

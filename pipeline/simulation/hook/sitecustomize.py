@@ -42,6 +42,8 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
         return spec
 
 
+if "SIMULATED_CARD_RANK" in os.environ:
+    runpy.run_path(os.path.join(os.path.dirname(__file__), "ranks.py"))["set_rank"]()  # noqa: PTH118, PTH120
 if "SIMULATED_CARD_NAME" in os.environ:
     sys.meta_path.insert(0, _AfterTorch())
 _run_users_own()

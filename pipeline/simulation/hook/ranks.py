@@ -1,0 +1,74 @@
+"""Makes this process one rank of many, all others imagined: torch.distributed's backend "fake" sends nothing.
+
+`set_rank` runs when Python starts, under torchrun too, which gives its processes ranks of its own; the rest runs once
+torch is imported.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+RANK = "SIMULATED_CARD_RANK"
+"""Variable with this rank and the number of ranks, as 0/64."""
+
+
+def set_rank() -> None:
+    """Set the variables that torchrun would, for one rank of many on a machine of its own."""
+    rank, _, world_size = os.environ[RANK].partition("/")
+    own = {"RANK": rank, "WORLD_SIZE": world_size, "GROUP_RANK": rank, "GROUP_WORLD_SIZE": world_size}
+    local = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    os.environ.update(own, **local)
+
+
+def use_fake_backend(torch: Any) -> None:
+    """Let torch.distributed make process groups of the backend "fake", whichever is asked for."""
+    from torch import distributed
+    from torch.distributed.utils import _verify_param_shape_across_processes as verify
+
+    init_process_group, new_group = distributed.init_process_group, distributed.new_group
+
+    @functools.wraps(init_process_group)
+    def init(*_: Any, **__: Any) -> None:
+        from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
+
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+
+    @functools.wraps(new_group)
+    def make(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return new_group(ranks, timeout, backend and "fake", *args, **kwargs)
+
+    for function, own in ((init_process_group, init), (new_group, make), (verify, lambda *_, **__: None)):
+        _replace(function, own)
+    parallel = torch.nn.parallel.DistributedDataParallel
+    parallel.forward = _with_reduction(torch, parallel.forward)
+
+
+def _replace(function: Any, own: Callable[..., Any]) -> None:
+    """Replace a function in each module of torch that has it by its name."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch") and vars(module).get(function.__name__) is function:
+            setattr(module, function.__name__, own)
+
+
+def _with_reduction(torch: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return DistributedDataParallel's forward with a reduction of its own, as the fake backend answers with none."""
+
+    def reduced(_, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations that are not its own
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    @functools.wraps(forward)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._comm_hooks and torch.is_grad_enabled():
+            self.register_comm_hook(None, reduced)
+        return forward(self, *args, **kwargs)
+
+    return call
+
+
+if __name__ == "simulated_card_hook":
+    use_fake_backend(sys.modules["torch"])

@@ -1,0 +1,130 @@
+"""`from fitproof import simulate`: commands, functions, and three optimizer steps of a model."""
+
+import sys
+import threading
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_simulate import CUDA_PYTHON, needs_cuda_build
+from torch import nn
+
+from fitproof import InvalidInputError, Simulation, simulate
+from pipeline.prediction.three_steps import three_steps
+
+MODULE = """
+import torch
+from torch import nn
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(512, 512, bias=False), nn.Linear(512, 512, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def train(rows):
+    model = Tied().cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(5):
+        model(torch.ones(rows, 512, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    train(4096)
+"""
+PARAMETERS = 4 * 512 * 512
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Give a module in a folder of its own, where the environment has a CUDA build of torch."""
+    (tmp_path / "training_of_a_test.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("installed", "install"):
+        monkeypatch.setattr(f"pipeline.simulation.run.{name}", lambda: CUDA_PYTHON)
+    yield import_module("training_of_a_test")
+    del sys.modules["training_of_a_test"]
+
+
+@needs_cuda_build
+def test_a_function_needs_what_the_command_needs_that_calls_it(module: Any, tmp_path: Path) -> None:
+    by_command = simulate(command=[str(CUDA_PYTHON), "training_of_a_test.py"], gpu="rtx4090")
+    by_function = simulate(module.train, 4096, gpu="rtx4090")
+    assert isinstance(by_function, Simulation) and by_function.command == ("training_of_a_test.train",)
+    for found in (by_command, by_function):
+        assert found.largest is not None
+        assert (found.verdict, found.largest.num_steps) == ("fits", 3)
+        assert found.largest.user_line is not None and found.largest.user_line.startswith("training_of_a_test.py:")
+    one, other = by_command.largest, by_function.largest
+    assert one is not None and other is not None
+    assert (one.peak_allocated_bytes, one.peak_reserved_bytes, one.lines) == (
+        other.peak_allocated_bytes,
+        other.peak_reserved_bytes,
+        other.lines,
+    )
+    assert by_command.smallest_bytes == by_function.smallest_bytes
+    assert not list(tmp_path.glob("runs")) and not list(tmp_path.glob("mlflow.db"))
+
+
+@needs_cuda_build
+def test_a_model_on_the_device_meta_is_trained_for_three_steps_with_its_tied_weights(module: Any) -> None:
+    with torch.device("meta"):
+        model = module.Tied()
+    found = simulate(model=model, inputs=torch.ones(4096, 512), optimizer=torch.optim.AdamW, gpu="a100")
+    assert found.largest is not None
+    assert (found.verdict, found.largest.num_steps) == ("fits", 3)
+    assert found.largest.peak.category_bytes["parameters"] == PARAMETERS
+    assert found.largest.peak.category_bytes["optimizer state"] == 2 * PARAMETERS
+
+
+@pytest.mark.parametrize("inputs", [torch.ones(4, 8), (torch.ones(4, 8),), {"input": torch.ones(4, 8)}])
+@pytest.mark.parametrize("model", [nn.Linear(8, 8), lambda: nn.Linear(8, 8)])
+def test_the_three_steps_take_a_module_or_what_makes_it(
+    model: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.prediction.three_steps.CARD", "cpu")
+    steps = []
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            steps.append([parameter.grad is not None for parameter in self.param_groups[0]["params"]])
+            super().step(closure)
+
+    three_steps(model, inputs, Counting)
+    assert steps == [[True, True]] * 3
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "message"),
+    [
+        ([], {}, "is given none of them; give one of the three"),
+        ([torch.ones], {"command": "python train.py"}, "is given function, command; give one of the three"),
+        ([], {"model": nn.Linear(1, 1), "inputs": torch.ones(1)}, "is given model, inputs; give one of the three"),
+        ([lambda: None], {}, "<lambda> has none; write it into a file"),
+        ([torch.save, threading.Lock()], {}, "or an argument is not .*; write it into a file"),
+        ([torch.save], {"steeps": 3}, "no setting is called steeps; did you mean steps"),
+    ],
+    ids=str,
+)
+def test_wrong_input_raises(given: list[Any], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        simulate(*given, gpu="t4", **settings)  # type: ignore[call-overload]
+
+
+def test_a_function_of_a_session_without_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function() -> None: ...
+
+    function.__module__, function.__qualname__ = "__main__", "function"
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    with pytest.raises(InvalidInputError, match="__main__.function is of a session without a file"):
+        simulate(function, gpu="t4")
