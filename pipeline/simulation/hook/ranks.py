@@ -48,9 +48,10 @@ def use_fake_backend(torch: Any) -> None:
 
 def _replace(function: Any, own: Callable[..., Any]) -> None:
     """Replace a function in each module of torch that has it by its name."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("torch") and vars(module).get(function.__name__) is function:
-            setattr(module, function.__name__, own)
+    name = function.__name__
+    for owner, module in list(sys.modules.items()):
+        if owner.startswith("torch") and vars(module).get(name) is function:
+            setattr(module, name, own)
 
 
 def _with_reduction(torch: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
