@@ -262,6 +262,24 @@ def test_a_memory_history_becomes_phases_purposes_and_lines(tmp_path: Path) -> N
 
 
 @needs_cuda_build
+def test_a_loop_that_waits_for_a_value_ends(project: Project) -> None:
+    script = """
+import torch
+weight = torch.nn.Parameter(torch.ones(1024, 1024, device="cuda"))
+optimizer = torch.optim.SGD([weight], momentum=0.9)
+while not torch.ones(3, device="cuda").add(1).bool().any():
+    weight.mul(2).sum().backward()
+for _ in range(3):
+    weight.sum().backward()
+    optimizer.step()
+"""
+    (project.folder / "waits.py").write_text(script)
+    done = simulate(project, "waits.py")
+    assert done.returncode == 0, done.stderr
+    assert "reads numbers from the card" in done.stdout
+
+
+@needs_cuda_build
 def test_a_second_run_with_values_that_fails_shows_its_own_error(project: Project) -> None:
     script = """
 import torch
@@ -272,7 +290,7 @@ if torch.ones(3).cuda().mul(2).nonzero().numel() == 3:
     (project.folder / "reads.py").write_text(script)
     done = simulate(project, "reads.py")
     assert done.returncode == 1
-    assert "only seen with values" in done.stdout
+    assert "only seen with values" in done.stderr
 
 
 @needs_cuda_build

@@ -20,6 +20,7 @@ from pipeline.prediction.smallest_memory import (
 from pipeline.prediction.snapshot import SourceLines, history_of
 from pipeline.simulation.cards import ASSUMED_CONTEXT, CARDS
 from pipeline.simulation.record import FailedAllocation, Record
+from pipeline.simulation.report import has_steering_read
 from pipeline.simulation.run import Simulate, SimulatedRun, run_command
 
 NUM_PLACES = 3
@@ -127,8 +128,8 @@ def simulate(
 ) -> Simulation:
     """Run the command on the simulated card and return what it needs; `say` receives what is being done.
 
-    If its course may depend on what it reads from the card without being known, and `may_need_values`, it runs again
-    with the values of small tensors, which are computed on the host.
+    Once it reads from the card what is not known and may steer it, and `may_need_values`, it is ended and begins again
+    with the values of small tensors, which are computed on the host: generation, for one, would never end without.
 
     Where it does not fit, it runs once more on a card that has room, to tell what it would need. The smallest memory is
     that of smallest_memory().
@@ -138,15 +139,11 @@ def simulate(
         InvalidInputError: the command cannot be started, or uses no card.
 
     """
-    run = _run(wanted, folder / "first")
-    if may_need_values and any(read.may_steer for process in run.processes for read in process.unknown_reads):
-        say("it read numbers from the card that nothing had computed; running it again with those of small tensors")
-        with_values = replace(wanted, values=True)
-        again = _run(with_values, folder / "with_values", is_shown=False)
-        if again.exit_code != 0:
-            say((folder / "with_values.log").read_text(errors="replace"))
-        if again.exit_code == 0 or run.exit_code != 0:
-            wanted, run = with_values, again
+    run = _run(wanted, folder / "first", ends_at_steering_read=may_need_values)
+    if may_need_values and has_steering_read(folder / "first"):
+        say("it reads numbers from the card that nothing has computed; running it again with those of small tensors")
+        wanted = replace(wanted, values=True)
+        run = _run(wanted, folder / "with_values")
     verdict, failed, notes, roomy = _verdict(run), _out_of_memory(run), _notes(wanted, run), run
     if verdict is Verdict.DOES_NOT_FIT:
         say(f"it does not fit; running it on a card with {UNLIMITED_MIB // 1024} GiB, to see what it needs")
@@ -177,10 +174,11 @@ def simulate(
     )
 
 
-def _run(wanted: Simulate, folder: Path, *, is_shown: bool = True) -> SimulatedRun:
+def _run(wanted: Simulate, folder: Path, *, is_shown: bool = True, ends_at_steering_read: bool = False) -> SimulatedRun:
     """Run the command, its output shown or in the file FOLDER.log; refuse one that uses no card."""
     folder.mkdir(parents=True)
-    run = run_command(wanted, folder, None if is_shown else folder.with_suffix(".log"))
+    log = None if is_shown else folder.with_suffix(".log")
+    run = run_command(wanted, folder, log, ends_at_steering_read=ends_at_steering_read)
     if not run.records and run.exit_code == 0:
         raise InvalidInputError(
             f"the command must train on a GPU with torch, and {' '.join(wanted.command)} ended without using one; "

@@ -44,6 +44,11 @@ def read_report(folder: Path) -> tuple[Process, ...]:
     return tuple(sorted(map(_process, folder.glob("*.cards")), key=lambda process: process.pid))
 
 
+def has_steering_read(folder: Path) -> bool:
+    """Whether a process, which may still run, has read from a card what is not known and may steer it."""
+    return any(read.may_steer for file in folder.glob("*.reads") for read in _unknown_reads(file))
+
+
 def _process(file: Path) -> Process:
     content = file.read_bytes()
     peaks = struct.unpack_from(PEAKS, content)

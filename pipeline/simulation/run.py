@@ -1,11 +1,13 @@
 """A command on simulated cards: its process, its time limit, and the records that its processes leave."""
 
+import math
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +18,12 @@ from pipeline.simulation.hook import ranks
 from pipeline.simulation.install import install, installed
 from pipeline.simulation.process import watch
 from pipeline.simulation.record import Record, read_records
-from pipeline.simulation.report import Process, read_report
+from pipeline.simulation.report import Process, has_steering_read, read_report
 from pipeline.simulation.torch_build import CpuBuildError, find_torch
 
 GRACE_SECONDS = 30.0
 """How long after its time limit a process may take to write its record."""
+SECONDS_BETWEEN_LOOKS = 0.1
 SECONDS_TO_END = 10.0
 """How long killed processes may take to end."""
 
@@ -77,10 +80,13 @@ def on_cuda_build(command: Sequence[str], may_install: bool) -> tuple[str, ...]:
     return tuple(command)
 
 
-def run_command(wanted: Simulate, folder: Path, log: Path | None = None) -> SimulatedRun:
+def run_command(
+    wanted: Simulate, folder: Path, log: Path | None = None, *, ends_at_steering_read: bool = False
+) -> SimulatedRun:
     """Run the command to its end and return what its processes recorded in `folder`, which must be empty.
 
-    Its output goes where that of this process goes, or into the file `log`.
+    Its output goes where that of this process goes, or into the file `log`. It is killed once it has read what is not
+    known and may steer it, if `ends_at_steering_read`.
 
     Raises:
         InvalidInputError: there is no such command, or no simulated card in its environment.
@@ -107,7 +113,10 @@ def run_command(wanted: Simulate, folder: Path, log: Path | None = None) -> Simu
     output = None if log is None else log.open("wb")
     try:
         process = subprocess.Popen(wanted.command, env={**base, **card}, stdout=output, stderr=output)
-        exit_code = _wait(process, None if end is None else end + GRACE_SECONDS)
+        latest = math.inf if end is None else end + GRACE_SECONDS
+        exit_code = _wait(
+            process, lambda: time.time() > latest or (ends_at_steering_read and has_steering_read(folder))
+        )
     finally:
         if output is not None:
             output.close()
@@ -118,11 +127,12 @@ def run_command(wanted: Simulate, folder: Path, log: Path | None = None) -> Simu
     )
 
 
-def _wait(process: "subprocess.Popen[bytes]", end: float | None) -> int:
-    """Return the exit code; a process that outlives `end`, or an interruption of this one, is killed with its own."""
+def _wait(process: "subprocess.Popen[bytes]", is_over: Callable[[], bool]) -> int:
+    """Return the exit code; the process is killed with its own once `is_over`, or if this one is interrupted."""
     try:
-        return process.wait(None if end is None else max(0.0, end - time.time()))
-    except subprocess.TimeoutExpired:
+        while not is_over():
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(SECONDS_BETWEEN_LOOKS)
         kill_family(process.pid, SECONDS_TO_END)
         return process.wait()
     except BaseException:

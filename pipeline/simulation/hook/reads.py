@@ -27,7 +27,9 @@ def _write() -> None:
     folder = os.environ.get("SIMULATED_CARD_REPORT")
     if folder and _places:
         lines = [f"{size} {may_steer} {count} {place}\n" for (size, may_steer, place), count in _places.items()]
-        Path(folder, f"{os.getpid()}.reads").write_text("".join(lines))
+        file = Path(folder, f"{os.getpid()}.reads")
+        file.with_suffix(".writing").write_text("".join(lines))
+        file.with_suffix(".writing").replace(file)  # it may be read at any time
 
 
 def _note(size: int, may_steer: int) -> None:
