@@ -130,6 +130,7 @@ def parse(entry: str, words: list[str]) -> dict[str, Any]:
     if "command" in kind.model_fields:
         own = _before_command(words)
         command = words[len(own) + 1 :]
+        own = [part for word in own for part in (("--answer", "json") if word == "--json" else (word,))]
         words = [*own, *(["--command", shlex.join(command)] if command else [])]
     try:
         given, others = _parser(entry, kind, "-h" in words or "--help" in words).parse_known_args(words)

@@ -98,6 +98,20 @@ def test_a_script_that_does_not_fit_ends_with_the_line_that_asked_for_too_much(p
 
 
 @needs_cuda_build
+def test_json_is_all_of_stdout_and_the_answer_the_last_lines_of_a_terminal(project: Project) -> None:
+    command = ("--", str(CUDA_PYTHON), "train.py", "2000000")
+    done = project.call("python", "-m", "fitproof", "simulate", "--gpu", "rtx4090", "--json", *command)
+    assert done.returncode == 3, done.stderr
+    content = json.loads(done.stdout)
+    assert (content["kind"], content["verdict"]) == ("Simulation", "does not fit")
+    assert content["out_of_memory"]["line"] == LINE_OF_FORWARD
+    assert content["processes"][0]["peak"]["category_bytes"]["activations"] > 0
+    *_, before, answer = re.split(r"(?=Does not fit NVIDIA)", done.stderr)
+    assert "results: " in before and "results: " not in answer
+    assert " ".join(answer.split()).endswith("have so much: none that Fitproof knows.")
+
+
+@needs_cuda_build
 def test_the_example_of_the_readme_fits_as_it_says() -> None:
     [example] = re.findall(r"\$ fitproof simulate --gpu (\w+) -- python (.*)\n((?:.+\n)+?)```", README)
     gpu, words, answer = example
@@ -171,6 +185,7 @@ def test_a_command_that_uses_no_card_is_refused(project: Project) -> None:
         (["--gpu", "t4"], "command must be given"),
         (["--gpu", "t4", "--"], "command must be given"),
         (["--", "python", "train.py"], "gpu must be given"),
+        (["--gpu", "t4", "--answer", "xml", "--", "python", "train.py"], "answer must be"),
         (["--gpu", "rtx9090", "--", "python", "train.py"], "no card is called 'rtx9090'"),
         (["--gpu", "t4", "--steps", "0", "--", "python", "train.py"], "steps must be a number of optimizer steps"),
         (["--gpu", "t4", "--budget", "16GiB", "--", "python", "train.py"], "more than the device's memory"),

@@ -1,8 +1,12 @@
 """`fitproof simulate --gpu CARD -- COMMAND`: what a command needs of a card, found without the card."""
 
+import json
+import os
 import shlex
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -46,6 +50,8 @@ class SimulateSettings(Settings):
     """Seconds after which the command is ended; none: no limit."""
     install: bool = False
     """Whether torch's CUDA build may be fetched (0.5 GB, 1.2 GB on disk) where the environment has a build for CPUs."""
+    answer: Literal["text", "json"] = "text"
+    """How the answer is written to stdout; json (or --json): as one object, and all else is written to stderr."""
     output: Path = RunSettings.model_fields["output"].default
     """Folder of the results on local disk."""
 
@@ -64,6 +70,19 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
         InvalidInputError: a setting is wrong, or the command uses no card.
 
     """
+    with _stdout_to_stderr() if settings.answer == "json" else nullcontext():
+        found = _log_simulation(settings, console)
+    if settings.answer == "json":
+        from pipeline.report.findings import to_json
+
+        content = json.loads(to_json(found))
+        for process in content["processes"]:
+            del process["course"]  # a number for each allocation
+        print(json.dumps(content))  # noqa: T201
+    return _exit_code(found)
+
+
+def _log_simulation(settings: SimulateSettings, console: Console) -> "Simulation":
     wanted = _wanted(settings)
     from pipeline.jobs.publish import publish
     from pipeline.tracking.job import open_job
@@ -75,10 +94,24 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
             found = run_simulation(settings, Path(folder), lambda text: console.print(text, highlight=False))
             for snapshot in sorted(Path(folder).glob("memory_snapshot_*.pickle")):
                 job.file(snapshot.name, snapshot.read_bytes())
-        publish(found, {}, job, console)
+        publish(found, {}, job, console, is_answer_last=True)
         job.tags({"verdict": found.verdict.value})
         job.succeeded = _exit_code(found) != 1
-    return _exit_code(found)
+    return found
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Write to stderr what this process and those that it starts write to stdout."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def run_simulation(settings: SimulateSettings, folder: Path, say: Callable[[str], None]) -> "Simulation":
