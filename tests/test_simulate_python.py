@@ -114,7 +114,7 @@ def test_the_three_steps_take_a_module_or_what_makes_it(
         ([torch.save, threading.Lock()], {}, "or an argument is not .*; write it into a file"),
         ([torch.save], {"steeps": 3}, "no setting is called steeps; did you mean steps"),
     ],
-    ids=str,
+    ids=["nothing", "two", "no optimizer", "a lambda", "a lock", "a typo"],
 )
 def test_wrong_input_raises(given: list[Any], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
