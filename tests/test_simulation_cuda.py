@@ -48,6 +48,24 @@ def only(result: SimulatedRun) -> Process:
     return process
 
 
+@pytest.mark.parametrize(
+    ("card", "dtype", "kernels"),
+    [
+        ("t4", "float16", ("memory-efficient",)),
+        ("rtx4090", "bfloat16", ("flash",)),
+        ("h100", "bfloat16", ("cuDNN",)),
+        ("h100", "float64", ()),
+    ],
+)
+def test_the_kernel_of_attention_that_torch_chose_is_named(card: str, dtype: str, kernels: tuple[str, ...]) -> None:
+    code = """
+import sys, torch
+heads = torch.randn(2, 4, 256, 64, device="cuda", dtype=getattr(torch, sys.argv[1]), requires_grad=True)
+torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).sum().backward()
+"""
+    assert only(run_code(code, dtype, card=card)).attention == kernels
+
+
 def test_factorizations_and_recurrent_nets_run_and_their_workspaces_are_said_to_be_assumed() -> None:
     code = """
 import torch

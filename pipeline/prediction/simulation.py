@@ -247,7 +247,12 @@ def _assumptions(run: SimulatedRun) -> dict[str, str]:
         return {}
     first = run.records[0]
     versions = {name: version for name, version in first.versions.items() if version is not None}
-    return {**versions, "allocator": first.allocator or "torch's defaults"}
+    attention = sorted({name for process in run.processes for name in process.attention})
+    return {
+        **versions,
+        "allocator": first.allocator or "torch's defaults",
+        **({"attention": ", ".join(attention)} if attention else {}),
+    }
 
 
 def _some(names: Sequence[str]) -> str:

@@ -68,7 +68,15 @@ def answer(simulation: Simulation) -> str:
             f"compute capability that have so much: {names}."
         )
     sentences += _help(simulation)
+    sentences.append(_under(simulation))
     return " ".join(sentences)
+
+
+def _under(simulation: Simulation) -> str:
+    """Return the sentence on what the answer rests on."""
+    known = simulation.assumptions
+    attention = f"{known['attention']} attention, " if "attention" in known else ""
+    return f"This is of torch {known['torch']}, {attention}allocator: {known['allocator']}."
 
 
 def _where(largest: ProcessMemory) -> str:

@@ -49,11 +49,12 @@ void card_repeat(const void *to, const void *value, size_t value_bytes, size_t c
 void card_move(const void *to, const void *from, size_t bytes);
 void card_read(void *to, const void *from, size_t bytes);
 
-/* The report: how much of a card's memory is used, that a function was called which is not modelled, and that a size was
- * asked for which only NVIDIA's library knows. The last two return 0. */
+/* The report: how much of a card's memory is used, that a function was called which is not modelled, that a size was
+ * asked for which only NVIDIA's library knows, and which kernel computes attention. The last three return 0. */
 void card_report_use(int number, size_t bytes);
 int card_unmodelled(const char *name);
 int card_assumed(const char *name, size_t bytes);
+int card_attention(const char *kernel);
 
 /* A handle of cuBLAS, cuDNN, cuSOLVER or cuSPARSE; torch gives some of them away for larger objects. */
 #define CARD_HANDLE_BYTES 512

@@ -45,7 +45,11 @@ enum { /* of cudnnBackendAttributeName_t */
     ENGINE_GLOBAL_INDEX = 1301,
 };
 
+enum { OPERATION_MATMUL = 19, OPERATION_SDPA_FWD = 41 }; /* of cudnnBackendDescriptorType_t */
+
+/* torch's graphs are convolutions, and attention, which alone has products of matrices. */
 int cudnnBackendCreateDescriptor(int type, void **made) {
+    if (type == OPERATION_MATMUL || type == OPERATION_SDPA_FWD) card_attention("cuDNN");
     *made = calloc(1, CARD_HANDLE_BYTES);
     return 0;
 }

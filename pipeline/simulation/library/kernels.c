@@ -4,14 +4,14 @@
 #include <cuda_runtime_api.h>
 #include <string.h>
 
-/* ---- the kernels whose result is known: torch.all, whose answer values.c gives, and fill_, whose value is an argument.
- * The loader names each kernel's host function. ---- */
+/* ---- the kernels whose result is known: torch.all, whose answer values.c gives, and fill_, whose value is an argument;
+ * and those of attention, which are reported. The loader names each kernel's host function. ---- */
 
-enum { NUM_PLACES = 1 << 12, OF_ALL = -1 };
+enum { NUM_PLACES = 1 << 13, OF_ALL = -1, FLASH = -2, MEMORY_EFFICIENT = -3 };
 
 static struct known_kernel {
     const void *host;
-    int kind; /* OF_ALL, or the bytes of an element that is filled */
+    int kind; /* one of those above, or the bytes of an element that is filled */
 } known_kernels[NUM_PLACES];
 static __thread int was_asked_for_all;
 
@@ -38,9 +38,19 @@ static int filled_bytes(const char *name) {
     return 0;
 }
 
+/* Return the kind of a kernel by its mangled name; 0 if nothing need be known of it. */
+static int kind_of(const char *name) {
+    if (strstr(name, "and_kernel_cuda")) return OF_ALL;
+    if (strstr(name, "flash_fwd")) return FLASH;
+    if (strstr(name, "fmha_cutlassF")) return MEMORY_EFFICIENT;
+    return filled_bytes(name);
+}
+
 static void note(const void *kernel, void **arguments) {
     struct known_kernel *it = place_of(kernel);
     was_asked_for_all = it->host && it->kind == OF_ALL;
+    if (it->host && it->kind == FLASH) card_attention("flash");
+    if (it->host && it->kind == MEMORY_EFFICIENT) card_attention("memory-efficient");
     if (it->host && it->kind > 0) /* its arguments: the number of elements, the value, the address */
         card_repeat(*(void **)arguments[2], arguments[1], it->kind, *(int *)arguments[0]);
     else card_launched();
@@ -49,7 +59,7 @@ static void note(const void *kernel, void **arguments) {
 void __cudaRegisterFunction(void **binary, const char *host, char *device, const char *name, int thread_limit,
                             uint3 *thread, uint3 *block, dim3 *block_size, dim3 *grid_size, int *warp_size) {
     static int count;
-    int kind = strstr(name, "and_kernel_cuda") ? OF_ALL : filled_bytes(name);
+    int kind = kind_of(name);
     if (kind && count++ < NUM_PLACES / 2) *place_of(host) = (struct known_kernel){host, kind};
 }
 
