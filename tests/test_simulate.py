@@ -330,3 +330,19 @@ for _ in range(3):
     assert any("found by runs of the command" in note for note in found.notes)
     beside = found.largest.device_bytes - found.largest.peak_reserved_bytes
     assert found.largest.peak_allocated_bytes + beside <= found.smallest_bytes <= found.largest.device_bytes
+
+
+@needs_cuda_build
+def test_two_simulations_are_compared_by_source_line(project: Project) -> None:
+    for rows in ("1024", "4096"):
+        assert simulate(project, "train.py", rows).returncode == 0
+    runs = project.runs()
+    ids = [run.info.run_id for run in sorted(runs, key=lambda run: run.info.start_time)]
+    done = project.call("python", "-m", "fitproof", "compare", "--runs", ",".join(ids))
+    assert done.returncode == 0, done.stderr
+    few, many = (read_findings(folder).largest for folder in sorted(project.folder.glob("runs/*-simulate-*")))
+    more = (many.peak_allocated_bytes - few.peak_allocated_bytes) / 2**20
+    said = " ".join(done.stdout.split())
+    assert re.search(rf"{more:,.1f} MiB more than .*; the largest difference is of \w[\w ]* at train.py:\d+", said)
+    alone = project.call("python", "-m", "fitproof", "compare", "--runs", ids[0])
+    assert alone.returncode == 2 and "two at least" in alone.stderr

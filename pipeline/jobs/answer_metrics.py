@@ -9,6 +9,7 @@ from pipeline.prediction.plan import PlanFindings
 from pipeline.prediction.simulation import Simulation
 from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import Findings
+from pipeline.report.simulations import SimulationComparison
 from pipeline.searching.results import SearchFindings
 from pipeline.training.metrics import Row
 from pipeline.training.time_differences import time_change
@@ -44,6 +45,8 @@ def answer_metrics(findings: Findings) -> dict[str, float]:
         return {} if best is None or best.sequence_length is None else {"best_sequence_length": best.sequence_length}
     if isinstance(findings, Simulation):
         return _of_simulation(findings)
+    if isinstance(findings, SimulationComparison):
+        return {}
     return _of_rows(findings.rows if isinstance(findings, ComparisonFindings) else [findings.row])
 
 

@@ -1,10 +1,11 @@
 """`fitproof compare`: a report of runs that MLflow already has, side by side."""
 
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -12,19 +13,25 @@ from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.settings import RunSettings
 from pipeline.jobs.publish import publish
+from pipeline.prediction.simulation import Simulation
 from pipeline.report.comparable import incomparable
 from pipeline.report.comparison import ComparisonFindings, comparison_frame
+from pipeline.report.findings import FILE, read_findings
+from pipeline.report.simulations import SimulationComparison
 from pipeline.tracking.history import CONDITIONS, History
 from pipeline.tracking.job import open_job
 from pipeline.training.metrics import AGAINST_BASELINE, Row, against_baseline, common_settings
 from pipeline.training.time_differences import with_times
+
+SIMULATED = "verdict"
+"""A tag that runs of `simulate` have, and no others."""
 
 
 class CompareSettings(Settings):
     """The settings of `compare`."""
 
     runs: str | None = None
-    """Ids of MLflow runs, separated by commas; a parent's id stands for all of its children."""
+    """Ids of MLflow runs, separated by commas; a parent's id stands for all of its children. Or of simulations."""
     experiment: str | None = None
     """Name of an MLflow experiment, whose measured runs are compared."""
     filter: str | None = None
@@ -50,6 +57,8 @@ def compare(settings: CompareSettings, console: Console) -> int:
         raise InvalidInputError("runs are selected by id, or by experiment and filter; set runs, or the other two")
     history = History()
     ids = [part.strip() for part in settings.runs.split(",") if part.strip()] if settings.runs else []
+    if simulated := [run for run in map(history.run, ids) if SIMULATED in run.data.tags]:
+        return _compare_simulations(settings, history, simulated, len(ids), console)
     chosen = history.by_id(ids) if ids else history.by_filter(settings.experiment, settings.filter)
     rows = _rows(history, chosen, settings.baseline)
     with open_job("compare", f"{len(rows)} runs", settings.output) as job:
@@ -62,6 +71,26 @@ def compare(settings: CompareSettings, console: Console) -> int:
         )
         job.tags({"runs": ", ".join(run.info.run_id for run in chosen)[:5000]})
         publish(findings, {"comparison.csv": comparison_frame(rows).to_csv(index=False)}, job, console)
+    return 0
+
+
+def _compare_simulations(
+    settings: CompareSettings, history: History, runs: Sequence[Any], num_ids: int, console: Console
+) -> int:
+    if len(runs) != num_ids or num_ids == 1 or settings.baseline not in (None, runs[0].info.run_id):
+        raise InvalidInputError(
+            "simulations are compared with one another, two at least, and the first of them is the baseline; "
+            f"{len(runs)} of these {num_ids} runs are simulations: leave out the others, and write the baseline first"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        found = {}
+        for run in runs:
+            own = Path(folder, run.info.run_id)
+            own.mkdir()
+            history.file(run, FILE, own)
+            found[f"{run.info.run_name} ({run.info.run_id[:6]})"] = cast(Simulation, read_findings(own))
+    with open_job("compare", f"{len(runs)} simulations", settings.output) as job:
+        publish(SimulationComparison(simulations=found), {}, job, console)
     return 0
 
 

@@ -20,12 +20,21 @@ from pipeline.report.plan import plan_report
 from pipeline.report.profile import ProfilingFindings, profiling_report
 from pipeline.report.search import search_report
 from pipeline.report.simulation import simulation_report
+from pipeline.report.simulations import SimulationComparison, simulations_report
 from pipeline.searching.results import SearchFindings
 from pipeline.training.metrics import finite
 
 FILE = "findings.json"
 
-Findings = ComparisonFindings | LongestFindings | PlanFindings | ProfilingFindings | SearchFindings | Simulation
+Findings = (
+    ComparisonFindings
+    | LongestFindings
+    | PlanFindings
+    | ProfilingFindings
+    | SearchFindings
+    | Simulation
+    | SimulationComparison
+)
 """The findings of any job."""
 
 REPORTS: dict[type[Any], Callable[[Any], Report]] = {
@@ -35,6 +44,7 @@ REPORTS: dict[type[Any], Callable[[Any], Report]] = {
     ProfilingFindings: profiling_report,
     SearchFindings: search_report,
     Simulation: simulation_report,
+    SimulationComparison: simulations_report,
 }
 
 

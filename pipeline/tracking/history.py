@@ -1,6 +1,7 @@
 """Reads runs of the MLflow tracking store as the Rows of a report."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from mlflow.entities import Run, ViewType
@@ -43,21 +44,33 @@ class History:
 
         """
         found: list[Run] = []
-        for run_id in ids:
-            try:
-                run = self._client.get_run(run_id)
-            except MlflowException as error:
-                raise InvalidInputError(
-                    f"no run has the id {run_id!r} in {get_tracking_uri()}; take ids from the MLflow UI"
-                ) from error
+        for run in map(self.run, ids):
             runs = self._children(run) or ([run] if _is_measured(run) else [])
             if not runs:
                 raise InvalidInputError(
                     f"a run to compare must have metrics of its own or of its children, and {run.info.run_name} "
-                    f"({run_id}) has neither; leave it out"
+                    f"({run.info.run_id}) has neither; leave it out"
                 )
             found += runs
         return list({run.info.run_id: run for run in found}.values())
+
+    def run(self, run_id: str) -> Run:
+        """Return the run of this id.
+
+        Raises:
+            InvalidInputError: there is none.
+
+        """
+        try:
+            return self._client.get_run(run_id)
+        except MlflowException as error:
+            raise InvalidInputError(
+                f"no run has the id {run_id!r} in {get_tracking_uri()}; take ids from the MLflow UI"
+            ) from error
+
+    def file(self, run: Run, name: str, folder: Path) -> Path:
+        """Copy a file that a run has logged into a folder, and return its path there."""
+        return Path(self._client.download_artifacts(run.info.run_id, name, str(folder)))
 
     def by_filter(self, experiment: str | None, filter_string: str | None) -> list[Run]:
         """Return the measured runs of an experiment (of all by default) that the filter lets through, newest first.

@@ -1,0 +1,112 @@
+"""The report of several simulations side by side: how their memory differs, and at which source lines."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from pipeline.base.units import MIB
+from pipeline.prediction.simulation import ProcessMemory, Simulation
+from pipeline.report.page import Report, Section
+from pipeline.report.table import Table
+
+NUM_LINES = 10
+"""Source lines that the terminal shows, those that differ most first."""
+FEWEST_BYTES = MIB // 2
+"""A smaller difference of a line's memory is left out of the answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationComparison:
+    """Simulations by the names of their runs, the first of which the others are compared with."""
+
+    simulations: Mapping[str, Simulation]
+
+
+def simulations_report(findings: SimulationComparison) -> Report:
+    """Return the report."""
+    return Report(
+        entry="compare",
+        question=f"How does the memory of these {len(findings.simulations)} simulations differ?",
+        answer=" ".join(_answers(findings)),
+        sections=(Section(title="differences", tables=(_peaks_table(findings), _lines_table(findings))),),
+        environment={},
+        settings={"runs": ", ".join(findings.simulations)},
+    )
+
+
+def _answers(findings: SimulationComparison) -> list[str]:
+    """Return a sentence for each simulation but the first."""
+    (name, first), *others = _processes(findings).items()
+    return [_difference(name, first, other_name, other) for other_name, other in others]
+
+
+def _processes(findings: SimulationComparison) -> dict[str, ProcessMemory]:
+    """Return each simulation's process with the largest peak."""
+    return {name: one.largest for name, one in findings.simulations.items() if one.largest is not None}
+
+
+def _difference(name: str, first: ProcessMemory, other_name: str, other: ProcessMemory) -> str:
+    change = other.peak_allocated_bytes - first.peak_allocated_bytes
+    peaks = f"{other.peak_allocated_bytes / MIB:,.1f} MiB allocated"
+    if abs(change) < FEWEST_BYTES:
+        return f"{other_name} peaks at {peaks}, as {name} does."
+    sign = "more" if change > 0 else "less"
+    before, after = _by_line(first), _by_line(other)
+    changes = {place: after[place] - before[place] for place in {*before, *after}}
+    place, purpose = max(changes, key=lambda one: abs(changes[one]))
+    largest = changes[place, purpose]
+    return (
+        f"{other_name} peaks at {peaks}, {abs(change) / MIB:,.1f} MiB {sign} than {name}; the largest difference is of "
+        f"{purpose} at {place}: {largest / MIB:+,.1f} MiB."
+    )
+
+
+def _by_line(process: ProcessMemory) -> Counter[tuple[str, str]]:
+    """Return the bytes at the peak by source line and purpose."""
+    found = Counter[tuple[str, str]]()
+    for line in process.lines:
+        found[line.module, line.category] += line.num_bytes
+    return found
+
+
+def _peaks_table(findings: SimulationComparison) -> Table:
+    lines = [
+        {
+            "simulation": name,
+            "card": one.card,
+            "verdict": one.verdict.value,
+            "allocated MiB": None if one.largest is None else one.largest.peak_allocated_bytes / MIB,
+            "reserved MiB": None if one.largest is None else one.largest.peak_reserved_bytes / MIB,
+            "card MiB": None if one.largest is None else one.largest.device_bytes / MIB,
+            "least MiB": None if one.smallest_bytes is None else one.smallest_bytes / MIB,
+            "peak": "" if one.largest is None else f"{one.largest.peak.phase} at {one.largest.peak.module}",
+            **one.assumptions,
+        }
+        for name, one in findings.simulations.items()
+    ]
+    forms = dict.fromkeys(("allocated MiB", "reserved MiB", "card MiB", "least MiB"), "{:,.1f}")
+    return Table(name="simulations", title="simulations", frame=pd.DataFrame(lines), forms=forms)
+
+
+def _lines_table(findings: SimulationComparison) -> Table:
+    """Return the memory at each peak by source line and purpose, what differs most from the first first."""
+    by_name = {name: _by_line(process) for name, process in _processes(findings).items()}
+    first = next(iter(by_name.values()), Counter())
+    places = {place for found in by_name.values() for place in found}
+
+    def largest_change(place: tuple[str, str]) -> int:
+        return max((abs(found[place] - first[place]) for found in by_name.values()), default=0)
+
+    lines = [
+        {"line": line, "purpose": purpose, **{name: found[line, purpose] / MIB for name, found in by_name.items()}}
+        for line, purpose in sorted(places, key=lambda place: (-largest_change(place), place))
+    ]
+    return Table(
+        name="lines",
+        title="MiB at the peak by source line and purpose, the largest difference first",
+        frame=pd.DataFrame(lines),
+        forms=dict.fromkeys(by_name, "{:,.1f}"),
+        num_in_terminal=NUM_LINES,
+    )
