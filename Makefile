@@ -1,7 +1,7 @@
 # make search    the main job: the fastest configuration that fits a memory budget
 # make test      lint, types, layers, and one test case for each part
 # make test-all  the same with the full matrices
-# make test-cuda the tests marked gpu, on simulated cards (1.2 GB in .venv-cuda; needs gcc, no GPU)
+# make test-cuda the tests marked gpu, on simulated cards (1.9 GB in .venv-cuda; needs gcc, no GPU)
 # make test-cluster many workers, and the faults of several: a Ray cluster, PostgreSQL and MLflow's server that die (needs PostgreSQL)
 # make evidence  all that needs a GPU, in at most 9 minutes; the next call goes on where this one stopped
 # make ui        the MLflow UI, opened on the runs of the experiment

@@ -49,7 +49,7 @@ class SimulateSettings(Settings):
     time_limit: PositiveFloat | None = None
     """Seconds after which the command is ended; none: no limit."""
     install: bool = False
-    """Whether torch's CUDA build may be fetched (0.5 GB, 1.2 GB on disk) where the environment has a build for CPUs."""
+    """Whether torch's CUDA build may be fetched (0.7 GB, 1.9 GB on disk) where the environment has a build for CPUs."""
     answer: Literal["text", "json"] = "text"
     """How the answer is written to stdout; json (or --json): as one object, and all else is written to stderr."""
     output: Path = RunSettings.model_fields["output"].default
