@@ -277,6 +277,19 @@ print(torch.randn(3, device="cuda"), torch.randint(0, 4, (2,), device="cuda"))
         assert {read.place for read in reads} == {"<string>:3"} and not any(read.may_steer for read in reads)
 
 
+def test_sparse_tensors_have_no_values_and_run() -> None:
+    code = """
+import torch
+places = torch.tensor([[0, 1], [1, 0]]).cuda()
+matrix = torch.sparse_coo_tensor(places, torch.ones(2, device="cuda"), (2, 2)).coalesce()
+embedding = torch.nn.Embedding(8, 4, sparse=True).cuda()
+optimizer = torch.optim.SparseAdam(embedding.parameters())
+torch.sparse.mm(matrix, embedding(torch.tensor([1, 3]).cuda())).sum().backward()
+optimizer.step()
+"""
+    assert only(run_code(code, values=True)).unmodelled == {}
+
+
 def test_what_a_known_mask_selects_has_a_known_size_with_values() -> None:
     code = """
 import torch

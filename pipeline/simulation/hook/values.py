@@ -58,7 +58,8 @@ class Shadow:
 
 
 def _is_on_card(it: Any) -> bool:
-    return isinstance(it, torch.Tensor) and it.device.type == "cuda"
+    """Whether it is a tensor whose storage lies on a card; a sparse one has none."""
+    return isinstance(it, torch.Tensor) and it.device.type == "cuda" and it.layout is torch.strided
 
 
 def _is_small(it: torch.Tensor) -> bool:
