@@ -18,13 +18,10 @@ from pipeline.report.comparable import incomparable
 from pipeline.report.comparison import ComparisonFindings, comparison_frame
 from pipeline.report.findings import FILE, read_findings
 from pipeline.report.simulations import SimulationComparison
-from pipeline.tracking.history import CONDITIONS, History
+from pipeline.tracking.history import CONDITIONS, History, is_simulation
 from pipeline.tracking.job import open_job
 from pipeline.training.metrics import AGAINST_BASELINE, Row, against_baseline, common_settings
 from pipeline.training.time_differences import with_times
-
-SIMULATED = "verdict"
-"""A tag that runs of `simulate` have, and no others."""
 
 
 class CompareSettings(Settings):
@@ -57,9 +54,9 @@ def compare(settings: CompareSettings, console: Console) -> int:
         raise InvalidInputError("runs are selected by id, or by experiment and filter; set runs, or the other two")
     history = History()
     ids = [part.strip() for part in settings.runs.split(",") if part.strip()] if settings.runs else []
-    if simulated := [run for run in map(history.run, ids) if SIMULATED in run.data.tags]:
-        return _compare_simulations(settings, history, simulated, len(ids), console)
     chosen = history.by_id(ids) if ids else history.by_filter(settings.experiment, settings.filter)
+    if any(map(is_simulation, chosen)):
+        return _compare_simulations(settings, history, chosen, console)
     rows = _rows(history, chosen, settings.baseline)
     with open_job("compare", f"{len(rows)} runs", settings.output) as job:
         findings = ComparisonFindings(
@@ -74,13 +71,12 @@ def compare(settings: CompareSettings, console: Console) -> int:
     return 0
 
 
-def _compare_simulations(
-    settings: CompareSettings, history: History, runs: Sequence[Any], num_ids: int, console: Console
-) -> int:
-    if len(runs) != num_ids or num_ids == 1 or settings.baseline not in (None, runs[0].info.run_id):
+def _compare_simulations(settings: CompareSettings, history: History, runs: Sequence[Any], console: Console) -> int:
+    num_simulations = sum(map(is_simulation, runs))
+    if num_simulations < max(2, len(runs)) or settings.baseline not in (None, runs[0].info.run_id):
         raise InvalidInputError(
             "simulations are compared with one another, two at least, and the first of them is the baseline; "
-            f"{len(runs)} of these {num_ids} runs are simulations: leave out the others, and write the baseline first"
+            f"{num_simulations} of these {len(runs)} runs are: leave out the others, and write the baseline first"
         )
     with tempfile.TemporaryDirectory() as folder:
         found = {}
@@ -88,7 +84,13 @@ def _compare_simulations(
             own = Path(folder, run.info.run_id)
             own.mkdir()
             history.file(run, FILE, own)
-            found[f"{run.info.run_name} ({run.info.run_id[:6]})"] = cast(Simulation, read_findings(own))
+            one = cast(Simulation, read_findings(own))
+            if one.largest is None:
+                raise InvalidInputError(
+                    f"simulations are compared by the memory of their cards, and the command of {run.info.run_name} "
+                    f"({run.info.run_id}) ended before it used one; leave it out"
+                )
+            found[f"{run.info.run_name} ({run.info.run_id[:6]})"] = one
     with open_job("compare", f"{len(runs)} simulations", settings.output) as job:
         publish(SimulationComparison(simulations=found), {}, job, console)
     return 0

@@ -14,6 +14,7 @@ from pipeline.prediction.smallest_memory import (
     SmallestMemory,
     card_of,
     device_bytes,
+    run_hidden,
     smallest_memory,
     with_room,
 )
@@ -147,7 +148,7 @@ def simulate(
     verdict, failed, notes, roomy = _verdict(run), _out_of_memory(run), _notes(wanted, run), run
     if verdict is Verdict.DOES_NOT_FIT:
         say(f"it does not fit; running it on a card with {UNLIMITED_MIB // 1024} GiB, to see what it needs")
-        roomy = _run(with_room(wanted), folder / "with_room", is_shown=False)
+        roomy = run_hidden(with_room(wanted), folder / "with_room")
         notes += _note_on_failure(roomy, folder / "with_room.log")
     smallest = SmallestMemory()
     if roomy.records and roomy.exit_code == 0 and verdict is not Verdict.NONE and finds_smallest:
@@ -174,11 +175,10 @@ def simulate(
     )
 
 
-def _run(wanted: Simulate, folder: Path, *, is_shown: bool = True, ends_at_steering_read: bool = False) -> SimulatedRun:
-    """Run the command, its output shown or in the file FOLDER.log; refuse one that uses no card."""
+def _run(wanted: Simulate, folder: Path, *, ends_at_steering_read: bool = False) -> SimulatedRun:
+    """Run the command, whose output is shown; refuse one that uses no card."""
     folder.mkdir(parents=True)
-    log = None if is_shown else folder.with_suffix(".log")
-    run = run_command(wanted, folder, log, ends_at_steering_read=ends_at_steering_read)
+    run = run_command(wanted, folder, ends_at_steering_read=ends_at_steering_read)
     if not run.records and run.exit_code == 0:
         raise InvalidInputError(
             f"the command must train on a GPU with torch, and {' '.join(wanted.command)} ended without using one; "

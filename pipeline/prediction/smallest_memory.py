@@ -61,7 +61,7 @@ def smallest_memory(wanted: Simulate, run: SimulatedRun, folder: Path) -> Smalle
     plain, expandable = (_replayed(wanted, run, variables) for variables in ({}, EXPANDABLE))
     if plain is not None and _runs(wanted, plain, folder / "confirmed"):
         return SmallestMemory(num_bytes=plain, num_bytes_expandable=expandable)
-    again = _run(with_room(wanted), folder / "again")
+    again = run_hidden(with_room(wanted), folder / "again")
     if again.exit_code != 0 or not again.records:
         return SmallestMemory(num_bytes_expandable=expandable)
     first, second = (max(_peak(one) for one in each.records) for each in (run, again))
@@ -93,14 +93,15 @@ def _by_runs(wanted: Simulate, run: SimulatedRun, folder: Path) -> int | None:
     return high
 
 
-def _run(wanted: Simulate, folder: Path) -> SimulatedRun:
+def run_hidden(wanted: Simulate, folder: Path) -> SimulatedRun:
+    """Run a command whose output goes into the file FOLDER.log; what it recorded is in the folder."""
     folder.mkdir()
     return run_command(wanted, folder, folder.with_suffix(".log"))
 
 
 def _runs(wanted: Simulate, num_bytes: int, folder: Path) -> bool:
     """Whether the command runs on a card with so much memory."""
-    return _run(with_room(wanted, num_bytes), folder).exit_code == 0
+    return run_hidden(with_room(wanted, num_bytes), folder).exit_code == 0
 
 
 def _beside(run: SimulatedRun, record: Record) -> int:

@@ -37,36 +37,28 @@ class History:
             raise unreachable(error) from error
 
     def by_id(self, ids: Sequence[str]) -> list[Run]:
-        """Return these runs; a parent's id stands for its children.
+        """Return these runs; a parent's id stands for its children, that of a simulation for itself.
 
         Raises:
             InvalidInputError: there is no such run, or neither it nor a child of it has metrics.
 
         """
         found: list[Run] = []
-        for run in map(self.run, ids):
-            runs = self._children(run) or ([run] if _is_measured(run) else [])
+        for run_id in ids:
+            try:
+                run = self._client.get_run(run_id)
+            except MlflowException as error:
+                raise InvalidInputError(
+                    f"no run has the id {run_id!r} in {get_tracking_uri()}; take ids from the MLflow UI"
+                ) from error
+            runs = self._children(run) or ([run] if _is_measured(run) or is_simulation(run) else [])
             if not runs:
                 raise InvalidInputError(
                     f"a run to compare must have metrics of its own or of its children, and {run.info.run_name} "
-                    f"({run.info.run_id}) has neither; leave it out"
+                    f"({run_id}) has neither; leave it out"
                 )
             found += runs
         return list({run.info.run_id: run for run in found}.values())
-
-    def run(self, run_id: str) -> Run:
-        """Return the run of this id.
-
-        Raises:
-            InvalidInputError: there is none.
-
-        """
-        try:
-            return self._client.get_run(run_id)
-        except MlflowException as error:
-            raise InvalidInputError(
-                f"no run has the id {run_id!r} in {get_tracking_uri()}; take ids from the MLflow UI"
-            ) from error
 
     def file(self, run: Run, name: str, folder: Path) -> Path:
         """Copy a file that a run has logged into a folder, and return its path there."""
@@ -175,6 +167,11 @@ class History:
             page = runs.token
             if not page:
                 return list(found.values())
+
+
+def is_simulation(run: Run) -> bool:
+    """Return whether a run is one of `simulate`, which alone has this tag."""
+    return "verdict" in run.data.tags
 
 
 def _is_measured(run: Run) -> bool:
