@@ -1,5 +1,6 @@
 """`fitproof compare`: a report of runs that MLflow already has, side by side."""
 
+import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -90,7 +91,8 @@ def _compare_simulations(settings: CompareSettings, history: History, runs: Sequ
                     f"simulations are compared by the memory of their cards, and the command of {run.info.run_name} "
                     f"({run.info.run_id}) ended before it used one; leave it out"
                 )
-            found[f"{run.info.run_name} ({run.info.run_id[:6]})"] = one
+            program, *words = one.command
+            found[f"{shlex.join([Path(program).name, *words])} ({run.info.run_id[:6]})"] = one
     with open_job("compare", f"{len(runs)} simulations", settings.output) as job:
         publish(SimulationComparison(simulations=found), {}, job, console)
     return 0

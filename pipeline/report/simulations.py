@@ -19,7 +19,7 @@ FEWEST_BYTES = MIB // 2
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationComparison:
-    """Simulations by the names of their runs, the first of which the others are compared with."""
+    """Simulations by their commands and the ids of their runs, the first of which the others are compared with."""
 
     simulations: Mapping[str, Simulation]
 

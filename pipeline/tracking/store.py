@@ -9,6 +9,8 @@ from urllib.parse import unquote, urlsplit
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 os.environ.setdefault("PGCONNECT_TIMEOUT", "10")
+# What the terminal shows is Fitproof's own.
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
 import sqlalchemy
 from mlflow import MlflowClient
