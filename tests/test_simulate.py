@@ -192,7 +192,7 @@ def test_a_command_that_uses_no_card_is_refused(project: Project) -> None:
         (["--gpu", "t4", "--world_size", "8", "--rank", "8", "--", "python", "a.py"], "which is 7, and is 8; set"),
         (["--gpu", "t4", "--rank", "1", "--", "python", "a.py"], "set --world_size to the number of ranks"),
         (["--gpu", "t4", "--world_size", "8", "--gpus", "2", "--", "python", "a.py"], "one of 8 ranks has one card"),
-        (["--gpu", "t4", "--gpus", "17", "--", str(CUDA_PYTHON), "a.py"], "1 to 16 cards, not 17"),
+        (["--gpu", "t4", "--gpus", "17", "--", "python", "a.py"], "1 to 16 cards, not 17"),
         (["--gpu", "t4", "--", "pyton", "train.py"], "'pyton' is not"),
         (["--gpu", "t4", "--", "pyton", "train.py", "--config", "sft"], "'pyton' is not"),
     ],

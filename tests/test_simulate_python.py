@@ -125,6 +125,6 @@ def test_a_function_of_a_session_without_a_file_is_refused(monkeypatch: pytest.M
     def function() -> None: ...
 
     function.__module__, function.__qualname__ = "__main__", "function"
-    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)  # a worker of pytest has none
     with pytest.raises(InvalidInputError, match="__main__.function is of a session without a file"):
         simulate(function, gpu="t4")

@@ -18,6 +18,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB, parse_budget
 from pipeline.config.settings import RunSettings
 from pipeline.simulation.cards import find_card
+from pipeline.simulation.library import MAX_CARDS
 from pipeline.simulation.run import Simulate, on_cuda_build
 
 if TYPE_CHECKING:
@@ -137,6 +138,8 @@ def _wanted(settings: SimulateSettings) -> Simulate:
             f"rank counts from 0 to world_size - 1, which is {settings.world_size - 1}, and is {settings.rank}; "
             "set --world_size to the number of ranks, or another rank"
         )
+    if settings.gpus > MAX_CARDS:
+        raise InvalidInputError(f"a simulated machine has 1 to {MAX_CARDS} cards, not {settings.gpus}")
     if settings.world_size > 1 and settings.gpus > 1:
         raise InvalidInputError(
             f"one of {settings.world_size} ranks has one card, and gpus is {settings.gpus}; leave out --gpus, or "
