@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from pipeline.prediction.longest import LongestFindings
     from pipeline.prediction.plan import PlanFindings
     from pipeline.prediction.simulation import Simulation
@@ -28,15 +30,9 @@ def plan(*, log: bool = False, **settings: Any) -> "PlanFindings":
         InvalidInputError: a setting is wrong, as for the command.
 
     """
-    from rich.console import Console
-
-    from pipeline.runtime.fork_server import start_server
-
-    start_server()  # it imports torch and transformers while this process does the same
-    from pipeline.config.settings import nested
+    given, console = _started(settings)
     from pipeline.jobs.plan import log_plan, make_plan
 
-    given, console = nested(settings), Console(quiet=True)
     findings = make_plan(given, console)
     if log:
         log_plan(findings, given, console)
@@ -50,15 +46,10 @@ def longest(**settings: Any) -> "LongestFindings":
         InvalidInputError: a setting is wrong, as for the command.
 
     """
-    from rich.console import Console
-
-    from pipeline.runtime.fork_server import start_server
-
-    start_server()  # it imports torch and transformers while this process does the same
-    from pipeline.config.settings import nested
+    given, console = _started(settings)
     from pipeline.jobs.longest import find_longest
 
-    return find_longest(nested(settings), Console(quiet=True))
+    return find_longest(given, console)
 
 
 def search(**settings: Any) -> "SearchFindings | None":
@@ -70,12 +61,22 @@ def search(**settings: Any) -> "SearchFindings | None":
         InvalidInputError: a setting is wrong, as for the command.
 
     """
-    from rich.console import Console
-
-    from pipeline.config.settings import nested
+    given, console = _started(settings)
     from pipeline.jobs.search import run_search
 
-    return run_search(nested(settings), Console(quiet=True))
+    return run_search(given, console)
+
+
+def _started(settings: dict[str, Any]) -> tuple[dict[str, Any], "Console"]:
+    """Return the settings group by group and a console that shows nothing, while worker processes begin to load."""
+    from rich.console import Console
+
+    from pipeline.runtime.fork_server import start_server
+
+    start_server()  # it imports torch and transformers while this process does the same
+    from pipeline.config.settings import nested
+
+    return nested(settings), Console(quiet=True)
 
 
 @overload
