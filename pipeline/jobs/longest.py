@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import track
 
 from pipeline.base.contracts import Hardware
-from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.errors import InvalidInputError
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import AUTO_MODEL, Experiment, notes_on
 from pipeline.config.settings import RunSettings, dotted, merged, nested, validate
@@ -31,6 +31,7 @@ from pipeline.prediction.longest import CardLengths, Longest, LongestFindings, L
 from pipeline.prediction.longest import longest_that_fits as longest_of
 from pipeline.prediction.patches import not_predicted
 from pipeline.prediction.plan_experiments import experiments_on
+from pipeline.prediction.predict_all import why_not_predicted
 from pipeline.prediction.rates import cost_prior, note_on_rates
 from pipeline.runtime.environment import environment
 from pipeline.runtime.worker_pool import run_all, worker_pool
@@ -171,7 +172,5 @@ def _search(
 def _found(experiment: Experiment, target: Hardware, budget_bytes: int, context_bytes: int) -> Longest | str:
     try:
         return longest_of(experiment, target, budget_bytes, context_bytes)
-    except InvalidInputError as error:
-        return str(error)
     except Exception as error:  # whatever a model or a technique raises on fake tensors
-        return f"predicting a configuration raises {type(error).__name__}: {first_line(error)}"
+        return str(why_not_predicted(error))

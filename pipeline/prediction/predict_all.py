@@ -66,6 +66,13 @@ def predict_each(
                 yield from zip(tasks[number], predictions, strict=True)
 
 
+def why_not_predicted(error: Exception) -> InvalidInputError:
+    """Return what is said of a configuration where predicting it raises this error."""
+    if isinstance(error, InvalidInputError):
+        return error
+    return InvalidInputError(f"predicting it raises {type(error).__name__}: {first_line(error)}")
+
+
 def counted_causes(causes: Iterable[str], total: int) -> tuple[str, ...]:
     """Return how many of `total` configurations are not predicted, a sentence for each cause."""
     return tuple(
@@ -99,10 +106,8 @@ def _prediction_or_error(
 ) -> Prediction | InvalidInputError:
     try:
         return predict(experiment, target, **options)
-    except InvalidInputError as error:
-        return error
     except Exception as error:  # whatever a model or a technique raises on fake tensors
-        return InvalidInputError(f"predicting it raises {type(error).__name__}: {first_line(error)}")
+        return why_not_predicted(error)
 
 
 def rounds(experiments: Sequence[Experiment], num_processes: int) -> list[list[list[int]]]:

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 
-from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.errors import first_line
 from pipeline.base.results import Outcome, Result
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
 from pipeline.prediction.patches import not_predicted
 from pipeline.prediction.predict import Prediction
-from pipeline.prediction.predict_all import predict_all
+from pipeline.prediction.predict_all import predict_all, why_not_predicted
 from pipeline.runtime.run import measured_summary
 from pipeline.training.metrics import PREDICTION, Summary
 
@@ -28,8 +28,7 @@ def summary(experiment: Experiment, result: Result) -> Summary:
         tags = {PREDICTION: "; ".join(unseen)} if unseen else {}
         return Summary(measured | _prediction_metrics(prediction, measured, result.outcome), tags)
     except Exception as error:  # whatever it is, the measurement is kept
-        raised = "" if isinstance(error, InvalidInputError) else f"predicting it raises {type(error).__name__}: "
-        return Summary(measured, {PREDICTION: f"not predicted: {raised}{first_line(error)}"})
+        return Summary(measured, {PREDICTION: f"not predicted: {first_line(why_not_predicted(error))}"})
 
 
 def prediction_of(experiment: Experiment) -> Prediction:
