@@ -17,6 +17,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import make_experiment
 from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
+from pipeline.models.user_model import UserModel
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_each
@@ -98,12 +99,38 @@ def test_the_prediction_of_such_a_model_is_exact_and_techniques_change_it(
     assert predict(experiment, find_card("rtx4090")).peak_reserved_bytes
 
 
-def test_a_model_too_large_to_be_built_with_values_is_refused(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("read", "without"),
+    [
+        ("item", r"RuntimeError: Tensor.item\(\) cannot be called on meta tensors"),
+        ("trunc_normal_", r"build \(own_code.py:\d+\) reads a value"),
+    ],
+)
+def test_a_model_too_large_to_be_built_with_values_is_refused(
+    read: str, without: str, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host_memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=2**20))
     monkeypatch.setattr(host_memory, "CHECKED_BYTES", 2**10)
-    code.write_text(written(READ_WHILE_BUILDING["item"]).replace("32", "1024"))
-    with pytest.raises(InvalidInputError, match=r"must fit this machine's memory.* takes \d+ MiB, with 1 MiB free"):
+    code.write_text(written(READ_WHILE_BUILDING[read]).replace("32", "1024"))
+    memory = r"must fit this machine's memory.* takes \d+ MiB, with 1 MiB free"
+    with pytest.raises(InvalidInputError, match=rf"{memory}.*without values it cannot be built: {without}"):
         predict(tiny(model=f"{code.stem}:build"), CPU)
+
+
+def test_where_a_model_cannot_be_built_with_values_either_both_causes_are_said(code: Path) -> None:
+    code.write_text(written("assert torch.ones(1).item() == 2"))
+    without = "without values it cannot be built: RuntimeError: Tensor.item() cannot be called on meta tensors"
+    with pytest.raises(InvalidInputError) as caught:
+        UserModel().built_for_structure(f"{code.stem}:build", 64)
+    first, *_, last = str(caught.value).splitlines()
+    assert first.endswith(f"and raises AssertionError; fix it; {without}") and last == "AssertionError"
+
+
+def test_an_error_with_and_without_values_is_said_once(code: Path) -> None:
+    code.write_text(written("raise KeyError('the same')"))
+    with pytest.raises(InvalidInputError) as caught:
+        UserModel().built_for_structure(f"{code.stem}:build", 64)
+    assert str(caught.value).count("the same") == 2  # the line of code and its error
 
 
 def test_a_sparse_tensor_has_no_storage_to_limit(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from torch import Tensor, nn
 
+from pipeline.base.errors import InvalidInputError, first_line, origin
 from pipeline.base.host_memory import WithinHostMemory
 
 BF16_CAPABILITY = (8, 0)
@@ -129,22 +130,34 @@ class Model(Settings, ABC):
     def built_for_structure(self, name: str, vocabulary_size: int) -> Trainable:
         """Return model `name` on the meta device or, if its code needs the values of tensors, built with them.
 
-        Its weights are not to be those of a checkpoint. It raises what build() does.
+        Its weights are not to be those of a checkpoint.
+
+        Raises:
+            InvalidInputError: it cannot be built in its shape.
+
         """
         try:
             with torch.device("meta"):
                 return self.build(name, vocabulary_size)
-        except Exception:  # whatever the model's code raises without values; with them it may raise again
-            return self.built_with_values(name, vocabulary_size)
+        except Exception as error:  # whatever the model's code raises without values; with them it may raise again
+            without = f"{type(origin(error)).__name__}: {first_line(origin(error))}"
+        return self.built_with_values(name, vocabulary_size, without)
 
-    def built_with_values(self, name: str, vocabulary_size: int, seed: int = 0) -> Trainable:
+    def built_with_values(self, name: str, vocabulary_size: int, without: str, seed: int = 0) -> Trainable:
         """Return model `name` as build() does, from a seed; the process's random generator is restored.
 
-        It raises InvalidInputError, before the values are written, if the free memory does not suffice.
+        `without` says why it cannot be built without the values of tensors.
+
+        Raises:
+            InvalidInputError: nor with them, or the free memory does not suffice, before the values are written.
+
         """
-        with torch.random.fork_rng(devices=[]), WithinHostMemory():
-            torch.manual_seed(seed)
-            return self.build(name, vocabulary_size)
+        try:
+            with torch.random.fork_rng(devices=[]), WithinHostMemory():
+                torch.manual_seed(seed)
+                return self.build(name, vocabulary_size)
+        except Exception as error:  # whatever the model's code raises
+            raise _not_built(name, error, without) from error
 
     def check_weights(self, name: str) -> None:
         """Raise InvalidInputError if model `name` begins with weights of a file that cannot be read: here with none."""
@@ -220,6 +233,16 @@ class CorpusRequest:
     vocabulary_size: int
     """Vocabulary size of the tokenizer that is trained on the corpus if the model does not need its own."""
     seed: int
+
+
+def _not_built(name: str, error: Exception, without: str) -> InvalidInputError:
+    """Return why model `name` cannot be built with values and, if that is another error, why not without them."""
+    shape = f"{name} cannot be built in this shape: {first_line(error)}; change its settings"
+    text = str(error) if isinstance(error, InvalidInputError) else shape
+    if first_line(origin(error)) in without:
+        return InvalidInputError(text)
+    line, newline, traceback = text.partition("\n")
+    return InvalidInputError(f"{line}; without values it cannot be built: {without}{newline}{traceback}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The exception for invalid input, and the first line of an error message; neither contains a URL's password."""
+"""The exception for invalid input, and short forms of other errors; none contains a URL's password."""
 
 from pipeline.base.passwords import without_passwords
 
@@ -13,3 +13,8 @@ class InvalidInputError(ValueError):
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message."""
     return without_passwords((str(error).splitlines() or [type(error).__name__])[0])
+
+
+def origin(error: BaseException) -> BaseException:
+    """Return the error that was raised first, from which the others follow."""
+    return error if error.__cause__ is None else origin(error.__cause__)

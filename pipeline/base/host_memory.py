@@ -44,9 +44,9 @@ class WithinHostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensor, free_bytes = made[key], psutil.virtual_memory().available
             if _num_bytes(tensor) > free_bytes:
                 raise InvalidInputError(
-                    "a model that reads values of tensors while it is built must fit this machine's memory, and "
+                    "a model that is built with the values of its tensors must fit this machine's memory, and "
                     f"{tuple(tensor.shape)} of {tensor.dtype} takes {_num_bytes(tensor) / MIB:,.0f} MiB, with "
-                    f"{free_bytes / MIB:,.0f} MiB free; read no value in its constructor, or use a larger machine"
+                    f"{free_bytes / MIB:,.0f} MiB free; let it be built without values, or use a larger machine"
                 )
         return result
 

@@ -14,7 +14,7 @@ from torch._C._autograd import _profiler_enabled
 from pipeline.base.checkpoints import check_weights, refuse_quantized, why_unread
 from pipeline.base.contracts import Batch, Description, Model, Trainable
 from pipeline.base.document_masks import why_documents_join
-from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.errors import InvalidInputError
 from pipeline.base.heads import head_of, token_loss, why_inseparable
 from pipeline.base.published_shapes import HUB_NAMES, MULTIMODAL, SHAPES
 
@@ -257,22 +257,12 @@ def _layers(module: nn.Module) -> tuple[nn.Module, ...]:
 
 @lru_cache
 def _why_inseparable(model: CausalLm, name: str, soft_cap: bool) -> str | None:
-    return why_inseparable(name, _without_memory(model, name), soft_cap)
+    return why_inseparable(name, model.built_for_structure(name, 1), soft_cap)
 
 
 @lru_cache
 def _why_documents_join(model: CausalLm, name: str) -> str | None:
-    return why_documents_join(name, _without_memory(model, name).module)
-
-
-def _without_memory(model: CausalLm, name: str) -> Trainable:
-    """Return the model, of which no weights are made where its code allows that."""
-    try:
-        return model.built_for_structure(name, 1)
-    except InvalidInputError:
-        raise
-    except Exception as error:  # any error of the model's code
-        raise InvalidInputError(f"{name} cannot be built: {first_line(error)}; change its settings") from error
+    return why_documents_join(name, model.built_for_structure(name, 1).module)
 
 
 def _logits(module: nn.Module, batch: Batch) -> Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from pipeline.base.contracts import Hardware, Prepared, Trainable
-from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.errors import InvalidInputError, first_line, origin
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction.eight_bit import quantized_states
@@ -53,10 +53,10 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
     try:
         try:
             return _record(on_fake_device, target, prepared, num_rows)
-        except _NeedsValuesError:
-            pass  # outside of this clause the half-built model is freed
+        except _NeedsValuesError as error:
+            without = str(error)  # outside of this clause the half-built model is freed
         name, seed = experiment.settings.model, experiment.settings.seed
-        built = on_fake_device.model.built_with_values(name, prepared.vocabulary_size, seed)
+        built = on_fake_device.model.built_with_values(name, prepared.vocabulary_size, without, seed)
         return _record(on_fake_device, target, prepared, num_rows, built)
     except InvalidInputError:
         raise
@@ -65,7 +65,7 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
 
 
 class _NeedsValuesError(Exception):
-    """A model cannot be built on fake tensors."""
+    """A model cannot be built on fake tensors; the message says why."""
 
 
 def _record(
@@ -104,7 +104,7 @@ def _fake_model(experiment: Experiment, prepared: Prepared) -> Trainable:
     try:
         return experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
     except Exception as error:  # of the model's code: with values it may be built, or raise what the user is to see
-        raise _NeedsValuesError from error
+        raise _NeedsValuesError(why_not_recorded(origin(error))) from error
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def _threads(num_threads: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def why_not_recorded(error: Exception) -> str:
+def why_not_recorded(error: BaseException) -> str:
     """Return why a step cannot run on fake tensors, with the line that reads a value or raises the error."""
     place = _place(error)
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException) or NO_NUMPY in str(error):
@@ -129,7 +129,7 @@ def why_not_recorded(error: Exception) -> str:
     return f"on tensors without values the step raises {type(error).__name__}{where}: {first_line(error)}"
 
 
-def _place(error: Exception) -> str | None:
+def _place(error: BaseException) -> str | None:
     """Return the method of a module that was running, else the function, with its file and line.
 
     Those of torch and of this folder are left out.

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from pipeline.base.contracts import Model
-from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.user_functions import is_function_name
 from pipeline.config.experiment import Experiment
 from pipeline.runtime.worker_pool import run_in_worker
@@ -25,11 +24,4 @@ def check_shapes(experiments: Iterable[Experiment]) -> None:
 
 def _build(given: tuple[Model, str]) -> None:
     model, name = given
-    try:
-        model.built_for_structure(name, model.describe(name).vocabulary_size or 1)
-    except InvalidInputError:
-        raise
-    except Exception as error:  # any error of the model's code
-        raise InvalidInputError(
-            f"{name} cannot be built in this shape: {first_line(error)}; change its settings"
-        ) from error
+    model.built_for_structure(name, model.describe(name).vocabulary_size or 1)

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pipeline.base import four_bit, lora
 from pipeline.base.contracts import Hardware, Model, Trainable
-from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.four_bit import quantize_layers
 from pipeline.base.lora import add_adapters, is_target, linear_layers
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of
@@ -233,12 +232,7 @@ def _inside_layers(model: Model, name: str, code: str) -> _Inside:
     del code
     if getattr(model, "pretrained", False):
         model = model.model_copy(update={"pretrained": False})
-    try:
-        built = model.built_for_structure(name, SMALLEST_VOCABULARY)
-    except InvalidInputError:
-        raise
-    except Exception as error:  # any error of the model's code
-        raise InvalidInputError(f"{name} cannot be built: {first_line(error)}; change its settings") from error
+    built = model.built_for_structure(name, SMALLEST_VOCABULARY)
     linear, others, num_in_others = dict[str, None](), dict[str, None](), 0
     for layer in built.layers:
         found = linear_layers(layer)
