@@ -505,7 +505,7 @@ def test_the_trials_fit_a_terminal_of_120_columns() -> None:
     narrow = Console(width=80, file=io.StringIO())
     narrow.print(table.to_terminal(80))
     said = cast(io.StringIO, narrow.file).getvalue()
-    assert "…" not in said and "123,456" in said and "Without outcome, predicted MiB" in said
+    assert "…" not in said and "123,456" in said and "More columns in trials.csv: outcome, predicted MiB" in said
 
 
 def test_a_locked_storage_is_waited_for_and_then_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ class Table:
         shown = self.lines[: self.num_in_terminal]
         places, fits = self._places(shown, width)
         left_out = [name for place, name in enumerate(self.headings) if place not in places and name]
-        without = f"Without {', '.join(left_out)}: see {self.name}.csv." if left_out else ""
+        without = f"More columns in {self.name}.csv: {', '.join(left_out)}." if left_out else ""
         below = "\n".join(filter(None, (self._below(len(shown)), without)))
         caption = {"caption": below, "caption_justify": "left"} if below else {}
         table = TerminalTable(
