@@ -194,6 +194,14 @@ def test_the_page_is_made_again_from_the_findings_alone(kinds: tuple[str, ...], 
         assert row.name in to_markdown(report_of(findings))
 
 
+def test_the_title_of_a_narrow_table_is_on_one_line() -> None:
+    table = Table(name="largest", title="the largest micro-batch that fits", frame=pd.DataFrame({"largest": [4]}))
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(table.to_terminal(80))
+    assert capture.get().splitlines()[0].rstrip() == table.title
+
+
 def test_markdown_tables_survive_their_own_separator() -> None:
     table = Table(name="t", title="t", frame=pd.DataFrame([{"a|b": "x|y", "n": 1.5}]))
     assert table.to_markdown().splitlines() == ["| a\\|b | n |", "| --- | ---: |", "| x\\|y | 1.5 |"]

@@ -74,6 +74,7 @@ class Table:
         table = TerminalTable(
             title=self.title,
             title_justify="left",
+            min_width=min(len(self.title), width or len(self.title)),  # a title is wrapped at its table's width
             box=box.SIMPLE_HEAD,
             pad_edge=False,
             collapse_padding=True,
