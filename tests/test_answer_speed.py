@@ -57,9 +57,9 @@ def test_the_answer_has_one_speed_in_every_place(found: SearchFindings) -> None:
     assert metrics["best_tokens_per_second"] == pytest.approx(speed)
     assert metrics["best_speedup"] == found.speedup == pytest.approx(speed / naive)
     assert metrics["best_seconds_per_step"] == pytest.approx(TOKENS / speed)
-    assert f"trains {speed:,.0f} tokens/s, {speed / naive:.2f} x the naive" in report.answer
-    assert report.headlines[0].value == f"{speed / naive:.2f} x naive"
-    assert report.headlines[0].detail.startswith(f"{speed:,.0f} tokens/s; naive: {naive:,.0f} (")
+    assert f"trains {speed:,.0f} tokens/s, {speed / naive:.2f} x the baseline" in report.answer
+    assert report.headlines[0].value == f"{speed / naive:.2f} x baseline"
+    assert report.headlines[0].detail.startswith(f"{speed:,.0f} tokens/s; baseline: {naive:,.0f} (")
     [point] = [one for one in configurations_of(found) if one.choice == BEST]
     assert point.speed == pytest.approx(speed) and f"{speed:,.0f} tokens/s" in point.about
     shown = set(re.findall(r"[\d,]+ tokens/s", to_markdown(report)))

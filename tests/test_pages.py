@@ -206,13 +206,13 @@ def test_configurations_are_measured_predicted_or_refused() -> None:
         assert one.kind == (MEASURED if is_measured else PREDICTED if peak <= BUDGET else REFUSED)
 
 
-def test_contributions_lead_from_naive_to_the_answer_through_known_configurations() -> None:
+def test_contributions_lead_from_the_baseline_to_the_answer_through_known_configurations() -> None:
     findings = search_findings()
     [plot] = contributions_plot(findings, configurations_of(findings))
     spec = plot.panels[0].to_spec()
     names = json.loads(spec["layer"][0]["encoding"]["y"]["axis"]["labelExpr"].removesuffix("[datum.value]"))
     labels = [" ".join(lines) for lines in names]
-    assert labels == ["naive", "+ precision bf16", "+ micro-batch 8", "the answer"]
+    assert labels == ["baseline", "+ precision bf16", "+ micro-batch 8", "the answer"]
     sizes = [line["value"] for line in spec["data"]["values"]]
     on_the_way = {**NAIVE, "precision": "bf16"}
     assert sizes == [pytest.approx(made_up(choice)[0] / MIB) for choice in (NAIVE, on_the_way, BEST, BEST)]
@@ -229,7 +229,7 @@ def test_charts_follow_the_schema_of_vega_lite(findings: Callable[[], Findings])
 def test_a_search_answers_for_another_budget(shown: Shown) -> None:
     page = shown(search_findings(), 1440, "light")
     assert page.locator(".headlines dd:first-of-type").all_inner_texts() == [
-        "2.00 x naive",
+        "2.00 x baseline",
         "96.8 MiB",
         "at most 2 % slower",
         "yes",

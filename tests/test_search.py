@@ -537,9 +537,9 @@ def test_the_answer_compares_with_the_largest_naive_micro_batch_that_fits() -> N
         )
         for number, (micro, precision, speed) in enumerate(measured)
     ]
-    assert "2.00 x the naive configuration (micro-batch 8" in answer(findings_of(plan, rows))
+    assert "2.00 x the baseline (micro-batch 8" in answer(findings_of(plan, rows))
     again = replace(rows[2], number=3, metrics={"tokens_per_second": 960.4})
-    assert "trains 980 tokens/s, 1.96 x the naive" in answer(findings_of(plan, [*rows, again]))
+    assert "trains 980 tokens/s, 1.96 x the baseline" in answer(findings_of(plan, [*rows, again]))
 
 
 def test_an_answer_that_is_another_training_is_compared_with_that_training() -> None:
@@ -566,7 +566,7 @@ def test_an_answer_that_is_another_training_is_compared_with_that_training() -> 
     ]
     findings = findings_of(plan, rows)
     assert {choice["optimizer"] for choice in findings.naive} == {"sgd"}
-    assert "2.00 x the naive configuration" in answer(findings)
+    assert "2.00 x the baseline" in answer(findings)
 
 
 def test_every_corpus_of_the_space_is_checked_before_anything_runs(tmp_path: Any) -> None:

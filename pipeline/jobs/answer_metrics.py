@@ -33,7 +33,7 @@ def answer_metrics(findings: Findings) -> dict[str, float]:
     Beside them are the largest saving of memory and the largest speedup that is beyond noise.
 
     Of a search they are those of the fastest configuration that fits, with the bound of its certificate and its speed
-    as a multiple of the naive one's; of a plan, the predictions for the one recommended on the first card, or the
+    as a multiple of the baseline's; of a plan, the predictions for the one recommended on the first card, or the
     longest sequences there.
     """
     if isinstance(findings, SearchFindings):

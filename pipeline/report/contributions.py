@@ -1,4 +1,4 @@
-"""What each setting of a search's answer contributes: from the naive configuration to the answer, change by change."""
+"""What each setting of a search's answer contributes: from the baseline to the answer, change by change."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ ANSWER = "the answer"
 
 
 def contributions_plot(findings: SearchFindings, configurations: Sequence[Configuration]) -> tuple[Plot, ...]:
-    """Return waterfalls of memory and time from the naive configuration to the answer, one change at a time.
+    """Return waterfalls of memory and time from the baseline to the answer, one change at a time.
 
     Of the changes that are left, the one after which a step is fastest comes next; there is no plot if a configuration
     between the two has no known memory and speed.
@@ -25,8 +25,8 @@ def contributions_plot(findings: SearchFindings, configurations: Sequence[Config
     memory = [Rung(name, one.mib, one.kind != MEASURED) for name, one in rungs]
     time = [Rung(name, 1e6 / one.speed, one.kind != MEASURED) for name, one in rungs]
     panels = (
-        waterfall("peak memory from naive to the answer", memory, ANSWER, "MiB"),
-        waterfall("time of 1,000 tokens from naive to the answer", time, ANSWER, "ms"),
+        waterfall("peak memory from the baseline to the answer", memory, ANSWER, "MiB"),
+        waterfall("time of 1,000 tokens from the baseline to the answer", time, ANSWER, "ms"),
     )
     return (
         Plot(name="contributions", title="what each setting of the answer contributes (~: predicted)", panels=panels),
@@ -34,13 +34,13 @@ def contributions_plot(findings: SearchFindings, configurations: Sequence[Config
 
 
 def _ladder(findings: SearchFindings, configurations: Sequence[Configuration]) -> list[tuple[str, Configuration]]:
-    """Return the configurations from naive to the answer, each with the change that leads to it."""
+    """Return the configurations from the baseline to the answer, each with the change that leads to it."""
     naive, best = findings.naive_trial, findings.best
     known = {_key(one.choice): one for one in configurations if not one.failed}
     if naive is None or best is None:
         return []
     current = dict(naive.choice)
-    rungs = [("naive", known.get(_key(current)))]
+    rungs = [("baseline", known.get(_key(current)))]
     while differing := [name for name, value in best.choice.items() if current.get(name) != value]:
         nexts = [(name, known.get(_key({**current, name: best.choice[name]}))) for name in differing]
         found = [(name, one) for name, one in nexts if one is not None]

@@ -39,7 +39,7 @@ def question(findings: SearchFindings) -> str:
 
 
 def answer(findings: SearchFindings) -> str:
-    """Return the fastest configuration that fits, its memory and speed, and how it compares with the naive one."""
+    """Return the fastest configuration that fits, its memory and speed, and how it compares with the baseline."""
     rows, budget, effective = findings.rows, findings.budget_bytes, findings.effective_batch_size
     best = findings.best
     space = f"{len(one_per_configuration(rows))} of {findings.num_configurations} configurations measured"
@@ -125,11 +125,11 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
     certificate, verification = findings.certificate, findings.verification
     written = f"{speed:,.0f} tokens/s"
     if naive is None or speedup is None:
-        fast = Headline(title="speed", value=written, detail="no naive configuration that fits was measured")
+        fast = Headline(title="speed", value=written, detail="no baseline that fits was measured")
     else:
         plain = f"{findings.speed_of(naive.choice):,.0f} (defaults, {label(naive.choice)})"
-        detail = f"{written}; naive: {plain}"
-        fast = Headline(title="speed", value=f"{speedup:.2f} x naive", detail=detail)
+        detail = f"{written}; baseline: {plain}"
+        fast = Headline(title="speed", value=f"{speedup:.2f} x baseline", detail=detail)
     found = [
         fast,
         Headline(
@@ -292,10 +292,10 @@ def _on_front(row: Trial, findings: SearchFindings) -> str:
 
 
 def _against_naive(findings: SearchFindings, best: Trial) -> str:
-    """Compare with the first naive configuration that fits, if it has been measured."""
+    """Compare with the first baseline that fits, if it has been measured."""
     naive, speedup = findings.naive_trial, findings.speedup
     if naive is not None and naive.choice == best.choice:
-        return ", and is the naive configuration itself"
+        return ", and is the baseline itself"
     if naive is None or speedup is None:
         return ""
-    return f", {speedup:.2f} x the naive configuration ({label(naive.choice)})"
+    return f", {speedup:.2f} x the baseline ({label(naive.choice)})"

@@ -29,7 +29,7 @@ class SearchSettings(SpaceSettings):
     precision_percent: PositiveFloat = PRECISION_PERCENT
     """A trial ends once half the 95 % interval of its median step time is below this percentage, or after num_steps."""
     verify_steps: NonNegativeInt = 10
-    """Optimizer steps for which the answer and the naive configuration are trained again; 0: no verification."""
+    """Optimizer steps for which the answer and the baseline are trained again; 0: no verification."""
     verify_varying_steps: NonNegativeInt = 100
     """Steps for which a GPU trains the answer again where lengths vary, if more than verify_steps: memory fragments."""
     objectives: Literal["throughput", "pareto"] = "throughput"
