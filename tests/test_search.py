@@ -504,8 +504,8 @@ def test_the_trials_fit_a_terminal_of_120_columns() -> None:
     assert "…" not in cast(io.StringIO, console.file).getvalue()
     narrow = Console(width=80, file=io.StringIO())
     narrow.print(table.to_terminal(80))
-    said = cast(io.StringIO, narrow.file).getvalue()
-    assert "…" not in said and "123,456" in said and "More columns in trials.csv: outcome, predicted MiB" in said
+    said = " ".join(cast(io.StringIO, narrow.file).getvalue().split())
+    assert "…" not in said and "123,456" in said and "More columns in ranking.csv: outcome, predicted MiB" in said
 
 
 def test_a_locked_storage_is_waited_for_and_then_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
