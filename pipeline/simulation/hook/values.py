@@ -2,13 +2,15 @@
 
 Each operator runs on the card, as ever; if it is about small tensors, it then runs on their shadows on the host too.
 What the program reads is the shadow. An operator whose output's size depends on values reads that size from the card
-while it runs, and is given it, so it allocates on the card what it would have.
+while it runs, and is given it, so it allocates on the card what it would have. One that reads an argument, as
+ctc_loss() does its lengths, is given its shadow.
 
 A shadow is known if all that it was computed from is: what the program put on the card, and what it computed from that.
 One that is not (numbers of a model, random ones) still holds the best guess, and its reading is reported.
 """
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +32,8 @@ PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 OVERWRITES = {aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
 """Operators after which nothing is left of what a tensor held."""
 UNDEFINED = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default}
+MOST_CHECKS = 4
+"""The checks of its arguments that an operator makes, at most."""
 MASKED = {
     *(aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default),
     aten.masked_select.default,
@@ -45,6 +49,10 @@ COUNTS: dict[Any, Callable[[Any, tuple[Any, ...]], list[int]]] = {
 }
 """What operators count in their first argument while they run: from their output on the host and their arguments."""
 
+SOURCE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+UNKNOWN, GUESSED, KNOWN = range(3)
+"""What a function of this type knows of what it was asked for."""
+
 _card = ctypes.CDLL(None)
 
 
@@ -57,6 +65,15 @@ class Shadow:
     is_known: bool
 
 
+class _Running(threading.local):
+    """The operator that a thread runs on the card."""
+
+    call: tuple[Any, Any, Any] | None = None
+    """The operator, its arguments and those with a name."""
+    has_guessed = False
+    """Whether it has read what is not known."""
+
+
 def _is_on_card(it: Any) -> bool:
     """Whether it is a tensor whose storage lies on a card; a sparse one has none."""
     return isinstance(it, torch.Tensor) and it.device.type == "cuda" and it.layout is torch.strided
@@ -67,6 +84,9 @@ def _is_small(it: torch.Tensor) -> bool:
 
 
 def _is_view(func: Any) -> bool:
+    """Whether an operator reads and writes no element: it makes a view, or changes in place what a tensor views."""
+    if torch.Tag.inplace_view in func.tags:  # such as set_(), by which torch.load() gives a tensor its storage
+        return True
     return any(result.alias_info is not None for result in func._schema.returns) and not func._schema.is_mutable
 
 
@@ -81,6 +101,9 @@ class Values(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._shadows: dict[int, Shadow] = {}
         self._num_bytes = 0  # of shadows, with those removed since room was made
+        self._running = _Running()
+        self._source = SOURCE(self._fill)
+        _card.card_ask(self._source)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -115,8 +138,7 @@ class Values(TorchDispatchMode):
         elif on_card and not any(map(self._shadow, on_card)):
             return self._on_card_alone(func, args, kwargs)
         if func is aten.copy_.default and not _is_on_card(args[0]):  # to the host: its values come last
-            with _answering([], is_known):
-                func(*args, **kwargs)
+            self._on_card(func, args, kwargs, [], is_known)
             return self._on_host(func, args, kwargs)
         counts, are_known = self._selected(func, args) or ([], is_known)  # before a mask may be overwritten
         try:
@@ -125,21 +147,55 @@ class Values(TorchDispatchMode):
             return self._on_card_alone(func, args, kwargs)
         if func in COUNTS:
             counts, are_known = COUNTS[func](expected, args), self._is_known(args[0])
-        with _answering(counts, are_known):
-            real = func(*args, **kwargs)
+        real = self._on_card(func, args, kwargs, counts, are_known)
         self._keep(real, expected, _mutated(func, args, kwargs), is_known)
         outs = [it for it in tree_leaves(real) if isinstance(it, torch.Tensor)]
         return real if outs else expected
 
     def _on_card_alone(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator without the host: what it writes has no shadow any more."""
-        with _answering(*(self._selected(func, args) or ([], False))):
-            real = func(*args, **kwargs)
+        real = self._on_card(func, args, kwargs, *(self._selected(func, args) or ([], False)))
         if not _is_view(func):
             for it in [*tree_leaves(real), *_mutated(func, args, kwargs)]:
                 if _is_on_card(it):
                     self._forget(it)
         return real
+
+    def _on_card(self, func: Any, args: Any, kwargs: Any, counts: Sequence[int], are_known: bool) -> Any:
+        """Run an operator on the card, which reads these counts, and its arguments, while it runs.
+
+        One that checks its arguments, as normal() does, and raises since it has read zero, is told that they pass.
+        """
+        running = self._running
+        running.call, running.has_guessed = (func, args, kwargs), False
+        try:
+            with _answering(counts, are_known):
+                return func(*args, **kwargs)
+        except RuntimeError as error:
+            may_be_false = running.has_guessed and func.namespace == "aten"
+            if not may_be_false or isinstance(error, torch.OutOfMemoryError):
+                raise
+        finally:
+            running.call = None
+        with _answering([1] * MOST_CHECKS, are_known):
+            return func(*args, **kwargs)
+
+    def _fill(self, to: int, address: int, size: int) -> int:
+        """Write to the host what the running operator reads of an argument, unless that is one that it writes to."""
+        if self._running.call is None:
+            return UNKNOWN
+        func, args, kwargs = self._running.call
+        written = {it.untyped_storage()._cdata for it in _mutated(func, args, kwargs)}
+        for it in filter(_is_on_card, tree_leaves((args, kwargs))):
+            shadow, offset = self._shadow(it), address - it.untyped_storage().data_ptr()
+            if shadow is None or it.untyped_storage()._cdata in written:
+                continue
+            if 0 <= offset <= shadow.storage.nbytes() - size:
+                ctypes.memmove(to, shadow.storage.data_ptr() + offset, size)
+                self._running.has_guessed |= not shadow.is_known
+                return KNOWN if shadow.is_known else GUESSED
+        self._running.has_guessed = True
+        return UNKNOWN
 
     def _on_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         state = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None

@@ -26,11 +26,15 @@ static int next;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic uint64_t num_launches;
 static void (*watcher)(size_t bytes, int may_steer);
+static int (*source)(void *to, const void *from, size_t bytes);
 
 void card_launched(void) { atomic_fetch_add_explicit(&num_launches, 1, memory_order_relaxed); }
 
 /* Call `watch` whenever the host reads what is not known. */
 void card_watch_reads(void (*watch)(size_t bytes, int may_steer)) { watcher = watch; }
+
+/* Ask `fill` for what is not known here: it returns 2 if it knew it, 1 if it guessed, 0 if it did nothing. */
+void card_ask(int (*fill)(void *to, const void *from, size_t bytes)) { source = fill; }
 
 static void forget(const char *address, size_t bytes) {
     for (int i = 0; i < NUM_KEPT; i++) {
@@ -131,6 +135,10 @@ void card_read(void *to, const void *from, size_t bytes) {
     if (next_answer < num_answers && bytes <= sizeof *answers) /* the lowest bytes come first */
         memcpy(to, &answers[next_answer++], bytes);
     else if (card_known(to, from, bytes)) return;
-    else memset(to, bytes == sizeof(char) && card_was_asked_for_all(), bytes);
+    else {
+        int filled = source ? source(to, from, bytes) : 0;
+        if (filled == 2) return;
+        if (!filled) memset(to, bytes == sizeof(char) && card_was_asked_for_all(), bytes);
+    }
     if (!is_known_otherwise && watcher) watcher(bytes, may_steer(bytes));
 }
