@@ -92,7 +92,7 @@ class Row:
     notes: str
 
 
-def row(program: str, num_cards: int, found: Simulation, said: list[str], seconds: float) -> Row:
+def row(program: str, num_cards: int, found: Simulation, seconds: float) -> Row:
     """Return the row of a program that was simulated."""
     one = found.largest
     return Row(
@@ -109,7 +109,7 @@ def row(program: str, num_cards: int, found: Simulation, said: list[str], second
         peak_device_mib=None if one is None else round(one.device_bytes / MIB, 3),
         line_of_peak="" if one is None or one.user_line is None else Path(one.user_line).name,
         phase_of_peak="" if one is None else one.peak.phase,
-        with_values=any("reads numbers" in text for text in said),
+        with_values=found.with_values,
         seconds=round(seconds, 1),
         notes=" ".join(found.notes),
     )
@@ -121,7 +121,6 @@ def run(program: str, python: Path) -> Row:
     words = command.split()
     num_cards = 2 if re.search("(nproc-per-node|num_processes) 2", command) else 1
     own = tuple(str(PROGRAMS / word) if word.endswith(".py") else word for word in words[1:])
-    said: list[str] = []
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         found = simulate(
@@ -133,11 +132,10 @@ def run(program: str, python: Path) -> Row:
                 time_limit_seconds=TIME_LIMIT_SECONDS,
             ),
             Path(folder),
-            said.append,
             may_need_values=True,
             finds_smallest=False,
         )
-    return row(program, num_cards, found, said, time.monotonic() - begin)
+    return row(program, num_cards, found, time.monotonic() - begin)
 
 
 def main() -> None:

@@ -80,7 +80,7 @@ def test_a_script_that_fits_is_told_in_bytes_lines_and_cards(project: Project) -
     assert found.cards_that_fit == ("l4", "rtx4090", "l40s")
     run = project.parent_of("simulate")
     assert run.data.metrics["peak_allocated_mib"] == pytest.approx(largest.peak_allocated_bytes / 2**20)
-    assert run.data.tags["verdict"] == "fits"
+    assert (run.data.tags["verdict"], run.data.tags["with_values"]) == ("fits", "false")
 
 
 @needs_cuda_build
@@ -292,6 +292,57 @@ for _ in range(3):
     done = simulate(project, "waits.py")
     assert done.returncode == 0, done.stderr
     assert "reads numbers from the card" in done.stdout
+    assert " ".join(done.stdout.split()).endswith("allocator: torch's defaults, with values of small tensors.")
+    assert findings(project).with_values
+    assert project.parent_of("simulate").data.tags["with_values"] == "true"
+
+
+RESUMED = """
+import sys, torch
+weight = torch.nn.Parameter(torch.ones(64, 64, device="cuda"))
+optimizer = torch.optim.Adam([weight])
+weight.sum().backward()
+optimizer.step()
+torch.save(optimizer.state_dict(), "adam.pt")
+resumed = torch.optim.Adam([weight])
+resumed.load_state_dict(torch.load("adam.pt", map_location="cuda"))
+for _ in range(2):
+    resumed.step()
+"""
+LENGTHS = """
+import torch
+scores = torch.nn.Parameter(torch.zeros(200, 4, 2000, device="cuda"))
+optimizer = torch.optim.SGD([scores])
+labels = torch.ones(4, 12, dtype=torch.long).tril(7).cuda()
+for _ in range(2):
+    is_label = labels > 0
+    given = torch.full((4,), 200, device="cuda")
+    torch.nn.functional.ctc_loss(scores.log_softmax(-1), labels[is_label], given, is_label.sum(-1)).backward()
+    optimizer.step()
+"""
+CHECKS = """
+import torch
+mean = torch.nn.Parameter(torch.zeros(2**19, device="cuda"))
+optimizer = torch.optim.SGD([mean])
+for _ in range(2):
+    spread = torch.ones_like(mean)
+    torch.normal(mean.detach(), spread)
+    torch.distributions.Normal(mean[:8], spread[:8]).sample()
+    mean.sum().backward()
+    optimizer.step()
+"""
+
+
+@needs_cuda_build
+@pytest.mark.parametrize("script", [RESUMED, LENGTHS, CHECKS], ids=["steps loaded", "lengths", "checks"])
+def test_a_script_that_zeros_would_end_runs_with_values(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An optimizer's counter of steps from a file, an operator that reads its arguments, one that checks them."""
+    (tmp_path / "train.py").write_text(script)
+    monkeypatch.chdir(tmp_path)
+    found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="t4")
+    assert (found.verdict, found.with_values) == ("fits", True)
 
 
 @needs_cuda_build

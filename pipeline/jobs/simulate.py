@@ -96,7 +96,7 @@ def _log_simulation(settings: SimulateSettings, console: Console) -> "Simulation
             for snapshot in sorted(Path(folder).glob("memory_snapshot_*.pickle")):
                 job.file(snapshot.name, snapshot.read_bytes())
         publish(found, {}, job, console, is_answer_last=True)
-        job.tags({"verdict": found.verdict.value})
+        job.tags({"verdict": found.verdict.value, "with_values": str(found.with_values).lower()})
         job.succeeded = _exit_code(found) != 1
     return found
 

@@ -81,6 +81,8 @@ class Simulation:
     rank: int = 0
     memory_bytes: int
     """Of each card: what the command may use, the context included."""
+    with_values: bool
+    """Whether small tensors were computed on the host too."""
     verdict: Verdict
     exit_code: int
     out_of_memory: OutOfMemory | None
@@ -130,7 +132,8 @@ def simulate(
     """Run the command on the simulated card and return what it needs; `say` receives what is being done.
 
     Once it reads from the card what is not known and may steer it, and `may_need_values`, it is ended and begins again
-    with the values of small tensors, which are computed on the host: generation, for one, would never end without.
+    with the values of small tensors, which are computed on the host: generation, for one, would never end without. So
+    does a command that failed after it had read anything that is not known, such as an optimizer's counter of steps.
 
     Where it does not fit, it runs once more on a card that has room, to tell what it would need. The smallest memory is
     that of smallest_memory().
@@ -141,7 +144,7 @@ def simulate(
 
     """
     run = _run(wanted, folder / "first", ends_at_steering_read=may_need_values)
-    if may_need_values and has_steering_read(folder / "first"):
+    if may_need_values and (has_steering_read(folder / "first") or _may_have_failed_by_reading(run)):
         say("it reads numbers from the card that nothing has computed; running it again with those of small tensors")
         wanted = replace(wanted, values=True)
         run = _run(wanted, folder / "with_values")
@@ -164,6 +167,7 @@ def simulate(
         world_size=wanted.world_size,
         rank=wanted.rank,
         memory_bytes=_memory_bytes(wanted),
+        with_values=wanted.values,
         verdict=verdict,
         exit_code=run.exit_code,
         out_of_memory=failed,
@@ -185,6 +189,11 @@ def _run(wanted: Simulate, folder: Path, *, ends_at_steering_read: bool = False)
             "set its device to cuda, or name the script that trains"
         )
     return run
+
+
+def _may_have_failed_by_reading(run: SimulatedRun) -> bool:
+    has_failed = run.exit_code != 0 and _out_of_memory(run) is None
+    return has_failed and any(process.unknown_reads for process in run.processes)
 
 
 def _verdict(run: SimulatedRun) -> Verdict:

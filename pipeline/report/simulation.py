@@ -38,7 +38,12 @@ def simulation_report(simulation: Simulation) -> Report:
             Section(title="tables", tables=(*tables, *processes)),
         ),
         environment=simulation.assumptions,
-        settings={"card": simulation.card, "cards": simulation.num_cards, "command": shlex.join(simulation.command)},
+        settings={
+            "card": simulation.card,
+            "cards": simulation.num_cards,
+            "command": shlex.join(simulation.command),
+            "values of small tensors": simulation.with_values,
+        },
     )
 
 
@@ -76,7 +81,8 @@ def _under(simulation: Simulation) -> str:
     """Return the sentence on what the answer rests on."""
     known = simulation.assumptions
     attention = f"{known['attention']} attention, " if "attention" in known else ""
-    return f"This is of torch {known['torch']}, {attention}allocator: {known['allocator']}."
+    values = ", with values of small tensors" if simulation.with_values else ""
+    return f"This is of torch {known['torch']}, {attention}allocator: {known['allocator']}{values}."
 
 
 def _where(largest: ProcessMemory) -> str:

@@ -82,6 +82,7 @@ def _peaks_table(findings: SimulationComparison) -> Table:
             "card MiB": None if one.largest is None else one.largest.device_bytes / MIB,
             "least MiB": None if one.smallest_bytes is None else one.smallest_bytes / MIB,
             "peak": "" if one.largest is None else f"{one.largest.peak.phase} at {one.largest.peak.module}",
+            "with values": one.with_values,
             **one.assumptions,
         }
         for name, one in findings.simulations.items()
