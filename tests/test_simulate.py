@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -172,11 +173,65 @@ def test_a_script_that_fails_gets_no_verdict(project: Project) -> None:
     assert "ValueError" in done.stderr and "No verdict" in done.stdout
 
 
+FAILURES = {
+    "no such GPU": (
+        'import torch\ntorch.ones(1, device="cuda:3")',
+        "invalid device ordinal",
+        ["It asked for cuda:3, and sees 1 of the machine's GPUs: a real card refuses that as well."],
+    ),
+    "a download while offline": (
+        'import torch\ntorch.hub.load_state_dict_from_url("http://127.0.0.1:1/weights.pt", "weights")',
+        "Connection refused",
+        [],
+    ),
+    "an extension of another torch": ("import torch, extension", "undefined symbol: of_another_torch", []),
+    "memory of a card read by the host": (
+        'import ctypes, torch\nx = torch.ones(1, device="cuda")\nctypes.string_at(x.data_ptr(), 4)',
+        'train.py", line 3 in <module>',
+        ["It touched memory of a card from the host: a real card refuses that as well."],
+    ),
+}
+
+
+@needs_cuda_build
+@pytest.mark.parametrize(("script", "said", "notes"), FAILURES.values(), ids=FAILURES)
+def test_what_would_fail_on_a_real_machine_fails_here_and_says_why(
+    script: str,
+    said: str,
+    notes: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "extension.c").write_text(
+        "void of_another_torch(void);\nvoid PyInit_extension(void) { of_another_torch(); }"
+    )
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["cc", "-shared", "-fPIC", "extension.c", "-o", "extension.so"], check=True)
+    found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="t4")
+    assert (found.verdict, found.largest, list(found.notes)) == ("no verdict", None, notes)
+    assert found.exit_code != 0 and said in capfd.readouterr().err
+
+
+@needs_cuda_build
+def test_a_command_that_takes_no_optimizer_step_is_told_what_was_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(
+        'import torch\nx = torch.ones(8, device="cuda", requires_grad=True)\nx.sum().backward()\nx.sum().backward()'
+    )
+    monkeypatch.chdir(tmp_path)
+    found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="t4")
+    assert found.notes[0] == "No optimizer of torch.optim took a step (backward 2 times): the answer is of what ran."
+
+
 @needs_cuda_build
 def test_a_command_that_uses_no_card_is_refused(project: Project) -> None:
-    done = simulate(project, "-c", "print('no GPU here')")
-    assert done.returncode == 2
-    assert "must train on a GPU with torch" in done.stderr
+    for code in ("print('no GPU here')", "import torch; torch.cuda.synchronize()"):
+        done = simulate(project, "-c", code)
+        assert done.returncode == 2
+        assert "must train on a GPU with torch" in done.stderr
 
 
 @pytest.mark.parametrize(

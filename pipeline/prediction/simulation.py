@@ -1,6 +1,7 @@
 """Simulates a command: whether it fits a card, what fills the memory at its peak, and the least that it needs."""
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -159,7 +160,7 @@ def simulate(
         smallest = smallest_memory(wanted, roomy, folder / "smallest")
     for number, record in enumerate(roomy.records):
         shutil.copy(record.snapshot, folder / f"memory_snapshot_{number}.pickle")
-    processes = (_memory(roomy, record) for record in roomy.records)
+    processes = (_memory(roomy, record) for record in roomy.records if record.has_allocated)
     return Simulation(
         command=wanted.command,
         card=wanted.card.name,
@@ -300,8 +301,13 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
     assumed = sorted({name for process in run.processes for name in process.assumed_bytes})
     if assumed:
         found.append(f"Sizes of workspaces that only NVIDIA's libraries know are assumed: {_some(assumed)}.")
+    refused = sorted({what for process in run.processes for what in process.refused})
+    if refused and run.exit_code != 0:
+        found.append(f"It {' and '.join(refused)}: a real card refuses that as well.")
     if run.records and not any(record.steps for record in run.records):
-        found.append("No optimizer of torch.optim took a step: the answer is of what ran.")
+        phases = Counter(phase.phase for record in run.records for phase in record.phases)
+        seen = ", ".join(f"{phase} {count} times" for phase, count in phases.items()) or "no backward pass"
+        found.append(f"No optimizer of torch.optim took a step ({seen}): the answer is of what ran.")
     elif any(len(record.steps) < FEWEST_STEPS for record in run.records if record.steps):
         found.append("Only one optimizer step was taken: a first forward pass has no optimizer state beside it yet.")
     caught = [record for record in run.records if record.out_of_memory]

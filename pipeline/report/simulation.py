@@ -51,7 +51,7 @@ def answer(simulation: Simulation) -> str:
     """Return the answer in sentences."""
     largest = simulation.largest
     if largest is None:
-        return f"No verdict: the command ended with exit code {simulation.exit_code} before it used a card."
+        return f"No verdict: the command ended with exit code {simulation.exit_code} and left no record of its memory."
     whole = simulation.memory_bytes / MIB
     needed = (
         f"It peaks at {largest.peak_allocated_bytes / MIB:,.1f} MiB allocated and "

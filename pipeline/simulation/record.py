@@ -80,6 +80,11 @@ class Record:
     snapshot: Path
     """The file of torch's memory snapshot."""
 
+    @property
+    def has_allocated(self) -> bool:
+        """Whether torch's allocator had memory of a card."""
+        return any(device.peak_reserved_bytes for device in self.devices)
+
     def trace(self, device: int) -> Sequence[Mapping[str, Any]]:
         """Return the events of torch's allocator on a card, the oldest first."""
         with self.snapshot.open("rb") as file:  # written by the process that this one has started

@@ -9,7 +9,7 @@ from pipeline.simulation.library import MAX_CARDS
 
 PEAKS, FUNCTION = f"<{MAX_CARDS}Q", "<80sIIQ"
 """The layout of report.c: bytes by card, then functions: name, kind, calls, largest number of bytes assumed."""
-UNMODELLED, ASSUMED, ATTENTION = 1, 2, 3
+UNMODELLED, ASSUMED, ATTENTION, REFUSED = 1, 2, 3, 4
 """Kinds of functions in a report."""
 
 
@@ -39,6 +39,8 @@ class Process:
     """The largest workspace assumed for each function of which only NVIDIA's library knows what it takes."""
     attention: tuple[str, ...]
     """The kernels of torch's attention that were chosen: flash, memory-efficient, cuDNN; none if products did it."""
+    refused: tuple[str, ...]
+    """What it did that a real card would refuse as well."""
 
 
 def read_report(folder: Path) -> tuple[Process, ...]:
@@ -62,6 +64,7 @@ def _process(file: Path) -> Process:
         unknown_reads=tuple(_unknown_reads(file.with_suffix(".reads"))),
         assumed_bytes={name: largest for name, kind, _, largest in functions if kind == ASSUMED},
         attention=tuple(sorted(name for name, kind, *_ in functions if kind == ATTENTION)),
+        refused=tuple(sorted(name for name, kind, *_ in functions if kind == REFUSED)),
     )
 
 

@@ -53,7 +53,7 @@ class SimulatedRun:
 
     exit_code: int
     records: tuple[Record, ...]
-    """Of the processes that used a card, by rank."""
+    """Of the processes whose torch asked for a card's memory, by rank."""
     processes: tuple[Process, ...]
     """What the same processes did on their cards, as the cards counted it."""
 
@@ -122,7 +122,7 @@ def run_command(
             output.close()
     return SimulatedRun(
         exit_code=exit_code,
-        records=read_records(folder),
+        records=tuple(one for one in read_records(folder) if one.has_allocated or one.out_of_memory),
         processes=read_report(folder),
     )
 

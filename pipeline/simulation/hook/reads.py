@@ -1,11 +1,14 @@
 """Counts what a process reads from a simulated card that is not known, by file and line.
 
+A process whose host touches a card's memory without asking for a copy is ended, with a word and Python's traceback.
+
 The file PID.reads in the report's folder has a line for each place, `bytes may_steer count file:line`. It is written
 whenever a place is new, and at the end.
 """
 
 import atexit
 import ctypes
+import faulthandler
 import os
 import sys
 from collections import Counter
@@ -51,5 +54,7 @@ def _note(size: int, may_steer: int) -> None:
 
 _callback = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_int)(_note)
 ctypes.CDLL(None).card_watch_reads(_callback)
+faulthandler.enable(file=2)  # before the card's own handler, which then comes first: its is of the faults that follow
+ctypes.CDLL(None).card_watch_faults()
 os.register_at_fork(after_in_child=_places.clear)
 atexit.register(_write)  # which keeps all of this alive, what C calls too

@@ -114,7 +114,12 @@ cudaError_t cudaGetDevice(int *device) {
 }
 
 cudaError_t cudaSetDevice(int device) {
-    if (device < 0 || device >= card_num_visible()) return cudaErrorInvalidDevice;
+    if (device < 0 || device >= card_num_visible()) {
+        char what[80];
+        snprintf(what, sizeof what, "asked for cuda:%d, and sees %d of the machine's GPUs", device, card_num_visible());
+        card_refused(what);
+        return cudaErrorInvalidDevice;
+    }
     current_device = device;
     card_begin_context(card_number(device));
     return cudaSuccess;

@@ -50,11 +50,13 @@ void card_move(const void *to, const void *from, size_t bytes);
 void card_read(void *to, const void *from, size_t bytes);
 
 /* The report: how much of a card's memory is used, that a function was called which is not modelled, that a size was
- * asked for which only NVIDIA's library knows, and which kernel computes attention. The last three return 0. */
+ * asked for which only NVIDIA's library knows, which kernel computes attention, and what a real card would refuse as well,
+ * as a sentence goes on that begins with "It". The last four return 0. */
 void card_report_use(int number, size_t bytes);
 int card_unmodelled(const char *name);
 int card_assumed(const char *name, size_t bytes);
 int card_attention(const char *kernel);
+int card_refused(const char *what);
 
 /* A handle of cuBLAS, cuDNN, cuSOLVER or cuSPARSE; torch gives some of them away for larger objects. */
 #define CARD_HANDLE_BYTES 512

@@ -3,16 +3,19 @@
  * An address of a card lies in a range that no process may touch, so that what would be wrong on a real card ends the
  * process here too. values.c knows what little is known of the content.
  */
+#define _GNU_SOURCE
 #include "card.h"
 
 #define __CUDA_API_VERSION_INTERNAL /* the driver's functions by the names that torch asks for */
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define PAGE (2 * MIB) /* the granularity of a card's memory */
 #define ALL_ADDRESSES ((size_t)1 << 45)
@@ -188,6 +191,24 @@ cudaError_t cudaMemset(void *to, int value, size_t bytes) {
 
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
     return cudaMemset(to, value, bytes);
+}
+
+/* ---- a host that touches a card's memory: it ends as on a real card, and is told why ---- */
+
+static struct sigaction earlier;
+
+static void on_fault(int signal, siginfo_t *fault, void *context) {
+    static const char said[] = "simulated card: the host touched memory of a card, such as at a tensor's data_ptr(), "
+                               "which ends a process on a real card too\n";
+    sigaction(signal, &earlier, NULL); /* it ends the process, when the same instruction runs again */
+    if (fault->si_code <= 0) raise(signal); /* which a process has sent */
+    else if (is_on_card(fault->si_addr) && write(STDERR_FILENO, said, sizeof said - 1))
+        card_refused("touched memory of a card from the host");
+}
+
+/* From now on, say why a process ends that touches a card's memory from the host. */
+void card_watch_faults(void) {
+    sigaction(SIGSEGV, &(struct sigaction){.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK}, &earlier);
 }
 
 /* ---- the driver: pages that expandable segments map into addresses ---- */

@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { MAX_FUNCTIONS = 512, NAME_BYTES = 80, UNMODELLED = 1, ASSUMED = 2, ATTENTION = 3 };
+enum { MAX_FUNCTIONS = 512, NAME_BYTES = 80, UNMODELLED = 1, ASSUMED = 2, ATTENTION = 3, REFUSED = 4 };
 
 struct report {
     uint64_t peak_bytes[MAX_CARDS]; /* of a card's memory that this process used, its context included */
@@ -81,3 +81,5 @@ int card_unmodelled(const char *name) {
 int card_assumed(const char *name, size_t bytes) { return note(name, ASSUMED, bytes); }
 
 int card_attention(const char *kernel) { return note(kernel, ATTENTION, 0); }
+
+int card_refused(const char *what) { return note(what, REFUSED, 0); }
