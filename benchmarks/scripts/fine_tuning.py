@@ -1,4 +1,4 @@
-"""TRL's trainers on a small Llama that is made here: fine_tuning.py full|lora|qlora|liger|dpo|grpo."""
+"""TRL's trainers on a small Llama that is made here: fine_tuning.py full|lora|qlora|liger|dpo|reward|grpo."""
 
 import sys
 import tempfile
@@ -63,6 +63,16 @@ with tempfile.TemporaryDirectory() as name:
         DPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(name),
             args=DPOConfig(**common),
+            train_dataset=Dataset.from_list([{"prompt": TEXT, "chosen": "jumps over", "rejected": "the dog"}] * 32),
+            processing_class=tokenizer,
+        ).train()
+    elif kind == "reward":
+        from transformers import AutoModelForSequenceClassification
+        from trl import RewardConfig, RewardTrainer
+
+        RewardTrainer(
+            model=AutoModelForSequenceClassification.from_pretrained(name, num_labels=1),
+            args=RewardConfig(**common),
             train_dataset=Dataset.from_list([{"prompt": TEXT, "chosen": "jumps over", "rejected": "the dog"}] * 32),
             processing_class=tokenizer,
         ).train()

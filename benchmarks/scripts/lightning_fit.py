@@ -1,8 +1,14 @@
-"""Lightning's Trainer in 16-bit mixed precision, with validation, clipping and pinned batches of a worker process."""
+"""Lightning's Trainer, with validation, clipping and pinned batches: lightning_fit.py PRECISION [checkpoint].
+
+The second word recomputes each layer in the backward pass.
+"""
+
+import sys
 
 import lightning
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -17,7 +23,10 @@ class Encoder(lightning.LightningModule):
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         """Return the mean loss of a batch."""
-        logits = self.head(self.body(self.embedding(batch[0])))
+        x = self.embedding(batch[0])
+        for layer in self.body.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if "checkpoint" in sys.argv else layer(x)
+        logits = self.head(x)
         loss = nn.functional.cross_entropy(logits.transpose(1, 2), batch[0])
         self.log("loss", loss)
         return loss
@@ -36,7 +45,7 @@ lightning.Trainer(
     max_epochs=1,
     accelerator="gpu",
     devices=1,
-    precision="16-mixed",
+    precision=sys.argv[1],
     gradient_clip_val=1.0,
     log_every_n_steps=1,
     enable_checkpointing=False,
