@@ -401,6 +401,27 @@ def test_a_script_that_zeros_would_end_runs_with_values(
 
 
 @needs_cuda_build
+def test_lengths_that_were_read_as_zeros_are_named_and_known_with_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = """
+import torch
+weight = torch.nn.Parameter(torch.ones(512, 512, device="cuda"))
+optimizer = torch.optim.SGD([weight])
+for length in torch.ones(2, dtype=torch.long, device="cuda").mul(4096).tolist():
+    (torch.ones(length, 512, device="cuda") @ weight).square().sum().backward()
+    optimizer.step()
+"""
+    (tmp_path / "train.py").write_text(script)
+    monkeypatch.chdir(tmp_path)
+    zeros, known = (simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="t4", values=it) for it in ("auto", "on"))
+    [note] = zeros.notes
+    assert "went on with zeros: " in note and "train.py:5. " in note and "--values on" in note
+    assert known.notes == () and known.largest is not None and zeros.largest is not None
+    assert known.largest.peak_allocated_bytes > zeros.largest.peak_allocated_bytes + 4096 * 512 * 4
+
+
+@needs_cuda_build
 def test_a_second_run_with_values_that_fails_shows_its_own_error(project: Project) -> None:
     script = """
 import torch

@@ -22,11 +22,13 @@ from pipeline.prediction.smallest_memory import (
 from pipeline.prediction.snapshot import SourceLines, history_of
 from pipeline.simulation.cards import ASSUMED_CONTEXT, CARDS
 from pipeline.simulation.record import FailedAllocation, Record
-from pipeline.simulation.report import has_steering_read
+from pipeline.simulation.report import UnknownRead, has_steering_read
 from pipeline.simulation.run import Simulate, SimulatedRun, run_command
 
 NUM_PLACES = 3
 """Places or functions that a note names."""
+LARGEST_COUNTS = 1024
+"""Bytes of the largest array that is taken for one of lengths or counts."""
 FEWEST_STEPS = 2
 """Optimizer steps after which the peak is known: the first has no optimizer state yet."""
 
@@ -278,6 +280,11 @@ def _note_on_failure(run: SimulatedRun, log: Path) -> tuple[str, ...]:
     return (f"On a card with room it ended with exit code {run.exit_code}: {last}",)
 
 
+def _may_count(read: UnknownRead) -> bool:
+    """Whether a read may be of a few integers of 8 bytes, such as lengths."""
+    return not read.may_steer and 8 < read.bytes <= LARGEST_COUNTS and read.bytes % 8 == 0
+
+
 def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
     """Return what limits the answer."""
     found = []
@@ -292,6 +299,12 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
         found.append(
             "It read sizes, integers or truth values from the card that are not known, and went on with zero, so what "
             f"follows may differ: {_some(reads)}."
+        )
+    arrays = sorted({read.place for process in run.processes for read in process.unknown_reads if _may_count(read)})
+    if arrays and not wanted.values:
+        found.append(
+            f"It read arrays from the card that are not known, and went on with zeros: {_some(arrays)}. If they are "
+            "lengths or counts, what follows differs: simulate it with --values on."
         )
     if wanted.world_size > 1:
         found.append(
