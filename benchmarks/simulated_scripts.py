@@ -113,7 +113,7 @@ def row(program: str, num_cards: int, found: Simulation, seconds: float) -> Row:
         phase_of_peak="" if one is None else one.peak.phase,
         with_values=found.with_values,
         seconds=round(seconds, 1),
-        notes=" ".join(found.notes),
+        notes=re.sub(r"/\S*/(site-packages/|(?=benchmarks/scripts/))", "", " ".join(found.notes)),  # no machine's paths
     )
 
 
@@ -158,7 +158,7 @@ def main() -> None:
             found = asdict(run(program, arguments.python.absolute()))
             print(program, found["verdict"], found["peak_allocated_mib"], f"{found['seconds']} s", flush=True)
             with arguments.table.open("a", newline="") as file:
-                csv.DictWriter(file, found).writerow(found)
+                csv.DictWriter(file, found, lineterminator="\n").writerow(found)
 
 
 if __name__ == "__main__":

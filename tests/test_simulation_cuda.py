@@ -290,6 +290,17 @@ optimizer.step()
     assert only(run_code(code, values=True)).unmodelled == {}
 
 
+def test_a_subclass_that_dispatches_as_a_tensor_does_has_values() -> None:
+    """As the 4-bit parameters of bitsandbytes do, which intercept functions alone."""
+    code = """
+import torch
+class Parameter(torch.nn.Parameter): pass
+weight = Parameter(torch.tensor([1, 2]).cuda(), requires_grad=False)
+assert weight.detach().sum().item() == 3
+"""
+    assert only(run_code(code, values=True)).unknown_reads == ()
+
+
 def test_what_a_known_mask_selects_has_a_known_size_with_values() -> None:
     code = """
 import torch

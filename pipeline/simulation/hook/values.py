@@ -28,7 +28,6 @@ LARGEST = 2**20
 MOST_SHADOWS = 20_000
 MOST_BYTES = 2**29
 """Number of shadows and of their bytes from which on some are removed, so that a long run does not fill the host."""
-PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 OVERWRITES = {aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
 """Operators after which nothing is left of what a tensor held."""
 UNDEFINED = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default}
@@ -111,7 +110,7 @@ class Values(TorchDispatchMode):
         tensors = [it for it in leaves if isinstance(it, torch.Tensor)]
         if any(isinstance(it, FakeTensor) for it in tensors):
             return func(*args, **kwargs)
-        if any(type(it) not in PLAIN for it in tensors):
+        if any(type(it).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for it in tensors):
             return NotImplemented  # a subclass says what it is made of
         on_card = [it for it in tensors if it.device.type == "cuda"]
         makes = any(isinstance(it, torch.device) and it.type == "cuda" for it in leaves)
