@@ -64,7 +64,7 @@ def configurations(project: Project) -> "Counter[tuple[tuple[str, object], ...]]
     return Counter(tuple(trial.params.items()) for trial in complete(project))
 
 
-def assert_only_what_was_doubted_is_measured_twice(project: Project) -> None:
+def assert_only_what_was_doubted_is_measured_again(project: Project) -> None:
     """Check that each further trial of a configuration was to repeat it after the one before, and none is unfinished.
 
     How often one is repeated follows from how much times vary on this machine.
@@ -163,7 +163,7 @@ def test_two_predictive_searches_share_a_study(project: Project) -> None:
     assert [process.returncode for process in two] == [0, 0], said
     assert all("of 24 configurations" in " ".join(out.split()) for out, _ in said)
     assert len(complete(project)) >= 4
-    assert_only_what_was_doubted_is_measured_twice(project)
+    assert_only_what_was_doubted_is_measured_again(project)
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def test_a_predictive_search_that_is_killed_goes_on_where_it_was(project: Projec
     again = project.here("search", settings)
     assert again.returncode == 0, again.stderr
     assert [trial.params for trial in complete(project)][: len(before)] == before
-    assert_only_what_was_doubted_is_measured_twice(project)
+    assert_only_what_was_doubted_is_measured_again(project)
     job = max((project.folder / "runs").glob("*-search-*"))
     found = json.loads((job / "findings.json").read_text())
     assert found["certificate"]["num_measured"] == len(configurations(project))

@@ -190,6 +190,16 @@ class Model(Settings, ABC):
         return f"the loss of {name} is its own, and not the cross-entropy of a head's logits"
 
 
+def _not_built(name: str, error: Exception, without: str) -> InvalidInputError:
+    """Return why model `name` cannot be built with values and, if that is another error, why not without them."""
+    shape = f"{name} cannot be built in this shape: {first_line(error)}; change its settings"
+    text = str(error) if isinstance(error, InvalidInputError) else shape
+    if first_line(origin(error)) in without:
+        return InvalidInputError(text)
+    line, newline, traceback = text.partition("\n")
+    return InvalidInputError(f"{line}; without values it cannot be built: {without}{newline}{traceback}")
+
+
 class Sequences(ABC):
     """Training examples, addressed by index and in memory before the first step."""
 
@@ -233,16 +243,6 @@ class CorpusRequest:
     vocabulary_size: int
     """Vocabulary size of the tokenizer that is trained on the corpus if the model does not need its own."""
     seed: int
-
-
-def _not_built(name: str, error: Exception, without: str) -> InvalidInputError:
-    """Return why model `name` cannot be built with values and, if that is another error, why not without them."""
-    shape = f"{name} cannot be built in this shape: {first_line(error)}; change its settings"
-    text = str(error) if isinstance(error, InvalidInputError) else shape
-    if first_line(origin(error)) in without:
-        return InvalidInputError(text)
-    line, newline, traceback = text.partition("\n")
-    return InvalidInputError(f"{line}; without values it cannot be built: {without}{newline}{traceback}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB, parse_budget
 from pipeline.config.settings import RunSettings
 from pipeline.simulation.cards import find_card
-from pipeline.simulation.library import MAX_CARDS
+from pipeline.simulation.environment import check_num_cards
 from pipeline.simulation.run import Simulate, on_cuda_build
 
 if TYPE_CHECKING:
@@ -138,8 +138,7 @@ def _wanted(settings: SimulateSettings) -> Simulate:
             f"rank counts from 0 to world_size - 1, which is {settings.world_size - 1}, and is {settings.rank}; "
             "set --world_size to the number of ranks, or another rank"
         )
-    if settings.gpus > MAX_CARDS:
-        raise InvalidInputError(f"a simulated machine has 1 to {MAX_CARDS} cards, not {settings.gpus}")
+    check_num_cards(settings.gpus)
     if settings.world_size > 1 and settings.gpus > 1:
         raise InvalidInputError(
             f"one of {settings.world_size} ranks has one card, and gpus is {settings.gpus}; leave out --gpus, or "

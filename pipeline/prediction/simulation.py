@@ -196,7 +196,11 @@ def _run(wanted: Simulate, folder: Path, *, ends_at_steering_read: bool = False)
 
 def _may_have_failed_by_reading(run: SimulatedRun) -> bool:
     has_failed = run.exit_code != 0 and _out_of_memory(run) is None
-    return has_failed and any(process.unknown_reads for process in run.processes)
+    return has_failed and bool(_unknown_reads(run))
+
+
+def _unknown_reads(run: SimulatedRun) -> list[UnknownRead]:
+    return [read for process in run.processes for read in process.unknown_reads]
 
 
 def _verdict(run: SimulatedRun) -> Verdict:
@@ -294,13 +298,13 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
             f"The simulated card does not model {', '.join(unmodelled)}, which the command called: its "
             "answers were zero, so what follows from them is unknown."
         )
-    reads = sorted({read.place for process in run.processes for read in process.unknown_reads if read.may_steer})
+    reads = sorted({read.place for read in _unknown_reads(run) if read.may_steer})
     if reads:
         found.append(
             "It read sizes, integers or truth values from the card that are not known, and went on with zero, so what "
             f"follows may differ: {_some(reads)}."
         )
-    arrays = sorted({read.place for process in run.processes for read in process.unknown_reads if _may_count(read)})
+    arrays = sorted({read.place for read in _unknown_reads(run) if _may_count(read)})
     if arrays and not wanted.values:
         found.append(
             f"It read arrays from the card that are not known, and went on with zeros: {_some(arrays)}. If they are "

@@ -46,8 +46,7 @@ def environment(
             cannot be so.
 
     """
-    if not 1 <= num_cards <= MAX_CARDS:
-        raise InvalidInputError(f"a simulated machine has 1 to {MAX_CARDS} cards, not {num_cards}")
+    check_num_cards(num_cards)
     library, (major, minor), clocks = _library(python), card.capability, card.clocks
     variables = {
         "SIMULATED_CARD_NAME": card.name,
@@ -69,6 +68,12 @@ def environment(
     own = (HOOK / "reads.py", *([HOOK / "values.py"] if values else []))
     variables["SIMULATED_CARD_HOOKS"] = os.pathsep.join(map(str, (*own, *hooks)))
     return variables
+
+
+def check_num_cards(num_cards: int) -> None:
+    """Raise InvalidInputError if a simulated machine cannot have so many cards."""
+    if not 1 <= num_cards <= MAX_CARDS:
+        raise InvalidInputError(f"a simulated machine has 1 to {MAX_CARDS} cards, not {num_cards}")
 
 
 def python_of(command: Sequence[str]) -> Path:
