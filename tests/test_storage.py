@@ -1,5 +1,7 @@
 """A study in PostgreSQL: messages where the server refuses, and a server that is stopped and started again."""
 
+import inspect
+import re
 import signal
 import sys
 import threading
@@ -13,7 +15,9 @@ from typing import Any
 import optuna
 import pytest
 import sqlalchemy
+from optuna.distributions import FloatDistribution
 from optuna.storages import RDBStorage
+from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages._heartbeat import get_heartbeat_thread
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
@@ -152,10 +156,11 @@ def test_a_server_that_is_away_for_a_while_loses_no_trial(
     assert [trial.user_attrs["number"] for trial in trials] == list(range(len(trials)))
 
 
-CALLS: dict[str, Callable[[RDBStorage, int, int], Any]] = {
-    "a list of trials": lambda storage, study, trial: storage._get_trials(study, None, {trial}, trial),
-    "a trial": lambda storage, study, trial: storage.get_trial(trial),
+CALLS: dict[str, Callable[[Any, int, int], Any]] = {
+    "a list of trials": lambda storage, study, trial: storage._backend._get_trials(study, None, {trial}, trial),
+    "a trial": lambda storage, study, trial: storage._backend.get_trial(trial),
     "a new trial": lambda storage, study, trial: storage.create_new_trial(study),
+    "a parameter": lambda storage, study, trial: storage.set_trial_param(trial, "x", 1.0, FloatDistribution(0, 1)),
     "an attribute": lambda storage, study, trial: storage.set_trial_user_attr(trial, "name", 1),
     "a heartbeat": lambda storage, study, trial: storage.record_heartbeat(trial),
     "a result": lambda storage, study, trial: storage.set_trial_state_values(trial, TrialState.COMPLETE, [1.0]),
@@ -181,12 +186,21 @@ def test_a_call_whose_connection_breaks_is_repeated(
 
     event = {"first statement": "before_cursor_execute", "commit": "commit"}[at]
     sqlalchemy.event.listen(backend.engine, event, break_connection)
-    CALLS[call](backend, study._study_id, trial)
+    CALLS[call](opened, study._study_id, trial)
     assert broken
     [stored, *others] = optuna.load_study(storage=open_storage(database_url), study_name="broken").trials
     assert len(others) == (call == "a new trial")
+    assert stored.params == ({"x": 1.0} if call == "a parameter" else {})
     assert stored.user_attrs == ({"name": 1} if call == "an attribute" else {})
     assert stored.values == ([1.0] if call == "a result" else None)
+
+
+def test_optunas_cache_calls_no_method_that_is_not_repeated() -> None:
+    called = set(re.findall(r"self\._backend\.(\w+)\(", inspect.getsource(_CachedStorage)))
+    of_our_own = {name for name in called if f"def {name}" in inspect.getsource(storage.PatientStorage)}
+    asks_no_server = {"get_heartbeat_interval", "get_heartbeat_stale_trial_callback", "get_failed_trial_callback"}
+    not_of_a_search = {"create_new_study", "delete_study", "_get_best_trial_id"}
+    assert called - asks_no_server - not_of_a_search - of_our_own <= set(storage.REPEATABLE)
 
 
 class Clock:

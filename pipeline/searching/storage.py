@@ -56,11 +56,14 @@ SHUTDOWN = ("57P01", "57P02", "57P03")
 REPEATABLE = (
     *("set_study_user_attr", "set_study_system_attr", "get_study_id_from_name", "get_study_name_from_id"),
     *("get_study_directions", "get_study_user_attrs", "get_study_system_attrs", "get_all_studies"),
-    *("set_trial_param", "set_trial_intermediate_value", "set_trial_user_attr", "set_trial_system_attr"),
+    *("_set_trial_param", "set_trial_intermediate_value", "set_trial_user_attr", "set_trial_system_attr"),
     *("get_trial", "get_all_trials", "_get_trials", "get_trial_id_from_study_id_trial_number"),
-    "create_new_trial",
+    "_create_new_trial",
 )
-"""Methods of a storage that may be called twice: the effect is the same, or a trial that a worker finds superfluous."""
+"""Methods that may be called twice: the effect is the same, or a trial that a worker finds superfluous.
+
+Where one public method calls another that begins with an underscore, it is that one: Optuna's cache calls it directly.
+"""
 
 
 def open_storage(
