@@ -179,19 +179,30 @@ def test_the_host_cannot_touch_a_cards_memory(on_card: OnCard) -> None:
     assert on_card("h200", "-c", code).returncode == -signal.SIGSEGV
 
 
-def test_the_workspace_of_a_cudnn_engine_is_allocated(on_card: OnCard) -> None:
+def test_the_workspace_of_a_cudnn_engine_is_at_most_a_copy_of_the_tensors(on_card: OnCard) -> None:
     code = """
 from torch.nn.attention import SDPBackend, sdpa_kernel
 heads = [torch.empty(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-torch.cuda.reset_peak_memory_stats()
+convolution = torch.nn.Conv2d(16, 32, 3, bias=False).cuda()
+image = torch.empty(4, 16, 66, 66, device="cuda")
+found = []
 with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), torch.no_grad():
-    torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
-print(torch.cuda.max_memory_allocated())
+    for operation in (
+        lambda: torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True), lambda: convolution(image)
+    ):
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        operation()
+        found.append(torch.cuda.max_memory_allocated() - before)
+print(json.dumps(found))
 """
-    without, with_one = (
-        printed(on_card, "h200", code, SIMULATED_CARD_CUDNN_WORKSPACE=size) for size in ("0", str(3 * MIB))
+    smallest, largest = (
+        printed(on_card, "h200", code, SIMULATED_CARD_WORKSPACES=size) for size in ("smallest", "largest")
     )
-    assert with_one - without == 3 * MIB
+    attention, convolution = (most - least for least, most in zip(smallest, largest, strict=True))
+    heads, image, weights, made = 2 * 2 * 4 * 128 * 64, 4 * 4 * 16 * 66**2, 4 * 32 * 16 * 9, 4 * 4 * 32 * 64**2
+    assert 4 * heads <= attention <= 5 * heads  # three inputs, the output, and small ones
+    assert convolution == pytest.approx(image + weights + made, abs=512)
 
 
 def test_managed_memory_takes_nothing_of_a_card(on_card: OnCard) -> None:

@@ -15,8 +15,11 @@ from project import Project
 from fitproof import simulate as simulate_here
 from pipeline.cli import main
 from pipeline.memory.breakdown import at_peak
+from pipeline.prediction.simulation import NEEDS_KNOWN_WORKSPACES
 from pipeline.prediction.snapshot import history_of
 from pipeline.report.findings import read_findings
+from pipeline.report.simulation import answer
+from pipeline.simulation.cards import CARDS
 from pipeline.simulation.record import Record, read_records
 
 README = (ROOT / "README.md").read_text()
@@ -473,3 +476,41 @@ def test_two_simulations_are_compared_by_source_line(project: Project) -> None:
     assert re.search(rf"{more:,.1f} MiB more than .*; the largest difference is of \w[\w ]* at train.py:\d+", said)
     alone = project.call("python", "-m", "fitproof", "compare", "--runs", ids[0])
     assert alone.returncode == 2 and "two at least" in alone.stderr
+
+
+NET = """
+import sys, torch
+from torch import nn
+
+layers = nn.Conv2d(3, 32, 3, padding=1), *([nn.BatchNorm2d(32)] if sys.argv[1] == "norm" else [])
+net = nn.Sequential(*layers).cuda()
+optimizer = torch.optim.SGD(net.parameters())
+image = torch.ones(16, 3, 256, 256, device="cuda")
+for _ in range(2):
+    net(image).sum().backward()
+    optimizer.step()
+"""
+
+
+@needs_cuda_build
+def test_workspaces_that_only_cudnn_knows_make_an_interval_and_no_verdict_where_it_matters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+
+    def run(kind: str, **settings: Any) -> Any:
+        return simulate_here(command=[str(CUDA_PYTHON), "train.py", kind], gpu="t4", **settings)
+
+    roomy = run("norm")
+    assert roomy.verdict == "fits"
+    made = 16 * 32 * 256 * 256 * 4
+    more = roomy.bytes_with_workspaces - roomy.largest.device_bytes
+    assert made < more < 6 * made  # batch norm: what goes in, what comes out, and its gradient
+    assert f"with the largest that it may take, {roomy.bytes_with_workspaces / 2**20:,.1f} MiB" in answer(roomy)
+    tight = f"{roomy.smallest_bytes // 2**20 + made // 2**20 - CARDS['t4'].context.mib}MiB"
+    unknown = run("norm", budget=tight)
+    assert (unknown.verdict, unknown.bytes_with_workspaces) == ("no verdict", None)
+    assert "depends on workspaces that only cuDNN knows" in answer(unknown)
+    assert unknown.notes[0] == NEEDS_KNOWN_WORKSPACES
+    assert run("convolution", budget=tight).verdict == "fits"  # torch takes an engine that needs less

@@ -32,6 +32,8 @@ LARGEST_COUNTS = 1024
 FEWEST_STEPS = 2
 """Optimizer steps after which the peak is known: the first has no optimizer state yet."""
 
+NEEDS_KNOWN_WORKSPACES = "It fits if cuDNN needs no workspaces, and does not with the largest that cuDNN may take."
+
 
 class Verdict(StrEnum):
     """Whether a command fits a card."""
@@ -92,6 +94,9 @@ class Simulation:
     """What ended the command on this card; None if the card's memory did not."""
     processes: tuple[ProcessMemory, ...]
     """The one with the largest peak first; on a larger card where the given one is too small."""
+    bytes_with_workspaces: int | None
+    """What that one uses of the card if cuDNN takes the largest workspaces that it may; None if cuDNN takes none, or if
+    the command does not fit. Else `device_bytes` is without: the truth lies between the two."""
     smallest_bytes: int | None
     """The smallest memory of a card on which the command ran; None if it is not known."""
     smallest_expandable_bytes: int | None
@@ -138,7 +143,8 @@ def simulate(
     with the values of small tensors, which are computed on the host: generation, for one, would never end without. So
     does a command that failed after it had read anything that is not known, such as an optimizer's counter of steps.
 
-    Where it does not fit, it runs once more on a card that has room, to tell what it would need. The smallest memory is
+    Where it fits and uses cuDNN, it runs once more with the largest workspaces that cuDNN may take: they are an upper
+    limit, and there is no verdict if it does not fit with them. Where it does not fit, it runs once more on a card that has room, to tell what it would need. The smallest memory is
     that of smallest_memory().
     The memory snapshots of the run that the answer is of are left in `folder` as memory_snapshot_NUMBER.pickle.
 
@@ -152,6 +158,15 @@ def simulate(
         wanted = replace(wanted, values=True)
         run = _run(wanted, folder / "with_values")
     verdict, failed, notes, roomy = _verdict(run), _out_of_memory(run), _notes(wanted, run), run
+    bytes_with_workspaces = None
+    if verdict is Verdict.FITS and _uses_cudnn(run):
+        say("running it again with the largest workspaces that cuDNN may take")
+        largest = run_hidden(replace(wanted, has_largest_workspaces=True), folder / "with_workspaces")
+        if largest.exit_code == 0:
+            bytes_with_workspaces = max(device_bytes(largest, record) for record in largest.records)
+        else:
+            verdict = Verdict.NONE
+            notes = (NEEDS_KNOWN_WORKSPACES, *notes)
     if verdict is Verdict.DOES_NOT_FIT:
         say(f"it does not fit; running it on a card with {UNLIMITED_MIB // 1024} GiB, to see what it needs")
         roomy = run_hidden(with_room(wanted), folder / "with_room")
@@ -175,6 +190,7 @@ def simulate(
         exit_code=run.exit_code,
         out_of_memory=failed,
         processes=tuple(sorted(processes, key=lambda one: -one.device_bytes)),
+        bytes_with_workspaces=bytes_with_workspaces,
         smallest_bytes=smallest.num_bytes,
         smallest_expandable_bytes=smallest.num_bytes_expandable,
         assumptions=_assumptions(run),
@@ -192,6 +208,10 @@ def _run(wanted: Simulate, folder: Path, *, ends_at_steering_read: bool = False)
             "set its device to cuda, or name the script that trains"
         )
     return run
+
+
+def _uses_cudnn(run: SimulatedRun) -> bool:
+    return any("cudnn" in name.lower() for process in run.processes for name in process.assumed_bytes)
 
 
 def _may_have_failed_by_reading(run: SimulatedRun) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pandas as pd
 
 from pipeline.base.units import MIB
-from pipeline.prediction.simulation import FEWEST_STEPS, ProcessMemory, Simulation, Verdict
+from pipeline.prediction.simulation import FEWEST_STEPS, NEEDS_KNOWN_WORKSPACES, ProcessMemory, Simulation, Verdict
 from pipeline.report.breakdown import categories_of, categories_panel, shares_table
 from pipeline.report.command import command_line
 from pipeline.report.course import EVENTS, course_plot
@@ -62,6 +62,7 @@ def answer(simulation: Simulation) -> str:
     if simulation.verdict is Verdict.FITS:
         left = whole - largest.device_bytes / MIB
         sentences += [f"Fits {simulation.card}, with {left:,.1f} of {whole:,.0f} MiB left.", needed]
+        sentences += _with_workspaces(simulation, largest)
     elif simulation.verdict is Verdict.DOES_NOT_FIT:
         sentences += [_failure(simulation), f"On a card with room: {needed[0].lower()}{needed[1:]}"]
     else:
@@ -105,9 +106,22 @@ def _failure(simulation: Simulation) -> str:
 def _why_none(simulation: Simulation, largest: ProcessMemory) -> str:
     if simulation.exit_code != 0:
         return f"the command ended with exit code {simulation.exit_code} after {largest.num_steps} optimizer steps"
+    if NEEDS_KNOWN_WORKSPACES in simulation.notes:
+        return "it depends on workspaces that only cuDNN knows (see below)"
     if largest.num_steps >= FEWEST_STEPS:
         return "it called functions that the simulated card does not model (see below)"
     return f"{largest.ended_by} ended it after {largest.num_steps} optimizer steps; the peak is known after two"
+
+
+def _with_workspaces(simulation: Simulation, largest: ProcessMemory) -> list[str]:
+    """Return the sentence on the upper limit, if cuDNN's workspaces make one."""
+    upper = simulation.bytes_with_workspaces
+    if upper is None or upper <= largest.device_bytes:
+        return []
+    return [
+        "Only cuDNN knows its workspaces, which are not counted: with the largest that it may take, "
+        f"{upper / MIB:,.1f} MiB of the card."
+    ]
 
 
 def _help(simulation: Simulation) -> list[str]:

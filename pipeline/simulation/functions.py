@@ -25,7 +25,7 @@ NEEDS_NO_ANSWER = re.compile(
     |cu(?:Stream(?:Write|Wait)Value\w+|ProfilerSt\w+|Logs\w+)
     |cublas(?!Get|Create|\w*gels|\w*rotm?g_|Lt)\w+
     |cublasLt(?:Matmul|\w+Set\w+|\w*Destroy|MatrixTransform)
-    |cudnn(?:Set|Destroy|Conv|Batch|Pooling|RNN|CTC|Spatial|Restore)\w+|cudnnBackend(?:Execute|Finalize|SetAttribute)
+    |cudnn(?:Set|Destroy|Conv|Batch|Pooling|RNN|CTC|Spatial|Restore)\w+|cudnnBackend(?:Execute|Finalize)
     |cufft(?:Set\w+|Destroy|Xt?Exec\w*)
     |curand(?:Set|Destroy|Generate)\w+
     |cusolver(?!\w*bufferSize|\w*Create|\w*Get)\w+

@@ -42,6 +42,8 @@ class Simulate:
     rank: int = 0
     values: bool = False
     """Whether small tensors are computed on the host too, for commands whose course depends on their values."""
+    has_largest_workspaces: bool = False
+    """Whether cuDNN takes the largest workspaces that it may, instead of none; only the real library knows them."""
     num_steps: int | None = 3
     """Optimizer steps after which each process ends; None: it runs to its own end."""
     time_limit_seconds: float | None = None
@@ -96,6 +98,7 @@ def run_command(
     end = None if wanted.time_limit_seconds is None else time.time() + wanted.time_limit_seconds
     own = {
         **({} if wanted.world_size == 1 else {ranks.RANK: f"{wanted.rank}/{wanted.world_size}"}),
+        **({"SIMULATED_CARD_WORKSPACES": "largest"} if wanted.has_largest_workspaces else {}),
         **({} if wanted.num_steps is None else {watch.STEPS: str(wanted.num_steps)}),
         **({} if end is None else {watch.TIME_LIMIT: str(end)}),
     }

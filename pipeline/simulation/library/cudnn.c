@@ -1,6 +1,7 @@
 /* cuDNN: one engine for any graph of its newer interface; descriptors, batch norm and recurrent nets of the older one.
  *
- * The workspaces of its engines are not known: they are assumed to take SIMULATED_CARD_CUDNN_WORKSPACE bytes (0).
+ * Only the real library knows the workspaces of its engines. They are assumed to be as small as they may be, nothing, or
+ * with SIMULATED_CARD_WORKSPACES=largest as large: a copy of each tensor of the operation, in the layout of its engine.
  */
 #include "card.h"
 
@@ -8,9 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static size_t workspace(const char *name) {
-    const char *text = getenv("SIMULATED_CARD_CUDNN_WORKSPACE");
-    size_t bytes = text ? strtoull(text, NULL, 10) : 0;
+static int are_largest(void) {
+    const char *text = getenv("SIMULATED_CARD_WORKSPACES");
+    return text && !strcmp(text, "largest");
+}
+
+static size_t workspace(const char *name, size_t largest) {
+    size_t bytes = are_largest() ? largest : 0;
     card_assumed(name, bytes);
     return bytes;
 }
@@ -42,27 +47,73 @@ enum { /* of cudnnBackendAttributeName_t */
     EXECUTION_PLAN_WORKSPACE_SIZE = 402,
     EXECUTION_PLAN_JSON_REPRESENTATION = 405,
     OPERATIONGRAPH_ENGINE_GLOBAL_COUNT = 802,
+    TENSOR_DATA_TYPE = 901,
+    TENSOR_DIMENSIONS = 902,
+    TENSOR_IS_VIRTUAL = 907,
+    TENSOR_IS_BY_VALUE = 908,
     ENGINE_GLOBAL_INDEX = 1301,
 };
 
-enum { OPERATION_MATMUL = 19, OPERATION_SDPA_FWD = 41 }; /* of cudnnBackendDescriptorType_t */
+enum { TENSOR = 17, OPERATION_MATMUL = 19, OPERATION_SDPA_FWD = 41 }; /* of cudnnBackendDescriptorType_t */
+enum { DESCRIPTOR = 15 };                                             /* of cudnnBackendAttributeType_t */
+enum { DOUBLE = 1, HALF = 2, BFLOAT16 = 9, INT64 = 10 };              /* of cudnnDataType_t */
+
+/* Of types that are smaller than two bytes, too much is assumed. */
+static size_t element_bytes(int type) {
+    return type == DOUBLE || type == INT64 ? 8 : type == HALF || type == BFLOAT16 ? 2 : 4;
+}
+
+struct descriptor {
+    int type, element_type, is_on_card;
+    size_t elements, bytes; /* of a tensor; of all tensors that it is made of */
+};
+_Static_assert(sizeof(struct descriptor) <= CARD_HANDLE_BYTES, "a handle holds a descriptor");
 
 /* torch's graphs are convolutions, and attention, which alone has products of matrices. */
-int cudnnBackendCreateDescriptor(int type, void **made) {
+int cudnnBackendCreateDescriptor(int type, struct descriptor **made) {
     if (type == OPERATION_MATMUL || type == OPERATION_SDPA_FWD) card_attention("cuDNN");
     *made = calloc(1, CARD_HANDLE_BYTES);
+    **made = (struct descriptor){.type = type, .is_on_card = 1, .elements = 1};
     return 0;
 }
 
-int cudnnBackendGetAttribute(void *descriptor, int name, int type, int64_t room, int64_t *count, void *values) {
+int cudnnBackendSetAttribute(struct descriptor *it, int name, int type, int64_t count, const void *values) {
+    if (type == DESCRIPTOR)
+        for (int64_t at = 0; at < count; at++) {
+            const struct descriptor *part = ((struct descriptor *const *)values)[at];
+            it->bytes += part && part->is_on_card ? part->bytes : 0;
+        }
+    if (it->type != TENSOR) return 0;
+    switch (name) {
+    case TENSOR_DATA_TYPE: it->element_type = *(const int *)values; break;
+    case TENSOR_DIMENSIONS:
+        for (int64_t at = 0; at < count; at++) it->elements *= ((const int64_t *)values)[at];
+        break;
+    case TENSOR_IS_VIRTUAL: /* it lies in an engine's registers */
+    case TENSOR_IS_BY_VALUE: it->is_on_card &= !*(const _Bool *)values; break;
+    }
+    it->bytes = it->elements * element_bytes(it->element_type);
+    return 0;
+}
+
+/* The largest engine comes first, as torch tries them; where a card has no room for it, torch takes the other. */
+static int64_t num_engines(void) { return are_largest() ? 2 : 1; }
+
+int cudnnBackendGetAttribute(struct descriptor *it, int name, int type, int64_t room, int64_t *count, void *values) {
     int64_t ignored;
     if (!count) count = &ignored;
     int gives_values = room > 0 && values;
     *count = 1;
     switch (name) {
     case ENGINEHEUR_RESULTS:
+        *count = num_engines();
+        if (gives_values && room < *count) *count = room;
+        /* fall through */
     case ENGINECFG_ENGINE:
-    case EXECUTION_PLAN_ENGINE_CONFIG: break;
+    case EXECUTION_PLAN_ENGINE_CONFIG:
+        if (gives_values)
+            for (int64_t at = 0; at < *count; at++) ((struct descriptor **)values)[at]->bytes = at ? 0 : it->bytes;
+        break;
     case OPERATIONGRAPH_ENGINE_GLOBAL_COUNT:
         if (gives_values) *(int64_t *)values = 1;
         break;
@@ -74,7 +125,7 @@ int cudnnBackendGetAttribute(void *descriptor, int name, int type, int64_t room,
         break;
     case ENGINECFG_WORKSPACE_SIZE:
     case EXECUTION_PLAN_WORKSPACE_SIZE:
-        if (gives_values) *(int64_t *)values = workspace("an engine of cuDNN");
+        if (gives_values) *(int64_t *)values = workspace("an engine of cuDNN", it->bytes);
         break;
     case EXECUTION_PLAN_JSON_REPRESENTATION:
         *count = sizeof "{}";
@@ -93,6 +144,12 @@ struct tensor {
     int type, num_dimensions, sizes[MAX_DIMENSIONS], strides[MAX_DIMENSIONS];
 };
 _Static_assert(sizeof(struct tensor) <= CARD_HANDLE_BYTES, "a handle holds a descriptor");
+
+static size_t tensor_bytes(const struct tensor *it) {
+    size_t bytes = it ? element_bytes(it->type) : 0;
+    for (int at = 0; it && at < it->num_dimensions; at++) bytes *= it->sizes[at];
+    return bytes;
+}
 
 static void copy_ints(int *to, const int *from, int count) { memcpy(to, from, count * sizeof *to); }
 
@@ -125,39 +182,42 @@ int cudnnGetFilterNdDescriptor(struct tensor *it, int room, int *type, int *form
 
 /* ---- batch norm, CTC ---- */
 
-int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void *handle, int mode, int operation, void *x, void *z,
-                                                             void *y, void *scale, void *activation, size_t *bytes) {
-    *bytes = workspace("cudnnBatchNormalizationForwardTrainingEx");
+int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void *handle, int mode, int operation, struct tensor *x,
+                                                             struct tensor *z, struct tensor *y, void *scale,
+                                                             void *activation, size_t *bytes) {
+    *bytes = workspace("cudnnBatchNormalizationForwardTrainingEx", tensor_bytes(x) + tensor_bytes(z) + tensor_bytes(y));
     return 0;
 }
 
-int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void *handle, int mode, int operation, void *x, void *y, void *dy,
-                                                      void *dz, void *dx, void *scale, void *activation,
-                                                      size_t *bytes) {
-    *bytes = workspace("cudnnBatchNormalizationBackwardEx");
+int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void *handle, int mode, int operation, struct tensor *x,
+                                                      struct tensor *y, struct tensor *dy, struct tensor *dz,
+                                                      struct tensor *dx, void *scale, void *activation, size_t *bytes) {
+    *bytes = workspace("cudnnBatchNormalizationBackwardEx", tensor_bytes(x) + tensor_bytes(dy) + tensor_bytes(dx));
     return 0;
 }
 
+/* What is kept for the backward pass is at most a bit for each element: where an activation let it through. */
 int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *handle, int mode, int operation, void *activation,
-                                                         void *x, size_t *bytes) {
-    *bytes = 0;
-    return card_assumed("cudnnBatchNormalizationForwardTrainingEx, kept", 0);
-}
-
-int cudnnGetCTCLossWorkspaceSize(void *handle, void *x, void *dx, void *labels, void *label_lengths, void *lengths,
-                                 int algorithm, void *loss, size_t *bytes) {
-    *bytes = workspace("cudnnCTCLoss");
+                                                         struct tensor *x, size_t *bytes) {
+    *bytes = workspace("cudnnBatchNormalizationForwardTrainingEx, kept", tensor_bytes(x) / element_bytes(x->type) / 8);
     return 0;
 }
 
-int cudnnGetCTCLossWorkspaceSize_v8(void *handle, int algorithm, void *loss, void *x, void *dx, size_t *bytes) {
-    *bytes = workspace("cudnnCTCLoss");
+int cudnnGetCTCLossWorkspaceSize(void *handle, struct tensor *x, struct tensor *dx, void *labels, void *label_lengths,
+                                 void *lengths, int algorithm, void *loss, size_t *bytes) {
+    *bytes = workspace("cudnnCTCLoss", tensor_bytes(x) + tensor_bytes(dx));
+    return 0;
+}
+
+int cudnnGetCTCLossWorkspaceSize_v8(void *handle, int algorithm, void *loss, struct tensor *x, struct tensor *dx,
+                                    size_t *bytes) {
+    *bytes = workspace("cudnnCTCLoss", tensor_bytes(x) + tensor_bytes(dx));
     return 0;
 }
 
 /* ---- recurrent nets: weights stand layer by layer, all matrices before all biases ---- */
 
-enum { LSTM = 2, GRU = 3, BIDIRECTIONAL = 1, NO_BIAS = 0, DOUBLE_BIAS = 2, HALF = 2, DOUBLE = 1, BFLOAT16 = 9 };
+enum { LSTM = 2, GRU = 3, BIDIRECTIONAL = 1, NO_BIAS = 0, DOUBLE_BIAS = 2 };
 
 struct recurrent {
     int cell, bias, directions, type, input, hidden, output, num_layers;
@@ -183,7 +243,6 @@ int cudnnSetRNNDataDescriptor(struct sequences *it, int type, int layout, int le
 
 static int num_gates(const struct recurrent *it) { return it->cell == LSTM ? 4 : it->cell == GRU ? 3 : 1; }
 static int num_matrices(const struct recurrent *it) { return 2 * num_gates(it) + (it->output != it->hidden); }
-static size_t element_bytes(int type) { return type == DOUBLE ? 8 : type == HALF || type == BFLOAT16 ? 2 : 4; }
 
 /* Rows and columns of one matrix: those of the input come first, then the recurrent ones, then the projection. */
 static void shape_of(const struct recurrent *it, int pseudo_layer, int matrix, int *rows, int *columns) {
@@ -237,12 +296,13 @@ int cudnnGetRNNWeightParams(void *handle, struct recurrent *it, int layer, size_
     return 0;
 }
 
-/* What the backward pass needs is assumed to be the gates, the state and the output of each step. */
+/* The backward pass needs the state and the output of each step, and may keep the gates as well. */
 int cudnnGetRNNTempSpaceSizes(void *handle, struct recurrent *it, int is_training, struct sequences *x,
                               size_t *workspace_bytes, size_t *kept_bytes) {
     size_t of_layer = x->num_steps * it->hidden * it->directions * element_bytes(it->type);
-    size_t kept = is_training ? of_layer * (num_gates(it) + 2) * it->num_layers : 0;
-    if (workspace_bytes) card_assumed("cudnnRNN", *workspace_bytes = of_layer * num_gates(it));
+    size_t gates = workspace("cudnnRNN", of_layer * num_gates(it));
+    size_t kept = is_training ? (2 * of_layer + gates) * it->num_layers : 0;
+    if (workspace_bytes) *workspace_bytes = gates;
     if (kept_bytes) card_assumed("cudnnRNN, kept for the backward pass", *kept_bytes = kept);
     return 0;
 }
