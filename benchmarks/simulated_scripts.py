@@ -5,7 +5,7 @@
 
 It writes what the table does not have: all programs, or those whose names contain a regular expression. The interpreter
 is of an environment with torch's CUDA build and the programs' packages: accelerate bitsandbytes datasets deepspeed
-diffusers lightning liger-kernel peft timm torchao torchvision transformers trl.
+diffusers lightning liger-kernel peft timm torchao torchvision transformers trl; xformers with the torch that it is of.
 """
 
 import argparse
@@ -43,6 +43,7 @@ CASES = {
     "TRL SFT, LoRA": ("rtx4090", "python fine_tuning.py lora"),
     "TRL SFT, QLoRA, paged 8-bit AdamW": ("rtx4090", "python fine_tuning.py qlora"),
     "TRL DPO": ("rtx4090", "python fine_tuning.py dpo"),
+    "TRL KTO": ("rtx4090", "python fine_tuning.py kto"),
     "TRL reward model": ("rtx4090", "python fine_tuning.py reward"),
     "TRL GRPO, with generation": ("rtx4090", "python fine_tuning.py grpo"),
     "policy gradients, with generation": ("rtx4090", "python reinforcement.py"),
@@ -58,6 +59,7 @@ CASES = {
     "torchao float8": ("h100", "python float8.py eager"),
     "torchao float8, torch.compile": ("h100", "python float8.py compiled"),
     "FlexAttention": ("a100", "python flexible_attention.py"),
+    "xFormers' attention, several documents": ("a100", "python efficient_attention.py"),
     "saved, loaded, gone on": ("t4", "python resumed.py"),
     "generator and discriminator": ("t4", "python adversarial.py"),
     "graph network, sparse gradients": ("t4", "python graph_network.py"),

@@ -342,7 +342,9 @@ def test_a_search_has_it_only_if_another_training_is_asked_for() -> None:
     problem = make_problem(settings)
     assert len(problem.space.choices) == len(list(product(*space.values())))
     answer = {"micro_batch_size": 2, "adapter": "lora", "checkpointing": "every_layer"}
-    assert problem.naive_beside(answer) == [{**answer, "micro_batch_size": n, "checkpointing": "none"} for n in (4, 2)]
+    assert problem.baseline_beside(answer) == [
+        {**answer, "micro_batch_size": n, "checkpointing": "none"} for n in (4, 2)
+    ]
 
 
 def test_the_held_out_loss_of_a_fine_tuning_is_the_same_at_every_cut_of_the_batch() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_pages import BEST, NAIVE, TOKENS, search_findings
+from test_pages import BASELINE, BEST, TOKENS, search_findings
 
 from pipeline.cli import parse
 from pipeline.jobs.answer_metrics import answer_metrics
@@ -26,10 +26,10 @@ SPEEDS = st.lists(st.floats(500, 5000), max_size=2)
 
 @st.composite
 def findings(draw: st.DrawFn) -> SearchFindings:
-    """Return a search whose answer and whose naive configuration have several runs of any speeds."""
+    """Return a search whose answer and whose baseline have several runs of any speeds."""
     found = search_findings()
     rows, extra = list(found.rows), []
-    for choice, role in ((BEST, "answer"), (NAIVE, "plain")):
+    for choice, role in ((BEST, "answer"), (BASELINE, "plain")):
         first = next(row for row in rows if row.choice == choice)
         for speed in draw(SPEEDS):
             metrics = {**first.metrics, "tokens_per_second": speed, "seconds_per_step": TOKENS / speed}
@@ -51,15 +51,15 @@ def speeds_of(found: SearchFindings, choice: object) -> list[float]:
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(findings())
 def test_the_answer_has_one_speed_in_every_place(found: SearchFindings) -> None:
-    speed, naive = mean_speed(speeds_of(found, BEST)), mean_speed(speeds_of(found, NAIVE))
+    speed, baseline = mean_speed(speeds_of(found, BEST)), mean_speed(speeds_of(found, BASELINE))
     best, metrics, report = found.best, answer_metrics(found), search_report(found)
     assert best is not None and best.tokens_per_second == pytest.approx(speed)
     assert metrics["best_tokens_per_second"] == pytest.approx(speed)
-    assert metrics["best_speedup"] == found.speedup == pytest.approx(speed / naive)
+    assert metrics["best_speedup"] == found.speedup == pytest.approx(speed / baseline)
     assert metrics["best_seconds_per_step"] == pytest.approx(TOKENS / speed)
-    assert f"trains {speed:,.0f} tokens/s, {speed / naive:.2f} x the baseline" in report.answer
-    assert report.headlines[0].value == f"{speed / naive:.2f} x baseline"
-    assert report.headlines[0].detail.startswith(f"{speed:,.0f} tokens/s; baseline: {naive:,.0f} (")
+    assert f"trains {speed:,.0f} tokens/s, {speed / baseline:.2f} x the baseline" in report.answer
+    assert report.headlines[0].value == f"{speed / baseline:.2f} x baseline"
+    assert report.headlines[0].detail.startswith(f"{speed:,.0f} tokens/s; baseline: {baseline:,.0f} (")
     [point] = [one for one in configurations_of(found) if one.choice == BEST]
     assert point.speed == pytest.approx(speed) and f"{speed:,.0f} tokens/s" in point.about
     shown = set(re.findall(r"[\d,]+ tokens/s", to_markdown(report)))
@@ -70,7 +70,7 @@ def test_the_answer_has_one_speed_in_every_place(found: SearchFindings) -> None:
 @given(findings())
 def test_every_run_of_the_answer_is_in_its_table_with_what_it_counts_for(found: SearchFindings) -> None:
     frame = trials_table(found).frame
-    for choice, role in ((BEST, "answer"), (NAIVE, "baseline")):
+    for choice, role in ((BEST, "answer"), (BASELINE, "baseline")):
         own = frame[frame["micro-batch"] == choice["micro_batch_size"]]
         assert sorted(own["run's tokens/s"]) == pytest.approx(sorted(speeds_of(found, choice)))
         assert set(own[""]) <= {role, "not counted"}

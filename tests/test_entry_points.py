@@ -178,7 +178,7 @@ def test_the_parent_has_tables_figures_a_page_and_the_environment(entry: str, pr
     assert {re.sub(r"(plan|largest|tensors)_.*csv", r"\1.csv", name) for name in artifacts(project, run_id)} >= expected
     plots = artifacts(project, run_id, "plots")
     found = {re.sub(r"(fit|breakdown)_.*png", r"\1.png", name) for name in plots}
-    # A search may find no way from naive to its answer through known configurations, and leave nothing to predict.
+    # A search may know no way from the baseline to its answer, and leave nothing to predict.
     found -= {f"plots/{name}.png" for name in ("contributions", "unmeasured", "certificate", "may_be_faster")}
     assert found == {f"plots/{name}.png" for name in PICTURES[entry]}
     for plot in plots:

@@ -107,7 +107,7 @@ def test_the_search_goes_on_where_the_verification_refutes_the_answer(tmp_path: 
     space = {"micro_batch_size": [1, 2, 4], "checkpointing": ["none"], "precision": ["fp32"]}
     problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
     study = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {})
-    proposer: Any = RefutedProposer([], naive_size=1)
+    proposer: Any = RefutedProposer([], baseline_size=1)
     one = Refuting(problem, study, proposer, tmp_path, Observer, SearchObserver(), speeds={1: 50.0, 2: 80.0, 4: 100.0})
     search_and_verify(one)
     verification = one.verification
@@ -124,7 +124,7 @@ def test_what_the_verification_measured_is_stored_while_another_process_measures
     space = {"micro_batch_size": [1, 2, 4], "checkpointing": ["none"], "precision": ["fp32"]}
     problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
     study = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {})
-    proposer: Any = ListedProposer([], naive_size=1)
+    proposer: Any = ListedProposer([], baseline_size=1)
     one = MadeUpSearch(problem, study, proposer, tmp_path, Observer, SearchObserver(), speeds={1: 50.0})
     assert study.enqueue(choice_of(4), problem.space)  # what another worker measures at this moment
     measured = one.run("verification: plain", problem.experiment(choice_of(1)))

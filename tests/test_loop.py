@@ -39,15 +39,15 @@ class ListedProposer:
     """Proposes these sizes in their order."""
 
     sizes: list[int]
-    naive_size: int
+    baseline_size: int
     extra: list[Sequence[Measurement]] = field(default_factory=list)
 
     def next(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
         self.extra.append(tuple(extra))
         return Proposal(choice_of(self.sizes.pop(0))) if self.sizes else None
 
-    def naive(self, trials: Sequence[Trial], answer: Choice) -> Choice | None:
-        return choice_of(self.naive_size)
+    def baseline(self, trials: Sequence[Trial], answer: Choice) -> Choice | None:
+        return choice_of(self.baseline_size)
 
     def certificate(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:
         return None
@@ -81,7 +81,7 @@ def search(problem: SearchProblem, folder: Path, proposer: ListedProposer, speed
 def test_a_check_that_contradicts_the_answer_becomes_a_trial_and_is_verified(
     problem: SearchProblem, tmp_path: Path
 ) -> None:
-    one = search(problem, tmp_path, ListedProposer([2], naive_size=4), {1: 50.0, 2: 100.0, 4: 120.0})
+    one = search(problem, tmp_path, ListedProposer([2], baseline_size=4), {1: 50.0, 2: 100.0, 4: 120.0})
     search_and_verify(one)
     verification = one.verification
     assert [dict(trial.choice) for trial in one.trials] == [choice_of(2), choice_of(4)]
@@ -92,7 +92,7 @@ def test_a_check_that_contradicts_the_answer_becomes_a_trial_and_is_verified(
 def test_a_check_that_agrees_ends_the_search_and_is_a_trial_all_the_same(
     problem: SearchProblem, tmp_path: Path
 ) -> None:
-    one = search(problem, tmp_path, ListedProposer([2], naive_size=1), {1: 50.0, 2: 100.0, 4: 120.0})
+    one = search(problem, tmp_path, ListedProposer([2], baseline_size=1), {1: 50.0, 2: 100.0, 4: 120.0})
     search_and_verify(one)
     verification = one.verification
     assert verification is not None and verification.choice == choice_of(2)
@@ -108,7 +108,7 @@ def test_the_search_goes_on_after_a_check_that_agrees_and_verifies_only_what_is_
             return super().next(trials, extra) if extra or not trials else None
 
     slower, faster = (
-        search(problem, tmp_path / name, Later([2, 4], naive_size=1), {1: 50.0, 2: 100.0, 4: speed})
+        search(problem, tmp_path / name, Later([2, 4], baseline_size=1), {1: 50.0, 2: 100.0, 4: speed})
         for name, speed in (("slower", 90.0), ("faster", 110.0))
     )
     for one in (slower, faster):
@@ -120,7 +120,7 @@ def test_the_search_goes_on_after_a_check_that_agrees_and_verifies_only_what_is_
 
 
 def test_what_a_verification_measured_is_passed_to_the_next_proposals(problem: SearchProblem, tmp_path: Path) -> None:
-    proposer = ListedProposer([2], naive_size=4)
+    proposer = ListedProposer([2], baseline_size=4)
     one = search(problem, tmp_path, proposer, {1: 50.0, 2: 100.0, 4: 120.0})
     search_and_verify(one)
     assert not proposer.extra[0]
@@ -149,7 +149,7 @@ def test_what_was_verified_is_kept_when_a_later_trial_is_interrupted(problem: Se
         def next(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
             return super().next(trials, extra) if extra or not trials else None
 
-    made = search(problem, tmp_path, Later([4, 2, 1], naive_size=4), {1: 50.0, 2: 80.0, 4: 100.0})
+    made = search(problem, tmp_path, Later([4, 2, 1], baseline_size=4), {1: 50.0, 2: 80.0, 4: 100.0})
     one = Interrupted(
         made.problem, made.study, made.proposer, made.folder, Observer, SearchObserver(), speeds=made.speeds
     )
@@ -170,7 +170,7 @@ def test_a_verified_answer_stays_the_answer_when_a_later_trial_is_interrupted(
                 raise KeyboardInterrupt
             return super().next(trials, extra)
 
-    one = search(problem, tmp_path, Interrupted([1, 2], naive_size=1), {1: 50.0, 2: 100.0})
+    one = search(problem, tmp_path, Interrupted([1, 2], baseline_size=1), {1: 50.0, 2: 100.0})
     with pytest.raises(KeyboardInterrupt):
         search_and_verify(one)
     found = _findings(one, one.trials, SessionClock())
@@ -202,7 +202,7 @@ def test_a_trial_has_the_mean_speed_to_beat_and_a_repeat_has_nothing(problem: Se
             return result, metrics
 
     to_beat: list[float | None] = []
-    made = search(problem, tmp_path, Repeating([2, 2, 4], naive_size=1), {1: 50.0, 2: 100.0, 4: 50.0})
+    made = search(problem, tmp_path, Repeating([2, 2, 4], baseline_size=1), {1: 50.0, 2: 100.0, 4: 50.0})
     one = Slower(made.problem, made.study, made.proposer, made.folder, made.tracker, made.observer, speeds=made.speeds)
     run_trials(one, math.inf)
     assert to_beat == [None, None, pytest.approx(1 / math.sqrt(100.0 * 96.0))]  # of one token
@@ -213,7 +213,7 @@ def test_a_worker_that_waits_proposes_only_after_a_trial_has_ended(
 ) -> None:
     """With many configurations and trials a proposal takes seconds of a core."""
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_POLLS", 0.01)
-    one = search(problem, tmp_path, ListedProposer([1], naive_size=1), {1: 50.0})
+    one = search(problem, tmp_path, ListedProposer([1], baseline_size=1), {1: 50.0})
     other = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {})
     assert other.enqueue(choice_of(2), problem.space)
     num_polls = 0

@@ -89,7 +89,7 @@ class Listed:
     def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
         return Proposal(self.left.pop(0)) if self.left else None
 
-    def naive(self, rows: Sequence[Trial], answer: Choice) -> Choice | None:
+    def baseline(self, rows: Sequence[Trial], answer: Choice) -> Choice | None:
         return None
 
     def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:

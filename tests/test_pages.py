@@ -30,7 +30,7 @@ CHOICES = [
     for checkpointing in ("none", "every_layer")
     for precision in ("fp32", "bf16")
 ]
-NAIVE, BEST = CHOICES[8], CHOICES[13]
+BASELINE, BEST = CHOICES[8], CHOICES[13]
 LONG = "a name of eighty characters, which no page may cut off nor let scroll its screen"
 Shown = Callable[[Findings, int, str], Page]
 
@@ -52,8 +52,8 @@ def trial(number: int, choice: dict[str, object]) -> Trial:
 
 
 def search_findings() -> SearchFindings:
-    """Return a search that measured naive, one over the budget and the best, and predicted the rest."""
-    rows = tuple(trial(number, choice) for number, choice in enumerate((NAIVE, CHOICES[16], BEST)))
+    """Return a search that measured the baseline, one over the budget and the best, and predicted the rest."""
+    rows = tuple(trial(number, choice) for number, choice in enumerate((BASELINE, CHOICES[16], BEST)))
     others = [choice for choice in CHOICES if choice not in [row.choice for row in rows]]
     unmeasured = tuple(
         Unmeasured(
@@ -84,7 +84,7 @@ def search_findings() -> SearchFindings:
     )
     verification = Verification(
         choice=BEST,
-        plain=NAIVE,
+        plain=BASELINE,
         num_steps=8,
         outcome="ok",
         metrics=rows[2].metrics,
@@ -110,7 +110,7 @@ def search_findings() -> SearchFindings:
         effective_batch_size=16,
         budget_bytes=BUDGET,
         num_configurations=len(CHOICES),
-        naive=(NAIVE,),
+        baselines=(BASELINE,),
         shows_front=False,
         rows=rows,
         certificate=certificate,
@@ -202,7 +202,7 @@ def test_configurations_are_measured_predicted_or_refused() -> None:
     for one in found:
         peak, speed = made_up(one.choice)
         assert (one.mib, one.speed) == (pytest.approx(peak / MIB), pytest.approx(speed))
-        is_measured = one.choice in (NAIVE, CHOICES[16], BEST)
+        is_measured = one.choice in (BASELINE, CHOICES[16], BEST)
         assert one.kind == (MEASURED if is_measured else PREDICTED if peak <= BUDGET else REFUSED)
 
 
@@ -214,8 +214,8 @@ def test_contributions_lead_from_the_baseline_to_the_answer_through_known_config
     labels = [" ".join(lines) for lines in names]
     assert labels == ["baseline", "+ precision bf16", "+ micro-batch 8", "the answer"]
     sizes = [line["value"] for line in spec["data"]["values"]]
-    on_the_way = {**NAIVE, "precision": "bf16"}
-    assert sizes == [pytest.approx(made_up(choice)[0] / MIB) for choice in (NAIVE, on_the_way, BEST, BEST)]
+    on_the_way = {**BASELINE, "precision": "bf16"}
+    assert sizes == [pytest.approx(made_up(choice)[0] / MIB) for choice in (BASELINE, on_the_way, BEST, BEST)]
 
 
 @pytest.mark.parametrize("findings", [search_findings, plan_findings])

@@ -17,7 +17,7 @@ from pipeline.config.space import Choice, Space, make_space
 from pipeline.memory.device import free_bytes, hardware_of, total_bytes
 from pipeline.prediction.cards import CARDS, find_card
 from pipeline.searching import problem
-from pipeline.searching.optuna_samplers import naive_choices
+from pipeline.searching.optuna_samplers import baseline_choices
 from pipeline.searching.problem import automatic_budget, make_problem
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.study import StoredStudy
@@ -94,7 +94,7 @@ def test_combinations_leave_the_space_where_each_value_stays() -> None:
     assert left.dimensions == space.dimensions and reasons == {"too wide": 1}
     assert left.choices == [choice for choice in space.choices if choice != refused]
     defaults: Choice = {"micro_batch_size": 8, "checkpointing": "none", "precision": "fp32"}
-    assert naive_choices(left, defaults) == [{**refused, "micro_batch_size": 1}]
+    assert baseline_choices(left, defaults) == [{**refused, "micro_batch_size": 1}]
 
 
 @given(free=st.integers(700, 200_000))

@@ -33,7 +33,7 @@ from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.judge import Verdict, attempted_bytes, judge
 from pipeline.searching.loop import findings_of, trials_of
-from pipeline.searching.optuna_samplers import SAMPLERS, choose, naive_choices, next_naive
+from pipeline.searching.optuna_samplers import SAMPLERS, baseline_choices, choose, next_baseline
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import PredictiveProposer
 from pipeline.searching.results import (
@@ -122,7 +122,7 @@ def findings_with(rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> S
         effective_batch_size=32,
         budget_bytes=BUDGET,
         num_configurations=30,
-        naive=(),
+        baselines=(),
         shows_front=False,
         rows=tuple(rows),
         extra=tuple(extra),
@@ -213,20 +213,20 @@ def test_the_allocation_that_failed_is_read_from_the_message(text: str, size: in
 
 @settings(max_examples=50)
 @given(largest=st.integers(0, 7), sizes=st.lists(st.integers(1, 64), min_size=1, max_size=7, unique=True))
-def test_the_naive_configuration_is_found_by_bisection(largest: int, sizes: list[int]) -> None:
-    naive: list[Choice] = [{"micro_batch_size": size} for size in sorted(sizes, reverse=True)]
+def test_the_baseline_is_found_by_bisection(largest: int, sizes: list[int]) -> None:
+    baselines: list[Choice] = [{"micro_batch_size": size} for size in sorted(sizes, reverse=True)]
     fitting, taken = [], []
-    while (choice := next_naive(naive, fitting, taken)) is not None:
+    while (choice := next_baseline(baselines, fitting, taken)) is not None:
         taken.append(choice)
-        if naive.index(choice) >= largest:
+        if baselines.index(choice) >= largest:
             fitting.append(choice)
-    assert len(taken) <= len(naive).bit_length()
-    if largest < len(naive):
-        assert naive[largest] in fitting
+    assert len(taken) <= len(baselines).bit_length()
+    if largest < len(baselines):
+        assert baselines[largest] in fitting
 
 
-def test_naive_means_default_precision_and_no_checkpointing() -> None:
-    choices = naive_choices(SPACE, {"micro_batch_size": 8, "checkpointing": "none", "precision": "fp32"})
+def test_the_baseline_has_default_precision_and_no_checkpointing() -> None:
+    choices = baseline_choices(SPACE, {"micro_batch_size": 8, "checkpointing": "none", "precision": "fp32"})
     assert [c["micro_batch_size"] for c in choices] == [16, 8, 4, 2, 1]
     assert {(c["checkpointing"], c["precision"]) for c in choices} == {("none", "fp32")}
     assert all(c in SPACE.choices for c in choices)
@@ -522,7 +522,7 @@ def test_a_locked_storage_is_waited_for_and_then_refused(tmp_path: Any, monkeypa
     assert study.enqueue(SPACE.choices[0], SPACE)
 
 
-def test_the_answer_compares_with_the_largest_naive_micro_batch_that_fits() -> None:
+def test_the_answer_compares_with_the_baseline_of_the_largest_micro_batch_that_fits() -> None:
     plan = make_problem({**TINY, "space": THREE_LEVERS, "budget": "1GiB", "effective_batch_size": 8})
     measured = [(2, "fp32", 100.0), (8, "fp32", 500.0), (4, "bf16", 1000.0)]
     rows = [
@@ -565,7 +565,7 @@ def test_an_answer_that_is_another_training_is_compared_with_that_training() -> 
         )
     ]
     findings = findings_of(plan, rows)
-    assert {choice["optimizer"] for choice in findings.naive} == {"sgd"}
+    assert {choice["optimizer"] for choice in findings.baselines} == {"sgd"}
     assert "2.00 x the baseline" in answer(findings)
 
 

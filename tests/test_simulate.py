@@ -374,8 +374,8 @@ optimizer = torch.optim.SGD([scores])
 labels = torch.ones(4, 12, dtype=torch.long).tril(7).cuda()
 for _ in range(2):
     is_label = labels > 0
-    given = torch.full((4,), 200, device="cuda")
-    torch.nn.functional.ctc_loss(scores.log_softmax(-1), labels[is_label], given, is_label.sum(-1)).backward()
+    given = torch.full((4,), 200, device="cuda", dtype=torch.int32)
+    torch.nn.functional.ctc_loss(scores.log_softmax(-1), labels[is_label], given, is_label.sum(-1).int()).backward()
     optimizer.step()
 """
 CHECKS = """
@@ -401,6 +401,42 @@ def test_a_script_that_zeros_would_end_runs_with_values(
     monkeypatch.chdir(tmp_path)
     found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="t4")
     assert (found.verdict, found.with_values) == ("fits", True)
+
+
+COMPILED = """
+import torch
+from torch._dynamo.utils import counters
+weight = torch.nn.Parameter(torch.ones(64, 64, device="cuda"))
+optimizer = torch.optim.SGD([weight])
+for _ in range(2):
+    torch.compile(lambda x: x.sin().exp().sum())(weight).backward()
+    optimizer.step()
+assert counters["stats"]["unique_graphs"] > 0
+"""
+RANDOM_SHARDS = """
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+distributed.init_process_group("nccl")
+net = nn.Linear(64, 64).cuda()
+fully_shard(net)
+optimizer = torch.optim.SGD(net.parameters())
+nn.init.normal_(net.weight)
+for _ in range(2):
+    net(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@needs_cuda_build
+@pytest.mark.parametrize(("script", "size"), [(COMPILED, 1), (RANDOM_SHARDS, 4)], ids=["compiled", "random shards"])
+def test_with_values_torch_compiles_and_its_operators_of_higher_order_run(
+    script: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    monkeypatch.chdir(tmp_path)
+    found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="a100", values="on", world_size=size)
+    assert (found.verdict, found.exit_code) == ("fits", 0)
 
 
 @needs_cuda_build

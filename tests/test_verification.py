@@ -102,7 +102,7 @@ def test_what_does_not_fit_again_is_refuted(plan: SearchProblem) -> None:
     assert [one.outcome for one in done.measurements] == ["crashed"]
 
 
-def test_the_naive_configuration_that_is_the_answer_is_not_its_own_rival(plan: SearchProblem) -> None:
+def test_the_baseline_that_is_the_answer_is_not_its_own_rival(plan: SearchProblem) -> None:
     done, ran = verified(plan, {1: 100.0, 2: 80.0}, {1: 100.0})
     assert done is not None and done.plain is None and ran == [(1, "answer")]
 
@@ -129,14 +129,14 @@ def test_the_plain_training_has_the_optimizer_of_the_answer() -> None:
     problem = make_problem({**shared, "mathematics": "different"})
     sgd, adamw = ({"micro_batch_size": 4, "optimizer": name, "precision": "bf16"} for name in ("sgd", "adamw"))
     sizes, plain = (4, 1), {"precision": "fp32"}
-    assert problem.naive_beside(adamw) == problem.naive
-    assert problem.naive == [{"micro_batch_size": size, "optimizer": "adamw", **plain} for size in sizes]
-    beside = problem.naive_beside(sgd)
+    assert problem.baseline_beside(adamw) == problem.baselines
+    assert problem.baselines == [{"micro_batch_size": size, "optimizer": "adamw", **plain} for size in sizes]
+    beside = problem.baseline_beside(sgd)
     assert beside == [{"micro_batch_size": size, "optimizer": "sgd", **plain} for size in sizes]
     proposer = OptunaProposer(problem, cast(Any, None))
-    for measured in (beside[1], problem.naive[1]):
-        assert proposer.naive([replace(rows_of({1: 50.0})[0], choice=measured)], sgd) == beside[1]
-    assert proposer.naive(rows_of({}), sgd) is None
+    for measured in (beside[1], problem.baselines[1]):
+        assert proposer.baseline([replace(rows_of({1: 50.0})[0], choice=measured)], sgd) == beside[1]
+    assert proposer.baseline(rows_of({}), sgd) is None
 
 
 def test_the_plain_training_is_a_configuration_of_the_space() -> None:
@@ -144,16 +144,16 @@ def test_the_plain_training_is_a_configuration_of_the_space() -> None:
     shared = {**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space, "mathematics": "different"}
     problem = make_problem(shared)
     answer = {"micro_batch_size": 1, "weights": "bfloat16", "loss_kernel": "chunked"}
-    assert problem.naive == [
+    assert problem.baselines == [
         {"micro_batch_size": size, "weights": "float32", "loss_kernel": "fused"} for size in (4, 1)
     ]
     assert {**answer, "loss_kernel": "fused"} in problem.space.excluded
-    assert problem.naive_beside(answer) == [{**answer, "micro_batch_size": 4}, answer]
+    assert problem.baseline_beside(answer) == [{**answer, "micro_batch_size": 4}, answer]
     proposer, fits = OptunaProposer(problem, cast(Any, None)), rows_of({1: 50.0})[0]
-    rows = [replace(fits, choice=problem.naive[0])]
-    assert proposer.naive(rows, answer) == {**answer, "micro_batch_size": 4}
+    rows = [replace(fits, choice=problem.baselines[0])]
+    assert proposer.baseline(rows, answer) == {**answer, "micro_batch_size": 4}
     too_large = replace(fits, number=1, choice={**answer, "micro_batch_size": 4}, fits=False)
-    assert proposer.naive([*rows, too_large], answer) is None
+    assert proposer.baseline([*rows, too_large], answer) is None
 
 
 def test_it_trains_with_the_policies_of_the_trial() -> None:

@@ -175,4 +175,4 @@ def test_a_search_has_it_only_if_another_training_is_asked_for() -> None:
     settings = {**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space, "mathematics": "different"}
     problem = make_problem(settings)
     answer = {"micro_batch_size": 4, "weights": "bfloat16", "checkpointing": "every_layer"}
-    assert problem.naive_beside(answer) == [{**answer, "checkpointing": "none"}]
+    assert problem.baseline_beside(answer) == [{**answer, "checkpointing": "none"}]

@@ -1,4 +1,4 @@
-"""TRL's trainers on a small Llama that is made here: fine_tuning.py full|lora|qlora|liger|dpo|reward|grpo."""
+"""TRL's trainers on a small Llama that is made here: fine_tuning.py full|lora|qlora|liger|dpo|kto|reward|grpo."""
 
 import sys
 import tempfile
@@ -64,6 +64,17 @@ with tempfile.TemporaryDirectory() as name:
             model=AutoModelForCausalLM.from_pretrained(name),
             args=DPOConfig(**common),
             train_dataset=Dataset.from_list([{"prompt": TEXT, "chosen": "jumps over", "rejected": "the dog"}] * 32),
+            processing_class=tokenizer,
+        ).train()
+    elif kind == "kto":
+        from trl import KTOConfig, KTOTrainer
+
+        KTOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(name),
+            args=KTOConfig(**common),
+            train_dataset=Dataset.from_list(
+                [{"prompt": TEXT, "completion": "jumps over", "label": number % 2 == 0} for number in range(32)]
+            ),
             processing_class=tokenizer,
         ).train()
     elif kind == "reward":

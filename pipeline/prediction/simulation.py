@@ -144,8 +144,8 @@ def simulate(
     does a command that failed after it had read anything that is not known, such as an optimizer's counter of steps.
 
     Where it fits and uses cuDNN, it runs once more with the largest workspaces that cuDNN may take: they are an upper
-    limit, and there is no verdict if it does not fit with them. Where it does not fit, it runs once more on a card that has room, to tell what it would need. The smallest memory is
-    that of smallest_memory().
+    limit, and there is no verdict if it does not fit with them. Where it does not fit, it runs once more on a card that
+    has room, to tell what it would need. The smallest memory is that of smallest_memory().
     The memory snapshots of the run that the answer is of are left in `folder` as memory_snapshot_NUMBER.pickle.
 
     Raises:

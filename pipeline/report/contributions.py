@@ -35,11 +35,11 @@ def contributions_plot(findings: SearchFindings, configurations: Sequence[Config
 
 def _ladder(findings: SearchFindings, configurations: Sequence[Configuration]) -> list[tuple[str, Configuration]]:
     """Return the configurations from the baseline to the answer, each with the change that leads to it."""
-    naive, best = findings.naive_trial, findings.best
+    baseline, best = findings.baseline_trial, findings.best
     known = {_key(one.choice): one for one in configurations if not one.failed}
-    if naive is None or best is None:
+    if baseline is None or best is None:
         return []
-    current = dict(naive.choice)
+    current = dict(baseline.choice)
     rungs = [("baseline", known.get(_key(current)))]
     while differing := [name for name, value in best.choice.items() if current.get(name) != value]:
         nexts = [(name, known.get(_key({**current, name: best.choice[name]}))) for name in differing]

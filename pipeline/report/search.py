@@ -51,7 +51,7 @@ def answer(findings: SearchFindings) -> str:
     text = (
         f"The fastest that fits {budget / MIB:,.1f} MiB at an effective batch of {effective}: {label(best.choice)}. "
         f"It peaks at {peak / MIB:,.1f} MiB ({(budget - peak) / MIB:,.1f} MiB of headroom) "
-        f"and trains {speed:,.0f} tokens/s{_against_naive(findings, best)}"
+        f"and trains {speed:,.0f} tokens/s{_against_baseline(findings, best)}"
     )
     if findings.shows_front:
         text += f". Pareto front: {'; '.join(_on_front(row, findings) for row in pareto_front(rows, findings.extra))}"
@@ -121,13 +121,13 @@ def search_report(findings: SearchFindings) -> Report:
 def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
     """Return speed, memory, the bound and whether the training is the same, as far as they are known."""
     peak, speed = best.peak_bytes or 0, findings.speed_of(best.choice)
-    naive, speedup = findings.naive_trial, findings.speedup
+    baseline, speedup = findings.baseline_trial, findings.speedup
     certificate, verification = findings.certificate, findings.verification
     written = f"{speed:,.0f} tokens/s"
-    if naive is None or speedup is None:
+    if baseline is None or speedup is None:
         fast = Headline(title="speed", value=written, detail="no baseline that fits was measured")
     else:
-        plain = f"{findings.speed_of(naive.choice):,.0f} (defaults, {label(naive.choice)})"
+        plain = f"{findings.speed_of(baseline.choice):,.0f} (defaults, {label(baseline.choice)})"
         detail = f"{written}; baseline: {plain}"
         fast = Headline(title="speed", value=f"{speedup:.2f} x baseline", detail=detail)
     found = [
@@ -189,7 +189,7 @@ def trials_frame(rows: Sequence[Trial]) -> pd.DataFrame:
 
 def trials_table(findings: SearchFindings) -> Table:
     """Return every run, with the speed of its configuration: those that fit first, the fastest configuration on top."""
-    labelled = {"answer": findings.best, "baseline": findings.naive_trial}
+    labelled = {"answer": findings.best, "baseline": findings.baseline_trial}
     runs: list[Trial | Measurement] = [*findings.rows, *findings.extra]
     fitting = [row.choice for row in one_per_configuration(findings.rows) if row.fits]
     ordered = sorted(runs, key=lambda run: (run.choice not in fitting, -findings.speed_of(run.choice)))
@@ -291,11 +291,11 @@ def _on_front(row: Trial, findings: SearchFindings) -> str:
     return f"{label(row.choice)}: {row.outcome}, {peak_mib:,.1f} MiB, {speed:,.0f} tokens/s"
 
 
-def _against_naive(findings: SearchFindings, best: Trial) -> str:
+def _against_baseline(findings: SearchFindings, best: Trial) -> str:
     """Compare with the first baseline that fits, if it has been measured."""
-    naive, speedup = findings.naive_trial, findings.speedup
-    if naive is not None and naive.choice == best.choice:
+    baseline, speedup = findings.baseline_trial, findings.speedup
+    if baseline is not None and baseline.choice == best.choice:
         return ", and is the baseline itself"
-    if naive is None or speedup is None:
+    if baseline is None or speedup is None:
         return ""
-    return f", {speedup:.2f} x the baseline ({label(naive.choice)})"
+    return f", {speedup:.2f} x the baseline ({label(baseline.choice)})"

@@ -228,8 +228,8 @@ def _verify(search: Search, trials: Sequence[Trial]) -> Verification | None:
             stored.append(choice)
         return done
 
-    naive = partial(search.proposer.naive, trials)
-    verification = verify(search.problem, trials, naive, measure, search.extra, title)
+    baseline = partial(search.proposer.baseline, trials)
+    verification = verify(search.problem, trials, baseline, measure, search.extra, title)
     if verification is not None:
         search.extra.extend(one for one in verification.measurements if one.choice not in stored)
     return verification
@@ -316,7 +316,7 @@ def findings_of(
         effective_batch_size=problem.base.effective_batch_size,
         budget_bytes=problem.budget_bytes,
         num_configurations=len(problem.space.choices),
-        naive=tuple(problem.naive_beside(dict(best.choice)) if best else problem.naive),
+        baselines=tuple(problem.baseline_beside(dict(best.choice)) if best else problem.baselines),
         shows_front=problem.settings.objectives == "pareto",
         rows=tuple(trials),
         certificate=certificate,

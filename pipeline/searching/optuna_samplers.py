@@ -1,4 +1,4 @@
-"""Trials by one of Optuna's samplers: the naive configurations first, and no configuration twice."""
+"""Trials by one of Optuna's samplers: the baselines first, and no configuration twice."""
 
 import random
 import warnings
@@ -58,18 +58,18 @@ def choose(
     return random.Random(seed + len(taken)).choice(left)  # noqa: S311  nothing secret
 
 
-def next_naive(naive: Sequence[Choice], fitting: Collection[Choice], taken: Collection[Choice]) -> Choice | None:
-    """Return the next naive configuration in a bisection for the largest micro-batch that fits.
+def next_baseline(baselines: Sequence[Choice], fitting: Collection[Choice], taken: Collection[Choice]) -> Choice | None:
+    """Return the next baseline in a bisection for the largest micro-batch that fits.
 
-    `naive` has the largest micro-batch first. None is returned once the largest that fits is known.
+    `baselines` has the largest micro-batch first. None is returned once the largest that fits is known.
     """
-    fits = next((index for index, choice in enumerate(naive) if choice in fitting), len(naive))
-    too_large = max((i for i, choice in enumerate(naive[:fits]) if choice in taken), default=-1)
-    possible = naive[too_large + 1 : fits]
+    fits = next((index for index, choice in enumerate(baselines) if choice in fitting), len(baselines))
+    too_large = max((i for i, choice in enumerate(baselines[:fits]) if choice in taken), default=-1)
+    possible = baselines[too_large + 1 : fits]
     return possible[len(possible) // 2] if possible else None
 
 
-def naive_values(space: Space, defaults: Mapping[str, Any]) -> Choice:
+def baseline_values(space: Space, defaults: Mapping[str, Any]) -> Choice:
     """Return the default of each dimension but the micro-batch size, or its first value if the default is not there."""
     return {
         name: defaults[name] if defaults[name] in values else values[0]
@@ -78,9 +78,9 @@ def naive_values(space: Space, defaults: Mapping[str, Any]) -> Choice:
     }
 
 
-def naive_choices(space: Space, defaults: Mapping[str, Any]) -> list[Choice]:
+def baseline_choices(space: Space, defaults: Mapping[str, Any]) -> list[Choice]:
     """Return the configurations of the default precision without checkpointing, the largest micro-batch first."""
-    fixed = naive_values(space, defaults)
+    fixed = baseline_values(space, defaults)
     sizes = space.dimensions.get("micro_batch_size")
     if sizes is None:
         return [fixed]

@@ -24,7 +24,7 @@ from pipeline.prediction.checkpointing_policy import resolved, with_policies
 from pipeline.prediction.patches import not_predicted
 from pipeline.runtime.environment import environment
 from pipeline.runtime.shape_check import check_shapes
-from pipeline.searching.optuna_samplers import naive_choices, naive_values
+from pipeline.searching.optuna_samplers import baseline_choices, baseline_values
 from pipeline.searching.settings import SearchSettings
 from pipeline.training.typical_step import evaluation_note, lengths_note
 
@@ -93,14 +93,14 @@ class SearchProblem:
         return {name: written(value) for name, value in [*dotted(settings), *space.items()]}
 
     @property
-    def naive(self) -> list[Choice]:
+    def baselines(self) -> list[Choice]:
         """Configurations of the default precision without checkpointing, the largest micro-batch first."""
-        return naive_choices(self.space, default_values())
+        return baseline_choices(self.space, default_values())
 
-    def naive_beside(self, choice: Choice) -> list[Choice]:
+    def baseline_beside(self, choice: Choice) -> list[Choice]:
         """Return the configurations to compare `choice` with, the largest micro-batch first.
 
-        They have the values that make it another training, and of the others those of the naive configurations, as far
+        They have the values that make it another training, and of the others those of the baselines, as far
         as the space has such configurations.
         """
         kept = {
@@ -109,16 +109,16 @@ class SearchProblem:
             for name in type(technique).model_fields
             if name in choice and technique.mathematics is Mathematics.DIFFERENT
         }
-        naive = {**naive_values(self.space, default_values()), **kept}
+        baseline = {**baseline_values(self.space, default_values()), **kept}
 
         def differing(one: Choice) -> list[str]:
-            return [name for name, value in one.items() if name in naive and value != naive[name]]
+            return [name for name, value in one.items() if name in baseline and value != baseline[name]]
 
         alike = [one for one in self.space.choices if kept.items() <= one.items()]
         nearest = min(alike, key=lambda one: len(differing(one)), default=None)
         if nearest is None:
             return []
-        others = {name: value for name, value in nearest.items() if name in naive}
+        others = {name: value for name, value in nearest.items() if name in baseline}
         found = [one for one in alike if others.items() <= one.items()]
         return sorted(found, key=size_of, reverse=True)
 

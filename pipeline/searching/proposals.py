@@ -8,7 +8,7 @@ from typing import Protocol
 from pipeline.config.space import Choice
 from pipeline.searching.acquisition import CONFIDENCE, Acquisition, quantile
 from pipeline.searching.certificate import NOT_PREDICTED, NOT_TRIED, SLOWER, UNFIT, Certificate, Unmeasured, stated
-from pipeline.searching.optuna_samplers import choose, next_naive
+from pipeline.searching.optuna_samplers import choose, next_baseline
 from pipeline.searching.problem import SearchProblem
 from pipeline.searching.results import Measurement, Trial, one_per_configuration
 from pipeline.searching.sampler import PredictiveSampler
@@ -37,8 +37,8 @@ class Proposer(Protocol):
     def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
         """Return the configuration to measure after these trials; None if none is worth its time beside what runs."""
 
-    def naive(self, rows: Sequence[Trial], answer: Choice) -> Choice | None:
-        """Return the naive configuration to compare the answer with: with the largest micro-batch that fits.
+    def baseline(self, rows: Sequence[Trial], answer: Choice) -> Choice | None:
+        """Return the baseline to compare the answer with: with the largest micro-batch that fits.
 
         As far as is known, and with what makes the answer another training.
         """
@@ -48,15 +48,15 @@ class Proposer(Protocol):
 
 
 class OptunaProposer:
-    """Proposes the naive configurations by bisection, then what one of Optuna's samplers proposes."""
+    """Proposes the baselines by bisection, then what one of Optuna's samplers proposes."""
 
     def __init__(self, problem: SearchProblem, study: StoredStudy) -> None:
         self._problem, self._study = problem, study
 
     def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
-        """Return the middle of the naive micro-batches that may fit, then the proposals of the sampler."""
+        """Return the middle of the micro-batches of the baseline that may fit, then the proposals of the sampler."""
         problem, study = self._problem, self._study
-        choice = next_naive(problem.naive, _fitting(rows), study.taken) or choose(
+        choice = next_baseline(problem.baselines, _fitting(rows), study.taken) or choose(
             problem.space.choices,
             problem.space,
             study.trials,
@@ -67,15 +67,15 @@ class OptunaProposer:
         )
         return None if choice is None else Proposal(choice)
 
-    def naive(self, rows: Sequence[Trial], answer: Choice) -> Choice | None:
-        """Return the first that was measured to fit, or was not measured while a naive one of its micro-batch fits."""
+    def baseline(self, rows: Sequence[Trial], answer: Choice) -> Choice | None:
+        """Return the first that was measured to fit, or was not measured while a baseline of its micro-batch fits."""
         fitting, measured = _fitting(rows), [dict(row.choice) for row in rows]
-        sizes = {choice.get("micro_batch_size") for choice in self._problem.naive if choice in fitting}
+        sizes = {choice.get("micro_batch_size") for choice in self._problem.baselines if choice in fitting}
 
         def may_fit(choice: Choice) -> bool:
             return choice in fitting or (choice not in measured and choice.get("micro_batch_size") in sizes)
 
-        return next(filter(may_fit, self._problem.naive_beside(answer)), None)
+        return next(filter(may_fit, self._problem.baseline_beside(answer)), None)
 
     def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:
         """Return None: Optuna's samplers give no bound."""
@@ -104,11 +104,11 @@ class PredictiveProposer:
         choice = self._sampler.candidates[acquisition.next].choice
         return Proposal(choice, predicted_seconds, bound=bound)
 
-    def naive(self, rows: Sequence[Trial], answer: Choice) -> Choice | None:
-        """Return the first naive configuration that is feasible."""
+    def baseline(self, rows: Sequence[Trial], answer: Choice) -> Choice | None:
+        """Return the first baseline that is feasible."""
         feasible = self._study.evaluate(self._sampler).feasible
         fitting = [self._sampler.candidates[number].choice for number in feasible]
-        return next((choice for choice in self._problem.naive_beside(answer) if choice in fitting), None)
+        return next((choice for choice in self._problem.baseline_beside(answer) if choice in fitting), None)
 
     def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Certificate:
         """Return the bound after these measurements, and the configurations that were not measured."""

@@ -179,7 +179,7 @@ class Verification:
 
     choice: Mapping[str, Any]
     plain: Mapping[str, Any] | None
-    """The naive configuration that is the same training; None if there is no other configuration to compare with."""
+    """The baseline that is the same training; None if there is no other configuration to compare with."""
     num_steps: int
     outcome: str
     metrics: Mapping[str, float]
@@ -250,7 +250,7 @@ class SearchFindings:
     budget_bytes: int
     num_configurations: int
     """In the whole space."""
-    naive: tuple[Mapping[str, Any], ...]
+    baselines: tuple[Mapping[str, Any], ...]
     """The answer's training by default values, the largest micro-batch first: what its speed is compared with."""
     shows_front: bool
     """Whether the answer names the Pareto front."""
@@ -280,19 +280,19 @@ class SearchFindings:
         return self._with_its_speed(answer_of(self.rows, self.verification, self.extra))
 
     @property
-    def naive_trial(self) -> Trial | None:
-        """Return the first naive configuration that fits, with its one speed; None if none was measured to fit."""
+    def baseline_trial(self) -> Trial | None:
+        """Return the first baseline that fits, with its one speed; None if none was measured to fit."""
         fitting = [row for row in one_per_configuration(self.rows) if row.fits]
-        found = (row for choice in self.naive for row in fitting if row.choice == choice)
+        found = (row for choice in self.baselines for row in fitting if row.choice == choice)
         return self._with_its_speed(next(found, None))
 
     @property
     def speedup(self) -> float | None:
-        """The answer's speed as a multiple of the naive configuration's; None if one of them is unknown."""
-        best, naive = self.best, self.naive_trial
-        if best is None or naive is None:
+        """The answer's speed as a multiple of the baseline's; None if one of them is unknown."""
+        best, baseline = self.best, self.baseline_trial
+        if best is None or baseline is None:
             return None
-        return self.speed_of(best.choice) / self.speed_of(naive.choice)
+        return self.speed_of(best.choice) / self.speed_of(baseline.choice)
 
     def speed_of(self, choice: Mapping[str, Any]) -> float:
         """Return the speed of a configuration by all of its runs that count, in tokens per second."""

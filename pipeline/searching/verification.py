@@ -19,19 +19,19 @@ Measured = tuple[Result, dict[str, float]]
 """A result and its summary metrics."""
 Measure = Callable[[Choice, str], Measured]
 """(configuration, its role: `answer` or `plain`) -> what training it measured."""
-Naive = Callable[[Choice], Choice | None]
-"""An answer -> the naive configuration that is the same training, if one fits."""
+Baseline = Callable[[Choice], Choice | None]
+"""An answer -> the baseline that is the same training, if one fits."""
 
 
 def verify(
     problem: SearchProblem,
     trials: Sequence[Trial],
-    naive: Naive,
+    baseline: Baseline,
     measure: Measure,
     extra: Sequence[Measurement] = (),
     title: str = "verification",
 ) -> Verification | None:
-    """Train the fastest configurations that fit again, and a naive one; None if nothing fits.
+    """Train the fastest configurations that fit again, and a baseline; None if nothing fits.
 
     The fastest of many noisy measurements is likely to overstate its speed. So the answer is the fastest by all of its
     runs, and configurations are trained again as long as their earlier runs were faster than that: their trials and
@@ -48,7 +48,7 @@ def verify(
         return None
     completed = [one for one in tried if one.is_ok]
     answer = max(completed, key=lambda one: one.speed, default=tried[-1])
-    plain = _plain(problem, answer.choice, naive(answer.choice)) if completed else None
+    plain = _plain(problem, answer.choice, baseline(answer.choice)) if completed else None
     against = next((one.measured for one in completed if one.choice == plain), None)
     runs = [(f"{title}: answer", one.choice, one.measured) for one in tried]
     if against is None and plain is not None:
@@ -113,10 +113,10 @@ class _Again:
         return mean_speed([*self.before, self.measured[1]["tokens_per_second"]])
 
 
-def _plain(problem: SearchProblem, choice: Choice, naive: Choice | None) -> Choice | None:
-    """Return the naive configuration or, if that is the answer, the one with the next smaller micro-batch."""
-    smaller = (other for other in problem.naive_beside(choice) if size_of(other) < size_of(choice))
-    return naive if naive != choice else next(smaller, None)
+def _plain(problem: SearchProblem, choice: Choice, baseline: Choice | None) -> Choice | None:
+    """Return the baseline or, if that is the answer, the one with the next smaller micro-batch."""
+    smaller = (other for other in problem.baseline_beside(choice) if size_of(other) < size_of(choice))
+    return baseline if baseline != choice else next(smaller, None)
 
 
 def _verification(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -96,6 +97,13 @@ def _covers_its_storage(it: torch.Tensor) -> bool:
 class Values(TorchDispatchMode):
     """Runs operators about small tensors on the host too."""
 
+    supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Return True: torch.compile compiles nothing under a dispatch mode that is none of its own."""
+        return True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._shadows: dict[int, Shadow] = {}
@@ -115,6 +123,10 @@ class Values(TorchDispatchMode):
         on_card = [it for it in tensors if it.device.type == "cuda"]
         makes = any(isinstance(it, torch.device) and it.type == "cuda" for it in leaves)
         if (not on_card and not makes) or torch.cuda.is_current_stream_capturing():
+            return func(*args, **kwargs)
+        if isinstance(func, HigherOrderOperator):  # what it runs is not seen here, nor what it writes to
+            for it in on_card:
+                self._forget(it)
             return func(*args, **kwargs)
         if func.namespace == "c10d":
             return self._collective(func, args, kwargs)
