@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -79,6 +79,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         elif item.get_closest_marker("needs_numbers") and IS_SIMULATED:
             item.add_marker(pytest.mark.skip(reason="needs numbers: a simulated card computes none"))
+    _leave_out_of_matrices(items)
+
+
+def _leave_out_of_matrices(items: Sequence[pytest.Item]) -> None:
+    """Mark as slow all cases of a matrix but as many as it says, which lie evenly between the first and the last."""
+    matrices: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("matrix") and not item.get_closest_marker("skip"):
+            matrices.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in matrices.values():
+        [number] = cases[0].get_closest_marker("matrix").args  # type: ignore[union-attr]
+        cases = [case for case in cases if not case.get_closest_marker("slow")]
+        kept = {round(place * (len(cases) - 1) / max(1, number - 1)) for place in range(number)}
+        for place, case in enumerate(cases):
+            if place not in kept:
+                case.add_marker(pytest.mark.slow)
 
 
 def pairs(firsts: Sequence[Any], seconds: Sequence[Any]) -> list[Any]:
@@ -87,16 +103,6 @@ def pairs(firsts: Sequence[Any], seconds: Sequence[Any]) -> list[Any]:
         pytest.param(first, second, id=f"{first}-{second}", marks=[pytest.mark.slow] if row and column else [])
         for row, first in enumerate(firsts)
         for column, second in enumerate(seconds)
-    ]
-
-
-def few(number: int, cases: Iterable[Any]) -> list[Any]:
-    """Return test cases, of which only `make test-all` runs those after the first `number`."""
-    return [
-        pytest.param(
-            *(case if isinstance(case, tuple) else (case,)), marks=[] if place < number else [pytest.mark.slow]
-        )
-        for place, case in enumerate(cases)
     ]
 
 

@@ -33,6 +33,7 @@ from pipeline.techniques.activation_offloading import ActivationOffloading
 EVERYTHING: dict[str, Any] = {"activation_offloading": True, "offloading_min_mib": 0.0}
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TINY, few, pairs, tiny, with_corpus_of
+from conftest import TINY, pairs, tiny, with_corpus_of
 from peft import LoraConfig, get_peft_model
 from test_export import run_framework
 from test_extrapolate_depth import CARD, check_extrapolation, write_configuration
@@ -77,6 +77,7 @@ def plainly_trained(experiment: Experiment, loop: Loop, config: LoraConfig) -> t
     return found
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # which get_peft_model reads
 @pytest.mark.parametrize("sequences", ["packed", "padded"])
 @pytest.mark.parametrize("cut", [(8, 1), (2, 4)], ids=str)
@@ -109,6 +110,7 @@ def test_losses_are_those_of_a_plain_loop_with_peft(
     )
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("sequences", ["packed", "padded"])
 @pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
 def test_losses_do_not_depend_on_the_micro_batch_size(model: str, sequences: str, short_documents: Path) -> None:
@@ -163,6 +165,7 @@ def test_targets_are_linear_layers_of_every_layer(model: str, targets: str, adap
     assert head is not None and head.layer is step.trainable.module.get_submodule("lm_head")
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("checkpointing", ["every_layer", "every_2_layers", "attention_saved", "offloaded"])
 @pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
 def test_the_adapters_of_checkpointed_layers_have_the_same_gradients(model: str, checkpointing: str) -> None:
@@ -185,6 +188,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("model", "others"), pairs(["gpt2-nano", "llama-nano"], OTHERS))
 def test_its_peak_is_predicted_where_the_weights_set_it(model: str, others: dict[str, Any]) -> None:
     wide = {**SMALL_BATCH, "model": model, "vocabulary_size": 300, "causal_lm__width": 96}
@@ -195,6 +199,7 @@ def test_its_peak_is_predicted_where_the_weights_set_it(model: str, others: dict
     assert others.get("optimizer") in ("adafactor", "sgd") or peak < 0.8 * measured(tiny(**wide, **without))
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "others",
     [
@@ -236,16 +241,14 @@ def test_its_peak_on_a_card_is_predicted(others: dict[str, Any], model: str, car
 
 
 @pytest.mark.parametrize("target", [OWN_CPU, CARD], ids=["cpu", "cuda"])
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     "settings",
-    few(
-        1,
-        [
-            {"accumulation_steps": 3, "precision": "bf16", "checkpointing": "every_layer"},
-            {"accumulation_steps": 1, "model": "llama-nano", "adapter_targets": "attention", "loss_kernel": "chunked"},
-            {"accumulation_steps": 1, "optimizer_in_backward": True, "max_grad_norm": "none"},
-        ],
-    ),
+    [
+        {"accumulation_steps": 3, "precision": "bf16", "checkpointing": "every_layer"},
+        {"accumulation_steps": 1, "model": "llama-nano", "adapter_targets": "attention", "loss_kernel": "chunked"},
+        {"accumulation_steps": 1, "optimizer_in_backward": True, "max_grad_norm": "none"},
+    ],
     ids=str,
 )
 def test_a_deep_model_is_extrapolated_exactly(

@@ -85,6 +85,7 @@ def test_random_numbers_of_other_threads_are_their_own_while_memory_is_predicted
 POLICY: dict[str, Any] = {"space": {"checkpointing": ["auto"]}, "budget": "64MiB", "micro_batch_size": 1}
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "more", [{"space": FEW}, POLICY, {"space": FEW, "max_grad_norm": 1.0, "budget": "1MiB"}], ids=str
 )

@@ -38,6 +38,7 @@ class UncachedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         super().__init__(allow_non_fake_inputs=True)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("settings", "target"), pairs(RUNS, [find_card("h200"), CPU, find_card("t4")]))
 def test_a_timeline_is_the_same_with_and_without_the_cache(
     settings: dict[str, Any], target: Hardware, monkeypatch: pytest.MonkeyPatch

@@ -279,6 +279,7 @@ def test_a_file_that_is_no_yaml_is_reported(tmp_path: Path) -> None:
             read_claims(file)
 
 
+@pytest.mark.slow
 def test_entry_points_are_run_once_and_their_results_become_verdicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,6 +119,7 @@ def stop_short(which: int, act: Callable[[object], None], experiment: Experiment
     train(experiment, prepared, emit_or_act)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("rank", "act", "outcome", "detail"),
     [
@@ -206,6 +207,7 @@ def test_the_slowest_rank_and_the_largest_are_what_is_measured(log: Path) -> Non
     assert other.memory.peak_allocated_bytes > plain.memory.peak_allocated_bytes + more_bytes // 4
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "settings",
     [

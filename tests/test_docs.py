@@ -132,7 +132,10 @@ def tiny(entry: str, given: dict[str, str]) -> dict[str, str]:
     return {**SMALL, **few, **short, **given}
 
 
-@pytest.mark.parametrize("command", HERE)
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(it, marks=[pytest.mark.slow] if re.search("ray|--workers|text_files", it) else []) for it in HERE],
+)
 def test_a_command_of_the_readme_runs(command: str, project: Project) -> None:
     """`fitproof` is `python -m fitproof`, and runs in this process."""
     entry, given = entry_and_settings(command)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import few, tiny, with_corpus_of
+from conftest import tiny, with_corpus_of
 from levers import ON_CPU, ON_CUDA, Lever, needs_package
 from test_levers import DROPOUT, ON_CARD
 
@@ -38,7 +38,7 @@ def read(request):
 """
 SEVERAL_PASSES: dict[str, Any] = {"micro_batch_size": 2, "accumulation_steps": 4}
 each_that_runs_on_a_cpu, each_that_runs_on_a_card = (
-    pytest.mark.parametrize("lever", few(10, (one for one in levers if one.predicted)), ids=lambda lever: lever.name)
+    pytest.mark.parametrize("lever", [one for one in levers if one.predicted], ids=lambda lever: lever.name)
     for levers in (ON_CPU, ON_CUDA)
 )
 
@@ -74,6 +74,7 @@ def peaks_on_cpu(experiment: Experiment) -> tuple[int, int]:
     return of_training.peak_allocated_bytes, kept.allocated_bytes + more
 
 
+@pytest.mark.matrix(2)
 @each_that_runs_on_a_cpu
 def test_the_peak_of_an_evaluation_is_below_that_of_the_training(lever: Lever) -> None:
     needs_package(lever)
@@ -83,6 +84,7 @@ def test_the_peak_of_an_evaluation_is_below_that_of_the_training(lever: Lever) -
 
 
 @pytest.mark.gpu
+@pytest.mark.matrix(4)
 @each_that_runs_on_a_card
 def test_an_evaluation_raises_no_peak_on_a_card(lever: Lever, card: Any) -> None:
     """Neither of the allocated bytes nor of the reserved ones, though what the allocator has cached is divided anew."""

@@ -179,6 +179,7 @@ sys.exit(evidence.main(["--folder", {str(tmp_path)!r}, "--work", {str(tmp_path /
     assert process.returncode == 130 and "slow: left (not begun)" in out
 
 
+@pytest.mark.matrix(2)
 @NO_GPU
 @pytest.mark.parametrize("piece", PIECES, ids=lambda piece: piece.name)
 def test_the_command_of_a_piece_is_understood(piece: Piece, tmp_path: Path) -> None:

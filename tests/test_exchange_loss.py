@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import few, tiny
+from conftest import tiny
 
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
@@ -27,25 +27,23 @@ def recorded(target: Any, **settings: Any) -> Timeline:
     return record(experiment, target, experiment.read_corpus(), experiment.effective_batch_size)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("target", [CPU, CARD], ids=["cpu", "cuda"])
 @pytest.mark.parametrize(
     ("common", "inside"),
-    few(
-        2,
-        [
-            ({}, {"checkpointing": "every_layer"}),
-            ({"precision": "bf16"}, {"checkpointing": "attention_saved", "gelu": "fused"}),
-            (
-                {"precision": "fp16", "causal_lm__dropout": 0.1},
-                {"checkpointing": "every_2_layers", "attention": "eager"},
-            ),
-            ({"model": "llama-nano", "sequences": "padded"}, {"checkpointing": "full:1-2", "causal_lm__num_layers": 5}),
-            (
-                {"precision": "bf16", "accumulation_steps": 1, "optimizer_in_backward": True, "max_grad_norm": "none"},
-                {"checkpointing": "every_layer"},
-            ),
-        ],
-    ),
+    [
+        ({}, {"checkpointing": "every_layer"}),
+        ({"precision": "bf16"}, {"checkpointing": "attention_saved", "gelu": "fused"}),
+        (
+            {"precision": "fp16", "causal_lm__dropout": 0.1},
+            {"checkpointing": "every_2_layers", "attention": "eager"},
+        ),
+        ({"model": "llama-nano", "sequences": "padded"}, {"checkpointing": "full:1-2", "causal_lm__num_layers": 5}),
+        (
+            {"precision": "bf16", "accumulation_steps": 1, "optimizer_in_backward": True, "max_grad_norm": "none"},
+            {"checkpointing": "every_layer"},
+        ),
+    ],
     ids=str,
 )
 def test_another_loss_takes_the_place_of_the_models_own(
@@ -71,25 +69,23 @@ def test_nothing_is_derived_where_the_timelines_differ_around_the_loss() -> None
     assert of_more is None or with_other_loss(own, of_more) is None
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("size", "more"),
-    few(
-        2,
-        [
-            (2, {}),
-            (16, {"precision": "bf16"}),
-            (4, {"activation_offloading": True, "offloading_min_mib": 0.01}),
-            (
-                2,
-                {
-                    "model": "llama-nano",
-                    "accumulation_steps": 1,
-                    "optimizer_in_backward": True,
-                    "max_grad_norm": "none",
-                },
-            ),
-        ],
-    ),
+    [
+        (2, {}),
+        (16, {"precision": "bf16"}),
+        (4, {"activation_offloading": True, "offloading_min_mib": 0.01}),
+        (
+            2,
+            {
+                "model": "llama-nano",
+                "accumulation_steps": 1,
+                "optimizer_in_backward": True,
+                "max_grad_norm": "none",
+            },
+        ),
+    ],
     ids=str,
 )
 def test_a_trace_is_derived_if_the_others_are_in_the_cache(

@@ -117,6 +117,7 @@ def test_the_script_trains_the_same_without_fitproof(exported: tuple[Path, list[
     assert run("-I", str(folder / "train.py")) == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("framework", ["accelerate", "hugging_face", "lightning"])
 def test_a_framework_trains_the_same(framework: str, tmp_path: Path) -> None:
     write_files(export_files(tiny(**COMBINED)), tmp_path)
@@ -163,6 +164,7 @@ def test_the_script_weights_padded_tokens_as_fitproof_does(
     assert losses_of_script(str(tmp_path / "train.py")) == pytest.approx(losses_here(**values), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_trainer_pads_each_micro_batch_to_its_longest_sequence(short_documents: Path, tmp_path: Path) -> None:
     text = {"corpus": "text_files", "text_files__path": str(short_documents), "sequences": "padded"}
     values = {**text, "effective_batch_size": 4, "micro_batch_size": 2}
@@ -174,6 +176,7 @@ def test_trainer_pads_each_micro_batch_to_its_longest_sequence(short_documents: 
     assert batch["labels"].tolist() == [[-100, 6, 7], [8, -100, -100]]
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(("loss_kernel", "corpus"), pairs(["full", "chunked"], ["chat", "text_files"]))
 def test_the_script_keeps_documents_apart(loss_kernel: str, corpus: str, short_documents: Path, tmp_path: Path) -> None:
     values = {
@@ -197,6 +200,7 @@ def test_the_script_keeps_documents_apart(loss_kernel: str, corpus: str, short_d
         assert len(losses) == TINY["num_steps"] and losses[-1] < losses[0]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("sequences", ["packed", "fixed_length", "grouped"])
 def test_the_script_has_the_targets_of_answers_alone(sequences: str, tmp_path: Path) -> None:
     values = {"corpus": "chat", "sequences": sequences, "effective_batch_size": 4, "micro_batch_size": 2}

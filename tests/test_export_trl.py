@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import few, pairs, tiny
+from conftest import pairs, tiny
 from levers import LEVERS, ON_CPU, Lever, needs_package
 from test_chat import HEADERS, MARKED, ROWS, TALK, THOUGHTS, folder_with, written
 from test_export import COMBINED, PLAIN, losses_here
@@ -58,7 +58,8 @@ def test_it_trains_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
     assert losses_of_trl(tiny(**changes), tmp_path) == pytest.approx(losses_here(**changes), abs=1e-4)
 
 
-@pytest.mark.parametrize("lever", few(8, EXPRESSED), ids=lambda lever: lever.name)
+@pytest.mark.matrix(2)
+@pytest.mark.parametrize("lever", EXPRESSED, ids=lambda lever: lever.name)
 def test_it_trains_the_same_with_a_lever(lever: Lever, tmp_path: Path) -> None:
     needs_package(lever)
     changes = {"model": lever.models[0], **CUT, **lever.companions, **lever.settings}
@@ -69,6 +70,7 @@ def test_it_trains_the_same_with_a_lever(lever: Lever, tmp_path: Path) -> None:
     assert "It has the measured losses" in text and "not the training that was measured" not in text
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import few, tiny
+from conftest import tiny
 from transformers import AutoConfig
 
 from pipeline.config.experiment import Experiment
@@ -33,20 +33,18 @@ def deep(num_layers: int = NUM_LAYERS, **settings: Any) -> Experiment:
     return tiny(**{"micro_batch_size": 2, "causal_lm__num_layers": num_layers, **settings})
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("target", [CPU, CARD], ids=["cpu", "cuda"])
 @pytest.mark.parametrize(
     "settings",
-    few(
-        3,
-        [
-            {"accumulation_steps": 3, "precision": "bf16", "checkpointing": "every_layer"},
-            {"model": "llama-nano", "attention": "eager", "loss_kernel": "fused"},
-            {"optimizer_in_backward": True, "max_grad_norm": "none", "gelu": "fused"},
-            {"accumulation_steps": 1},
-            {"micro_batch_size": 1, "checkpointing": "every_2_layers", "max_grad_norm": "none"},
-            {"precision": "bf16", "loss_kernel": "chunked", "checkpointing": "attention_saved"},
-        ],
-    ),
+    [
+        {"accumulation_steps": 3, "precision": "bf16", "checkpointing": "every_layer"},
+        {"model": "llama-nano", "attention": "eager", "loss_kernel": "fused"},
+        {"optimizer_in_backward": True, "max_grad_norm": "none", "gelu": "fused"},
+        {"accumulation_steps": 1},
+        {"micro_batch_size": 1, "checkpointing": "every_2_layers", "max_grad_norm": "none"},
+        {"precision": "bf16", "loss_kernel": "chunked", "checkpointing": "attention_saved"},
+    ],
     ids=str,
 )
 def test_a_deep_model_is_extrapolated_exactly(
@@ -55,6 +53,7 @@ def test_a_deep_model_is_extrapolated_exactly(
     check_extrapolation(settings, target, monkeypatch, tmp_path)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -72,7 +71,8 @@ def test_a_deep_model_on_a_card_is_extrapolated_exactly(
     check_extrapolation({"accumulation_steps": 1, **settings}, CARD, monkeypatch, tmp_path)
 
 
-@pytest.mark.parametrize("kind", few(3, EQUAL_LAYERS))
+@pytest.mark.matrix(2)
+@pytest.mark.parametrize("kind", EQUAL_LAYERS)
 def test_a_deep_model_in_a_folder_is_extrapolated_exactly(
     kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -143,17 +143,15 @@ def all_layers(wanted: Experiment, target: Any) -> Timeline:
     return record(Experiment(wanted.settings.model_copy(update=short)), target, wanted.read_corpus(), num_rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "settings"),
-    few(
-        2,
-        [
-            (CPU, {"model": "qwen3-nano", "loss_kernel": "chunked"}),
-            (CARD, {**OFFLOADING, "checkpointing": "attention_saved", "precision": "bf16"}),
-            (CPU, {"checkpointing": "every_2_layers", "attention": "eager"}),
-            (CARD, {"causal_lm__dropout": 0.1, "precision": "fp16"}),
-        ],
-    ),
+    [
+        (CPU, {"model": "qwen3-nano", "loss_kernel": "chunked"}),
+        (CARD, {**OFFLOADING, "checkpointing": "attention_saved", "precision": "bf16"}),
+        (CPU, {"checkpointing": "every_2_layers", "attention": "eager"}),
+        (CARD, {"causal_lm__dropout": 0.1, "precision": "fp16"}),
+    ],
     ids=str,
 )
 def test_layers_that_repeat_at_one_size_repeat_at_others(

@@ -184,6 +184,7 @@ def test_a_search_that_is_stopped_while_it_predicts_ends_at_once(project: Projec
     assert not (project.folder / "runs").exists() and not (project.folder / "optuna.db").exists()
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("entry", "way"),
     [

@@ -69,6 +69,7 @@ def peak_mib(project: Project, pretrained: Path, **settings: str) -> float:
     return float(row.metrics["peak_allocated_mib"])
 
 
+@pytest.mark.slow
 def test_without_a_limit_all_kinds_are_compared_and_the_first_is_searched(project: Project, pretrained: Path) -> None:
     done = project.here("finetune", {**SHORT, "model": str(pretrained), "budget": "1GiB"})
     assert done.returncode == 0, done.stderr
@@ -97,6 +98,7 @@ def test_weights_are_those_of_the_folder(project: Project, pretrained: Path) -> 
     assert abs(losses["true"] - losses["false"]) > 0.01
 
 
+@pytest.mark.slow
 def test_a_kind_that_does_not_fit_is_skipped_and_the_next_is_searched(project: Project, pretrained: Path) -> None:
     least = {kind: peak_mib(project, pretrained, micro_batch_size="2", adapter=kind) for kind in ("none", "lora")}
     assert least["lora"] < least["none"]
@@ -113,6 +115,7 @@ def test_a_kind_that_does_not_fit_is_skipped_and_the_next_is_searched(project: P
     assert yaml.safe_load((project.folder / "best.yaml").read_text())["adapter"] == "lora"
 
 
+@pytest.mark.slow
 def test_what_transformers_default_needs_is_beside_full_fine_tuning(tmp_path: Path) -> None:
     """It loads a checkpoint in 16 bits as it is; without float32 AdamW there is no loss to compare theirs with."""
     project = Project.copy(tmp_path / "project")
@@ -171,6 +174,7 @@ def test_nothing_fits(project: Project, pretrained: Path) -> None:
     assert list(frame.outcome) == ["skipped", "skipped"]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -117,6 +117,7 @@ def documents(short_documents: Path) -> dict[str, Any]:
     return {"corpus": "text_files", "text_files__path": short_documents, "sequence_length": 200, "num_steps": 8}
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("model", "more"),
     pairs(["gpt2-nano", "llama-nano"], [{}, {"checkpointing": "every_layer"}, {"attention": "eager"}]),
@@ -135,6 +136,7 @@ def test_losses_are_those_of_padding_to_the_sequence_length(
             assert same.positions < one.positions
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("model", "more"),
     pairs(
@@ -161,6 +163,7 @@ def test_the_predicted_peak_is_the_measured_one(
     assert max(one.positions for one in steps[WATCHED_STEPS:]) < steps[0].positions
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("sequences", "attention"), pairs(["padded", "grouped"], ["sdpa", "eager"]))
 def test_no_step_of_an_epoch_needs_more_than_the_first_two(
     sequences: str, attention: str, documents: dict[str, Any]
@@ -194,6 +197,7 @@ def test_the_share_of_padding_is_that_of_the_typical_steps(documents: dict[str, 
     assert step_metrics(steps[0])["padding_percent"] > metrics["padding_percent"] > 0
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("sequences", ["padded", "grouped"])
 def test_the_speed_of_a_trial_does_not_depend_on_the_lengths_of_its_steps(

@@ -24,6 +24,7 @@ def run(*words: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([*script, *fixed, *words], cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_runs_resume_and_equal_configurations_run_once(tmp_path: Path) -> None:
     words = ["--variants", "precision bf16,+ precision"]
     first = run(*words, "--repeats", "1", folder=tmp_path)

@@ -178,6 +178,7 @@ def test_gradients_under_bf16_are_as_exact_as_plain_ones(lever: Lever) -> None:
         assert not worse, model
 
 
+@pytest.mark.matrix(4)
 @each(lever for lever in ON_CPU if lever.predicted)
 def test_the_peak_on_a_cpu_is_predicted(lever: Lever) -> None:
     needs_package(lever)
@@ -196,6 +197,7 @@ def test_the_peak_on_a_card_is_predicted(lever: Lever, card: Any) -> None:
     assert predicted["predicted_allocated_bytes"] == pytest.approx(real["measured_allocated_bytes"], rel=5e-4)
 
 
+@pytest.mark.matrix(4)
 @each_on_cpu
 def test_the_exported_script_trains_the_same(lever: Lever, capsys: pytest.CaptureFixture[str]) -> None:
     needs_package(lever)

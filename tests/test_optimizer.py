@@ -121,6 +121,7 @@ def distance(found: Iterable[Tensor], expected: Iterable[Tensor], before: Iterab
     return max(float((a - b).norm() / (b - start).norm()) for a, b, start in triples)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("model", ["gpt2-nano", "encoder_stack"])
 @pytest.mark.parametrize("num_micro_batches", CUTS)
 @pytest.mark.parametrize("optimizer", OTHERS)
@@ -322,6 +323,7 @@ def test_what_8_bit_adamw_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     assert tiny(optimizer="sgd").unsupported(CPU) is None
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("model", "more"),
     pairs(["gpt2-nano", "encoder_stack"], [{}, {"precision": "bf16"}, {"optimizer_in_backward": True}]),

@@ -81,6 +81,7 @@ def loss_and_gradients(experiment: Experiment, prepared: Any, sequences: Any) ->
     return float(torch.stack(losses).sum()), gradients
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("settings", TECHNIQUES, ids=str)
 @pytest.mark.parametrize("model", MODELS)
 def test_loss_and_gradients_are_those_of_the_documents_one_by_one(model: str, settings: dict[str, Any]) -> None:
@@ -110,6 +111,7 @@ def test_joined_documents_have_another_loss() -> None:
     assert losses[0] != pytest.approx(losses[1], rel=1e-4)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("model", "settings"), pairs(MODELS, TECHNIQUES))
 def test_the_predicted_peak_is_the_measured_one(model: str, settings: dict[str, Any]) -> None:
     experiment = tiny(

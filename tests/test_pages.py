@@ -343,6 +343,7 @@ def test_a_table_is_filtered_by_all_words(shown: Shown) -> None:
     assert len(lines) == 5 and all({"bf16", "every_layer"} <= set(line.inner_text().split()) for line in lines)
 
 
+@pytest.mark.matrix(2)
 @needs_browser
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (768, "dark"), (390, "light")])
 @pytest.mark.parametrize("findings", [search_findings, plan_findings])

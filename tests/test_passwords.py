@@ -192,6 +192,7 @@ def test_a_tracking_server_refuses_who_has_no_password(
         assert "a-wrong-secret" not in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_no_password_of_a_store_that_is_a_database_is_written_anywhere(
     project: Project, postgresql: Postgresql
 ) -> None:

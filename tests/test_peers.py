@@ -56,6 +56,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 @pytest.mark.parametrize("peer", ["Fitproof", "Accelerate", "Lightning"])
 @pytest.mark.filterwarnings(*OF_LIBRARIES)
@@ -117,6 +118,7 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(file.read_text().splitlines()))
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_goes_on_where_it_stopped(tmp_path: Path) -> None:
     words = [sys.executable, SCRIPT, *SHORT, "--configurations", "fp32", "--peers", "Fitproof", "--runs", "2"]
     words += ["--folder", tmp_path, "--date", "2026-01-02"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, TINY, few, tiny, with_corpus_of
+from conftest import ROOT, TINY, tiny, with_corpus_of
 from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
@@ -82,7 +82,8 @@ def measured(experiment: Experiment, prepared: Prepared | None = None) -> int:
     return peak
 
 
-@pytest.mark.parametrize("settings", few(8, CASES), ids=lambda case: "-".join(map(str, case.values())))
+@pytest.mark.matrix(4)
+@pytest.mark.parametrize("settings", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_a_prediction_equals_the_peak_of_the_allocator(settings: dict[str, Any]) -> None:
     experiment = tiny(**settings, eval_steps=0)
     prediction = predict(experiment, CPU)
@@ -115,6 +116,7 @@ def mixture_of_experts(kind: str, folder: Path, implementation: str = "grouped_m
     return Experiment(validate(AllSettings, settings, ""))
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("settings", [{}, {"precision": "bf16", "checkpointing": "every_layer"}], ids=str)
 @pytest.mark.parametrize("kind", EXPERTS)
 def test_a_mixture_of_experts_is_predicted_within_the_same_error(
@@ -227,6 +229,7 @@ def test_predictions_agree_with_torchs_mem_tracker(checkpointing: str) -> None:
     assert predict(experiment, CPU, prepared).peak_allocated_bytes == pytest.approx(theirs, rel=0.01)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("target", [CPU, find_card("a100")], ids=["cpu", "cuda"])
 @pytest.mark.parametrize("settings", [{}, {"precision": "fp16"}, {"checkpointing": "every_layer"}])
 def test_many_micro_batches_are_predicted_from_two(settings: dict[str, Any], target: Hardware) -> None:
@@ -275,6 +278,7 @@ def test_a_prediction_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         predict(experiment, find_card("a100"))
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("target", [CPU, find_card("a100")], ids=["cpu", "cuda"])
 @pytest.mark.parametrize(
     "settings",
@@ -369,6 +373,7 @@ def test_parameters_that_qlora_does_not_quantize_are_counted(tmp_path: Path) -> 
 LLAMA = {"model": "llama-nano", "sequence_length": 256, "causal_lm__num_layers": 1}
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("size", [32, 64])
 @pytest.mark.parametrize(
     ("card", "heads", "channels", "settings"),

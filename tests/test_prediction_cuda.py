@@ -59,6 +59,7 @@ def visible_bytes(timeline: Timeline) -> int:
     return peak
 
 
+@pytest.mark.slow
 def test_two_simulations_of_a_gpu_agree() -> None:
     cases = [{**WIDE, **case} for case in ROUTES]
     words = [sys.executable, str(ROOT / "tests" / "private_device.py"), json.dumps(cases)]
@@ -259,6 +260,7 @@ def test_the_error_for_an_unknown_card_lists_the_cards() -> None:
         find_card("h300")
 
 
+@pytest.mark.slow
 def test_predicting_the_largest_models_takes_little_memory() -> None:
     code = """
 import resource

@@ -198,6 +198,7 @@ def hub(sharded: Path) -> Iterator[str]:
         server.server_close()
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("model", "words"),
     [

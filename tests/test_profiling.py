@@ -140,6 +140,7 @@ def test_dominant_state_says_what_does_not_help(tmp_path: Path) -> None:
     assert cut in settings_advised(profiled(tmp_path, **wide))
 
 
+@pytest.mark.slow
 def test_float32_matrix_products_ask_for_autocast_until_it_is_there(tmp_path: Path) -> None:
     large = {**LONGER, "sequence_length": 128, "causal_lm__width": 256}
     found = profiled(tmp_path, **large)

@@ -28,12 +28,14 @@ def operators() -> list[tuple[str, int, float]]:
         return [(row["kernel"], int(row["x"]), float(row["peak_allocated_mib"])) for row in csv.DictReader(file)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of transformers and peft
 def test_the_bytes_of_lora_steps_are_those_of_a_t4() -> None:
     for row in compare(LORA):
         assert row.predicted == row.measured, row.run
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_bytes_of_a_qlora_step_are_near_those_of_a_t4() -> None:
     [row] = compare([QLORA])

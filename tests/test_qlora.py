@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import few, pairs, tiny
+from conftest import pairs, tiny
 from test_adapter import CUTS, LORA, NUM_STEPS, SMALL_BATCH, trained
 from test_export import run_framework
 from test_export_axolotl import exported
@@ -87,6 +87,7 @@ def plainly_trained(experiment: Experiment, loop: Loop) -> tuple[list[float], li
     return found
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # which get_peft_model reads
 @pytest.mark.parametrize(
     "more",
@@ -184,6 +185,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("model", "others"), pairs(MODELS, OTHERS))
 def test_its_peak_is_predicted(model: str, others: dict[str, Any]) -> None:
     """With few tokens it is reached where the weights are quantized, otherwise in the training."""
@@ -228,15 +230,13 @@ def test_its_peak_on_a_card_is_predicted(others: dict[str, Any], model: str, car
 
 
 @pytest.mark.parametrize("target", [OWN_CPU, CARD], ids=["cpu", "cuda"])
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     "settings",
-    few(
-        1,
-        [
-            {"accumulation_steps": 3, "precision": "bf16", "checkpointing": "every_layer"},
-            {"accumulation_steps": 1, "model": "llama-nano", "adapter_targets": "attention"},
-        ],
-    ),
+    [
+        {"accumulation_steps": 3, "precision": "bf16", "checkpointing": "every_layer"},
+        {"accumulation_steps": 1, "model": "llama-nano", "adapter_targets": "attention"},
+    ],
     ids=str,
 )
 def test_a_deep_model_is_extrapolated_exactly(

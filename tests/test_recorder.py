@@ -41,6 +41,7 @@ def recorded(**settings: Any) -> tuple[Timeline, MemoryUse]:
     return timeline, [message for message in messages if isinstance(message, MemoryUse)][-1]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("settings", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_the_recorded_peak_is_the_allocators(settings: dict[str, Any]) -> None:
     timeline, memory = recorded(**settings)

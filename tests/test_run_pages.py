@@ -406,6 +406,7 @@ def test_a_moment_of_a_profile_lists_its_largest_tensors(shown: Shown) -> None:
     assert page.locator("[data-chart=modules] .mark-rect path").count() > 5
 
 
+@pytest.mark.matrix(2)
 @needs_browser
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (768, "dark"), (390, "light")])
 @pytest.mark.parametrize("findings", [comparison_findings, profiling_findings])

@@ -135,6 +135,7 @@ def identity(choice: Choice) -> tuple[Any, ...]:
     return tuple(choice.items())
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.parametrize(("directions", "oom"), pairs([("maximize",), ("maximize", "minimize")], [True, False]))
 @pytest.mark.parametrize("sampler", SAMPLERS)

@@ -54,6 +54,7 @@ def test_every_configuration_is_measured_as_often_as_asked_for(table: Path) -> N
     assert json.loads(table.with_suffix(".json").read_text())["model"] == "gpt2-nano"
 
 
+@pytest.mark.slow
 def test_every_sampler_is_replayed_and_told(table: Path) -> None:
     done = run("search_replay.py", str(table), "--seeds", "2", cache=table.parent / "cache")
     assert done.returncode == 0, done.stderr

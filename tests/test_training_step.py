@@ -46,6 +46,7 @@ def losses(experiment: Experiment) -> list[float]:
     return [record.loss for record in run(experiment)]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("sequences", ["packed", "fixed_length", "padded", "grouped"])
 @pytest.mark.parametrize(("model"), ["gpt2-nano", "llama-nano", "encoder_stack"])
 def test_losses_and_norms_do_not_depend_on_the_micro_batch_size(
@@ -71,6 +72,7 @@ def test_padded_micro_batches_have_different_numbers_of_targets(short_documents:
     assert len(counts) > 1
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano", "qwen3-nano", "encoder_stack"])
 @pytest.mark.parametrize(
     ("policy", "recomputed"), [("none", 0), ("every_layer", 4), ("every_2_layers", 2), ("every_3_layers", 2)]

@@ -151,6 +151,7 @@ def test_the_report_is_shown_among_the_artifacts(page: Page, project: Project, a
     keep(page, "report")
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("entry", "screen"),
     pairs(

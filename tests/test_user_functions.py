@@ -74,6 +74,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return Project.copy(tmp_path_factory.mktemp("own"))
 
 
+@pytest.mark.slow
 def test_every_kind_of_entry_point_takes_them(project: Project) -> None:
     config = {"config": "experiments/examples/own.yaml"}
     space = {"space": '{"micro_batch_size": [2, 4], "checkpointing": ["none", "every_layer"]}'}

@@ -30,6 +30,7 @@ SMALL_BATCH: dict[str, Any] = {"sequence_length": 8, "micro_batch_size": 1, "eff
 """Parameters, gradients and optimizer state are most of the peak."""
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("num_micro_batches", CUTS)
 @pytest.mark.parametrize("model", ["gpt2-nano", "encoder_stack"])
@@ -99,6 +100,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("model", "others"), pairs(["gpt2-nano", "encoder_stack"], OTHERS))
 def test_its_peak_is_predicted_where_the_weights_set_it(model: str, others: dict[str, Any]) -> None:
     wide = {"vocabulary_size": 300, "causal_lm__width": 96, "encoder_stack__width": 96}
@@ -109,6 +111,7 @@ def test_its_peak_is_predicted_where_the_weights_set_it(model: str, others: dict
     assert peak < 0.75 * predict(tiny(**shared), CPU).peak_allocated_bytes
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "others",
     [
