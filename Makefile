@@ -1,4 +1,5 @@
 # make search    the main job: the fastest configuration that fits a memory budget
+# make quick     lint, types, layers, and one test case of each promise: before each commit
 # make test      lint, types, layers, and one test case for each part
 # make test-all  the same with the full matrices
 # make test-cuda the tests marked gpu, on simulated cards (1.9 GB in .venv-cuda; needs gcc, no GPU)
@@ -21,10 +22,13 @@ export PYTHONDONTWRITEBYTECODE :=
 
 CARD := PYTHONPATH=. $(BIN)/python tests/cuda_without_gpu/cards.py
 
-.PHONY: search test test-all test-cuda test-cluster check evidence ui clean
+.PHONY: search quick test test-all test-cuda test-cluster check evidence ui clean
 
 search: .venv/installed
 	PATH="$(abspath $(BIN)):$$PATH" mlflow run . -e search --env-manager=local --experiment-name fitproof $(ARGS)
+
+quick: check
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL) -m "quick and not slow"
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL) -m "not slow"

@@ -251,6 +251,7 @@ def test_measured_peaks_correct_the_predictions_of_the_rest() -> None:
     assert memory_model.probability_of_fit(CANDIDATES, {}, tight, "cpu")[number] > 0.95
 
 
+@pytest.mark.quick
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     fixed=st.floats(0, 4),
@@ -531,6 +532,7 @@ def test_the_noise_is_learned_from_how_the_runs_of_a_configuration_differ() -> N
     assert quiet < 0.02 and noisy > 0.08
 
 
+@pytest.mark.quick
 def test_the_fastest_are_measured_again_until_the_bound_is_small() -> None:
     """Where runs vary by 8 %, two of each leave a wide bound; more of the two that may be the fastest narrow it."""
     random, rules = np.random.default_rng(1), Rules(budget_bytes=10**12)

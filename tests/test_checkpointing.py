@@ -54,6 +54,7 @@ def trained(experiment: Experiment, num_steps: int = 10) -> list[Tensor]:
     return [*losses, *step.trainable.module.parameters()]
 
 
+@pytest.mark.quick
 @pytest.mark.matrix(4)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ HERE = [command for command in README_COMMANDS if command.startswith("fitproof")
 THROUGH_MLFLOW = [command for command in README_COMMANDS if command.startswith("mlflow")]
 
 
+@pytest.mark.quick
 def test_the_readme_is_short() -> None:
     assert len(text_of("README.md").splitlines()) <= README_LINES
 

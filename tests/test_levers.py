@@ -144,6 +144,7 @@ def test_a_lever_that_takes_one_micro_batch_refuses_several(lever: Lever) -> Non
     assert reason is not None and "accumulation_steps" in reason and "4" in reason
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @each_of_the_same_training
 def test_ten_steps_have_the_losses_of_the_plain_step(lever: Lever, scenario: str, short_documents: Path) -> None:

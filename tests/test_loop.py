@@ -100,6 +100,7 @@ def test_a_check_that_agrees_ends_the_search_and_is_a_trial_all_the_same(
     assert one.names[1:] == ["verification: answer", "verification: plain"]
 
 
+@pytest.mark.quick
 def test_the_search_goes_on_after_a_check_that_agrees_and_verifies_only_what_is_faster(
     problem: SearchProblem, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_several_cards_give_a_line_each(project: Project) -> None:
     )
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -110,6 +111,7 @@ def test_mlflow_run_passes_on_what_the_user_gave_and_nothing_else(project: Proje
     assert params == {**given, "model": "gpt2-nano"}
 
 
+@pytest.mark.quick
 def test_nothing_fits_is_an_answer(project: Project) -> None:
     done = project.here("plan", {**CARDS, "gpu": "cpu", "budget": "0.3MiB"})
     assert done.returncode == 1, done.stderr

@@ -82,6 +82,7 @@ def measured(experiment: Experiment, prepared: Prepared | None = None) -> int:
     return peak
 
 
+@pytest.mark.quick
 @pytest.mark.matrix(4)
 @pytest.mark.parametrize("settings", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_a_prediction_equals_the_peak_of_the_allocator(settings: dict[str, Any]) -> None:

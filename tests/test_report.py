@@ -175,6 +175,7 @@ def test_the_overview_takes_every_outcome(kinds: tuple[str, ...]) -> None:
     assert answer(shown).endswith(".")
 
 
+@pytest.mark.quick
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("kinds", CASES, ids="-".join)
 def test_the_page_is_made_again_from_the_findings_alone(kinds: tuple[str, ...], tmp_path: Path) -> None:

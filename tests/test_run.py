@@ -47,6 +47,7 @@ def kill_after(steps: int, kind: signal.Signals) -> Callable[[StepRecord], None]
     return listen
 
 
+@pytest.mark.quick
 def test_a_run_gives_the_same_losses_as_in_this_process(log: Path) -> None:
     received = Received()
     result = execute(tiny(), log, [received])
@@ -59,6 +60,7 @@ def test_a_run_gives_the_same_losses_as_in_this_process(log: Path) -> None:
     assert result.finished.eval_loss is not None
 
 
+@pytest.mark.quick
 def test_a_peak_over_the_budget_is_an_outcome(log: Path) -> None:
     free = execute(tiny(), log)
     assert free.memory is not None and free.memory.peak_allocated_bytes is not None
@@ -151,6 +153,7 @@ def test_a_diverged_loss_names_its_step(log: Path) -> None:
     assert len(result.steps) == 1
 
 
+@pytest.mark.quick
 def test_the_time_limit_ends_a_run(log: Path) -> None:
     execute(tiny(), log)  # the server that processes are forked from is up now
     start = time.monotonic()

@@ -162,6 +162,7 @@ def test_tpe_turns_away_from_what_does_not_fit() -> None:
     assert late > chance
 
 
+@pytest.mark.quick
 def test_a_study_survives_its_process(tmp_path: Any) -> None:
     storage = f"sqlite:///{tmp_path}/optuna.db"
     first = run(new_study(storage=storage), "tpe", 5)

@@ -63,6 +63,7 @@ def findings(project: Project) -> Any:
     return read_findings(sorted(project.folder.glob("runs/*-simulate-*"))[-1])
 
 
+@pytest.mark.quick
 @needs_cuda_build
 def test_a_script_that_fits_is_told_in_bytes_lines_and_cards(project: Project) -> None:
     done = simulate(project, "train.py", "4096")

@@ -46,6 +46,7 @@ def losses(experiment: Experiment) -> list[float]:
     return [record.loss for record in run(experiment)]
 
 
+@pytest.mark.quick
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("sequences", ["packed", "fixed_length", "padded", "grouped"])
 @pytest.mark.parametrize(("model"), ["gpt2-nano", "llama-nano", "encoder_stack"])
