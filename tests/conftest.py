@@ -40,7 +40,7 @@ TINY: dict[str, Any] = {
 THREE_LEVERS: dict[str, Any] = {
     "micro_batch_size": "divisors",
     "checkpointing": ["none", "every_layer", "every_2_layers"],
-    "precision": "auto",
+    "precision": ["fp32", "bf16"],
 }
 """A space of a few configurations."""
 IS_SIMULATED = "SIMULATED_CARD_NAME" in os.environ

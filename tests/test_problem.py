@@ -38,11 +38,18 @@ def precisions(space: Any, hardware: Hardware) -> tuple[Any, ...]:
 
 
 def test_automatic_precisions_follow_the_device() -> None:
-    assert precisions("auto", CPU) == ("fp32", "bf16")
     older = {name: precisions("auto", card) for name, card in CARDS.items() if card.capability < (8, 0)}  # type: ignore[operator]
     assert older == {"t4": ("fp32", "fp16"), "v100": ("fp32", "fp16")}
     assert {precisions("auto", card) for name, card in CARDS.items() if name not in older} == {("fp32", "bf16")}
     assert precisions(["tf32"], find_card("t4")) == ("tf32",), "values that are given stand as they are"
+
+
+@pytest.mark.parametrize(("has_bf16", "formats"), [(True, ("fp32", "bf16")), (False, ("fp32",))])
+def test_a_cpu_tries_bf16_where_it_has_instructions_for_it(
+    has_bf16: bool, formats: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bf16)
+    assert precisions("auto", CPU) == formats
 
 
 @pytest.mark.parametrize("name", ["sequence_length", "loss_chunk_tokens", "causal_lm.num_layers"])

@@ -12,8 +12,10 @@ from pydantic import Field
 from pipeline.base.contracts import BF16_CAPABILITY, Hardware
 from pipeline.base.technique import Mathematics, Step, Technique
 
-TRIED_ON = {"cpu": ("fp32", "bf16"), "older cuda": ("fp32", "fp16"), "cuda": ("fp32", "bf16")}
-"""Formats that `precision: auto` tries: fp16 is slow on a CPU, and not needed where a GPU has bf16."""
+TRIED_ON = {"older cpu": ("fp32",), "cpu": ("fp32", "bf16"), "older cuda": ("fp32", "fp16"), "cuda": ("fp32", "bf16")}
+"""Formats that `precision: auto` tries: fp16 is slow on a CPU, bf16 on one without instructions for it, and fp16 is not
+needed where a GPU has bf16.
+"""
 AUTOCAST_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -45,8 +47,11 @@ class Precision(Technique):
         """Return the formats worth trying on `hardware`."""
         if setting != "precision":
             return super().values_to_try(setting, hardware)
-        is_older = hardware.capability is not None and hardware.capability < BF16_CAPABILITY
-        return TRIED_ON["older cuda" if is_older else hardware.kind]
+        if hardware.kind == "cpu":
+            is_older = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        else:
+            is_older = hardware.capability is not None and hardware.capability < BF16_CAPABILITY
+        return TRIED_ON[f"older {hardware.kind}" if is_older else hardware.kind]
 
     def unsupported(self, hardware: Hardware) -> str | None:
         """Return why `hardware` cannot compute in this format, or None if it can."""
