@@ -10,7 +10,7 @@ from typing import Any
 import mlflow
 import pandas as pd
 import pytest
-from conftest import TINY, tiny
+from conftest import THREE_LEVERS, TINY, tiny
 from finished import Done
 from processes import started, wait_for
 from project import SMALL, Project
@@ -56,7 +56,7 @@ def test_its_prediction_for_a_cpu_is_what_a_run_then_measures(finished: tuple[Pr
 
 
 def test_several_cards_give_a_line_each(project: Project) -> None:
-    done = project.mlflow_run_here("plan", CARDS)
+    done = project.mlflow_run_here("plan", {**CARDS, "space": json.dumps({**THREE_LEVERS, "precision": "auto"})})
     assert done.returncode == 0, done.stderr
     cards = table(project, "cards").set_index("card")
     assert list(cards.index) == [find_card(name).name for name in ("rtx4090", "t4")]
