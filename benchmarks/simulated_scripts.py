@@ -9,12 +9,13 @@ diffusers lightning liger-kernel peft timm torchao torchvision transformers trl;
 """
 
 import argparse
-import csv
 import re
 import tempfile
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+
+from rows import add_missing
 
 from pipeline.base.units import MIB
 from pipeline.prediction.simulation import Simulation, simulate
@@ -149,18 +150,8 @@ def main() -> None:
     parser.add_argument("--python", type=Path, required=True)
     parser.add_argument("--rows", default="", help="a regular expression")
     arguments = parser.parse_args()
-    done = set()
-    if arguments.table.exists():
-        with arguments.table.open(newline="") as file:
-            done = {one["program"] for one in csv.DictReader(file)}
-    else:
-        arguments.table.write_text(",".join(field.name for field in fields(Row)) + "\n")
-    for program in CASES:
-        if program not in done and re.search(arguments.rows, program):
-            found = asdict(run(program, arguments.python.absolute()))
-            print(program, found["verdict"], found["peak_allocated_mib"], f"{found['seconds']} s", flush=True)
-            with arguments.table.open("a", newline="") as file:
-                csv.DictWriter(file, found, lineterminator="\n").writerow(found)
+    names = (program for program in CASES if re.search(arguments.rows, program))
+    add_missing(arguments.table, Row, names, lambda program: run(program, arguments.python.absolute()))
 
 
 if __name__ == "__main__":

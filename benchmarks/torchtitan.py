@@ -10,12 +10,13 @@ prefer only later, and no expandable segments. The card is an H200 throughout: t
 """
 
 import argparse
-import csv
 import os
 import tempfile
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+
+from rows import add_missing
 
 from pipeline.base.units import MIB
 from pipeline.prediction.simulation import simulate
@@ -114,20 +115,9 @@ def main() -> None:
     arguments = parser.parse_args()
     table, python, checkout = arguments.table.absolute(), arguments.python.absolute(), arguments.checkout.absolute()
     tokenizer = arguments.tokenizer.absolute()
-    done = set()
-    if table.exists():
-        with table.open(newline="") as file:
-            done = {one["layout"] for one in csv.DictReader(file)}
     os.chdir(checkout)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
-    for layout in (name for name in CASES if name not in done):
-        made = run(layout, python, checkout, tokenizer)
-        is_new = not table.exists()
-        with table.open("a", newline="") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(Row)])
-            if is_new:
-                writer.writeheader()
-            writer.writerow(asdict(made))
+    add_missing(table, Row, CASES, lambda layout: run(layout, python, checkout, tokenizer))
 
 
 if __name__ == "__main__":

@@ -84,13 +84,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _leave_out_of_matrices(items: Sequence[pytest.Item]) -> None:
     """Mark as slow all cases of a matrix but as many as it says, which lie evenly between the first and the last."""
-    matrices: dict[str, list[pytest.Item]] = {}
+    matrices: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("matrix") and not item.get_closest_marker("skip"):
-            matrices.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for cases in matrices.values():
-        [number] = cases[0].get_closest_marker("matrix").args  # type: ignore[union-attr]
-        cases = [case for case in cases if not case.get_closest_marker("slow")]
+        matrix = item.get_closest_marker("matrix")
+        if matrix and not any(map(item.get_closest_marker, ("skip", "slow"))):
+            matrices.setdefault((item.nodeid.partition("[")[0], *matrix.args), []).append(item)
+    for (_, number), cases in matrices.items():
         kept = {round(place * (len(cases) - 1) / max(1, number - 1)) for place in range(number)}
         for place, case in enumerate(cases):
             if place not in kept:

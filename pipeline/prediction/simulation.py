@@ -144,8 +144,8 @@ def simulate(
     does a command that failed after it had read anything that is not known, such as an optimizer's counter of steps.
 
     Where it fits and uses cuDNN, it runs once more with the largest workspaces that cuDNN may take: they are an upper
-    limit, and there is no verdict if it does not fit with them. Where it does not fit, it runs once more on a card that
-    has room, to tell what it would need. The smallest memory is that of smallest_memory().
+    limit, and there is no verdict if it runs out of memory with them. Where it does not fit, it runs once more on a
+    card that has room, to tell what it would need. The smallest memory is that of smallest_memory().
     The memory snapshots of the run that the answer is of are left in `folder` as memory_snapshot_NUMBER.pickle.
 
     Raises:
@@ -162,11 +162,10 @@ def simulate(
     if verdict is Verdict.FITS and _uses_cudnn(run):
         say("running it again with the largest workspaces that cuDNN may take")
         largest = run_hidden(replace(wanted, has_largest_workspaces=True), folder / "with_workspaces")
-        if largest.exit_code == 0:
+        if _out_of_memory(largest) is not None:
+            verdict, notes = Verdict.NONE, (NEEDS_KNOWN_WORKSPACES, *notes)
+        elif largest.exit_code == 0:
             bytes_with_workspaces = max(device_bytes(largest, record) for record in largest.records)
-        else:
-            verdict = Verdict.NONE
-            notes = (NEEDS_KNOWN_WORKSPACES, *notes)
     if verdict is Verdict.DOES_NOT_FIT:
         say(f"it does not fit; running it on a card with {UNLIMITED_MIB // 1024} GiB, to see what it needs")
         roomy = run_hidden(with_room(wanted), folder / "with_room")

@@ -81,7 +81,7 @@ int cudnnBackendSetAttribute(struct descriptor *it, int name, int type, int64_t 
     if (type == DESCRIPTOR)
         for (int64_t at = 0; at < count; at++) {
             const struct descriptor *part = ((struct descriptor *const *)values)[at];
-            it->bytes += part && part->is_on_card ? part->bytes : 0;
+            it->bytes += part ? part->bytes : 0;
         }
     if (it->type != TENSOR) return 0;
     switch (name) {
@@ -92,7 +92,7 @@ int cudnnBackendSetAttribute(struct descriptor *it, int name, int type, int64_t 
     case TENSOR_IS_VIRTUAL: /* it lies in an engine's registers */
     case TENSOR_IS_BY_VALUE: it->is_on_card &= !*(const _Bool *)values; break;
     }
-    it->bytes = it->elements * element_bytes(it->element_type);
+    it->bytes = it->is_on_card ? it->elements * element_bytes(it->element_type) : 0;
     return 0;
 }
 

@@ -1,0 +1,30 @@
+"""Rows of a .csv file, one for each case: an interrupted benchmark goes on with those that the file does not have."""
+
+import csv
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+
+def add_missing(table: Path, kind: type[Any], names: Iterable[str], make: Callable[[str], Any]) -> None:
+    """Append a row for each name that the first column does not have, as soon as it is made.
+
+    Args:
+        table: the file; it is created if it is missing.
+        kind: the dataclass of the rows, whose first field is the name.
+        names: of all cases, in the order of the file.
+        make: makes the row of a name.
+
+    """
+    columns = [field.name for field in fields(kind)]
+    if not table.exists():
+        table.write_text(",".join(columns) + "\n")
+    with table.open(newline="") as file:
+        done = {row[columns[0]] for row in csv.DictReader(file)}
+    for name in names:
+        if name not in done:
+            row = asdict(make(name))
+            print(*list(row.values())[:10], sep=", ", flush=True)
+            with table.open("a", newline="") as file:
+                csv.DictWriter(file, columns, lineterminator="\n").writerow(row)
