@@ -1,6 +1,6 @@
 # make search    the main job: the fastest configuration that fits a memory budget
 # make quick     lint, types, layers, and one test case of each promise: before each commit
-# make test      lint, types, layers, and one test case for each part
+# make test      lint, types, layers, and one test case for each part (torch's CUDA build, 1.9 GB in .venv-cuda; no GPU)
 # make test-all  the same with the full matrices
 # make test-cuda the tests marked gpu, on simulated cards (1.9 GB in .venv-cuda; needs gcc, no GPU)
 # make test-cluster many workers, and the faults of several: a Ray cluster, PostgreSQL and MLflow's server that die (needs PostgreSQL)
@@ -20,6 +20,7 @@ IN_PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # An environment that forbids writing compiled modules makes each process of a test compile all of them.
 export PYTHONDONTWRITEBYTECODE :=
 
+CUDA_INSTALLED := .venv-cuda/installed$(TORCH_CUDA:%=-%)
 CARD := PYTHONPATH=. $(BIN)/python tests/cuda_without_gpu/cards.py
 
 .PHONY: search quick test test-all test-cuda test-cluster check evidence ui clean
@@ -30,16 +31,14 @@ search: .venv/installed
 quick: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL) -m "quick and not slow"
 
-test: check
+test: check $(CUDA_INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL) -m "not slow"
 
-test-all: check
+test-all: check $(CUDA_INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL)
 
 test-cluster: .venv/installed-for-tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_cluster_faults.py tests/test_many_workers.py
-
-CUDA_INSTALLED := .venv-cuda/installed$(TORCH_CUDA:%=-%)
 
 test-cuda: $(CUDA_INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 tests/test_simulate.py tests/test_simulate_python.py

@@ -32,7 +32,8 @@ from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.prediction.cards import assumed_context_bytes, find_card
 from pipeline.prediction.fake_batches import OfLength
 from pipeline.prediction.longest import largest_length
-from pipeline.prediction.predict import Prediction, predict
+from pipeline.prediction.predict import predict
+from pipeline.prediction.prediction import Prediction
 
 FOLDER = Path(__file__).parent
 GIB = 1024 * MIB

@@ -28,7 +28,8 @@ from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import merged, nested
 from pipeline.memory.device import find_device, hardware_of
-from pipeline.prediction.predict import Prediction, predict
+from pipeline.prediction.predict import predict
+from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.environment import environment
 from pipeline.runtime.run import execute
 

@@ -29,8 +29,8 @@ from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import merged, nested
 from pipeline.config.space import Choice, Space
 from pipeline.memory.device import find_device, hardware_of
-from pipeline.prediction.predict import Prediction
 from pipeline.prediction.predict_all import predict_all
+from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.environment import environment
 from pipeline.runtime.run import execute
 from pipeline.searching.problem import make_problem

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lora_trace import step_work
-from published import model_shape, published
+from published import published, simulated
 from replay.table import conditions, count_work, is_whole, read
 from scipy.optimize import least_squares
 from scipy.stats import spearmanr
@@ -86,18 +85,20 @@ def case_of(row: Mapping[str, str]) -> Case:
 
 def published_cases(numbers: Sequence[int] = ()) -> Iterator[Case]:
     """Yield the published runs that repeat no other, by default all, each traced for one step."""
-    for number, (run, row) in enumerate(published(), start=1):
-        if row["repeat_of"] or (numbers and number not in numbers):
-            continue
-        pass_work, update_work = step_work(run, model_shape(run), find_card("t4"))
+    wanted = [
+        (number, run, row)
+        for number, (run, row) in enumerate(published(), start=1)
+        if not row["repeat_of"] and (not numbers or number in numbers)
+    ]
+    for (number, run, row), found in zip(wanted, simulated([run for _, run, _ in wanted]), strict=True):
         weights = "nf4" if run.quantized else "float16"
         yield Case(
             subject=T4,
             group=run.model.partition("/")[2],
             name=f"run {number}: {run.attention}, {run.batch_size} x {run.sequence_length}, {weights}",
             num_passes=1,
-            pass_K=amounts(pass_work),
-            update_K=amounts(update_work),
+            pass_K=amounts(found.pass_work),
+            update_K=amounts(found.update_work),
             seconds=float(row["step_seconds"]),
         )
 

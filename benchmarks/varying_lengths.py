@@ -18,7 +18,7 @@ from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
-from cuda_without_gpu import QUANTITIES, Row, simulated_card
+from simulated_card import QUANTITIES, Row, simulated_card
 
 FOLDER = Path(__file__).parent
 CARD, MODEL, LENGTH, BATCH, NUM_STEPS = "a100", "gpt2", 1024, 16, 60

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,7 +50,7 @@ LONGEST = (
     *("cuda_entry_points", "cuda_budget"),
     *("entry_points", "faults", "search_faults", "tracking_faults", "docs", "compare", "plan", "ui"),
     *("tracking_network", "worker_pool", "user_functions", "passwords", "finetune", "export", "export_trl", "lengths"),
-    *("qlora", "levers", "adapter", "claims", "peers", "data_parallel", "evaluation_memory", "extrapolate_depth"),
+    *("qlora", "levers", "adapter", "claims", "peers", "data_parallel", "evaluation_memory"),
     *("prediction", "pretrained", "optimizer", "search", "search_benchmarks"),
 )
 """Files of tests that take longest, by what follows `test_`; the first makes what others share."""
@@ -110,10 +111,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep prepared tokens of one test session together, away from the user's own; workers share compiled libraries."""
     before = os.environ.get("FITPROOF_CACHE")
     folder = tmp_path_factory.mktemp("cache")
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = tmp_path_factory.getbasetemp().parent / "simulated_card"
-        shared.mkdir(exist_ok=True)
-        (folder / "simulated_card").symlink_to(shared)
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "simulated_card"
+    shared.mkdir(exist_ok=True)
+    (folder / "simulated_card").symlink_to(shared)
+    with suppress(FileExistsError):  # another worker's
+        (shared / f"torch-{version('torch').partition('+')[0]}").symlink_to(ROOT / ".venv-cuda")
     os.environ["FITPROOF_CACHE"] = str(folder)
     yield
     os.environ.pop("FITPROOF_CACHE")
@@ -126,7 +129,7 @@ def card() -> Iterator[Any]:
     """Give a simulated H200 that predicts and runs configurations."""
     if not IS_SIMULATED:
         pytest.skip("the process that it starts needs the simulated card's environment")
-    from cuda_without_gpu import simulated_card  # of benchmarks/, which imports what few tests need
+    from simulated_card import simulated_card  # of benchmarks/, which imports what few tests need
 
     with simulated_card("h200", expandable_segments=False) as started:
         yield started

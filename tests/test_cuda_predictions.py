@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from conftest import IS_SIMULATED
-from cuda_without_gpu import QUANTITIES, simulated_card
+from simulated_card import QUANTITIES, simulated_card
 
 pytestmark = [
     pytest.mark.gpu,

@@ -25,7 +25,6 @@ from pipeline.cli import parse
 from pipeline.config.entry_points import TOOLS, entry_points, questions
 from pipeline.config.settings import AllSettings, dotted, setting_names
 from pipeline.config.variants import load_entry_point
-from pipeline.prediction.cards import find_card
 
 PAGES = ["README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
 README_LINES = 220
@@ -367,41 +366,6 @@ def test_the_table_of_predictions_is_that_of_its_file() -> None:
     assert f"the others within {max(errors)} bytes" in evidence and statistics.median(shares) < 0.0001
     assert f"{len(rows)} configurations, worst {max(shares):.4f} %" in evidence
     assert f"{len(rows)} predicted peaks were within {max(errors)} bytes" in " ".join(text_of("README.md").split())
-
-
-def test_the_table_of_simulated_cards_is_that_of_its_file() -> None:
-    with (ROOT / "benchmarks" / "cuda_without_gpu_2026-11-23.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    with (ROOT / "benchmarks" / "cuda_without_gpu_budgets_2026-11-23.csv").open() as file:
-        budgets = [abs(float(row["error_percent"])) for row in csv.DictReader(file)]
-    too_large = [row for row in rows if row["outcome"] != "ok"]
-    for row in too_large:
-        assert row["outcome"] == "out_of_memory"
-        assert int(row["predicted_reserved_bytes"]) > find_card(row["card"]).memory_bytes
-
-    def cells(of: list[dict[str, str]], quantity: str) -> list[str]:
-        fit = [row for row in of if row["outcome"] == "ok"]
-        exact = sum(row[f"predicted_{quantity}_bytes"] == row[f"measured_{quantity}_bytes"] for row in fit)
-        return [str(exact), f"{max(abs(float(row[f'{quantity}_error_percent'])) for row in fit):.4f} %"]
-
-    expected = []
-    for card in dict.fromkeys(row["card"] for row in rows):
-        own = [row for row in rows if row["card"] == card]
-        expected.append([card, str(len(own)), *cells(own, "allocated"), *cells(own, "reserved")])
-    [table] = [table for table in tables(text_of("docs/evidence.md")) if table[0][0] == "simulated card"]
-    assert table[1:] == expected
-    (allocated_exact, allocated), (reserved_exact, reserved) = (cells(rows, name) for name in ("allocated", "reserved"))
-    evidence, prediction, readme = (
-        " ".join(text_of(page).split()) for page in ("docs/evidence.md", "docs/prediction.md", "README.md")
-    )
-    assert f"{len(rows)} configurations: allocated worst {allocated}, reserved worst {reserved}" in evidence
-    assert f"{len(budgets)} configurations, worst {max(budgets):.4f} %" in evidence
-    assert f"allocated peaks within {allocated}, {allocated_exact} exact" in prediction
-    assert f"reserved peaks within {reserved}, {reserved_exact} exact" in prediction
-    assert f"stays in {budgets.count(0)} of {len(budgets)}" in prediction
-    assert f"of {len(rows)} on simulated cards" in readme
-    assert f"allocated within {allocated}, reserved within {reserved}" in readme
-    assert len(too_large) == 1 and "One of them is too large for a T4, as predicted." in evidence
 
 
 def test_what_the_allocator_takes_as_lengths_vary_is_that_of_its_file() -> None:

@@ -1,8 +1,7 @@
 """The longest sequences that fit: what is found fits, the next length does not, and the corpus need not be as long."""
 
 import re
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pandas as pd
@@ -16,16 +15,12 @@ from test_prediction import CPU
 import pipeline
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
-from pipeline.config.experiment import Experiment, make_experiment
+from pipeline.config.experiment import make_experiment
 from pipeline.config.settings import merged, nested
-from pipeline.memory.timeline import Timeline
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.case import Case
-from pipeline.prediction.fake_batches import OfLength
 from pipeline.prediction.longest import MULTIPLE, LongestFindings, largest_fitting
-from pipeline.prediction.predict import Prediction, predict
-from pipeline.prediction.recording import record
-from pipeline.prediction.trace import forget
+from pipeline.prediction.predict import predict
+from pipeline.prediction.prediction import Prediction
 from pipeline.report.findings import read_findings, report_of
 from pipeline.report.page import to_html
 
@@ -143,38 +138,3 @@ def test_the_command_reports_a_table_for_each_card(tmp_path: Any) -> None:
     assert len(rows) == len(findings.cards[0].rows) and {"longest", "peak MiB"} <= {*rows.columns}
     assert set(rows["micro-batch"]) == {1}
     assert "Of each the next one was predicted too" in to_html(report_of(findings))
-
-
-@pytest.mark.parametrize("adapter", ["lora", "qlora"])
-def test_a_proof_of_depth_at_one_length_counts_at_others(
-    adapter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What follows from it is what is recorded of all layers."""
-    settings = {**TINY, "model": "llama-nano", "causal_lm": {"num_layers": 12}, "adapter": adapter, "eval_steps": 0}
-    experiment = make_experiment({**settings, "checkpointing": "every_layer", "loss_kernel": "chunked"}, "main")
-    prepared, card, recorded = experiment.prepare(), find_card("rtx4090"), list[int]()
-
-    def predicted(length: int) -> Prediction:
-        longer = Experiment(experiment.settings.model_copy(update={"sequence_length": length}))
-        return predict(longer, card, replace(prepared, train=OfLength(prepared.train, length)))
-
-    def count(one: Experiment, *others: Any, **more: Any) -> Timeline:
-        recorded.append(one.description.num_layers or 0)
-        return record(one, *others, **more)
-
-    monkeypatch.setattr("pipeline.prediction.trace.record", count)
-    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path / "shared"))
-    forget()
-    predicted(64)
-    num_first = len(recorded)
-    found = predicted(192)
-    assert num_first == 2 and len(recorded) == 3 and max(recorded) < 12
-    monkeypatch.setattr(Case, "layers", None)
-    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path / "whole"))
-    forget()
-    whole = predicted(192)
-    assert recorded[-1] == 12
-    assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (
-        whole.peak_allocated_bytes,
-        whole.peak_reserved_bytes,
-    )

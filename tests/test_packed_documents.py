@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import IS_SIMULATED, pairs, tiny
-from cuda_without_gpu import QUANTITIES, simulated_card
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_card import QUANTITIES, simulated_card
 from test_lengths import LENGTH, stores
 from test_prediction import CPU, measured
 from transformers import AutoConfig, AutoModelForCausalLM

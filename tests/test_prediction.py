@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT, TINY, tiny, with_corpus_of
-from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from transformers import AutoConfig, masking_utils
@@ -31,7 +30,6 @@ from pipeline.prediction import patches
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.extrapolate_batch import growth_of
 from pipeline.prediction.fake_batches import RepeatedRow
-from pipeline.prediction.fake_card import HOST, move_to_card
 from pipeline.prediction.fake_device import simulated
 from pipeline.prediction.families import RECORDED_SIZES
 from pipeline.prediction.patches import not_predicted
@@ -156,7 +154,7 @@ def test_grouped_products_have_the_form_of_real_ones(columns: int) -> None:
         return [product.stride(), left.grad.stride(), right.grad.stride()]
 
     real = strides()
-    with simulated(CPU):
+    with simulated():
         assert strides() == real
 
 
@@ -164,8 +162,7 @@ def test_a_prediction_has_a_breakdown_of_the_peak() -> None:
     prediction = predict(tiny(micro_batch_size=8), CPU)
     breakdown = prediction.breakdown
     assert sum(breakdown.category_bytes.values()) == breakdown.peak_bytes == prediction.peak_allocated_bytes
-    assert breakdown.peak_bytes == max(prediction.phase_bytes.values()) == prediction.phase_bytes[breakdown.phase]
-    assert set(prediction.phase_bytes) == {"load", "forward", "backward", "optimizer"}
+    assert breakdown.peak_bytes == prediction.peak_allocated_bytes > prediction.kept_bytes
     assert breakdown.largest[0].num_bytes == 8 * 32 * 512 * 4 and breakdown.largest[0].shape[-1] == 512  # logits
     assert prediction.peak_reserved_bytes is None  # a CPU reserves nothing
 
@@ -217,7 +214,7 @@ def test_predictions_agree_with_torchs_mem_tracker(checkpointing: str) -> None:
     experiment = tiny(micro_batch_size=8, checkpointing=checkpointing, **WIDE)
     prepared = experiment.read_corpus()
     tracker, rows = MemTracker(), RepeatedRow(prepared.train, experiment.device)
-    with simulated(CPU):
+    with simulated():
         step = build_step(experiment, prepared)
         optimizer = make_optimizer(step.trainable.module, experiment.settings)
         tracker.track_external(step.trainable.module, optimizer)
@@ -231,12 +228,11 @@ def test_predictions_agree_with_torchs_mem_tracker(checkpointing: str) -> None:
 
 
 @pytest.mark.matrix(2)
-@pytest.mark.parametrize("target", [CPU, find_card("a100")], ids=["cpu", "cuda"])
 @pytest.mark.parametrize("settings", [{}, {"precision": "fp16"}, {"checkpointing": "every_layer"}])
-def test_many_micro_batches_are_predicted_from_two(settings: dict[str, Any], target: Hardware) -> None:
+def test_many_micro_batches_are_predicted_from_two(settings: dict[str, Any]) -> None:
     experiment = tiny(micro_batch_size=2, accumulation_steps=7, sequences="padded", **settings)
     prepared = experiment.read_corpus()
-    short, whole = trace(experiment, target, prepared), record(experiment, target, prepared, 14)
+    short, whole = trace(experiment, CPU, prepared), record(experiment, prepared, 14)
     assert len(short.events_E) < len(whole.events_E)
     difference = max(whole.allocated_bytes_E) - max(short.allocated_bytes_E)
     assert 0 <= difference <= 4 * LARGEST_GROWTH_BYTES  # the losses of the four that were not recorded
@@ -275,53 +271,26 @@ def test_a_prediction_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     for changed in ({"micro_batch_size": 2}, {"precision": "bf16"}, {"sequences": "padded"}, {"sequence_length": 16}):
         with pytest.raises(InvalidInputError, match="not callable"):
             predict(tiny(**{"micro_batch_size": 4, **changed}), CPU)
-    with pytest.raises(InvalidInputError, match="not callable"):
-        predict(experiment, find_card("a100"))
 
 
 @pytest.mark.matrix(2)
-@pytest.mark.parametrize("target", [CPU, find_card("a100")], ids=["cpu", "cuda"])
 @pytest.mark.parametrize(
     "settings",
     [{"accumulation_steps": 1}, {"effective_batch_size": 184, "precision": "bf16"}, with_corpus_of("encoder_stack")],
 )
 def test_large_micro_batches_are_extrapolated_from_small_ones(
-    settings: dict[str, Any], target: Hardware, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
     wanted = tiny(micro_batch_size=23, checkpointing="every_layer", **settings)
-    truth = predict(wanted, target), trace(wanted, target, wanted.read_corpus())
+    truth = predict(wanted, CPU), trace(wanted, CPU, wanted.read_corpus())
     for file in tmp_path.glob("trace-*"):
         file.unlink()
     for size in RECORDED_SIZES:
-        predict(tiny(micro_batch_size=size, checkpointing="every_layer", **settings), target)
+        predict(tiny(micro_batch_size=size, checkpointing="every_layer", **settings), CPU)
     monkeypatch.setattr("pipeline.prediction.recording.record_lifetimes", None)  # must not be called
-    extrapolated = predict(wanted, target), trace(wanted, target, wanted.read_corpus())
+    extrapolated = predict(wanted, CPU), trace(wanted, CPU, wanted.read_corpus())
     assert extrapolated[0] == truth[0] and same_memory(extrapolated[1], truth[1])
-
-
-class Shared(nn.Module):
-    """A part of a model that computes by a layer which all parts share."""
-
-    def __init__(self, shared: nn.Linear, width: int) -> None:
-        super().__init__()
-        self.shared, self.own = shared, nn.Linear(8, width)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return inputs + self.own(self.shared(inputs))[..., :16]
-
-
-def test_a_module_that_several_parents_share_is_moved_once() -> None:
-    with HOST:
-        shared = nn.Linear(16, 8)
-        model = nn.Sequential(*(Shared(shared, 16 + number) for number in range(28)))
-        model[0].register_buffer("also_shared", shared.weight)
-        shapes = {name: part.shape for name, part in model.state_dict(keep_vars=True).items()}
-    for _ in range(3):
-        move_to_card(model)
-        assert {name: part.shape for name, part in model.state_dict(keep_vars=True).items()} == shapes
-        assert len(list(model.parameters())) == 2 + 28 * 2
-        assert model[0].also_shared is model[1].shared.weight is model[27].shared.weight
 
 
 @pytest.mark.parametrize(
@@ -335,7 +304,7 @@ def test_a_torch_without_a_function_that_must_be_replaced_is_refused(
     words = (
         rf"memory is predicted with torch 2.9 to 2.15, and torch .* has no .*\.{name}, .*; install a version of torch"
     )
-    with pytest.raises(InvalidInputError, match=words), simulated(find_card("t4")):
+    with pytest.raises(InvalidInputError, match=words), simulated():
         pass
 
 
@@ -351,7 +320,7 @@ def test_a_transformers_without_a_function_that_is_replaced_is_a_note(monkeypatc
     monkeypatch.setattr(patches, "DOCUMENTS", "no_such_function")
     [note] = not_predicted([tiny(), tiny()], "cuda")
     assert "has no masking_utils.no_such_function" in note
-    with simulated(find_card("t4")):
+    with simulated():
         pass
 
 
@@ -369,53 +338,6 @@ def test_parameters_that_qlora_does_not_quantize_are_counted(tmp_path: Path) -> 
     kept = mixture_of_experts("mixtral", tmp_path, adapter="qlora", qlora_float32_rest=False, weights="bfloat16")
     assert notes_on([kept])[0].endswith("are not quantized, and keep their 16 bits")
     assert notes_on([tiny(adapter="qlora"), tiny(adapter="lora")]) == ()
-
-
-LLAMA = {"model": "llama-nano", "sequence_length": 256, "causal_lm__num_layers": 1}
-
-
-@pytest.mark.matrix(2)
-@pytest.mark.parametrize("size", [32, 64])
-@pytest.mark.parametrize(
-    ("card", "heads", "channels", "settings"),
-    [
-        ("rtx4090", 2, 128, {"precision": "bf16"}),  # flash attention divides the keys of few heads
-        ("rtx4090", 1, 256, {"precision": "bf16"}),
-        ("t4", 2, 256, {"precision": "fp16"}),  # memory-efficient attention divides by the number of heads
-        ("a100", 3, 160, {"precision": "fp32"}),
-    ],
-)
-def test_what_changes_in_steps_is_extrapolated_by_its_formula(
-    card: str,
-    heads: int,
-    channels: int,
-    settings: dict[str, Any],
-    size: int,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
-    shape = {"causal_lm__width": heads * channels, "causal_lm__num_heads": heads, **LLAMA, **settings}
-    wanted, target = tiny(**shape, micro_batch_size=size), find_card(card)
-    prepared = wanted.read_corpus()
-    recorded = record(wanted, target, prepared, size)
-    for smaller in RECORDED_SIZES:
-        predict(tiny(**shape, micro_batch_size=smaller), target)
-    monkeypatch.setattr("pipeline.prediction.recording.record_lifetimes", None)  # must not be called
-    assert same_memory(trace(wanted, target, prepared), recorded)
-
-
-def test_where_a_kernel_may_unpack_4_bit_weights_nothing_is_extrapolated(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Whether it does depends on the rows of each product, in steps."""
-    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
-    shape = {"adapter": "qlora", "adapter_rank": 2, "precision": "bf16", "sequence_length": 32, "causal_lm__width": 256}
-    wanted, target = tiny(**shape, micro_batch_size=48), find_card("l4")
-    prepared = wanted.read_corpus()
-    for smaller in RECORDED_SIZES:
-        predict(tiny(**shape, micro_batch_size=smaller), target)
-    assert same_memory(trace(wanted, target, prepared), record(wanted, target, prepared, 48))
 
 
 def test_many_predictions_are_numbered_as_their_experiments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -464,9 +386,7 @@ def test_sizes_that_do_not_grow_linearly_are_not_extrapolated() -> None:
     prepared = experiment.read_corpus()
     small, large = (trace(tiny(micro_batch_size=size), CPU, prepared) for size in (2, 4))
     growth = growth_of((2, small), (4, large))
-    assert growth is not None and same_memory(
-        growth.extrapolated(3, CPU), trace(tiny(micro_batch_size=3), CPU, prepared)
-    )
+    assert growth is not None and same_memory(growth.extrapolated(3), trace(tiny(micro_batch_size=3), CPU, prepared))
     odd = large.num_bytes_N.copy()
     odd[-1] += 1
     assert growth_of((2, small), (4, replace(large, num_bytes_N=odd))) is None

@@ -11,8 +11,6 @@ from conftest import pairs, tiny
 from test_adapter import CUTS, LORA, NUM_STEPS, SMALL_BATCH, trained
 from test_export import run_framework
 from test_export_axolotl import exported
-from test_extrapolate_depth import CARD, check_extrapolation
-from test_extrapolate_depth import CPU as OWN_CPU
 from test_levers import losses
 from test_prediction import CPU, measured
 from torch import nn
@@ -22,8 +20,8 @@ from torch.optim import AdamW
 from pipeline.base.lora import linear_layers
 from pipeline.config.experiment import Experiment
 from pipeline.export.write import export_files, write_files
+from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
-from pipeline.prediction.trace import trace
 from pipeline.training.loop import Loop, learning_rate
 from pipeline.training.step import backpropagate, build_step
 
@@ -202,17 +200,6 @@ def test_its_peak_is_predicted_with_other_levers(others: dict[str, Any]) -> None
     assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
 
 
-def test_a_card_never_holds_the_whole_model() -> None:
-    """Each weight is quantized when it arrives: beside the 4-bit weights there is one in 16 bits at a time."""
-    wide = {"model": "llama-nano", "causal_lm__width": 256, "causal_lm__num_layers": 4, **BFLOAT16_REST}
-    [whole, quantized] = (
-        trace(experiment, CARD, experiment.prepare())
-        for experiment in (tiny(adapter="lora", **{**wide, "qlora_float32_rest": True}), tiny(adapter="qlora", **wide))
-    )
-    loads = [int(each.allocated_bytes_E[: each.spans[1].begin].max()) for each in (whole, quantized)]
-    assert loads[1] < 0.5 * loads[0]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("others", OTHERS, ids=str)
@@ -227,22 +214,6 @@ def test_its_peak_on_a_card_is_predicted(others: dict[str, Any], model: str, car
         assert real["outcome"] == "ok"
         assert predicted["predicted_allocated_bytes"] == pytest.approx(real["measured_allocated_bytes"], rel=5e-4)
         assert predicted["predicted_reserved_bytes"] == pytest.approx(real["measured_reserved_bytes"], rel=0.03)
-
-
-@pytest.mark.parametrize("target", [OWN_CPU, CARD], ids=["cpu", "cuda"])
-@pytest.mark.matrix(1)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"accumulation_steps": 3, "precision": "bf16", "checkpointing": "every_layer"},
-        {"accumulation_steps": 1, "model": "llama-nano", "adapter_targets": "attention"},
-    ],
-    ids=str,
-)
-def test_a_deep_model_is_extrapolated_exactly(
-    settings: dict[str, Any], target: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    check_extrapolation({"adapter": "qlora", **settings}, target, monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -295,6 +266,6 @@ def test_without_bitsandbytes_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_card_without_kernels_for_4_bits_is_refused() -> None:
-    older = replace(CARD, capability=(5, 2), name="Tesla M40")
+    older = replace(find_card("h100"), capability=(5, 2), name="Tesla M40")
     reason = tiny(adapter="qlora").unsupported(older)
     assert reason is not None and "from compute capability 6.0 (Pascal) on, and Tesla M40 is older; set" in reason

@@ -156,7 +156,7 @@ def test_any_error_of_the_recorder_is_the_cause_of_a_missing_prediction(monkeypa
     monkeypatch.setattr("pipeline.prediction.predict_all.run_all", lambda _, work, tasks: enumerate(map(work, tasks)))
     [(_, outcome)] = predict_each([tiny(vocabulary_size=303)], CPU)
     assert str(outcome) == "predicting it raises AttributeError: torch has no such name"
-    monkeypatch.setattr("pipeline.searching.candidates.predict_each", lambda *_: iter([(0, outcome)]))
+    monkeypatch.setattr("pipeline.searching.candidates.predict_each", lambda *_, **__: iter([(0, outcome)]))
     [candidate] = make_candidates(
         [{"micro_batch_size": 2}], [make_experiment({**TINY, "micro_batch_size": 2}, "search")]
     )

@@ -88,7 +88,7 @@ def test_attention_in_one_kernel_counts_apart_from_other_products(dtype: torch.d
 def test_the_passes_and_the_update_are_all_of_a_step(passes: int) -> None:
     experiment = tiny(micro_batch_size=2, accumulation_steps=passes, max_grad_norm=1.0, precision="bf16")
     prediction = predict(experiment, CPU)
-    whole = record(experiment, CPU, experiment.read_corpus(), 2 * passes)
+    whole = record(experiment, experiment.read_corpus(), 2 * passes)
     step = [one for one in whole.work if one.step == 1 and one.phase != "data"]
     assert len(step) == 2 * passes + 1
     expected = sum((one.work for one in step), Work())

@@ -102,8 +102,6 @@ class Description:
     """Channels of its layers, if known."""
     activation: str | None = None
     """transformers' name of the activation function of its layers, if they have one of them."""
-    num_layers: int | None = None
-    """Number of its layers, which are identical and which its family's setting `num_layers` sets; None if unknown."""
     published_type: str | None = None
     """torch's name of the type of the weights in its checkpoint; None if it is not known or begins at random ones."""
 

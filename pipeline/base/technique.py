@@ -176,22 +176,6 @@ class Technique(Settings, ABC):
         """The number format in which it rounds, one of ROUNDOFF's; None if it leaves that open."""
         return None
 
-    @property
-    def layer_period(self) -> int | None:
-        """The number of layers after which what it does to layers repeats; None if it does not repeat.
-
-        A technique outside the package counts as not repeating unless it overrides this.
-        """
-        return 1
-
-    def layer_reach(self, settings: Any) -> int:
-        """Return how many layers it lets a storage of one layer outlast: 1 if it ends with the next layer.
-
-        `settings` has all settings of the run by name, as attributes.
-        """
-        del settings
-        return 1
-
     def resolved(self) -> Self:
         """Return a copy in which every derived setting has its value.
 
@@ -247,15 +231,15 @@ class Technique(Settings, ABC):
         del settings
         return None
 
-    @property
-    def not_predicted(self) -> str | None:
-        """What a prediction of memory does not see with these settings; None if it sees everything."""
+    def not_predicted(self, kind: str) -> str | None:
+        """Return what a prediction of memory on a `cpu` or `cuda` device does not see; None if it sees everything."""
+        del kind
         return None
 
     @property
     def untimed(self) -> tuple[str, ...]:
         """The settings whose time is not that of the work which a prediction counts; they may have any effect."""
-        return () if self.not_predicted is None else tuple(type(self).model_fields)
+        return ()
 
     @classmethod
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:

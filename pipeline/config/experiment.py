@@ -1,6 +1,5 @@
 """Experiment: the settings of one run, completed and checked before anything runs."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -102,7 +101,7 @@ class Experiment:
 
     def not_predicted(self, kind: str) -> tuple[str, ...]:
         """Return what a prediction of its memory on a device of this kind does not see, a sentence each."""
-        unseen = [sentence for each in self.techniques if (sentence := each.not_predicted) is not None]
+        unseen = [sentence for each in self.techniques if (sentence := each.not_predicted(kind)) is not None]
         if kind == "cuda" and self.lengths_vary:
             unseen.append(
                 f"sequences={self.settings.sequences}: predicted for the longest micro-batch; as lengths vary, CUDA's "
@@ -184,24 +183,6 @@ class Experiment:
             changes[_family(self.settings.model)] = self.model.model_copy(update={"pretrained": False})
         return Experiment(self.settings.model_copy(update=changes))
 
-    def with_layers(self, num_layers: int) -> "Experiment":
-        """Return the same run of a model with another number of layers."""
-        other = self.model.model_copy(update={"num_layers": num_layers})
-        return Experiment(self.settings.model_copy(update={_family(self.settings.model): other}))
-
-    @property
-    def layer_period(self) -> int | None:
-        """The number of layers after which the layers repeat; None if they do not, or that is not known."""
-        periods = [_layer_period(technique) for technique in self.techniques if technique.active]
-        return None if None in periods else math.lcm(*(period for period in periods if period))
-
-    @property
-    def layer_reach(self) -> int:
-        """The number of layers that a storage of one layer may outlast."""
-        return max(
-            (technique.layer_reach(self.settings) for technique in self.techniques if technique.active), default=1
-        )
-
     @property
     def num_threads(self) -> int | None:
         """Threads of a rank on a CPU, whose cores the ranks share; None if it is torch's own choice."""
@@ -264,11 +245,6 @@ def _unknown_number_format(technique: Technique) -> str | None:
     if its is None or its in known:
         return None
     return f"number_format of {type(technique).__name__} must be one of {', '.join(known)} or None, and is {its!r}"
-
-
-def _layer_period(technique: Technique) -> int | None:
-    is_declared = type(technique).layer_period is not Technique.layer_period
-    return technique.layer_period if is_declared or not is_user_technique(technique) else None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """`fitproof plan --sequence_length auto`: the longest sequences that fit each card, for each configuration."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import Any
 
@@ -165,6 +166,11 @@ def _search(
 ) -> Iterator[tuple[int, Longest | str]]:
     """Yield the number of each experiment and what was found, or why it cannot be predicted; in worker processes."""
     work = partial(_found, target=target, budget_bytes=budget_bytes, context_bytes=context_bytes_of(target))
+    if target.kind == "cuda":  # each length runs in a process of its own
+        with ThreadPoolExecutor(num_cores()) as threads:
+            futures = {threads.submit(work, one): number for number, one in enumerate(experiments)}
+            yield from ((futures[done], done.result()) for done in as_completed(futures))
+        return
     with worker_pool(max(1, min(num_cores(), len(experiments)))) as pool:
         yield from run_all(pool, work, experiments)
 

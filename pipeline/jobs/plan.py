@@ -1,6 +1,6 @@
 """`fitproof plan`: the predicted memory of every configuration on each card, and the one to start with."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -16,6 +16,7 @@ from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import AUTO_MODEL, Experiment, notes_on
 from pipeline.config.settings import default_values, dotted, merged, nested, validate
 from pipeline.config.space import (
+    Choice,
     Space,
     default_space,
     nothing_left,
@@ -38,10 +39,12 @@ from pipeline.memory.breakdown import Breakdown
 from pipeline.prediction.cards import note_on
 from pipeline.prediction.clipping import cost_of_clipping
 from pipeline.prediction.patches import not_predicted
-from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
+from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow, expected_order
 from pipeline.prediction.plan_experiments import experiments_on
 from pipeline.prediction.plan_reasons import reasons_for
 from pipeline.prediction.predict_all import counted_causes, predict_each
+from pipeline.prediction.prediction import Prediction
+from pipeline.prediction.promising import predict_promising
 from pipeline.prediction.rates import cost_prior, note_on_rates
 from pipeline.prediction.step_time import note_on_ranks
 from pipeline.prediction.trace_cache import cache_size
@@ -153,23 +156,32 @@ def _card_plan(
     rows: dict[int, PlannedRow] = {}
     breakdowns: dict[int, Breakdown] = {}
     causes: list[str] = []
-    predictions = predict_each(experiments, target)
+    predictions = (
+        predict_each(experiments, target, budget_bytes=budget_bytes)
+        if own.all
+        else predict_promising(experiments, choices, target, budget_bytes, prior)
+    )
+
+    def keep(number: int, prediction: Prediction | InvalidInputError) -> None:
+        if isinstance(prediction, InvalidInputError):
+            causes.append(str(prediction))
+            return
+        rows[number] = planned_row(choices[number], experiments[number], prediction, budget_bytes, prior)
+        if prediction.breakdown is not None:
+            breakdowns[number] = prediction.breakdown
+
     with closing(predictions):
+        num_shown = len(experiments) if own.all else None  # how many it takes is not known before
         shown = track(
-            predictions,
-            target.name,
-            len(experiments),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
+            predictions, target.name, num_shown, console=console, transient=True, disable=not console.is_terminal
         )
         for number, prediction in shown:
-            experiment = experiments[number]
-            if isinstance(prediction, InvalidInputError):
-                causes.append(str(prediction))
-                continue
-            rows[number] = planned_row(choices[number], experiment, prediction, budget_bytes, prior)
-            breakdowns[number] = prediction.breakdown
+            keep(number, prediction)
+    num_seen = len(rows) + len(causes)
+    beside = [number for number in _compared(rows, choices) if number not in breakdowns]
+    num_seen += len({*beside} - {*rows})
+    for place, prediction in predict_each([experiments[n] for n in beside], target, budget_bytes=budget_bytes):
+        keep(beside[place], prediction)
     if causes and not rows:
         raise InvalidInputError("\n".join(f"no configuration is predicted: {cause}" for cause in dict.fromkeys(causes)))
     ordered = tuple(rows[number] for number in sorted(rows))
@@ -192,13 +204,33 @@ def _card_plan(
         skipped=(*sentences(refusals), *counted_causes(causes, len(experiments))) if rows else tuple(refusals),
         breakdown=None,
         notes=tuple(note for note in notes if note),
+        num_configurations=None if num_seen == len(experiments) else len(experiments),
     )
     best = card.recommended or min(ordered, key=lambda row: row.peak_bytes, default=None)
-    breakdown = next((breakdowns[number] for number, row in rows.items() if row is best), None)
-    return replace(card, breakdown=breakdown, reasons=_reasons(card, [breakdowns[number] for number in sorted(rows)]))
+    breakdown = next((breakdowns.get(number) for number, row in rows.items() if row is best), None)
+    return replace(card, breakdown=breakdown, reasons=_reasons(card, [breakdowns.get(n) for n in sorted(rows)]))
 
 
-def _reasons(card: CardPlan, breakdowns: list[Breakdown]) -> tuple[str, ...]:
+def _compared(rows: Mapping[int, PlannedRow], choices: Sequence[Choice]) -> list[int]:
+    """Return the numbers of the fastest configuration that fits, and of those with the default for one of its values.
+
+    Of the micro-batch size it is the next larger one. If none fits, it is the number of the one with the smallest peak.
+    """
+    if not rows:
+        return []
+    fitting = [number for number in rows if rows[number].fits]
+    if not fitting:
+        return [min(rows, key=lambda number: rows[number].peak_bytes)]
+    fastest = min(fitting, key=lambda number: expected_order(rows[number]))
+    best = rows[fastest]
+    sizes = sorted({choice["micro_batch_size"] for choice in choices if "micro_batch_size" in choice})  # type: ignore[type-var]
+    larger = next((size for size in sizes if size > best.micro_batch_size), best.micro_batch_size)  # type: ignore[operator]
+    defaults = {**default_values(), "micro_batch_size": larger}
+    beside = [{**best.choice, name: defaults[name]} for name in best.choice if name in defaults]
+    return [fastest, *(n for n, choice in enumerate(choices) if choice in beside and choice != best.choice)]
+
+
+def _reasons(card: CardPlan, breakdowns: list[Breakdown | None]) -> tuple[str, ...]:
     """Return why the recommended configuration is not the default one; nothing if none is recommended."""
     if card.recommended is None:
         return ()

@@ -20,7 +20,7 @@ from pipeline.prediction.cards import find_card
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.longest import LongestFindings
 from pipeline.prediction.plan import PlanFindings, PlannedRow
-from pipeline.prediction.predict import Prediction
+from pipeline.prediction.prediction import Prediction
 from pipeline.prediction.step_time import CostPrior, estimated
 
 AUTO_LENGTH = "auto"
@@ -34,6 +34,8 @@ class PlanSettings(SpaceSettings):
 
     gpu: str = "auto"
     """Cards to plan for, separated by commas: h100, rtx4090, 2xt4, ...; cpu; auto: the device of this machine."""
+    all: bool = False
+    """Whether every configuration is predicted for a GPU, or only those that may be the fastest within the budget."""
     effective_batch_sizes: list[PositiveInt] = Field(default=[])
     """Effective batches to plan for, each on every card, as [32, 64]; without any: effective_batch_size."""
 
@@ -81,7 +83,7 @@ def planned_row(
         seconds=time.seconds,
         deviation=time.deviation,
         tokens=round(prediction.num_tokens),
-        category_bytes=dict(prediction.breakdown.category_bytes),
+        category_bytes=dict(prediction.breakdown.category_bytes) if prediction.breakdown else {},
     )
 
 

@@ -28,12 +28,8 @@ class Inside:
     """What happens before the results are allocated."""
     after: tuple[Buffer, ...] = ()
     """What happens after it."""
-    results_reversed: bool = False
-    """Whether the last result is allocated first."""
     result_bytes: int | None = None
     """The bytes of the result's storage, if it has more than its shape needs."""
-    in_place: bool = False
-    """Whether the result takes the memory of the first argument."""
 
 
 NOTHING = Inside()

@@ -119,15 +119,13 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return IN_PYTHON[func](args)
         inside, buffers = self._inside_of(func, args), dict[Buffer, int]()
         self._follow(inside.before, func, buffers)
-        in_place = inside.in_place or is_in_place_sum(func, args)
+        in_place = is_in_place_sum(func, args)
         result, memo = self._run(func, args, kwargs)
         self._counter.count(func, args, kwargs, result, memo)
         if in_place:
             self._pass_on(args[0], result)
         tensors = (result,) if isinstance(result, Tensor) else tree_leaves(result)
-        order = range(len(tensors))
-        for number in reversed(order) if inside.results_reversed else order:
-            tensor = tensors[number]
+        for number, tensor in enumerate(tensors):
             if isinstance(tensor, Tensor) and tensor.device.type == self._device_type:
                 self._note(tensor, func, inside.result_bytes, _source(args, result, number))
         self._follow(inside.after, func, buffers)

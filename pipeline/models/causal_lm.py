@@ -37,8 +37,6 @@ UNPUBLISHED = tuple(name for name, values in PRESETS.items() if values["vocab_si
 """Presets without published weights, tokenizer and vocabulary size."""
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout", "dropout")
 """The names of dropout in transformers' configurations."""
-EQUAL_LAYERS = ("gpt2", "gpt_neox", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
-"""Types of models in transformers whose layers are equal, unless they attend in different ways."""
 ACTIVATIONS = ("activation_function", "hidden_act", "hidden_activation")
 """The names of the activation function there."""
 ATTENTION = ("eager", "sdpa", "flash_attention_2")
@@ -210,7 +208,6 @@ def _description(family: CausalLm, name: str) -> Description:
         needs_tokenizer=family.pretrained or (has_tokenizer and name not in PRESETS),
         width=config.hidden_size,
         activation=_activation(config),
-        num_layers=config.num_hidden_layers if _has_equal_layers(config) and not family.pretrained else None,
         published_type=_published_type(config) if family.pretrained else None,
     )
 
@@ -219,12 +216,6 @@ def _published_type(config: Any) -> str | None:
     """Return the type that a checkpoint's configuration names, by which transformers loads its weights."""
     dtype = getattr(config, "dtype", None)
     return None if dtype is None else str(dtype).removeprefix("torch.")
-
-
-def _has_equal_layers(config: Any) -> bool:
-    """Whether all layers of a model with this configuration are known to be equal."""
-    kinds = getattr(config, "layer_types", None) or [""]
-    return config.model_type in EQUAL_LAYERS and len(set(kinds)) == 1
 
 
 @lru_cache

@@ -8,11 +8,7 @@ from pipeline.base.contracts import Description, Hardware, Prepared
 from pipeline.base.technique import Technique
 from pipeline.config.experiment import Experiment
 from pipeline.prediction.fake_batches import OfLength
-from pipeline.prediction.layers import Layers, fewest_layers
 from pipeline.prediction.trace_cache import trace_file
-
-LARGEST_SHARE = 0.8
-"""Share of a model's layers that two shallow models may have together, to be recorded in its place."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,34 +60,12 @@ class Case:
         """The micro-batch size."""
         return self.experiment.micro_batch_size
 
-    @property
-    def layers(self) -> Layers | None:
-        """How its layers follow from those of a shallow model; None if that is not known, or not worth it."""
-        num_layers, period = self.description.num_layers, self.experiment.layer_period
-        if num_layers is None or period is None:
-            return None
-        reach = self.experiment.layer_reach
-        fewest = fewest_layers(num_layers, period, reach)
-        worth_it = 2 * fewest + period <= LARGEST_SHARE * num_layers
-        return Layers(fewest, period, num_layers - fewest, reach) if worth_it else None
-
-    def of_layers(self, num_layers: int) -> "Case":
-        """Return the same of a model with so many layers."""
-        return replace(
-            self,
-            experiment=self.experiment.with_layers(num_layers),
-            description=replace(self.description, num_layers=num_layers),
-        )
-
     def of_size(self, size: int) -> "Case":
-        """Return the same at another micro-batch size.
-
-        On a CPU the whole batch is alive during all micro-batches, so it stays the same; elsewhere it grows.
-        """
+        """Return the same at another micro-batch size; the whole batch, alive during all micro-batches, stays."""
         settings, passes = self.experiment.settings, self.experiment.accumulation_steps
         num_rows = passes * size * self.experiment.world_size
         changes = {"micro_batch_size": size, "effective_batch_size": num_rows}
-        keeps_batch = self.target.kind == "cpu" and passes > 1
+        keeps_batch = passes > 1
         return replace(
             self,
             experiment=Experiment(settings.model_copy(update=changes)),

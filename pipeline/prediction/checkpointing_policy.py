@@ -16,10 +16,9 @@ from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.config.layers import layer_names
 from pipeline.memory.device import hardware_of
-from pipeline.memory.timeline import Timeline
 from pipeline.prediction.cuda_context import context_bytes_of
-from pipeline.prediction.predict import Prediction, predict
-from pipeline.prediction.trace import trace
+from pipeline.prediction.predict import predict
+from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.worker_pool import run_in_worker
 from pipeline.techniques.checkpointing import ATTENTION_SAVED, FULL, NONE, Checkpointing, RefusedPoliciesError, as_text
 
@@ -78,7 +77,7 @@ def resolved(
     if key not in _chosen:
         options = {"context_bytes": context_bytes_of(target), **options}
         choose = partial(_choose, target=target, budget_bytes=budget_bytes, options=options)
-        _chosen[key] = run_in_worker(choose, experiment)
+        _chosen[key] = choose(experiment) if target.kind == "cuda" else run_in_worker(choose, experiment)
     return _with(experiment, _chosen[key])
 
 
@@ -107,7 +106,8 @@ def _choose(experiment: Experiment, target: Hardware, budget_bytes: int, options
 
     def predicted(text: str) -> Prediction:
         try:
-            return predict(_with(experiment, text).with_random_weights("cpu"), target, prepared, **options)
+            alike = _with(experiment, text).with_random_weights("cpu")
+            return predict(alike, target, prepared, budget_bytes=budget_bytes, **options)
         except InvalidInputError as error:
             raise InvalidInputError(
                 f"checkpointing=auto chooses policies by predictions, and there is none: {error}; set another policy"
@@ -120,7 +120,7 @@ def _choose(experiment: Experiment, target: Hardware, budget_bytes: int, options
             f"the budget of checkpointing=auto must hold what recomputing every layer needs, a predicted peak of "
             f"{peak:,.1f} MiB, and is {budget:,.1f} MiB; raise budget to {peak:,.1f} MiB, or lower micro_batch_size"
         )
-    frontier = least_recomputation(*_layers(experiment, target, prepared, predicted))
+    frontier = least_recomputation(*_layers(experiment, prepared, predicted))
     number = bisect_left(frontier, True, key=lambda counts: predicted(counts.text).fits(budget_bytes))
     return frontier[number].text if number < len(frontier) else "every_layer"
 
@@ -148,24 +148,17 @@ def least_recomputation(num_layers: int, full: Layer, attention_saved: Layer, no
 
 
 def _layers(
-    experiment: Experiment, target: Hardware, prepared: Prepared, predicted: Callable[[str], Prediction]
+    experiment: Experiment, prepared: Prepared, predicted: Callable[[str], Prediction]
 ) -> tuple[int, Layer, Layer, Layer]:
-    """Return the number of layers, and what each policy costs and keeps, from traces of all layers under each."""
+    """Return the number of layers, and what each policy costs and keeps, from predictions of all layers under each."""
     num_layers = len(layer_names(experiment, prepared.vocabulary_size))
     layers = []
     for text in ("every_layer", ATTENTION_SAVED, NONE):
-        kept_bytes = _kept_bytes(trace(_with(experiment, text).with_random_weights("cpu"), target, prepared))
-        flops = predicted(text).sequence_flops
-        layers.append(Layer(flops=flops / num_layers, num_bytes=kept_bytes / num_layers))
+        found = predicted(text)
+        layers.append(Layer(flops=found.sequence_flops / num_layers, num_bytes=found.kept_bytes / num_layers))
     least = min(layer.flops for layer in layers)
     full, attention_saved, none = (replace(layer, flops=layer.flops - least) for layer in layers)
     return num_layers, full, attention_saved, none
-
-
-def _kept_bytes(timeline: Timeline) -> int:
-    """Return the bytes alive when the last backward pass begins."""
-    begin = next(span.begin for span in reversed(timeline.spans) if span.phase == "backward")
-    return int(timeline.allocated_bytes_E[begin - 1])
 
 
 def _with(experiment: Experiment, checkpointing: str) -> Experiment:

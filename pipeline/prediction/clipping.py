@@ -27,7 +27,7 @@ def cost_of_clipping(predicted: Iterable[tuple[Experiment, int]], target: Hardwa
         return None
     before, _, other, one = min(possible, key=lambda each: each[:2])
     try:
-        [(_, prediction)] = predict_all([other], target)
+        [(_, prediction)] = predict_all([other], target, budget_bytes=budget_bytes)
     except Exception:  # of any model on fake tensors: a sentence more is not worth the plan or the search
         return None
     if prediction.peak_bytes >= before:

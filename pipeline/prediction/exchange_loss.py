@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.memory.timeline import IntArray, Origin, Timeline
 from pipeline.memory.work import combined
 from pipeline.prediction.loss_difference import Difference, DifferentError, Window
-from pipeline.prediction.slots import Chosen, Storages, events_of, with_workspace, without_workspace
+from pipeline.prediction.slots import Chosen, Storages, events_of
 
 
 def with_other_loss(timeline: Timeline, difference: Difference) -> Timeline | None:
@@ -33,7 +33,7 @@ def _exchanged(timeline: Timeline, difference: Difference) -> Timeline:
         DifferentError, LookupError: that does not follow.
 
     """
-    mixed = Mixed.of(without_workspace(timeline)[0], difference)
+    mixed = Mixed.of(timeline, difference)
     own, other = mixed.storages.timeline, difference.other.timeline
     slots_M = mixed.slots_M()
     if (slots_M < np.arange(len(slots_M))).any():
@@ -41,7 +41,7 @@ def _exchanged(timeline: Timeline, difference: Difference) -> Timeline:
     events_E = events_of(slots_M)
     allocated_at = np.flatnonzero(events_E >= 0)
     works = zip(own.work, difference.own.timeline.work, other.work, strict=True)
-    exchanged = Timeline(
+    return Timeline(
         num_bytes_N=np.concatenate([own.num_bytes_N, other.num_bytes_N])[mixed.sources_M],
         shapes=Chosen((own.shapes, other.shapes), mixed.sources_M),
         origins=_chosen([*own.origins, *other.origins], mixed.sources_M),
@@ -55,8 +55,6 @@ def _exchanged(timeline: Timeline, difference: Difference) -> Timeline:
             for phase, one, another in works
         ),
     )
-    workspace = difference.workspace
-    return exchanged if workspace is None else with_workspace(exchanged, workspace, mixed.of_other(workspace.after))
 
 
 @dataclass(frozen=True, eq=False)

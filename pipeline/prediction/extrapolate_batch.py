@@ -1,9 +1,9 @@
 """Extrapolation of a timeline to other micro-batch sizes.
 
-Every storage grows linearly with the size, except some buffers inside operators, which are computed from their shape.
-N counts storages.
+Every storage grows linearly with the size. N counts storages.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,12 +12,11 @@ from itertools import groupby, pairwise
 import numpy as np
 import torch
 
-from pipeline.base.contracts import Hardware
 from pipeline.memory.timeline import IntArray, PhaseWork, Shape, Timeline
 from pipeline.memory.work import Work, combined
-from pipeline.prediction.buffer_formulas import buffer_bytes, has_formula
-from pipeline.prediction.repetition import INDEX
 
+INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
+"""A number in a module's dotted name."""
 Recorded = tuple[int, Timeline]
 """A micro-batch size and its timeline."""
 
@@ -53,21 +52,17 @@ class Growth:
     timeline: Timeline
     """Its timeline."""
     more_bytes_N: IntArray
-    """Growth of each storage per sequence, in bytes; 0 for those with a formula."""
+    """Growth of each storage per sequence, in bytes."""
     growing: Mapping[int, Shape]
     """Growth per sequence in each dimension of the storages whose shapes grow."""
-    with_formula: tuple[int, ...]
-    """The storages whose size is computed from their shape."""
     sequence_work: tuple[Work, ...]
     """The growth of each phase's work per sequence."""
 
-    def extrapolated(self, size: int, target: Hardware) -> Timeline:
+    def extrapolated(self, size: int) -> Timeline:
         """Return the timeline at micro-batch size `size`."""
         more = size - self.size
         shapes = GrownShapes(self.timeline.shapes, self.growing, more)
         num_bytes_N = self.timeline.num_bytes_N + more * self.more_bytes_N
-        for number in self.with_formula:
-            num_bytes_N[number] = buffer_bytes(self.timeline.origins[number], shapes[number], target)
         work = tuple(
             replace(phase, work=phase.work + growth * more)
             for phase, growth in zip(self.timeline.work, self.sequence_work, strict=True)
@@ -117,16 +112,14 @@ def growth_of(first: Recorded, second: Recorded) -> Growth | None:
             if len(shape) != len(other_shape):
                 return None
             growing[number] = tuple([b - a for a, b in zip(shape, other_shape, strict=True)])
-    with_formula = tuple(number for number, origin in enumerate(one.origins) if has_formula(origin))
     more_bytes_N = other.num_bytes_N - one.num_bytes_N
-    more_bytes_N[list(with_formula)] = 0
     if (more_bytes_N % difference).any() or any(more % difference for growths in growing.values() for more in growths):
         return None
     work = _growth_of_work(one.work, other.work, difference)
     if work is None:
         return None
     per_sequence = {number: tuple(more // difference for more in growths) for number, growths in growing.items()}
-    return Growth(size, one, more_bytes_N // difference, per_sequence, with_formula, work)
+    return Growth(size, one, more_bytes_N // difference, per_sequence, work)
 
 
 def _growth_of_work(

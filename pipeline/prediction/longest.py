@@ -9,7 +9,8 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment
 from pipeline.prediction.fake_batches import OfLength
 from pipeline.prediction.plan import PlannedRow
-from pipeline.prediction.predict import Prediction, predict
+from pipeline.prediction.predict import predict
+from pipeline.prediction.prediction import Prediction
 
 MULTIPLE = 64
 """Lengths are multiples of it, in tokens."""
@@ -103,7 +104,7 @@ def longest_that_fits(experiment: Experiment, target: Hardware, budget_bytes: in
 
     def predicted(length: int) -> Prediction:
         example = replace(prepared, train=OfLength(prepared.train, length))
-        return predict(with_length(length), target, example, context_bytes=context_bytes)
+        return predict(with_length(length), target, example, budget_bytes=budget_bytes, context_bytes=context_bytes)
 
     lengths = range(MULTIPLE, largest_length(experiment) + 1, MULTIPLE)
     supported = [length for length in lengths if with_length(length).unsupported(target) is None]

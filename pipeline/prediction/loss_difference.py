@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.memory.timeline import Timeline
-from pipeline.prediction.slots import Pass, Storages, Workspace, without_workspace
+from pipeline.prediction.slots import Pass, Storages
 
 LONGEST_END = 8
 """Number of storages at the end of a backward pass that may differ: sums of the gradients of a shared weight."""
@@ -39,13 +39,10 @@ class Difference:
     """Slots in or right before the own windows -> those of the other loss in which the same is freed."""
     original: dict[int, int]
     """Storages outside of the windows, by their counterpart with the other loss."""
-    workspace: Workspace | None
-    """The other loss's workspace of the backward pass, which is not among the storages."""
 
 
 def difference_of(own: Timeline, other: Timeline) -> Difference | None:
     """Return the difference between two timelines; None if it is not two windows in each micro-batch."""
-    (own, _), (other, workspace) = without_workspace(own), without_workspace(other)
     one, another = Storages(own), Storages(other)
     try:
         passes = zip(one.passes, another.passes, strict=True)
@@ -55,7 +52,7 @@ def difference_of(own: Timeline, other: Timeline) -> Difference | None:
     except (DifferentError, LookupError, ValueError):
         return None
     own_windows, other_windows = ([pair[number] for pair in pairs] for number in range(2))
-    return Difference(one, another, own_windows, other_windows, slots, original, workspace)
+    return Difference(one, another, own_windows, other_windows, slots, original)
 
 
 def _windows(one: Storages, other: Storages, own_pass: Pass, other_pass: Pass) -> Iterator[tuple[Window, Window]]:

@@ -1,7 +1,8 @@
 """Replacements for functions that read the values of tensors, which fake tensors do not have."""
 
+import inspect
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -16,7 +17,6 @@ from torch.optim import Optimizer
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.torch_version import SUPPORTED
 from pipeline.config.experiment import Experiment
-from pipeline.prediction.fake_card import HOST
 
 RANDOM_STATE_BYTES = 5056
 """Bytes of the CPU generator's state (torch.get_rng_state), which every checkpointed layer saves."""
@@ -40,13 +40,6 @@ def replaced(owner: Any, name: str, replacement: Any) -> AbstractContextManager[
     return patch.object(owner, name, replacement)
 
 
-@contextmanager
-def clipping_in_lists() -> Iterator[None]:
-    """Clip gradients by operators on lists, as on CUDA, not by two for each gradient."""
-    with replaced(import_module("torch.nn.utils.clip_grad"), "_has_foreach_support", lambda *_, **__: True):
-        yield
-
-
 def not_predicted(experiments: Iterable[Experiment], kind: str) -> tuple[str, ...]:
     """Return what predictions of memory on a device of this kind do not see, a sentence each."""
     sentences = [sentence for one in experiments for sentence in one.not_predicted(kind)]
@@ -60,36 +53,54 @@ def not_predicted(experiments: Iterable[Experiment], kind: str) -> tuple[str, ..
 
 
 @contextmanager
-def without_values(*, counts_host_memory: bool, has_documents: bool) -> Iterator[None]:
+def without_values(*, has_documents: bool) -> Iterator[None]:
     """Replace the functions of a training run that read values or set random generators, and restore them on exit.
 
-    `counts_host_memory` says whether the state of the random generator, which is on the CPU, is counted, and
-    `has_documents` whether sequences have several documents, which attention keeps apart.
+    `has_documents` says whether sequences have several documents, which attention keeps apart.
 
     Raises:
         InvalidInputError: this version of torch lacks one of them.
 
     """
-    from transformers import masking_utils  # takes a second, which cached predictions do not need
-
     adafactor = import_module("torch.optim._adafactor")
-    host = nullcontext() if counts_host_memory else HOST
-    state_bytes = RANDOM_STATE_BYTES if counts_host_memory else 0
     with ExitStack() as stack:
         for owner, name, replacement in (
-            (torch, "get_rng_state", lambda: torch.empty(state_bytes, dtype=torch.uint8)),
+            (torch, "get_rng_state", lambda: torch.empty(RANDOM_STATE_BYTES, dtype=torch.uint8)),
             (torch, "set_rng_state", lambda state: None),
             (torch, "manual_seed", lambda seed: None),
             (torch.utils, "swap_tensors", _take_data),
             (torch.amp.GradScaler, "_maybe_opt_step", _step_without_asking),
             (adafactor, "_single_tensor_adafactor", _with_ones_for_values(adafactor)),
-            (adafactor.Adafactor, "_init_group", _with_counts_on(host, adafactor)),
         ):
             stack.enter_context(replaced(owner, name, replacement))
-        if hasattr(masking_utils, DOCUMENTS):  # else not_predicted() says so
-            search = _documents_found(masking_utils, has_documents)
-            stack.enter_context(patch.object(masking_utils, DOCUMENTS, search))
+        stack.enter_context(documents_known(has_documents))
         yield
+
+
+@contextmanager
+def documents_known(has_documents: bool) -> Iterator[None]:
+    """Replace transformers' search for several documents in a row, whose answer depends on values, inside this context.
+
+    `has_documents` says what it finds.
+    """
+    from transformers import masking_utils
+
+    if not hasattr(masking_utils, DOCUMENTS):  # not_predicted() says so
+        yield
+        return
+    with patch.object(masking_utils, DOCUMENTS, _documents_found(masking_utils, has_documents)):
+        yield
+
+
+def lines_of_documents() -> set[str]:
+    """Return the places, as file:line, of transformers' search for several documents in a row."""
+    from transformers import masking_utils
+
+    function = getattr(masking_utils, DOCUMENTS, None)
+    if function is None:
+        return set()
+    lines, first = inspect.getsourcelines(function)
+    return {f"{inspect.getsourcefile(function)}:{number}" for number in range(first, first + len(lines))}
 
 
 def _step_without_asking(_: Any, optimizer: Optimizer, __: Any, *args: Any, **kwargs: Any) -> Any:
@@ -112,18 +123,6 @@ def _with_ones_for_values(module: Any) -> Any:
             update(*args, **kwargs)
 
     return update_with_ones
-
-
-def _with_counts_on(host: AbstractContextManager[Any], module: Any) -> Any:
-    """Return a replacement for the start of Adafactor's step that keeps the numbers of steps where torch does."""
-    start = getattr(module.Adafactor, "_init_group", None)  # replaced() refuses a torch without it
-
-    def start_with_counts_on_host(*args: Any, **kwargs: Any) -> Any:
-        assert start is not None
-        with host:
-            return start(*args, **kwargs)
-
-    return start_with_counts_on_host
 
 
 def _documents_found(module: Any, has_documents: bool) -> Any:

@@ -62,6 +62,8 @@ class CardPlan:
     """What training on the card needs besides memory, a sentence each."""
     effective_batch_size: int | None = None
     """Where the plan has several; None for that of the plan."""
+    num_configurations: int | None = None
+    """Configurations of the space, where only those are predicted that may be the fastest; None: all are."""
 
     @property
     def name(self) -> str:

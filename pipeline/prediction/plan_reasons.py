@@ -17,12 +17,13 @@ SMALLEST_SHARE = 0.1
 
 
 def reasons_for(
-    best: PlannedRow, rows: Sequence[PlannedRow], breakdowns: Sequence[Breakdown], defaults: Mapping[str, Any]
+    best: PlannedRow, rows: Sequence[PlannedRow], breakdowns: Sequence[Breakdown | None], defaults: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """Return a sentence for each value of the recommended configuration that is not the default one.
 
     It says what the peak or the time of training would be with the default value and all else equal. `breakdowns` are
-    those of the rows; `defaults` are by dotted name. A configuration that is not among the rows says nothing.
+    those of the rows, where they are known; `defaults` are by dotted name. A configuration that is not among the rows
+    says nothing.
     """
     number_of = {tuple(row.choice.items()): number for number, row in enumerate(rows)}
     own = breakdowns[number_of[tuple(best.choice.items())]]
@@ -56,8 +57,10 @@ def _consequence(best: PlannedRow, other: PlannedRow, what: str) -> str:
     return f"would peak at {other.peak_bytes / MIB:,.0f} MiB{what}" if other.peak_bytes > best.peak_bytes else ""
 
 
-def _saved(other: Breakdown, own: Breakdown) -> str:
+def _saved(other: Breakdown | None, own: Breakdown | None) -> str:
     """Return the part of the other configuration in which the best one saves most, with its share of the peak."""
+    if other is None or own is None:
+        return ""
     parts = _by_part(other)
     saved = parts - _by_part(own)
     part = max(saved, key=saved.__getitem__, default=None)

@@ -4,6 +4,7 @@ import gc
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,9 +12,10 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import num_cores
-from pipeline.prediction.cuda_context import context_bytes_of
+from pipeline.memory.work import combined
 from pipeline.prediction.families import derivation_round, family_of, others_need
-from pipeline.prediction.predict import Prediction, predict
+from pipeline.prediction.predict import predict, predict_on_card
+from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.worker_pool import run_all, worker_pool
 
 NUM_IN_TASK = 40
@@ -46,24 +48,65 @@ def predict_each(
     experiments: Sequence[Experiment],
     target: Hardware,
     *,
-    expandable_segments: bool | None = None,
-    context_bytes: int | None = None,
+    budget_bytes: int | None = None,
     num_processes: int | None = None,
 ) -> Generator[tuple[int, Prediction | InvalidInputError], None, None]:
     """Yield the index of each experiment and its prediction, or why it cannot be predicted.
 
-    `num_processes` is the number of worker processes, which end with the iterator; by default one for each core.
+    `budget_bytes` is what a card has for each. `num_processes` is the number of worker processes on a CPU, which end
+    with the iterator; by default one for each core.
     """
-    if context_bytes is None:
-        context_bytes = context_bytes_of(target)  # once, not in each worker
-    options = {"expandable_segments": expandable_segments, "context_bytes": context_bytes}
-    work = partial(_predict_these, target=target, options=options)
+    if target.kind == "cuda":
+        yield from _predict_on_card(experiments, target, budget_bytes)
+        return
     num_processes = num_processes or min(num_cores(), len(experiments))
     with worker_pool(max(1, num_processes)) as pool:
         for tasks in rounds(experiments, num_processes):
             sent = [[experiments[number] for number in numbers] for numbers in tasks]
-            for number, predictions in run_all(pool, work, sent):
+            for number, predictions in run_all(pool, partial(_predict_these, target=target), sent):
                 yield from zip(tasks[number], predictions, strict=True)
+
+
+def _predict_on_card(
+    experiments: Sequence[Experiment], target: Hardware, budget_bytes: int | None
+) -> Generator[tuple[int, Prediction | InvalidInputError], None, None]:
+    """Yield predictions whose work is recorded at the smallest and the largest micro-batch, and linear between them."""
+    families: dict[str, list[int]] = {}
+    for number, experiment in sorted(enumerate(experiments), key=lambda each: each[1].micro_batch_size):
+        reason = experiment.unsupported(target)
+        if reason is None:
+            families.setdefault(family_of(experiment), []).append(number)
+        else:
+            yield number, InvalidInputError(reason)
+    ends = [number for numbers in families.values() for number in dict.fromkeys((numbers[0], numbers[-1]))]
+    between = [number for numbers in families.values() for number in numbers[1:-1]]
+    recorded: dict[int, Prediction] = {}
+    for numbers, is_recorded in ((ends, True), (between, False)):
+        those = [experiments[number] for number in numbers]
+        outcomes = predict_on_card(those, target, budget_bytes=budget_bytes, is_recorded=is_recorded)
+        with closing(outcomes):
+            for place, outcome in outcomes:
+                number = numbers[place]
+                if not isinstance(outcome, Prediction):
+                    yield number, why_not_predicted(outcome)
+                    continue
+                if is_recorded:
+                    recorded[number] = outcome
+                yield number, outcome if is_recorded else _with_work(outcome, families, number, recorded)
+
+
+def _with_work(
+    prediction: Prediction, families: Mapping[str, Sequence[int]], number: int, recorded: Mapping[int, Prediction]
+) -> Prediction | InvalidInputError:
+    """Return a prediction with the work that its family has at its micro-batch size; an error if that is not known."""
+    numbers = next(numbers for numbers in families.values() if number in numbers)
+    known = [recorded[end] for end in (numbers[0], numbers[-1]) if end in recorded]
+    if not known:
+        return InvalidInputError("its work was not counted, since configurations that are alike are not predicted")
+    low, high = known[0], known[-1]
+    share = (prediction.micro_batch_size - low.micro_batch_size) / max(1, high.micro_batch_size - low.micro_batch_size)
+    work = combined(lambda one, other: one + share * (other - one), low.pass_work, high.pass_work)
+    return replace(prediction, pass_work=work, update_work=low.update_work)
 
 
 def why_not_predicted(error: Exception) -> InvalidInputError:
@@ -81,11 +124,9 @@ def counted_causes(causes: Iterable[str], total: int) -> tuple[str, ...]:
     )
 
 
-def _predict_these(
-    experiments: Sequence[Experiment], target: Hardware, options: Mapping[str, Any]
-) -> list[Prediction | InvalidInputError]:
+def _predict_these(experiments: Sequence[Experiment], target: Hardware) -> list[Prediction | InvalidInputError]:
     with _collected_at_end():
-        return [_prediction_or_error(experiment, target, options) for experiment in experiments]
+        return [_prediction_or_error(experiment, target) for experiment in experiments]
 
 
 @contextmanager
@@ -101,11 +142,9 @@ def _collected_at_end() -> Iterator[None]:
             gc.collect(0)
 
 
-def _prediction_or_error(
-    experiment: Experiment, target: Hardware, options: Mapping[str, Any]
-) -> Prediction | InvalidInputError:
+def _prediction_or_error(experiment: Experiment, target: Hardware) -> Prediction | InvalidInputError:
     try:
-        return predict(experiment, target, **options)
+        return predict(experiment, target)
     except Exception as error:  # whatever a model or a technique raises on fake tensors
         return why_not_predicted(error)
 

@@ -1,9 +1,9 @@
-"""Recordings: an Experiment's timeline on fake tensors of a device that this machine need not have."""
+"""Recordings: an Experiment's timeline on fake tensors, as on a CPU."""
 
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,18 +11,17 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from pipeline.base.contracts import Hardware, Prepared, Trainable
+from pipeline.base.contracts import Prepared, Trainable
 from pipeline.base.errors import InvalidInputError, first_line, origin
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Timeline
+from pipeline.prediction.cpu_buffers import cpu_buffers
 from pipeline.prediction.eight_bit import quantized_states
 from pipeline.prediction.extrapolate_batch import with_sorted_releases
 from pipeline.prediction.fake_batches import RepeatedRow
-from pipeline.prediction.fake_card import CARD, HOST, move_to_card
 from pipeline.prediction.fake_device import simulated
 from pipeline.prediction.fake_model import leave_out_values
 from pipeline.prediction.four_bit import quantize
-from pipeline.prediction.workspaces import WorkspaceTable
 from pipeline.training.profiler import record_lifetimes
 from pipeline.training.step import changed_on_host
 
@@ -40,7 +39,7 @@ EXPERTS_REMEDY = (
 )
 
 
-def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int) -> Timeline:
+def record(experiment: Experiment, prepared: Prepared, num_rows: int) -> Timeline:
     """Record all of two optimizer steps with `num_rows` sequences each.
 
     A model whose code reads values while it builds it is built with them, which are then left out.
@@ -49,15 +48,15 @@ def record(experiment: Experiment, target: Hardware, prepared: Prepared, num_row
         InvalidInputError: why it cannot be predicted; the steps read the values of tensors, for example.
 
     """
-    on_fake_device = experiment.with_random_weights(str(CARD))
+    alike = experiment.with_random_weights(str(CPU))
     try:
         try:
-            return _record(on_fake_device, target, prepared, num_rows)
+            return _record(alike, prepared, num_rows)
         except _NeedsValuesError as error:
             without = str(error)  # outside of this clause the half-built model is freed
         name, seed = experiment.settings.model, experiment.settings.seed
-        built = on_fake_device.model.built_with_values(name, prepared.vocabulary_size, without, seed)
-        return _record(on_fake_device, target, prepared, num_rows, built)
+        built = alike.model.built_with_values(name, prepared.vocabulary_size, without, seed)
+        return _record(alike, prepared, num_rows, built)
     except InvalidInputError:
         raise
     except Exception as error:  # whatever a model or a technique raises without values
@@ -68,35 +67,31 @@ class _NeedsValuesError(Exception):
     """A model cannot be built on fake tensors; the message says why."""
 
 
-def _record(
-    experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int, built: Trainable | None = None
-) -> Timeline:
+def _record(experiment: Experiment, prepared: Prepared, num_rows: int, built: Trainable | None = None) -> Timeline:
     """Record the steps of a model, which is built on fake tensors unless it is given with values.
 
     Raises:
         _NeedsValuesError: it cannot be built on fake tensors.
 
     """
-    host = HOST if target.capability else CPU
 
     def build(experiment: Experiment, prepared: Prepared) -> Trainable:
-        with host if target.capability else nullcontext():
-            trainable = built or _fake_model(experiment, prepared)
-            if built is not None:
-                leave_out_values(built.module, host)
-            changed_on_host(experiment, trainable)
-        (move_to_card if target.capability else quantize)(trainable.module)
+        trainable = built or _fake_model(experiment, prepared)
+        if built is not None:
+            leave_out_values(built.module, CPU)
+        changed_on_host(experiment, trainable)
+        quantize(trainable.module)
         return trainable
 
-    rows = RepeatedRow(prepared.train, host, num_rows)
+    rows = RepeatedRow(prepared.train, CPU, num_rows)
     has_documents = "position_ids" in prepared.train.batch([0])
     with (
         _threads(experiment.num_threads),
-        quantized_states(experiment, target),
-        simulated(target, has_documents=has_documents) as mode,
+        quantized_states(experiment),
+        simulated(has_documents=has_documents) as mode,
     ):
-        example, inside_of = replace(prepared, train=rows), WorkspaceTable(target)
-        timeline = record_lifetimes(experiment, example, build=build, inside_of=inside_of, run=mode.run)
+        example = replace(prepared, train=rows)
+        timeline = record_lifetimes(experiment, example, build=build, inside_of=cpu_buffers, run=mode.run)
     return with_sorted_releases(timeline)
 
 

@@ -4,17 +4,13 @@ A slot is the storage after whose allocation, and before the next one's, somethi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from pipeline.memory.timeline import IntArray, Origin, Shape, Timeline
-from pipeline.prediction.product_workspaces import PRODUCTS
-
-PRODUCT_NAMES = {operator.overloadpacket.__name__ for operator in PRODUCTS}
-"""Operators of which the first in a backward pass takes a workspace that is kept."""
 
 
 class Pass(NamedTuple):
@@ -95,69 +91,3 @@ def events_of(slots_M: IntArray) -> IntArray:
     order = np.lexsort((np.concatenate([number_M, freed]), np.repeat([0, 1], [len(number_M), len(freed)]), moments))
     events: IntArray = np.concatenate([number_M, -1 - freed])[order]
     return events
-
-
-class Workspace(NamedTuple):
-    """The workspace that the first product of a backward pass takes and keeps."""
-
-    after: int
-    """The storage after which it is allocated."""
-    num_bytes: int
-    shape: Shape
-    origin: Origin
-
-
-def without_workspace(timeline: Timeline) -> tuple[Timeline, Workspace | None]:
-    """Return the timeline without the workspace of its backward passes, and the workspace if there is one."""
-    begin = next((span.begin for span in timeline.spans if span.phase == "backward"), 0)
-    kept = np.flatnonzero((timeline.freed_at_N == len(timeline.events_E)) & (timeline.allocated_at_N >= begin))
-    names = {f"inside {name}" for name in PRODUCT_NAMES}
-    number = next((n for n in kept.tolist() if timeline.origins[n].operator in names), None)
-    if number is None:
-        return timeline, None
-    at = int(timeline.allocated_at_N[number])
-    events_E = np.delete(timeline.events_E, at)
-    events_E = np.where(events_E > number, events_E - 1, np.where(events_E < -1 - number, events_E + 1, events_E))
-    workspace = Workspace(
-        number - 1, int(timeline.num_bytes_N[number]), timeline.shapes[number], timeline.origins[number]
-    )
-    return replace(
-        timeline,
-        num_bytes_N=np.delete(timeline.num_bytes_N, number),
-        shapes=Chosen((timeline.shapes,), np.delete(np.arange(len(timeline.shapes)), number)),
-        origins=(*timeline.origins[:number], *timeline.origins[number + 1 :]),
-        events_E=events_E,
-        spans=tuple(replace(span, begin=span.begin - (span.begin > at)) for span in timeline.spans),
-        storage_work={},
-    ), workspace
-
-
-def with_workspace(timeline: Timeline, workspace: Workspace, after: int | None) -> Timeline:
-    """Return the timeline with a workspace after a storage, by default after the first product of a backward pass.
-
-    Raises:
-        ValueError: there is no such product.
-
-    """
-    if after is None:
-        spans = zip(timeline.spans, timeline.ends, strict=True)
-        begin, end = next((span.begin, end) for span, end in spans if span.phase == "backward")
-        first, last = np.searchsorted(timeline.allocated_at_N, [begin, end]).tolist()
-        [after, *_] = [n for n in range(first, last) if timeline.origins[n].operator in PRODUCT_NAMES]
-    origin, num_storages = timeline.origins[after], len(timeline.origins)
-    number, at = after + 1, int(timeline.allocated_at_N[after]) + 1
-    events_E = timeline.events_E
-    events_E = np.where(events_E >= number, events_E + 1, np.where(events_E < -number, events_E - 1, events_E))
-    return replace(
-        timeline,
-        num_bytes_N=np.insert(timeline.num_bytes_N, number, workspace.num_bytes),
-        shapes=Chosen((timeline.shapes, (workspace.shape,)), np.insert(np.arange(num_storages), number, num_storages)),
-        origins=(
-            *timeline.origins[:number],
-            workspace.origin._replace(operator=f"inside {origin.operator}", module=origin.module),
-            *timeline.origins[number:],
-        ),
-        events_E=np.insert(events_E, at, number),
-        storage_work={},
-        spans=tuple(replace(span, begin=span.begin + (span.begin >= at)) for span in timeline.spans),
-    )

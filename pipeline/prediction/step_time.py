@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.memory.work import ATTENTION, Work
-from pipeline.prediction.predict import Prediction
+from pipeline.prediction.prediction import Prediction
 
 Array = NDArray[np.float64]
 

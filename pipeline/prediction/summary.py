@@ -8,8 +8,8 @@ from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
 from pipeline.prediction.patches import not_predicted
-from pipeline.prediction.predict import Prediction
 from pipeline.prediction.predict_all import predict_all, why_not_predicted
+from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.run import measured_summary
 from pipeline.training.metrics import PREDICTION, Summary
 
@@ -39,7 +39,7 @@ def prediction_of(experiment: Experiment) -> Prediction:
 
     """
     alike, target = [experiment.with_random_weights("cpu")], hardware_of(experiment.device)
-    [(_, prediction)] = predict_all(alike, target)
+    [(_, prediction)] = predict_all(alike, target, budget_bytes=experiment.budget_bytes)
     return prediction
 
 

@@ -13,15 +13,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter
 
 from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.files import cache_folder, write_atomically
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Timeline
-from pipeline.prediction.product_workspaces import VARIABLES
+from pipeline.prediction.prediction import Prediction
 from pipeline.prediction.recent import Recent
 from pipeline.prediction.timeline_file import dump, load
+from pipeline.runtime.environment import allocator_configuration
 
 LIMIT_BYTES = 1024 * MIB
 """Size above which the least recently used files are removed."""
@@ -36,13 +38,17 @@ IRRELEVANT = """
     time_limit output expandable_segments corpus vocabulary_size sequence_length sequences
 """
 """Settings, separated by blanks, that change no storage, or only through the example and the vocabulary."""
-CODE = ("base", "config", "memory", "models", "prediction", "techniques", "training")
+CODE = ("base", "config", "memory", "models", "prediction", "simulation", "techniques", "training")
 """Folders of the package that a timeline depends on."""
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "flash_attn")
 """Packages that a timeline depends on; some may be absent."""
+CARD_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
+"""Environment variables that set the sizes of workspaces on CUDA (torch's CUDA semantics)."""
 CPU_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """Environment variables that limit oneDNN to some of a CPU's instructions."""
+
+PREDICTION = TypeAdapter(Prediction)
 
 recent_traces: Recent[Path, Timeline] = Recent(NUM_RECENT)
 """The timelines that were read or written last, by their files."""
@@ -51,6 +57,29 @@ recent_traces: Recent[Path, Timeline] = Recent(NUM_RECENT)
 def trace_file(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows: int, identity: str) -> Path:
     """Return the file of a timeline with `num_rows` sequences in an optimizer step; `identity` is the model's."""
     return cache_folder() / f"trace-{_key(experiment, target, prepared, num_rows, identity)}.json.gz"
+
+
+def prediction_file(
+    experiment: Experiment, target: Hardware, prepared: Prepared, identity: str, asked: tuple[object, ...]
+) -> Path:
+    """Return the file of a prediction from a simulated card; `asked` is what else it depends on."""
+    allocator = allocator_configuration({**os.environ, **experiment.environment})
+    parts = (_key(experiment, target, prepared, experiment.effective_batch_size, identity), allocator, target, asked)
+    return cache_folder() / f"trace-{hashlib.sha256(repr(parts).encode()).hexdigest()[:20]}.json"
+
+
+def find_prediction(file: Path) -> Prediction | None:
+    """Return the prediction in a file, which is marked as used; None if there is no such file, or it is damaged."""
+    try:
+        os.utime(file)
+        return PREDICTION.validate_json(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def write_prediction(file: Path, prediction: Prediction) -> None:
+    """Write a prediction, unless the disk is full, and remove the least recently used files above the limit."""
+    _write(file, PREDICTION.dump_json(prediction))
 
 
 def find_trace(file: Path) -> Timeline | None:
@@ -67,8 +96,12 @@ def find_trace(file: Path) -> Timeline | None:
 def write_trace(file: Path, timeline: Timeline) -> None:
     """Write a timeline, unless the disk is full, and remove the least recently used files above the limit."""
     recent_traces[file] = timeline
+    _write(file, dump(timeline))
+
+
+def _write(file: Path, content: bytes) -> None:
     with contextlib.suppress(OSError):
-        write_atomically(file, dump(timeline))
+        write_atomically(file, content)
     used = sorted(_files(file.parent))
     total = sum(num_bytes for _, num_bytes, _ in used)
     for last_used, num_bytes, old in used:
@@ -117,7 +150,7 @@ def _key(experiment: Experiment, target: Hardware, prepared: Prepared, num_rows:
         num_rows,
         [(name, shape, dtype, tensors.index(number)) for name, (shape, dtype, number) in example.items()],
         prepared.vocabulary_size,
-        (target.kind, target.capability, target.num_multiprocessors, *map(os.environ.get, VARIABLES)),
+        (target.kind, target.capability, target.num_multiprocessors, *map(os.environ.get, CARD_VARIABLES)),
         None if target.capability else _cpu_state(target),
         code_digest(Path(__file__).parent.parent),
         [_file_digest(sys.modules[type(technique).__module__].__file__) for technique in experiment.techniques],
@@ -137,7 +170,7 @@ def code_digest(package: Path) -> str:
     versions = [platform.python_version(), *map(_version, PACKAGES)]
     digest = hashlib.sha256(repr(versions).encode())
     for folder in CODE:
-        for file in sorted((package / folder).rglob("*.py")):
+        for file in sorted((package / folder).rglob("*.[pc]*")):
             digest.update(file.read_bytes())
     return digest.hexdigest()
 

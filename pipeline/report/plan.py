@@ -95,11 +95,24 @@ def _answer(card: CardPlan) -> str:
         )
     fitting = sum(row.fits for row in card.rows)
     return (
-        f"On {card.name} {fitting} of {len(card.rows)} configurations are predicted to fit {budget:,.0f} MiB; "
+        f"On {card.name} {fitting} of {_which(card)} fit {budget:,.0f} MiB; "
         f"start with {label(best.choice)}, accumulation_steps {best.accumulation_steps}: predicted peak "
         f"{best.peak_bytes / MIB:,.0f} MiB, {budget - best.peak_bytes / MIB:,.0f} MiB of headroom, estimated "
         f"{seconds_text(best.seconds)} a step, {best.tokens_per_second:,.0f} tokens a second ({percent_text(best)})."
     )
+
+
+def _note_on_others(card: CardPlan) -> str:
+    return (
+        f"{len(card.rows):,} of {card.num_configurations:,} configurations were simulated: the others are expected to "
+        "be slower, or to need more memory than there is. --all true simulates all."
+    )
+
+
+def _which(card: CardPlan) -> str:
+    if card.num_configurations is None:
+        return f"{len(card.rows)} configurations are predicted to"
+    return f"{len(card.rows)} configurations that were simulated (of {card.num_configurations:,})"
 
 
 def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | None, num_cells: int) -> Section:
@@ -109,10 +122,12 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | Non
         return Section(title=card.name, notes=(*card.notes, *card.skipped), choice=choice)
     name = re.sub(r"[^a-z0-9]+", "_", card.name.lower()).strip("_")
     num_on_page = NUM_ON_PAGE // len(findings.cards)
-    tables = [
-        _configurations_table(name, card, findings, num_on_page),
-        _largest_table(name, card, num_details, num_on_page),
-    ]
+    tables = [_configurations_table(name, card, findings, num_on_page)]
+    notes = (*card.notes, *card.skipped)
+    if card.num_configurations is None:
+        tables.append(_largest_table(name, card, num_details, num_on_page))
+    else:
+        notes = (_note_on_others(card), *notes)
     plots = (fit_plot(f"fit_{name}", card, num_cells),)
     if card.breakdown is not None:
         which = "recommended configuration" if card.recommended else "smallest configuration"
@@ -124,7 +139,7 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | Non
         headlines=() if card.recommended is None else _headlines(card, card.recommended, findings),
         why=card.reasons,
         tables=tuple(tables),
-        notes=(*card.notes, *card.skipped),
+        notes=notes,
         plots=plots,
         choice=choice,
     )
@@ -154,7 +169,11 @@ def _headlines(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> tupl
             detail=f"{seconds_text(best.seconds)} a step, {percent_text(best)}",
         ),
         Headline(
-            title="predicted to fit", value=f"{fitting} of {len(card.rows)}", detail=f"configurations on {card.card}"
+            title="predicted to fit",
+            value=f"{fitting} of {len(card.rows)}",
+            detail=f"configurations on {card.card}"
+            if card.num_configurations is None
+            else f"simulated of {card.num_configurations:,}; the others are expected to be slower or not to fit",
         ),
     )
 

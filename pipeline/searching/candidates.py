@@ -11,8 +11,8 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice, Value
 from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
-from pipeline.prediction.predict import Prediction
 from pipeline.prediction.predict_all import counted_causes, predict_each
+from pipeline.prediction.prediction import Prediction
 from pipeline.training.typical_step import typical_step
 
 Works = tuple[Work, Work]
@@ -48,15 +48,17 @@ class Candidate:
     """Whether it is predicted to fit a budget in bytes."""
 
 
-def make_candidates(choices: Sequence[Choice], experiments: Sequence[Experiment]) -> list[Candidate]:
+def make_candidates(
+    choices: Sequence[Choice], experiments: Sequence[Experiment], budget_bytes: int | None = None
+) -> list[Candidate]:
     """Return a candidate for each experiment, in their order.
 
-    Each has its own prediction, or the reason why it has none: such a candidate takes the work of one that is alike, in
-    proportion to the micro-batch size.
+    Each has its own prediction, on a card that has `budget_bytes` for it, or the reason why it has none: such a
+    candidate takes the work of one that is alike, in proportion to the micro-batch size.
     """
     target = hardware_of(experiments[0].device)
     shapes = [experiment.with_random_weights("cpu") for experiment in experiments]
-    outcomes = dict(predict_each(shapes, target))
+    outcomes = dict(predict_each(shapes, target, budget_bytes=budget_bytes))
     predictions = {number: outcome for number, outcome in outcomes.items() if isinstance(outcome, Prediction)}
     sizes = [experiment.micro_batch_size for experiment in experiments]
     works = _works(choices, sizes, predictions)

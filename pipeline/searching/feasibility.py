@@ -38,7 +38,7 @@ def make_sampler(problem: SearchProblem) -> PredictiveSampler | None:
 
 
 def _candidates(problem: SearchProblem, choices: Sequence[Choice]) -> list[Candidate]:
-    return make_candidates(choices, [problem.experiment(choice) for choice in choices])
+    return make_candidates(choices, [problem.experiment(choice) for choice in choices], problem.budget_bytes)
 
 
 def _nothing_fits(problem: SearchProblem, candidates: Sequence[Candidate]) -> str:

@@ -47,16 +47,9 @@ def environment(
 
     """
     check_num_cards(num_cards)
-    library, (major, minor), clocks = _library(python), card.capability, card.clocks
+    library = _library(python)
     variables = {
-        "SIMULATED_CARD_NAME": card.name,
-        "SIMULATED_CARD_CAPABILITY": f"{major}.{minor}",
-        "SIMULATED_CARD_MULTIPROCESSORS": str(card.num_multiprocessors),
-        "SIMULATED_CARD_CLOCKS": f"{clocks.multiprocessor_mhz},{clocks.memory_mhz},{clocks.bus_bits}",
-        "SIMULATED_CARD_MEMORY_MIB": str(card.memory_mib),
-        "SIMULATED_CARD_CONTEXT_MIB": str(card.context.mib),
-        "SIMULATED_CARD_OTHERS_MIB": str(_others_mib(card, budget_bytes)),
-        "SIMULATED_CARD_COUNT": str(num_cards),
+        **card_variables(card, num_cards, budget_bytes),
         "LD_PRELOAD": _with(library.preloaded, base.get("LD_PRELOAD", ""), " :"),
         "PYTHONPATH": _with([HOOK], base.get("PYTHONPATH", ""), ":"),
         "TRITON_LIBCUDA_PATH": str(library.folder),  # Triton links its launchers to the driver's library there
@@ -68,6 +61,21 @@ def environment(
     own = (HOOK / "reads.py", *([HOOK / "values.py"] if values else []))
     variables["SIMULATED_CARD_HOOKS"] = os.pathsep.join(map(str, (*own, *hooks)))
     return variables
+
+
+def card_variables(card: Card, num_cards: int = 1, budget_bytes: int | None = None) -> dict[str, str]:
+    """Return the variables that say what the cards are; what is free beside the context is all of it by default."""
+    (major, minor), clocks = card.capability, card.clocks
+    return {
+        "SIMULATED_CARD_NAME": card.name,
+        "SIMULATED_CARD_CAPABILITY": f"{major}.{minor}",
+        "SIMULATED_CARD_MULTIPROCESSORS": str(card.num_multiprocessors),
+        "SIMULATED_CARD_CLOCKS": f"{clocks.multiprocessor_mhz},{clocks.memory_mhz},{clocks.bus_bits}",
+        "SIMULATED_CARD_MEMORY_MIB": str(card.memory_mib),
+        "SIMULATED_CARD_CONTEXT_MIB": str(card.context.mib),
+        "SIMULATED_CARD_OTHERS_MIB": str(_others_mib(card, budget_bytes)),
+        "SIMULATED_CARD_COUNT": str(num_cards),
+    }
 
 
 def check_num_cards(num_cards: int) -> None:

@@ -53,6 +53,11 @@ def has_steering_read(folder: Path) -> bool:
     return any(read.may_steer for file in folder.glob("*.reads") for read in _unknown_reads(file))
 
 
+def unknown_reads_of(folder: Path, pid: int) -> tuple[UnknownRead, ...]:
+    """Return what a process, which may still run, has read from a card that is not known."""
+    return tuple(_unknown_reads(folder / f"{pid}.reads"))
+
+
 def _process(file: Path) -> Process:
     content = file.read_bytes()
     peaks = struct.unpack_from(PEAKS, content)

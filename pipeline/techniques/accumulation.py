@@ -33,11 +33,6 @@ class Accumulation(Technique):
         return self.world_size > 1 or (self.resolved().accumulation_steps or 1) > 1
 
     @property
-    def layer_period(self) -> int | None:
-        """None with several processes: the gradients of all layers share buckets."""
-        return 1 if self.world_size == 1 else None
-
-    @property
     def untimed(self) -> tuple[str, ...]:
         """The number of processes, if there are several: what they exchange is not counted."""
         return ("world_size",) if self.world_size > 1 else ()

@@ -36,10 +36,6 @@ class ActivationOffloading(Technique):
         """Bytes from which on a storage is offloaded."""
         return self.offloading_min_mib * MIB
 
-    def layer_reach(self, settings: Any) -> int:
-        """Return after how many layers a storage leaves the device: a checkpointed layer saves only one."""
-        return 1 if getattr(settings, "checkpointing", "none") == "none" else offloading.NUM_LEAVING
-
     @property
     def size_thresholds(self) -> tuple[float, ...]:
         """The size from which on a storage is offloaded."""

@@ -14,7 +14,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Mathematics, Stage, Step, Technique
 from pipeline.memory.attention_saved import attention_saved_contexts
-from pipeline.memory.offloading import NUM_LEAVING, offloaded_checkpoint
+from pipeline.memory.offloading import offloaded_checkpoint
 
 WHOLE = r"none|every_layer|every_([2-9]|[1-9]\d+)_layers|attention_saved|offloaded|auto"
 PART = r"(full|attention_saved|offloaded):\d+(-\d+)?"
@@ -110,16 +110,6 @@ class Checkpointing(Technique):
                 f"{self.checkpointing}; end it at {num_layers - 1}"
             )
         return tuple(policies.get(layer, NONE) for layer in range(num_layers))
-
-    @property
-    def layer_period(self) -> int | None:
-        """The n of every n-th layer; None where layers have policies of their own."""
-        return None if ":" in self.checkpointing else self.every_n_layers or 1
-
-    def layer_reach(self, settings: Any) -> int:
-        """Return after how many layers a layer's input leaves the device, where it is offloaded."""
-        del settings
-        return NUM_LEAVING if OFFLOADED in self.checkpointing else 1
 
     def apply(self, step: Step) -> Step:
         """Enable checkpointing by transformers' own method, or by torch.utils.checkpoint on the layers."""

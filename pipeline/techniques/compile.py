@@ -51,12 +51,16 @@ class Compile(Technique):
         del setting, hardware
         return ("none",)
 
-    @property
-    def not_predicted(self) -> str | None:
-        """What a prediction does not see: a trace has the operators that are compiled, not the kernels made of them."""
-        if self.compile == "none":
+    def not_predicted(self, kind: str) -> str | None:
+        """Return that fake tensors see the operators that are compiled, not the kernels made of them."""
+        if self.compile == "none" or kind == "cuda":
             return None
         return "compile=layers: predicted as if it were not compiled: what compiled layers allocate cannot be traced"
+
+    @property
+    def untimed(self) -> tuple[str, ...]:
+        """The setting itself: the work is counted without compilation."""
+        return () if self.compile == "none" else ("compile",)
 
     def unsupported(self, hardware: Hardware) -> str | None:
         """Return which compiler is missing."""

@@ -203,7 +203,7 @@ def _fused(head: Head, chunk: int | None, hidden_NC: Tensor, targets_N: Tensor, 
 
 def _liger(head: Head, _: None, hidden_NC: Tensor, targets_N: Tensor, __: Tensor) -> Tensor:
     if hidden_NC.device.type != "cuda":
-        raise InvalidInputError("Liger's kernel runs on a GPU alone, so its memory is not predicted; measure it")
+        raise InvalidInputError("Liger's kernel runs on a GPU alone; set loss_kernel=chunked, or a GPU as the device")
     functions = import_module("liger_kernel.transformers.functional")
     loss: Tensor = functions.liger_fused_linear_cross_entropy(
         hidden_NC,

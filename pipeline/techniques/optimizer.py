@@ -68,8 +68,13 @@ class Optimizer(Technique):
         return self.optimizer.endswith("8bit")
 
     @property
-    def not_predicted(self) -> str | None:
-        """What a prediction does not see: memory that torch's allocator does not manage."""
+    def untimed(self) -> tuple[str, ...]:
+        """The optimizer, if its state may be in host memory: then its time depends on what is moved."""
+        return ("optimizer",) if self.optimizer == "paged_adamw_8bit" else ()
+
+    def not_predicted(self, kind: str) -> str | None:
+        """Return that a prediction does not see memory that torch's allocator does not manage."""
+        del kind
         if self.optimizer != "paged_adamw_8bit":
             return None
         return (

@@ -21,12 +21,14 @@ from pipeline.memory.device import occupy
 from pipeline.memory.meter import WATCHED_STEPS, make_meter
 from pipeline.training.data_parallel import refuse_other_weights
 from pipeline.training.step import (
+    Build,
     StepOutput,
     Window,
     build_step,
     counted_layers,
     evaluate,
     gradient_underflow_percent,
+    on_device,
     optimizer_step,
     unmarked,
 )
@@ -46,7 +48,13 @@ def never_stop(_: Sequence[float]) -> bool:
     return False
 
 
-def train(experiment: Experiment, prepared: Prepared, emit: Callable[[Message], None], stop: Stop = never_stop) -> None:
+def train(
+    experiment: Experiment,
+    prepared: Prepared,
+    emit: Callable[[Message], None],
+    stop: Stop = never_stop,
+    build: Build = on_device,
+) -> None:
     """Train, and emit each optimizer step, the memory used and the final measurements.
 
     Training ends after num_steps optimizer steps, or as soon as `stop` returns True, which is called after each step.
@@ -61,7 +69,7 @@ def train(experiment: Experiment, prepared: Prepared, emit: Callable[[Message], 
     occupy(experiment.device, experiment.budget_bytes)
     try:
         torch.manual_seed(settings.seed)
-        step = build_step(experiment, prepared, ranks=ranks)
+        step = build_step(experiment, prepared, build, ranks)
         refuse_other_weights(step.trainable.module, ranks)
         if ranks.rank:  # the weights are those of all ranks, and the dropout is its own
             torch.manual_seed(settings.seed + ranks.rank)

@@ -27,7 +27,11 @@ def use_fake_backend(torch: Any) -> None:
     from torch import distributed
     from torch.distributed.utils import _verify_param_shape_across_processes as verify
 
-    init_process_group, new_group = distributed.init_process_group, distributed.new_group
+    init_process_group, new_group, all_reduce = (
+        distributed.init_process_group,
+        distributed.new_group,
+        distributed.all_reduce,
+    )
 
     @functools.wraps(init_process_group)
     def init(*_: Any, **__: Any) -> None:
@@ -40,10 +44,34 @@ def use_fake_backend(torch: Any) -> None:
     def make(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
         return new_group(ranks, timeout, backend and "fake", *args, **kwargs)
 
-    for function, own in ((init_process_group, init), (new_group, make), (verify, lambda *_, **__: None)):
+    @functools.wraps(all_reduce)
+    def reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        work = all_reduce(tensor, *args, **kwargs)
+        return work and _Reduced(work, tensor, torch.futures.Future)
+
+    for function, own in (
+        (init_process_group, init),
+        (new_group, make),
+        (all_reduce, reduce),
+        (verify, lambda *_, **__: None),
+    ):
         _replace(function, own)
     parallel = torch.nn.parallel.DistributedDataParallel
     parallel.forward = _with_reduction(torch, parallel.forward)
+
+
+class _Reduced:
+    """The work of a sum over ranks whose future has the tensor, as NCCL's has: that of the fake backend has nothing."""
+
+    def __init__(self, work: Any, tensor: Any, future: Callable[[], Any]) -> None:
+        self._work, self._future = work, future()
+        self._future.set_result([tensor])
+
+    def get_future(self) -> Any:
+        return self._future
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
 
 
 def _replace(function: Any, own: Callable[..., Any]) -> None:

@@ -29,8 +29,8 @@ static const char *text_of(const char *variable) {
     return text;
 }
 
-/* Without SIMULATED_CARD_NAME the machine has no card. */
-__attribute__((constructor)) static void read_environment(void) {
+/* Without SIMULATED_CARD_NAME the machine has no card. A forked process may read it again, before its first use of CUDA. */
+__attribute__((constructor, visibility("default"))) void card_read_environment(void) {
     const char *name = getenv("SIMULATED_CARD_NAME");
     if (!name) return;
     snprintf(card_model.name, sizeof card_model.name, "%s", name);

@@ -1,0 +1,135 @@
+"""The process on a simulated card from which a clean process is forked for every request.
+
+    python card_host.py DESCRIPTOR PROCESSES
+
+It has imported torch and transformers, and has no CUDA context: the forked processes make theirs. Requests and outcomes
+pass through the connection DESCRIPTOR as (number, content), both pickled apart, so that the code of a request is
+imported by its own process alone; a request without content ends the one of that number.
+"""
+
+import contextlib
+import ctypes
+import os
+import pickle
+import signal
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+
+import torch
+
+from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.runtime.fork_server import PRELOADED
+
+MAKES_CARD = ("LD_PRELOAD", "PYTHONPATH", "TRITON_LIBCUDA_PATH", "CUDA_VISIBLE_DEVICES", "SIMULATED_CARD_REPORT")
+"""Variables that this process was started with, and that every process on a simulated card keeps."""
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A process that serves a request."""
+
+    number: int
+    pid: int
+
+
+class CardHost:
+    """Serves requests, a number of them at a time, until its connection ends."""
+
+    def __init__(self, connection: Connection, num_processes: int) -> None:
+        self._connection, self._num_processes = connection, num_processes
+        self._waiting: OrderedDict[int, bytes] = OrderedDict()
+        self._running: dict[Connection, Forked] = {}
+
+    def serve(self) -> None:
+        """Serve until the parent has closed the connection or has ended."""
+        try:
+            while True:
+                for ready in wait([self._connection, *self._running]):
+                    if ready is self._connection:
+                        self._receive()
+                    else:
+                        self._finish(ready)  # type: ignore[arg-type]
+                while self._waiting and len(self._running) < self._num_processes:
+                    self._start(*self._waiting.popitem(last=False))
+        except (EOFError, ConnectionError):
+            for forked in self._running.values():
+                os.kill(forked.pid, signal.SIGKILL)
+
+    def _receive(self) -> None:
+        number, request = self._connection.recv()
+        if request is not None:
+            self._waiting[number] = request
+            return
+        self._waiting.pop(number, None)
+        for forked in self._running.values():
+            if forked.number == number:
+                os.kill(forked.pid, signal.SIGKILL)
+
+    def _start(self, number: int, request: bytes) -> None:
+        reader, writer = Pipe(duplex=False)
+        pid = os.fork()
+        if pid == 0:
+            self._connection.close()
+            reader.close()
+            with contextlib.suppress(BaseException):
+                writer.send_bytes(_outcome_of(request))
+            os._exit(0)
+        writer.close()
+        self._running[reader] = Forked(number, pid)
+
+    def _finish(self, reader: Connection) -> None:
+        forked = self._running.pop(reader)
+        try:
+            outcome = reader.recv_bytes()
+        except EOFError:
+            outcome = None
+        reader.close()
+        _, status = os.waitpid(forked.pid, 0)
+        if outcome is None:
+            outcome = pickle.dumps(RuntimeError(f"its process ended with {os.waitstatus_to_exitcode(status)}"))
+        self._connection.send((forked.number, outcome))
+
+
+def _outcome_of(request: bytes) -> bytes:
+    """Return what a function returns, or its error, pickled; it was sent with what its process is to be like."""
+    try:
+        variables, folder, paths, call = pickle.loads(request)  # noqa: S301  # the parent's own
+        _become(variables)
+        os.chdir(folder)
+        sys.path += [path for path in paths if path not in sys.path]
+        function, argument = pickle.loads(call)  # noqa: S301
+        return pickle.dumps(function(argument))
+    except InvalidInputError as error:
+        return pickle.dumps(error)
+    except BaseException as error:  # of any kind: it may not be picklable
+        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {first_line(error)}"))
+
+
+def _become(variables: Mapping[str, str]) -> None:
+    """Give this process its environment, but for what makes its card, which is then what the variables say."""
+    own = {name: value for name, value in os.environ.items() if name in MAKES_CARD}
+    os.environ.clear()
+    os.environ.update({**variables, **own})
+    ctypes.CDLL(None).card_read_environment()
+    if "SIMULATED_CARD_RANK" in variables:
+        from pipeline.simulation.hook import ranks
+
+        ranks.set_rank()
+        ranks.use_fake_backend(torch)
+        torch.distributed.init_process_group()
+
+
+def main() -> None:
+    """Import what trainings need, and serve."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent decides
+    connection = Connection(int(sys.argv[1]))
+    for name in PRELOADED[2:]:
+        __import__(name)
+    CardHost(connection, int(sys.argv[2])).serve()
+
+
+if __name__ == "__main__":
+    main()

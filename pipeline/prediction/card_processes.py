@@ -1,0 +1,155 @@
+"""Processes on simulated cards: the parent's side of the host that forks one for every request."""
+
+import atexit
+import os
+import pickle
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from multiprocessing.connection import Pipe
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.contracts import Hardware
+from pipeline.memory.device import num_cores
+from pipeline.prediction import card_host
+from pipeline.simulation.cards import CARDS, Card, Clocks
+from pipeline.simulation.environment import card_variables, environment
+from pipeline.simulation.install import install, installed
+from pipeline.simulation.torch_build import CpuBuildError, find_torch
+
+ROOM_MIB = 1 << 20
+"""Memory of a simulated card on which every training has room: 1 TiB."""
+USUAL_CLOCKS = Clocks(1980, 2619, 5120)
+"""Of a card that is not in the table: Triton's tuning asks for them, memory does not depend on them."""
+
+
+class CardProcesses:
+    """Calls functions in clean processes on simulated cards, as many at a time as this process may use cores."""
+
+    def __init__(self, python: Path) -> None:
+        """Start the host, which imports torch and transformers while this process goes on."""
+        self._folder = tempfile.TemporaryDirectory(prefix="fitproof-cards-")
+        folder = Path(self._folder.name)
+        self._log = folder / "log.txt"
+        self._connection, theirs = Pipe()
+        self._outcomes: dict[int, Any] = {}
+        self._lock, self._count = threading.RLock(), 0
+        card = environment(next(iter(CARDS.values())), python=python, report=folder)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [python, card_host.__file__, str(theirs.fileno()), str(num_cores())],
+                env={**os.environ, **card},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        theirs.close()
+        atexit.register(self.close)
+
+    def call(
+        self, function: Callable[[Any], Any], arguments: Sequence[Any], variables: Sequence[Mapping[str, str]]
+    ) -> Generator[tuple[int, Any], None, None]:
+        """Call a function with each argument, in processes with these variables; yield (number, outcome) as completed.
+
+        An outcome is what it returns, or the error that it raises: InvalidInputError, or RuntimeError for any other.
+        Calls that are left when the iterator is closed are ended.
+
+        Raises:
+            RuntimeError: the host has ended.
+
+        """
+        sent: dict[int, int] = {}
+        with self._lock:
+            for place, (argument, own) in enumerate(zip(arguments, variables, strict=True)):
+                self._count += 1
+                sent[self._count] = place
+                call = pickle.dumps((function, argument))
+                self._send((self._count, pickle.dumps((dict(own), Path.cwd(), _own_paths(), call))))
+        try:
+            while sent:
+                number, outcome = self._next_of(sent)
+                yield sent.pop(number), outcome
+        finally:
+            for number in sent:
+                self._send((number, None))
+
+    def close(self) -> None:
+        """End the host and its processes."""
+        self._connection.close()
+        self._process.terminate()
+        self._process.wait()
+        self._folder.cleanup()
+
+    def _next_of(self, numbers: Mapping[int, int]) -> tuple[int, Any]:
+        """Wait for the outcome of one of these calls; those of other threads' calls are kept for them."""
+        while True:
+            with self._lock:
+                for number in numbers:
+                    if number in self._outcomes:
+                        return number, self._outcomes.pop(number)
+                try:
+                    number, outcome = self._connection.recv()
+                except (EOFError, ConnectionError) as error:
+                    raise self._ended() from error
+                self._outcomes[number] = pickle.loads(outcome)  # noqa: S301  # from our own process
+
+    def _send(self, message: object) -> None:
+        try:
+            self._connection.send(message)
+        except (BrokenPipeError, ConnectionError) as error:
+            raise self._ended() from error
+
+    def _ended(self) -> RuntimeError:
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return RuntimeError(f"the process on a simulated card has ended: {lines[-1] if lines else 'it said nothing'}")
+
+
+@cache
+def card_processes() -> CardProcesses:
+    """Return this process's, whose host is started by the first call.
+
+    Raises:
+        InvalidInputError: there is no CUDA build of torch, or the simulated card cannot be made.
+
+    """
+    return CardProcesses(python_on_cuda_build())
+
+
+def python_on_cuda_build() -> Path:
+    """Return the interpreter of this environment if its torch was built for CUDA, else of the one that was installed.
+
+    Raises:
+        InvalidInputError: there is none.
+
+    """
+    python = Path(sys.executable)
+    try:
+        find_torch(python)
+    except CpuBuildError:
+        if not installed():
+            raise
+        return install()
+    return python
+
+
+def variables_on(target: Hardware) -> dict[str, str]:
+    """Return the variables by which a process runs on such a card with memory for every training."""
+    card = next((card for card in CARDS.values() if card.name == target.name), None)
+    if card is None or card.capability != target.capability:
+        assert target.capability is not None
+        assert target.num_multiprocessors is not None
+        card = Card(target.name, ROOM_MIB, target.capability, target.num_multiprocessors, USUAL_CLOCKS)
+    return card_variables(replace(card, memory_mib=ROOM_MIB))
+
+
+def _own_paths() -> list[str]:
+    """Return where this process finds modules, but for Python's own and installed packages."""
+    packages = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return [path for path in sys.path if path and not any(path.startswith(folder) for folder in packages)]

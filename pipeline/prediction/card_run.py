@@ -1,0 +1,231 @@
+"""An Experiment on the simulated card of this process -> Prediction: the training's own code runs there."""
+
+import gc
+import os
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from pipeline.base.contracts import Hardware, Prepared, Trainable
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.results import MemoryUse
+from pipeline.config.experiment import Experiment
+from pipeline.memory.breakdown import at_peak
+from pipeline.memory.device import fraction_of, total_bytes
+from pipeline.memory.work import Work
+from pipeline.prediction.fake_batches import RepeatedRow
+from pipeline.prediction.patches import documents_known, lines_of_documents
+from pipeline.prediction.prediction import Prediction
+from pipeline.prediction.trace_cache import find_prediction, prediction_file, write_prediction
+from pipeline.simulation.report import unknown_reads_of
+from pipeline.training.loop import train
+from pipeline.training.profiler import record_lifetimes
+from pipeline.training.step import changed_on_host
+from pipeline.training.typical_step import TypicalStep, typical_step
+
+DEVICE = torch.device("cuda:0")
+NUM_STEPS = 3
+"""Optimizer steps that run: the first makes the optimizer's state, after the third the allocator reserves no more."""
+NUM_PASSES = 2
+"""Micro-batches of an optimizer step that run; further ones repeat the second."""
+TOLERANCE = 0.005
+"""The smallest budget that suffices is found to this share of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardRequest:
+    """An experiment that is to run on a simulated card."""
+
+    experiment: Experiment
+    target: Hardware
+    context_bytes: int
+    budget_bytes: int
+    """Of what the card has beside its context."""
+    prepared: Prepared | None = None
+    """The corpus; None: it is read."""
+    typical: TypicalStep | None = None
+    """Of the corpus, where that is given by an example alone."""
+    is_recorded: bool = True
+    """Whether it runs under the recorder as well, which takes most of the time and tells the work and the breakdown."""
+
+
+def prediction_of(request: CardRequest) -> Prediction:
+    """Return the prediction that the cache has, else that of run_on_card(), which is then cached.
+
+    Raises:
+        Exception: as run_on_card().
+
+    """
+    prepared = request.prepared or request.experiment.read_corpus()
+    request = replace(request, prepared=prepared, typical=request.typical or typical_step(request.experiment, prepared))
+    experiment = request.experiment
+    identity = experiment.model.identity(experiment.settings.model)
+    if identity is None:
+        return run_on_card(request)
+    asked = request.context_bytes, request.budget_bytes, request.typical, request.is_recorded
+    file = prediction_file(experiment, request.target, prepared, identity, asked)
+    found = find_prediction(file)
+    if found is None:
+        found = run_on_card(request)
+        write_prediction(file, found)
+    return found
+
+
+def run_on_card(request: CardRequest) -> Prediction:
+    """Run the training without a cap, under caps if the budget is smaller than what it reserves, and recorded.
+
+    This process has no CUDA context yet, and its card has memory for every training.
+
+    Raises:
+        InvalidInputError: the training reads from the card what is not known there and may steer it.
+        Exception: whatever the training raises.
+
+    """
+    prepared, typical = request.prepared, request.typical
+    assert prepared is not None
+    assert typical is not None
+    experiment, rows = _shortened(request.experiment, prepared)
+    answered = lines_of_documents()
+    with documents_known("position_ids" in prepared.train.batch([0])):
+        use = _use(experiment, rows)
+        allocated, reserved = use.peak_allocated_bytes, use.peak_reserved_bytes
+        assert allocated is not None
+        assert reserved is not None
+        smallest = reserved
+        if allocated <= request.budget_bytes < reserved:
+            smallest = _smallest_budget(experiment, rows, allocated, request.budget_bytes) or reserved
+        _refuse_steering_reads(answered)
+        timeline = record_lifetimes(experiment, rows, build=build_without_values) if request.is_recorded else None
+    last = max(phase.step for phase in use.phases)
+    [kept] = [phase.allocated_bytes for phase in use.phases if (phase.step, phase.phase) == (last, "forward")]
+    return Prediction(
+        target=request.target,
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        peak_device_bytes=reserved + request.context_bytes,
+        smallest_budget_bytes=smallest,
+        breakdown=None if timeline is None else at_peak(timeline),
+        kept_bytes=kept,
+        micro_batch_size=request.experiment.micro_batch_size,
+        pass_work=Work()
+        if timeline is None
+        else timeline.pass_work(experiment.accumulation_steps).shortened(typical.share, typical.square_share),
+        update_work=timeline.update_work if timeline else Work(),
+        num_tokens=typical.num_tokens,
+    )
+
+
+def _shortened(experiment: Experiment, prepared: Prepared) -> tuple[Experiment, Prepared]:
+    """Return the same training with few steps and passes, and examples that all have the shape of the first."""
+    experiment = experiment.with_random_weights(str(DEVICE))
+    num_passes = min(experiment.accumulation_steps, NUM_PASSES)
+    changes = {
+        "num_steps": NUM_STEPS,
+        "timing_warmup_steps": NUM_STEPS - 1,
+        "eval_steps": 0,
+        "gradient_underflow": False,
+        "budget": None,
+        "accumulation_steps": num_passes,
+        "effective_batch_size": num_passes * experiment.micro_batch_size * experiment.world_size,
+    }
+    rows = RepeatedRow(prepared.train, torch.device("cpu"))
+    short = Experiment(experiment.settings.model_copy(update=changes))
+    return short, replace(prepared, train=rows, held_out=rows)
+
+
+def build_without_values(experiment: Experiment, prepared: Prepared) -> Trainable:
+    """Build the model on its device as training does, but for the values of its weights, which take the time."""
+    trainable = experiment.model.built_for_structure(experiment.settings.model, prepared.vocabulary_size)
+    is_on_meta = any(tensor.is_meta for tensor in _tensors(trainable.module))  # else its code needs values
+    with torch.device("meta" if is_on_meta else "cpu"):
+        changed_on_host(experiment, trainable)
+    give_memory(trainable.module)
+    trainable.module.to(experiment.device)
+    return trainable
+
+
+def give_memory(module: nn.Module) -> None:
+    """Turn the tensors of a module on the meta device into ones of the host, whose memory nothing has touched."""
+    for tensor in {id(tensor): tensor for tensor in _tensors(module)}.values():
+        if tensor.is_meta:
+            _give_memory(tensor)
+
+
+def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    for part in module.modules():
+        yield from (tensor for tensor in (*part._parameters.values(), *part._buffers.values()) if tensor is not None)
+
+
+def _give_memory(tensor: torch.Tensor) -> None:
+    """Turn a tensor on the meta device into one of the host; its class and attributes stay."""
+    kind, attributes = type(tensor), dict(vars(tensor))
+    other = torch.empty_like(tensor, device="cpu")
+    if isinstance(tensor, nn.Parameter):
+        other = nn.Parameter(other, requires_grad=tensor.requires_grad)
+    torch.utils.swap_tensors(tensor, other)  # type: ignore[no-untyped-call]
+    tensor.__class__ = kind
+    vars(tensor).update(attributes)
+
+
+def _use(experiment: Experiment, prepared: Prepared) -> MemoryUse:
+    """Train, and return the last reading of the memory."""
+    readings: list[MemoryUse] = []
+
+    def receive(message: object) -> None:
+        if isinstance(message, MemoryUse):
+            readings.append(message)
+
+    train(experiment, prepared, receive, build=build_without_values)
+    return readings[-1]
+
+
+def _smallest_budget(experiment: Experiment, prepared: Prepared, low: int, high: int) -> int | None:
+    """Return the smallest cap between two at which the training runs, to TOLERANCE; None if it needs a larger one."""
+    if not _runs_within(experiment, prepared, high):
+        return None
+    while high - low > TOLERANCE * high:
+        middle = (low + high) // 2
+        if _runs_within(experiment, prepared, middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _runs_within(experiment: Experiment, prepared: Prepared, cap_bytes: int) -> bool:
+    """Whether the training runs under a cap, which expandable segments may exceed; that is too much as well."""
+    with _capped(cap_bytes):
+        try:
+            reserved = _use(experiment, prepared).peak_reserved_bytes
+        except torch.OutOfMemoryError:
+            return False
+    return reserved is not None and reserved <= cap_bytes
+
+
+@contextmanager
+def _capped(cap_bytes: int) -> Iterator[None]:
+    """Cap the allocator, which has nothing cached, inside this context."""
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(fraction_of(cap_bytes, total_bytes(DEVICE)), DEVICE)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+
+
+def _refuse_steering_reads(answered: Container[str]) -> None:
+    """Raise InvalidInputError if this process has read from the card what is not known and may steer it.
+
+    Reads at the places `answered` steer nothing.
+    """
+    for read in unknown_reads_of(Path(os.environ["SIMULATED_CARD_REPORT"]), os.getpid()):
+        if read.may_steer and read.place not in answered:
+            raise InvalidInputError(
+                f"{read.place} reads a value, and a prediction runs the step on tensors without values"
+            )
