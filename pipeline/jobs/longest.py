@@ -26,6 +26,7 @@ from pipeline.jobs.plan_settings import (
     targets,
 )
 from pipeline.memory.device import num_cores
+from pipeline.prediction.card_processes import python_on_cuda_build
 from pipeline.prediction.cards import note_on
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.longest import CardLengths, Longest, LongestFindings, LongestRow, largest_length
@@ -53,6 +54,8 @@ def find_longest(given: Mapping[str, Any], console: Console) -> LongestFindings:
         raise InvalidInputError("the longest sequences are of one effective_batch_size; remove effective_batch_sizes")
     budget = values.pop("budget", None)
     cards = targets(own.gpu)
+    if any(card.kind == "cuda" for card in cards):
+        python_on_cuda_build(own.install)
     values |= {"device": "cpu", "model": values.get("model", "auto"), "sequence_length": MINIMUM}
     if values["model"] == "auto":
         values["model"] = AUTO_MODEL[cards[0].kind]

@@ -36,6 +36,7 @@ from pipeline.jobs.plan_settings import (
     targets,
 )
 from pipeline.memory.breakdown import Breakdown
+from pipeline.prediction.card_processes import card_processes, python_on_cuda_build
 from pipeline.prediction.cards import note_on
 from pipeline.prediction.clipping import cost_of_clipping
 from pipeline.prediction.patches import not_predicted
@@ -76,6 +77,9 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
     own, values = _read(given)
     budget = values.pop("budget", None)
     devices = targets(own.gpu)
+    if any(device.kind == "cuda" for device in devices):
+        python_on_cuda_build(own.install)
+        card_processes()  # its host imports torch and transformers meanwhile
     values |= {"device": "cpu", "model": values.get("model", "auto")}
     if values["model"] == "auto":
         values["model"] = AUTO_MODEL[devices[0].kind]

@@ -34,6 +34,8 @@ class PlanSettings(SpaceSettings):
 
     gpu: str = "auto"
     """Cards to plan for, separated by commas: h100, rtx4090, 2xt4, ...; cpu; auto: the device of this machine."""
+    install: bool = False
+    """Whether torch's CUDA build may be fetched (0.7 GB, 1.9 GB on disk) where the environment has a build for CPUs."""
     all: bool = False
     """Whether every configuration is predicted for a GPU, or only those that may be the fastest within the budget."""
     effective_batch_sizes: list[PositiveInt] = Field(default=[])

@@ -122,8 +122,10 @@ def card_processes() -> CardProcesses:
     return CardProcesses(python_on_cuda_build())
 
 
-def python_on_cuda_build() -> Path:
+def python_on_cuda_build(may_install: bool = False) -> Path:
     """Return the interpreter of this environment if its torch was built for CUDA, else of the one that was installed.
+
+    That one is installed now if it may be.
 
     Raises:
         InvalidInputError: there is none.
@@ -133,7 +135,7 @@ def python_on_cuda_build() -> Path:
     try:
         find_torch(python)
     except CpuBuildError:
-        if not installed():
+        if not (may_install or installed()):
             raise
         return install()
     return python
