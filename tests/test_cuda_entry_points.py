@@ -135,7 +135,7 @@ def test_the_tools_read_what_ran_on_a_card(finished_on: FinishedOn) -> None:
         "export": {"config": "best.yaml"},
         "sync": {},
     }
-    assert {*given, "simulate", "worker"} == set(TOOLS)
+    assert {*given, "check", "simulate", "worker"} == set(TOOLS)
     for tool, settings in given.items():
         done = project.here(tool, settings)
         assert done.returncode == 0, (tool, done.stdout, done.stderr)

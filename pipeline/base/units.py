@@ -9,8 +9,8 @@ UNIT_BYTES = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "MB": 10**6, "GB": 10**9
 FORM = re.compile(rf"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>{'|'.join(UNIT_BYTES)}|%)")
 
 
-def parse_budget(text: str, total_bytes: int) -> int:
-    """Return the budget in bytes; a percentage is of `total_bytes`, the device's memory.
+def parse_budget(text: str, total_bytes: int, what: str = "a budget") -> int:
+    """Return the budget in bytes; a percentage is of `total_bytes`, the device's memory; messages call it `what`.
 
     Raises:
         InvalidInputError: its form is invalid, it is zero, or it exceeds the device's memory.
@@ -19,16 +19,16 @@ def parse_budget(text: str, total_bytes: int) -> int:
     match = FORM.fullmatch(text.strip())
     if match is None:
         raise InvalidInputError(
-            f"a budget is a number with a unit ({', '.join(UNIT_BYTES)}) or a percentage of the device, not {text!r}; "
+            f"{what} is a number with a unit ({', '.join(UNIT_BYTES)}) or a percentage of the device, not {text!r}; "
             "write for example 8GiB, 512MiB or 80%"
         )
     number, unit = float(match["number"]), match["unit"]
     budget = int(number * total_bytes / 100 if unit == "%" else number * UNIT_BYTES[unit])
     if budget <= 0:
-        raise InvalidInputError(f"a budget must be more than zero, not {text!r}; write for example 8GiB")
+        raise InvalidInputError(f"{what} must be more than zero, not {text!r}; write for example 8GiB")
     if budget > total_bytes:
         raise InvalidInputError(
-            f"a budget cannot be more than the device's memory: {text!r} is {budget / 2**30:.1f} GiB of "
+            f"{what} cannot be more than the device's memory: {text!r} is {budget / 2**30:.1f} GiB of "
             f"{total_bytes / 2**30:.1f} GiB; write at most 100%"
         )
     return budget

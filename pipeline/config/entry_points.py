@@ -23,6 +23,7 @@ SPACES: Mapping[str, str] = {
 }
 """Entry points whose YAML has a space of configurations, with their questions."""
 TOOLS: Mapping[str, str] = {
+    "check": "Does a training need more memory than it may? Compares a simulated card's with a limit or baseline.",
     "compare": "How do runs that MLflow already has compare?",
     "export": "Which files train a configuration in other frameworks?",
     "report": "What did a finished job find? Writes its page again.",

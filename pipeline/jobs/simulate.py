@@ -28,8 +28,8 @@ EXIT_CODE_DOES_NOT_FIT = 3
 ALL_STEPS = "all"
 
 
-class SimulateSettings(Settings):
-    """The settings of `simulate`."""
+class SimulatedCommandSettings(Settings):
+    """The settings of a command on a simulated card."""
 
     gpu: str
     """Name of the card, such as rtx4090 or a100."""
@@ -51,10 +51,6 @@ class SimulateSettings(Settings):
     """Seconds after which the command is ended; none: no limit."""
     install: bool = False
     """Whether torch's CUDA build may be fetched (0.7 GB, 1.9 GB on disk) where the environment has a build for CPUs."""
-    answer: Literal["text", "json"] = "text"
-    """How the answer is written to stdout; json (or --json): as one object, and all else is written to stderr."""
-    output: Path = RunSettings.model_fields["output"].default
-    """Folder of the results on local disk."""
 
     @field_validator("steps")
     @classmethod
@@ -64,6 +60,15 @@ class SimulateSettings(Settings):
         return value
 
 
+class SimulateSettings(SimulatedCommandSettings):
+    """The settings of `simulate`."""
+
+    answer: Literal["text", "json"] = "text"
+    """How the answer is written to stdout; json (or --json): as one object, and all else is written to stderr."""
+    output: Path = RunSettings.model_fields["output"].default
+    """Folder of the results on local disk."""
+
+
 def simulate(settings: SimulateSettings, console: Console) -> int:
     """Simulate the command, print and log the answer; return 0 if it fits, 3 if not, 1 if it failed for another reason.
 
@@ -71,7 +76,7 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
         InvalidInputError: a setting is wrong, or the command uses no card.
 
     """
-    with _stdout_to_stderr() if settings.answer == "json" else nullcontext():
+    with stdout_to_stderr() if settings.answer == "json" else nullcontext():
         found = _log_simulation(settings, console)
     if settings.answer == "json":
         from pipeline.report.findings import to_json
@@ -84,7 +89,7 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
 
 
 def _log_simulation(settings: SimulateSettings, console: Console) -> "Simulation":
-    wanted = _wanted(settings)
+    wanted = wanted_run(settings)
     from pipeline.jobs.publish import publish
     from pipeline.tracking.job import open_job
 
@@ -102,7 +107,7 @@ def _log_simulation(settings: SimulateSettings, console: Console) -> "Simulation
 
 
 @contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
+def stdout_to_stderr() -> Iterator[None]:
     """Write to stderr what this process and those that it starts write to stdout."""
     sys.stdout.flush()
     kept = os.dup(1)
@@ -115,7 +120,9 @@ def _stdout_to_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def run_simulation(settings: SimulateSettings, folder: Path, say: Callable[[str], None]) -> "Simulation":
+def run_simulation(
+    settings: SimulatedCommandSettings, folder: Path, say: Callable[[str], None], *, finds_smallest: bool = True
+) -> "Simulation":
     """Simulate the command and return what it needs; its memory snapshots are left in `folder`.
 
     Raises:
@@ -124,10 +131,17 @@ def run_simulation(settings: SimulateSettings, folder: Path, say: Callable[[str]
     """
     from pipeline.prediction.simulation import simulate as run
 
-    return run(_wanted(settings), folder, say, may_need_values=settings.values == "auto")
+    may_need_values = settings.values == "auto"
+    return run(wanted_run(settings), folder, say, may_need_values=may_need_values, finds_smallest=finds_smallest)
 
 
-def _wanted(settings: SimulateSettings) -> Simulate:
+def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
+    """Return the command and the cards on which it is to run.
+
+    Raises:
+        InvalidInputError: a setting is wrong.
+
+    """
     words = shlex.split(settings.command)
     if not words:
         raise InvalidInputError(

@@ -3,7 +3,7 @@
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -70,6 +70,8 @@ class ProcessMemory:
     """The line of the user's own code that leads to the peak; None if there is none."""
     lines: tuple[ModuleMemory, ...]
     """The memory at the peak by source line and purpose."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """The text of each of these lines."""
     course: StepMemory
     """From the first allocation to the end."""
 
@@ -255,6 +257,7 @@ def _memory(run: SimulatedRun, record: Record) -> ProcessMemory:
     """Return the memory of a process on the card that it used most."""
     number = card_of(record)
     device, history = record.devices[number], history_of(record, number)
+    lines = modules_at_peak(history.timeline)
     return ProcessMemory(
         rank=record.rank,
         num_steps=len(record.steps),
@@ -264,7 +267,8 @@ def _memory(run: SimulatedRun, record: Record) -> ProcessMemory:
         device_bytes=device_bytes(run, record),
         peak=at_peak(history.timeline),
         user_line=history.user_line_of_peak,
-        lines=modules_at_peak(history.timeline),
+        lines=lines,
+        code={one.module: history.code.get(one.module, "") for one in lines},
         course=course_of(history.timeline),
     )
 

@@ -42,6 +42,8 @@ class History:
     """A storage's module is the innermost source line outside torch's code, its operator the innermost function."""
     user_lines: tuple[str | None, ...]
     """For each storage the innermost line of the user's own code, as file:line; None if only libraries' is known."""
+    code: Mapping[str, str]
+    """The text of each source line, by file:line."""
 
     @property
     def user_line_of_peak(self) -> str | None:
@@ -87,7 +89,7 @@ def history_of(record: Record, device: int) -> History:
     _find_activations(lifetimes, spans, len(events))
     _find_workspaces(lifetimes, record.workspace_bytes)
     timeline = Timeline.of(lifetimes, events, spans=spans, seconds=range(len(events)))
-    return History(timeline=timeline, user_lines=tuple(user_lines))
+    return History(timeline=timeline, user_lines=tuple(user_lines), code=code.texts)
 
 
 def _apply(mark: Mark, alive: Mapping[int, int], lifetimes: Sequence[Lifetime]) -> None:
@@ -160,6 +162,8 @@ class SourceLines:
     def __init__(self, own_code: Sequence[str]) -> None:
         self._libraries = own_code
         self._mentions_loss: dict[StackFrame, bool] = {}
+        self.texts: dict[str, str] = {}
+        """The text of each line that line() has returned."""
 
     def user_line(self, stack: Sequence[StackFrame]) -> str | None:
         """Return the innermost line of the user's code as file:line; None if there is none."""
@@ -167,7 +171,13 @@ class SourceLines:
 
     def line(self, stack: Sequence[StackFrame]) -> str | None:
         """Return the innermost line outside torch's code as file:line; None if there is none."""
-        return next((_written(frame) for frame in stack if not self.is_torchs(frame)), None)
+        frame = next((frame for frame in stack if not self.is_torchs(frame)), None)
+        if frame is None:
+            return None
+        line = _written(frame)
+        if line not in self.texts:
+            self.texts[line] = linecache.getline(frame[0], frame[1]).strip()
+        return line
 
     def is_users(self, frame: StackFrame) -> bool:
         """Whether a frame is of the user's own code."""

@@ -182,11 +182,12 @@ def _of_process(largest: ProcessMemory) -> tuple[tuple[Plot, ...], tuple[Table, 
     return plots, (
         shares_table("purpose", "memory of the card at the peak, by purpose", {**categories_of(largest.peak), **rest}),
         replace(lines, num_in_terminal=NUM_LINES),
-        _largest_table(largest),
+        largest_table(largest),
     )
 
 
-def _largest_table(largest: ProcessMemory) -> Table:
+def largest_table(largest: ProcessMemory) -> Table:
+    """Return the table of the largest allocations that are alive at the peak."""
     lines = [
         {"MiB": one.num_bytes / MIB, "purpose": one.category, "line": one.module, "made by": one.operator}
         for one in largest.peak.largest
