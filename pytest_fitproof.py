@@ -25,6 +25,8 @@ OUTPUT_OPTIONS = ("verbose", "showlocals", "tbstyle", "fulltrace")
 """Options of pytest itself that a test's process takes over beside those of the conftest files."""
 WRONG_SETTING = 2
 """Exit code of `fitproof check` for a setting that is wrong, or a command that uses no card."""
+PASSED_UNEXPECTEDLY = "[XPASS(strict)] "
+"""How pytest begins the failure of a test that was to fail, and whose process knew nothing of its memory's limit."""
 NUM_LARGEST = 5
 NUM_OUTPUT_LINES = 30
 SECONDS_TO_END = 30.0
@@ -111,9 +113,17 @@ def _run(item: pytest.Item) -> list[pytest.TestReport]:
         call.sections.append((f"memory of {checked['card']}", checked["answer"]))
         peak = checked["peak"] or {}
         call.user_properties += [(f"peak_{name}", peak[name]) for name in ("allocated_bytes", "reserved_bytes") if peak]
-    if code != 0:
+    if call.passed and code != 0:
         _fail(call, error if checked is None else _message(checked))
+    elif checked is not None and str(call.longrepr).startswith(PASSED_UNEXPECTEDLY) and _is_too_large(checked):
+        call.wasxfail = str(call.longrepr).removeprefix(PASSED_UNEXPECTEDLY)
+        _fail(call, _message(checked))
     return reports
+
+
+def _is_too_large(checked: dict[str, Any]) -> bool:
+    """Whether a test needs more memory than it may, whatever its own outcome is."""
+    return checked["verdict"] == "too large" or not all(one["is_met"] for one in checked["requirements"])
 
 
 def _of_early_end(checked: dict[str, Any] | None, output: str) -> str:
@@ -124,12 +134,7 @@ def _of_early_end(checked: dict[str, Any] | None, output: str) -> str:
 
 
 def _fail(call: pytest.TestReport, message: str) -> None:
-    """Make a report one of a failure, unless it is one; what is expected to fail has then failed as expected."""
-    strict = "[XPASS(strict)] "
-    if call.failed and str(call.longrepr).startswith(strict):
-        call.wasxfail = str(call.longrepr).removeprefix(strict)  # type: ignore[attr-defined]
-    elif not call.passed:
-        return
+    """Make a report one of a failure; a test that is expected to fail has then failed as expected."""
     call.outcome = "skipped" if hasattr(call, "wasxfail") else "failed"
     call.longrepr = message
 
@@ -181,7 +186,8 @@ def _pytest(item: pytest.Item, folder: str) -> Iterator[str]:
 
 def _call(words: list[str], config: pytest.Config) -> tuple[int, str, str]:
     """Return a command's exit code, its stdout and its stderr; it is ended if this process is interrupted."""
-    own = {*vars(config.option)} - config.stash[KNOWN_BEFORE]
+    known = config.stash[KNOWN_BEFORE]
+    own = [name for name in vars(config.option) if name not in known]
     options = {name: getattr(config.option, name) for name in (*OUTPUT_OPTIONS, *own)}
     kept = {name: value for name, value in options.items() if isinstance(value, str | int | float | list | None)}
     inherited = {

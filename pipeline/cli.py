@@ -227,7 +227,7 @@ def _parser(entry: str, kind: "type[Settings]", for_help: bool) -> argparse.Argu
         for name in names:
             field = _field(kind, name)
             text = f"{field.description} (default: {_written(defaults[name])})" if for_help else ""
-            flag = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
+            flag: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
             group.add_argument(f"--{name}", metavar=_type_name(field.annotation), help=text.replace("%", "%%"), **flag)
     return parser
 

@@ -38,10 +38,10 @@ class MemoryBaseline:
     conditions: Mapping[str, str]
     """What its memory depends on beside these."""
     peak_allocated_bytes: int
-    """Of the process with the largest peak, as the following."""
+    """The largest of any process, as the following."""
     peak_reserved_bytes: int
     lines: tuple[LineMemory, ...]
-    """What lives at the peak, the largest first."""
+    """What lives at the peak of the process that uses most of its card, the largest first."""
 
 
 def baseline_of(simulation: Simulation, command: str) -> MemoryBaseline:

@@ -160,6 +160,7 @@ class SourceLines:
     """Tells the user's own lines of code from those of libraries."""
 
     def __init__(self, own_code: Sequence[str]) -> None:
+        linecache.checkcache()  # files may have changed since an earlier simulation of this process
         self._libraries = own_code
         self._mentions_loss: dict[StackFrame, bool] = {}
         self.texts: dict[str, str] = {}

@@ -4,13 +4,14 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, replace
+from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
 
 from pipeline.base.units import MIB
 from pipeline.prediction.memory_check import CheckVerdict, LineChange, MemoryCheck, Requirement
-from pipeline.prediction.simulation import Verdict
+from pipeline.prediction.simulation import ProcessMemory, Verdict
 from pipeline.report.page import Report, Section
 from pipeline.report.simulation import answer as answer_of_simulation
 from pipeline.report.simulation import largest_table
@@ -123,7 +124,7 @@ def _peaks_table(requirements: Iterable[Requirement]) -> Table:
             "allowed MiB": one.allowed_bytes / MIB,
             "baseline MiB": None if one.baseline_bytes is None else one.baseline_bytes / MIB,
             "allowed by": one.source,
-            "": "passed" if one.is_met else "too large",
+            "verdict": "passed" if one.is_met else "too large",
         }
         for one in requirements
     ]
@@ -168,24 +169,27 @@ def to_json(check: MemoryCheck) -> str:
         "command": check.command,
         "requirements": [{**asdict(one), "is_met": one.is_met} for one in check.requirements],
         "changes": [{**asdict(one), "change_bytes": one.change_bytes} for one in check.changes],
-        "peak": None,
+        "peak": None if largest is None else _peak(largest),
         "assumptions": dict(check.simulation.assumptions),
         "notes": list(check.simulation.notes),
     }
-    if largest is not None:
-        content["peak"] = {
-            "allocated_bytes": largest.peak_allocated_bytes,
-            "reserved_bytes": largest.peak_reserved_bytes,
-            "device_bytes": largest.device_bytes,
-            "phase": largest.peak.phase,
-            "line": largest.peak.module,
-            "user_line": largest.user_line,
-            "largest": [
-                {"bytes": one.num_bytes, "purpose": one.category, "line": one.module, "made_by": one.operator}
-                for one in largest.peak.largest
-            ],
-        }
     return json.dumps(content, indent=1)
+
+
+def _peak(largest: ProcessMemory) -> dict[str, Any]:
+    """Return the peaks of a process, where its own is reached, and what lives there."""
+    return {
+        "allocated_bytes": largest.peak_allocated_bytes,
+        "reserved_bytes": largest.peak_reserved_bytes,
+        "device_bytes": largest.device_bytes,
+        "phase": largest.peak.phase,
+        "line": largest.peak.module,
+        "user_line": largest.user_line,
+        "largest": [
+            {"bytes": one.num_bytes, "purpose": one.category, "line": one.module, "made_by": one.operator}
+            for one in largest.peak.largest
+        ],
+    }
 
 
 def to_junit(check: MemoryCheck) -> str:
