@@ -112,7 +112,8 @@ def _run(item: pytest.Item) -> list[pytest.TestReport]:
     if checked is not None:
         call.sections.append((f"memory of {checked['card']}", checked["answer"]))
         peak = checked["peak"] or {}
-        call.user_properties += [(f"peak_{name}", peak[name]) for name in ("allocated_bytes", "reserved_bytes") if peak]
+        own = [(f"peak_{name}", peak[name]) for name in ("allocated_bytes", "reserved_bytes") if peak]
+        reports[-1].user_properties += own  # the last report of a test has all of them
     if call.passed and code != 0:
         _fail(call, error if checked is None else _message(checked))
     elif checked is not None and str(call.longrepr).startswith(PASSED_UNEXPECTEDLY) and _is_too_large(checked):

@@ -49,12 +49,6 @@ def test_is_too_large(rows):
     train(rows)
 
 @is_large
-@pytest.mark.xfail(strict=True, reason="known")
-@pytest.mark.parametrize("rows", [16, 4096])
-def test_is_expected_to_be_too_large(rows):
-    train(rows)
-
-@is_large
 @pytest.mark.parametrize("rows", [16])
 def test_fails_by_itself(rows):
     print("of the test")
@@ -65,14 +59,24 @@ def test_fails_by_itself(rows):
 def test_is_skipped():
     pytest.skip("not today")
 
-@is_large
-def test_ends_its_process():
-    import os
-    os._exit(3)
-
 @pytest.mark.gpu_memory(gpu="a100")
 def test_has_no_limit():
     pass
+"""
+EXPECTED = """
+import os
+import pytest
+from test_training import is_large, train
+
+@is_large
+@pytest.mark.xfail(strict=True, reason="known")
+@pytest.mark.parametrize("rows", [16, 4096])
+def test_is_expected_to_be_too_large(rows):
+    train(rows)
+
+@is_large
+def test_ends_its_process():
+    os._exit(3)
 """
 ON_ANOTHER_CARD = """
 import pytest
@@ -132,18 +136,28 @@ def test_a_marked_test_runs_on_its_card_with_fixtures_and_outcomes_of_its_own(tm
     assert int(str(properties["peak_allocated_bytes"])) >= 4 * 4096 * 1024 * 4
     too_large = outcomes["test_is_too_large"]
     assert too_large.startswith("failure: ") and "MiB more than the limit of 32MiB" in too_large
-    assert "at test_training.py:10" in too_large and "16.0 MiB  parameters of test_training.py:7" in too_large
-    assert outcomes["test_is_expected_to_be_too_large[4096]"].startswith("skipped: known")
-    assert "XPASS(strict)" in outcomes["test_is_expected_to_be_too_large[16]"]
+    assert "at test_training.py:11" in too_large and "16.0 MiB  parameters of test_training.py:7" in too_large
     assert "assert 16 == 17" in outcomes["test_fails_by_itself[16]"]
     assert "of the test" in said and "memory of NVIDIA A100" in said
     assert outcomes["test_is_skipped"].startswith("skipped: not today")
-    assert (
-        "ended before the test did. Not checked. No verdict: the command ended with exit code 3"
-        in (outcomes["test_ends_its_process"])
-    )
     assert "with a limit or with a baseline, and neither is given" in outcomes["test_has_no_limit"]
-    assert len(outcomes) == 9
+    assert len(outcomes) == 6
+
+
+@pytest.mark.slow
+@needs_cuda_build
+def test_a_test_may_be_expected_to_need_too_much_and_one_that_ends_its_process_fails(
+    tmp_path: Path, cache: Path
+) -> None:
+    (tmp_path / "test_training.py").write_text(TESTS)
+    (tmp_path / "test_expected.py").write_text(EXPECTED)
+    _, cases = run_pytest(tmp_path, cache, "test_expected.py")
+    outcomes = {name: outcome(case) for name, case in cases.items()}
+    assert outcomes.pop("test_is_expected_to_be_too_large[4096]").startswith("skipped: known")
+    assert "XPASS(strict)" in outcomes.pop("test_is_expected_to_be_too_large[16]")
+    [(name, said)] = outcomes.items()
+    assert name == "test_ends_its_process"
+    assert "ended before the test did. Not checked. No verdict: the command ended with exit code 3" in said
 
 
 @pytest.mark.slow
