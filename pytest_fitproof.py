@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 MARKER = "gpu_memory"
+UPDATE = "--update-gpu-memory"
 OPTIONS = "FITPROOF_OPTIONS_OF_PYTEST"
 """Variable with the options of the pytest that started this process for one test, which reports to that one."""
 RECORD = "\x1e"
@@ -32,6 +33,15 @@ NUM_OUTPUT_LINES = 30
 SECONDS_TO_END = 30.0
 KNOWN_BEFORE = pytest.StashKey[frozenset[str]]()
 """Names of the options that are no conftest file's."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that accepts the memory that tests need now."""
+    parser.addoption(
+        UPDATE,
+        action="store_true",
+        help=f"write the baselines of tests marked {MARKER}, instead of comparing their memory with them",
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -160,6 +170,8 @@ def _check(item: pytest.Item) -> list[str]:
             pytrace=False,
         )
     settings = {"steps": "all", "answer": "json", **marker.kwargs}
+    if "baseline" in settings and item.config.getoption(UPDATE):
+        settings["update"] = True
     written = {
         name: str(value).lower() if value in (True, False, None) else str(value) for name, value in settings.items()
     }

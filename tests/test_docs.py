@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from conftest import ROOT
 from processes import free_port, started, wait_for
 from project import SMALL, Project
@@ -305,6 +306,24 @@ def test_the_entry_point_of_the_architecture_page_loads(tmp_path: Path, monkeypa
     assert [variant.name for variant in load_entry_point(file.stem, {}).variants] == ["low", "high"]
 
 
+def test_the_workflow_and_the_hook_of_the_page_on_ci_are_valid_and_their_checks_exist(tmp_path: Path) -> None:
+    """By GitHub's schema of workflows, which check-jsonschema brings, and by pre-commit itself."""
+    workflow, hooks = blocks("docs/ci.md", "yaml")
+    (tmp_path / "check.yml").write_text(workflow)
+    (tmp_path / "hooks.yaml").write_text(hooks)
+    schema = ("check_jsonschema", "--builtin-schema", "vendor.github-workflows", "check.yml")
+    for words in (schema, ("pre_commit", "validate-config", "hooks.yaml")):
+        done = subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    steps = yaml.safe_load(workflow)["jobs"]["check"]["steps"]
+    [step] = [step["run"] for step in steps if "fitproof check" in step.get("run", "")]
+    [hook] = yaml.safe_load(hooks)["repos"][0]["hooks"]
+    for command in (step, hook["entry"]):
+        entry, given = entry_and_settings(command)
+        assert (entry, given["command"]) == ("check", "python train.py")
+        assert {name for name, _ in dotted(parse(entry, shlex.split(command)[2:]))} == set(given)
+
+
 # Numbers
 
 
@@ -380,6 +399,17 @@ def test_what_the_allocator_takes_as_lengths_vary_is_that_of_its_file() -> None:
     assert f"(median {statistics.median(reserved):.2f} %, with expandable segments" in prediction
     assert f"expandable segments at most {max(expandable):.2f} %)" in prediction
     assert f"allocated at most {max(allocated):.2f} % more" in prediction
+
+
+def test_the_times_of_checks_are_those_of_their_file() -> None:
+    with (ROOT / "benchmarks" / "check_times_2026-11-25.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    columns = ("model", "card", "seconds_median", "seconds_least", "seconds_most", "processor_seconds_median")
+    [table] = [table for table in tables(text_of("docs/ci.md")) if table[0][0] == "model"]
+    cells = [[row[name] for name in columns] for row in rows]
+    assert [[row[0], row[2], *row[3].split(" to "), row[4], row[5]] for row in table[1:]] == [
+        [model, card, least, most, median, processor] for model, card, median, least, most, processor in cells
+    ]
 
 
 def test_the_table_of_bounds_is_that_of_the_replays() -> None:

@@ -78,6 +78,14 @@ def test_is_expected_to_be_too_large(rows):
 def test_ends_its_process():
     os._exit(3)
 """
+ACCEPTED = """
+import pytest
+from test_training import train
+
+@pytest.mark.gpu_memory(gpu="a100", baseline="memory.json")
+def test_needs_what_it_did():
+    train(4096)
+"""
 ON_ANOTHER_CARD = """
 import pytest
 import torch
@@ -158,6 +166,21 @@ def test_a_test_may_be_expected_to_need_too_much_and_one_that_ends_its_process_f
     [(name, said)] = outcomes.items()
     assert name == "test_ends_its_process"
     assert "ended before the test did. Not checked. No verdict: the command ended with exit code 3" in said
+
+
+@pytest.mark.slow
+@needs_cuda_build
+def test_a_baseline_of_a_test_is_written_and_compared(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "test_training.py").write_text(TESTS)
+    script = tmp_path / "test_accepted.py"
+    script.write_text(ACCEPTED)
+    _, cases = run_pytest(tmp_path, cache, "test_accepted.py", "--update-gpu-memory")
+    assert outcome(cases["test_needs_what_it_did"]) == "passed" and (tmp_path / "memory.json").exists()
+    script.write_text(ACCEPTED.replace("4096", "4352"))
+    _, cases = run_pytest(tmp_path, cache, "test_accepted.py")
+    assert "(6.25 %) more than the 96.0 of the baseline; memory.json + 1 % allows" in (
+        outcome(cases["test_needs_what_it_did"])
+    )
 
 
 @pytest.mark.slow
