@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rich.console import Console
 
@@ -19,13 +19,13 @@ from pipeline.jobs.simulate import (
     stdout_to_stderr,
     wanted_run,
 )
+from pipeline.prediction.memory_baseline import baseline_of, check_comparable, read_baseline, write_baseline
+from pipeline.prediction.memory_check import Allowed, CheckVerdict, Limit, MemoryCheck, check_memory
 from pipeline.simulation.cards import find_card
 from pipeline.simulation.environment import python_of
 from pipeline.simulation.torch_build import find_torch
 
-if TYPE_CHECKING:
-    from pipeline.prediction.memory_check import Allowed, Limit, MemoryCheck
-
+EXIT_CODES = {CheckVerdict.PASSED: 0, CheckVerdict.TOO_LARGE: EXIT_CODE_DOES_NOT_FIT, CheckVerdict.NONE: 1}
 PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 FORMATS = {".json": "json", ".md": "markdown", ".xml": "junit"}
 """The format of a file of the answer, by its suffix."""
@@ -59,9 +59,6 @@ def check(settings: CheckSettings, console: Console) -> int:
     """
     limits, files = list(_limits(settings)), _answer_files(settings)
     allowed = _allowed(settings, is_limited=bool(limits))
-    from pipeline.prediction.memory_baseline import baseline_of, write_baseline
-    from pipeline.prediction.memory_check import CheckVerdict, check_memory
-
     with nullcontext() if settings.answer == "text" else stdout_to_stderr():
         with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
             found = run_simulation(
@@ -78,28 +75,24 @@ def check(settings: CheckSettings, console: Console) -> int:
     if settings.answer == "text":
         _show(checked, console)
     else:
-        print(_written(checked, settings.answer))  # noqa: T201
-    return {CheckVerdict.PASSED: 0, CheckVerdict.TOO_LARGE: EXIT_CODE_DOES_NOT_FIT, CheckVerdict.NONE: 1}[
-        checked.verdict
-    ]
+        print(_written(checked, settings.answer).rstrip())  # noqa: T201
+    return EXIT_CODES[checked.verdict]
 
 
-def _limits(settings: CheckSettings) -> Iterator["Limit"]:
+def _limits(settings: CheckSettings) -> Iterator[Limit]:
     """Yield the limits that are set.
 
     Raises:
         InvalidInputError: one is no amount of memory, or more than the card has.
 
     """
-    from pipeline.prediction.memory_check import Limit
-
     memory_bytes = find_card(settings.gpu).memory_mib * MIB
     for peak, text in {"allocated": settings.max_allocated, "reserved": settings.max_reserved}.items():
         if text is not None:
             yield Limit(peak=peak, num_bytes=parse_budget(text, memory_bytes, f"max_{peak}"), text=text)
 
 
-def _allowed(settings: CheckSettings, *, is_limited: bool) -> "Allowed | None":
+def _allowed(settings: CheckSettings, *, is_limited: bool) -> Allowed | None:
     """Return what the baseline allows; None without one.
 
     Raises:
@@ -119,9 +112,6 @@ def _allowed(settings: CheckSettings, *, is_limited: bool) -> "Allowed | None":
                 "--max_reserved 38GiB or --max_allocated 38GiB"
             )
         return None
-    from pipeline.prediction.memory_baseline import check_comparable, read_baseline
-    from pipeline.prediction.memory_check import Allowed
-
     file = Path(settings.baseline)
     if settings.update:
         if not file.exists():
@@ -145,7 +135,7 @@ def _answer_files(settings: CheckSettings) -> Mapping[Path, str]:
     return {file: FORMATS[file.suffix] for file in files}
 
 
-def _written(checked: "MemoryCheck", kind: str) -> str:
+def _written(checked: MemoryCheck, kind: str) -> str:
     from pipeline.report.memory_check import check_report, to_json, to_junit
     from pipeline.report.page import to_markdown
 
@@ -163,7 +153,7 @@ def _write(file: Path, content: str) -> None:
         ) from error
 
 
-def _show(checked: "MemoryCheck", console: Console) -> None:
+def _show(checked: MemoryCheck, console: Console) -> None:
     """Print the tables, and the answer last, where a reader of a long output looks."""
     from pipeline.jobs.publish import show_tables
     from pipeline.report.memory_check import check_report

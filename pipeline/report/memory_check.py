@@ -97,7 +97,7 @@ def _quoted(code: str) -> str:
 
 
 def _shrunk(check: MemoryCheck) -> list[str]:
-    """Return a sentence if less is needed than the baseline has by more than a tenth of what may be more."""
+    """Return a sentence if a peak is smaller than the baseline's by more than it may be larger."""
     smaller = [
         one
         for one in check.requirements
