@@ -80,9 +80,9 @@ def test_an_installed_package_runs_from_any_folder(tmp_path: Path) -> None:
         [scripts] = [archive.read(name).decode() for name in names if name.endswith("entry_points.txt")]
     yaml_files = [path.relative_to(FOLDER) for path in (*FOLDER.glob("*.yaml"), *FOLDER.glob("single/*.yaml"))]
     assert {f"pipeline/experiments/{path}" for path in yaml_files} <= names
-    assert {"pipeline/data/questions.jsonl", "fitproof/py.typed"} <= names
+    assert {"pipeline/data/questions.jsonl", "fitproof/py.typed", "pytest_fitproof.py"} <= names
     assert not any(name.startswith("experiments/") for name in names)
-    assert "fitproof = fitproof.__main__:run" in scripts
+    assert "fitproof = fitproof.__main__:run" in scripts and "[pytest11]\nfitproof = pytest_fitproof" in scripts
     (tmp_path / "elsewhere").mkdir()
     project = Project(tmp_path / "elsewhere", {"PYTHONPATH": str(tmp_path / "installed")})
     plan = {**SMALL, "gpu": "t4", "effective_batch_size": "2", "space": '{"micro_batch_size": [1, 2]}'}
