@@ -256,6 +256,10 @@ class Prepared:
     """Where the corpus came from, for the MLflow dataset input."""
     digest: str
     """A digest of the sequences, for cache keys."""
+    notes: tuple[str, ...] = ()
+    """What was read of the source and what was not, a sentence each."""
+    is_plain: bool = True
+    """Whether other frameworks find the same in the source's rows as they are."""
 
 
 class Corpus(Settings, ABC):

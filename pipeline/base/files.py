@@ -1,8 +1,10 @@
-"""The cache folder, and atomic writes."""
+"""The cache folder, atomic writes, and digests."""
 
+import hashlib
 import os
 import tempfile
 import uuid
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -48,3 +50,12 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         work.unlink(missing_ok=True)
         raise
+
+
+def digest_of(parts: Iterable[bytes | str]) -> str:
+    """Return the SHA-256 digest of these parts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode(errors="surrogatepass") if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()

@@ -1,8 +1,12 @@
 """Datasets of the Hugging Face hub, loaded with the optional package datasets."""
 
+from pathlib import Path
 from typing import Any
 
-from pipeline.base.errors import InvalidInputError
+from pipeline.base.errors import InvalidInputError, first_line, origin
+
+OF_FILES = {"chat": "chat.path", "hub": "corpus=text_files, text_files.path"}
+"""What reads files, by the corpus that reads datasets."""
 
 
 def load_dataset(corpus: str, name: str, config: str | None, split: str) -> Any:
@@ -18,10 +22,12 @@ def load_dataset(corpus: str, name: str, config: str | None, split: str) -> Any:
         raise InvalidInputError(
             f"{corpus}.name needs the package datasets, which is not installed; pip install '.[hub]' in the checkout"
         ) from error
+    if Path(name).is_file():
+        raise InvalidInputError(f"{corpus}.name is the name of a dataset or a folder, and {name} is a file; {OF_FILES[corpus]}={name} reads it")
     try:
         return datasets.load_dataset(name, config, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise InvalidInputError(
-            f"the dataset {name} could not be loaded ({str(error).splitlines()[0]}); check the network and "
-            "the name, or use a corpus of local files"
+            f"the dataset {name} could not be loaded ({first_line(origin(error))}); check the network and the name, or "
+            f"read files of this machine: {OF_FILES[corpus]}"
         ) from error

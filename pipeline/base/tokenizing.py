@@ -1,42 +1,71 @@
-"""Tokenization of text documents into sequences, cached on disk."""
+"""Tokenization of documents into sequences, cached on disk."""
 
 import hashlib
+import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from pipeline.base.checkpoints import why_unread
 from pipeline.base.contracts import CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import cache_folder
-from pipeline.base.sequences import TokenStore, make_sequences
+from pipeline.base.progress import progress
+from pipeline.base.sequences import TokenStore, TokenWriter, make_sequences
+from pipeline.base.token_processes import Encode, encoded, in_batches
+from pipeline.base.tokenizer import (
+    Encoded,
+    TextEncoder,
+    load_tokenizer,
+    tokenizer_identity,
+    train_tokenizer,
+)
 
-SEPARATOR = "<|endoftext|>"
-"""The token after each document."""
 HELD_OUT_EVERY = 10
 """One document of this many is held out for evaluation; of fewer documents than half as many, the second."""
-TOKENIZER_SUFFIXES = (".jinja", ".json", ".model", ".tiktoken", ".txt")
-"""Of a folder's files that may decide how its tokenizer works; weights have others."""
+ABOUT = "about.json"
+
+Count = Callable[[int], None]
+"""Receives how much of a corpus was read, in the unit of its `amount`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokenized:
-    """The documents of a corpus as token ids."""
+class About:
+    """What is known of a tokenized corpus beside its tokens."""
 
-    documents: Sequence[Sequence[int]]
     vocabulary_size: int
-    is_target: Sequence[Sequence[bool]] | None = None
-    """For each document, whether each token is a target of the loss; None: all are."""
+    notes: tuple[str, ...] = ()
+    """What was read and what was not, a sentence each."""
+    is_plain: bool = True
+    """Whether other frameworks find the same in its rows as they are."""
 
 
-def prepare_text(read: Callable[[], Iterable[str]], digest: str, source: str, request: CorpusRequest) -> Prepared:
-    """Return the sequences of the documents that `read` yields, from the cache if `digest` is that of an earlier call.
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """The documents of a corpus as text."""
+
+    read: Callable[[Count], Iterable[str]]
+    """Returns the documents; it may be called again."""
+    amount: int
+    """Of what is counted as they are read: bytes, or documents."""
+    notes: Callable[[], tuple[str, ...]] = tuple
+    """Returns what was read and what was not, once all documents were read."""
+
+
+def texts_of(documents: Callable[[], Iterable[str]]) -> Texts:
+    """Return documents whose number is not known before they are read."""
+    return Texts(read=lambda count: documents(), amount=0)
+
+
+def prepare_text(texts: Texts, digest: str, source: str, request: CorpusRequest) -> Prepared:
+    """Return the sequences of documents, from the cache if `digest` is that of an earlier call.
 
     Raises:
         InvalidInputError: no text, an unusable tokenizer, or a cache folder that cannot be written.
@@ -45,36 +74,45 @@ def prepare_text(read: Callable[[], Iterable[str]], digest: str, source: str, re
     model = request.description
     own_tokenizer = model.tokenizer if model.needs_tokenizer else None
 
-    def tokenize() -> Tokenized:
-        return _tokenize(list(read()), own_tokenizer, request.vocabulary_size, source)
+    def tokenize(store: Callable[[Encoded], None]) -> About:
+        encoder, size = _text_encoder(texts, own_tokenizer, request.vocabulary_size, source)
+        if not encode_all(lambda count: _documents(texts.read(count)), texts.amount, encoder, store, source):
+            raise InvalidInputError(f"a corpus needs text, and {source} has none; name another corpus or file")
+        return About(vocabulary_size=size, notes=texts.notes())
 
     identity = (digest, own_tokenizer and tokenizer_identity(own_tokenizer), request.vocabulary_size)
     return prepare_tokens(tokenize, identity, source, request)
 
 
 def prepare_tokens(
-    tokenize: Callable[[], Tokenized], identity: tuple[object, ...], source: str, request: CorpusRequest
+    tokenize: Callable[[Callable[[Encoded], None]], About],
+    identity: tuple[object, ...],
+    source: str,
+    request: CorpusRequest,
 ) -> Prepared:
-    """Return the sequences of the documents that `tokenize` returns, which is called if no equal `identity` is cached.
+    """Return the sequences of the documents that `tokenize` stores, which is called if no equal `identity` is cached.
 
     Raises:
         InvalidInputError: the cache folder cannot be written, or `tokenize` raises it.
 
     """
-    key = hashlib.sha256(repr((*identity, tokenizers.__version__, HELD_OUT_EVERY)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((*identity, tokenizers.__version__, HELD_OUT_EVERY, ABOUT)).encode()).hexdigest()[:16]
     folder = token_folder(key)
     if not folder.exists():
-        _write(tokenize(), folder)
+        _write(tokenize, folder)
     train, held_out = (
         make_sequences(request.sequences, TokenStore.open(folder, name), request.sequence_length)
         for name in ("train", "held_out")
     )
+    about = json.loads((folder / ABOUT).read_text())
     return Prepared(
         train=train,
         held_out=held_out,
-        vocabulary_size=int((folder / "vocabulary_size").read_text()),
+        vocabulary_size=about["vocabulary_size"],
         source=source,
         digest=key,
+        notes=tuple(about["notes"]),
+        is_plain=about["is_plain"],
     )
 
 
@@ -83,49 +121,35 @@ def token_folder(digest: str) -> Path:
     return cache_folder() / f"tokens-{digest}"
 
 
-def digest_of(parts: Iterable[bytes | str]) -> str:
-    """Return the SHA-256 digest of these parts."""
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return digest.hexdigest()
+def encode_all(
+    read: Callable[[Count], Iterable[Any]], amount: int, encode: Encode, store: Callable[[Encoded], None], source: str
+) -> int:
+    """Encode and store all documents, report how far that is, and return their number."""
+    num_documents = 0
+    with progress(f"tokenizing {source}", amount) as count:
+        for batch in encoded(in_batches(read(count)), encode):
+            store(batch)
+            num_documents += len(batch.lengths)
+    return num_documents
 
 
-def _tokenize(documents: list[str], own_tokenizer: str | None, vocabulary_size: int, source: str) -> Tokenized:
-    """Return the documents' tokens, each document followed by a separator if the tokenizer has one."""
-    documents = [document for document in documents if document.strip()]
-    if not documents:
-        raise InvalidInputError(f"a corpus needs text, and {source} has none; name another corpus or file")
-    if len(documents) < HELD_OUT_EVERY:
-        documents = [part for document in documents for part in _split(document, HELD_OUT_EVERY)]
-    if own_tokenizer:
-        own = load_tokenizer(own_tokenizer)
-        separator = [] if own.eos_token_id is None else [own.eos_token_id]
-        encoded, size = own(documents, add_special_tokens=False)["input_ids"], len(own)
-    else:
-        trained = train_tokenizer(documents, vocabulary_size)
-        separator = [0]  # the special token has the first id
-        encoded, size = [encoding.ids for encoding in trained.encode_batch(documents)], vocabulary_size
-    return Tokenized(documents=[[*ids, *separator] for ids in encoded], vocabulary_size=size)
+def _text_encoder(texts: Texts, own: str | None, vocabulary_size: int, source: str) -> tuple[TextEncoder, int]:
+    """Return the encoder of a tokenizer of its own, or of one that is trained on the documents, and its size."""
+    if own:
+        tokenizer = load_tokenizer(own)
+        return TextEncoder(tokenizer, tokenizer.eos_token_id), len(tokenizer)
+    with progress(f"training a tokenizer on {source}", texts.amount) as count:
+        trained = train_tokenizer(_documents(texts.read(count)), vocabulary_size)
+    return TextEncoder(trained, 0), vocabulary_size  # the special token has the first id
 
 
-def _write(tokenized: Tokenized, folder: Path) -> None:
-    """Write tokens and vocabulary size into a temporary folder and rename it to `folder`, which is atomic."""
-    work = Path(tempfile.mkdtemp(dir=folder.parent))
-    numbers = range(len(tokenized.documents))
-    held_out = numbers[HELD_OUT_EVERY // 2 :: HELD_OUT_EVERY] or numbers[1:2]
-    for name, chosen in {
-        "held_out": held_out,
-        "train": [number for number in numbers if number not in held_out],
-    }.items():
-        is_target = None if tokenized.is_target is None else [tokenized.is_target[number] for number in chosen]
-        TokenStore.write(work, name, [tokenized.documents[number] for number in chosen], is_target)
-    (work / "vocabulary_size").write_text(str(tokenized.vocabulary_size))
-    try:
-        work.rename(folder)
-    except OSError:  # another process has written the same content
-        shutil.rmtree(work)
+def _documents(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the documents that are not blank; few documents are cut into parts, so that some can be held out."""
+    documents = (text for text in texts if text.strip())
+    first = list(islice(documents, HELD_OUT_EVERY))
+    if len(first) < HELD_OUT_EVERY:
+        first = [part for document in first for part in _split(document, HELD_OUT_EVERY)]
+    yield from chain(first, documents)
 
 
 def _split(document: str, num_parts: int) -> list[str]:
@@ -133,43 +157,56 @@ def _split(document: str, num_parts: int) -> list[str]:
     return [document[start : start + length] for start in range(0, len(document), length)]
 
 
-def train_tokenizer(
-    documents: Iterable[str], vocabulary_size: int, special_tokens: Sequence[str] = (SEPARATOR,)
-) -> Tokenizer:
-    """Return a byte-level BPE tokenizer trained on the documents; the special tokens have the first ids."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary_size,
-        special_tokens=list(special_tokens),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(documents, trainer)
-    return tokenizer
-
-
-def tokenizer_identity(name: str) -> str:
-    """Return what tells the tokenizer of a published model or a folder from others: its name, and a folder's files."""
-    folder = Path(name)
-    found = sorted((*folder.glob("*"), *folder.glob("additional_chat_templates/*")))
-    files = [file for file in found if file.suffix in TOKENIZER_SUFFIXES and file.is_file()]
-    return f"{name} {digest_of(part for file in files for part in (file.name, file.read_bytes()))}" if files else name
-
-
-def load_tokenizer(name: str) -> Any:
-    """Return transformers' tokenizer of a published model or a folder.
-
-    Raises:
-        InvalidInputError: it cannot be loaded.
-
-    """
-    from transformers import AutoTokenizer
-
+def _write(tokenize: Callable[[Callable[[Encoded], None]], About], folder: Path) -> None:
+    """Write tokens, and what is known of them, into a temporary folder and rename it to `folder`, which is atomic."""
+    work = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise InvalidInputError(
-            f"the tokenizer of {name} could not be loaded: {why_unread(error)} with the tokenizer's files"
-        ) from error
+        with _Splitter(work) as splitter:
+            about = tokenize(splitter.add)
+        (work / ABOUT).write_text(json.dumps(asdict(about)))
+        work.rename(folder)
+    except BaseException as error:
+        shutil.rmtree(work)
+        if not (isinstance(error, OSError) and folder.exists()):  # another process has written the same content
+            raise
+
+
+class _Splitter:
+    """Writes documents into two stores: those to train on, and those that are held out."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._stack = folder, ExitStack()
+        self._num_documents = 0
+        self._first: list[Encoded] = []
+        """Documents that are not written yet, as their number decides which of them is held out."""
+
+    def __enter__(self) -> "_Splitter":
+        self._train = self._stack.enter_context(TokenWriter(self._folder, "train"))
+        self._held_out = self._stack.enter_context(TokenWriter(self._folder, "held_out"))
+        return self
+
+    def add(self, documents: Encoded) -> None:
+        """Write documents that follow those before."""
+        self._first.append(documents)
+        if self._num_documents + sum(len(each.lengths) for each in self._first) > HELD_OUT_EVERY // 2:
+            self._flush(HELD_OUT_EVERY // 2)
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None:
+            self._flush(1)
+        self._stack.__exit__(*error)
+
+    def _flush(self, held_out: int) -> None:
+        """Write what waits; the document of the number `held_out`, and each HELD_OUT_EVERY after it, is held out."""
+        for each in self._first:
+            numbers = self._num_documents + np.arange(len(each.lengths))
+            is_held_out = numbers % HELD_OUT_EVERY == held_out
+            self._num_documents += len(numbers)
+            of_tokens = np.repeat(is_held_out, each.lengths)
+            for writer, chosen, tokens in (
+                (self._train, ~is_held_out, ~of_tokens),
+                (self._held_out, is_held_out, of_tokens),
+            ):
+                targets = None if each.is_target is None else each.is_target[tokens]
+                writer.add(each.tokens[tokens], each.lengths[chosen], targets)
+        self._first = []

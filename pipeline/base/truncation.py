@@ -72,11 +72,7 @@ def _truncation(store: TokenStore, length: int) -> Truncation:
 
 def _num_targets(store: TokenStore, ends_D: np.ndarray) -> int:
     """Return the targets of documents that are cut at these tokens: no first token of a document is one."""
-    seconds_D = np.minimum(store.offsets[:-1] + 1, ends_D)
-    if store.is_target is None:
-        return int((ends_D - seconds_D).sum())
-    num_before = np.concatenate([[0], np.cumsum(store.is_target)])  # targets before each token
-    return int((num_before[ends_D] - num_before[seconds_D]).sum())
+    return store.num_targets(np.minimum(store.offsets[:-1] + 1, ends_D), ends_D)
 
 
 def _percent_lost(kept: int, total: int) -> float:

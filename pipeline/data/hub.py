@@ -1,12 +1,17 @@
 """Hugging Face datasets, tokenized with the model's own tokenizer."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.files import digest_of
 from pipeline.base.hub_datasets import load_dataset
-from pipeline.base.tokenizing import digest_of, prepare_text
+from pipeline.base.rows import numbered
+from pipeline.base.text_rows import TextField
+from pipeline.base.tokenizing import Count, Texts, prepare_text
 
 
 class Hub(Corpus):
@@ -19,7 +24,7 @@ class Hub(Corpus):
     split: str = "train"
     """The split to read; part of it is held out."""
     field: str = "text"
-    """The column with the text."""
+    """The column with the text; rows where it is null are left out."""
 
     def prepare(self, request: CorpusRequest) -> Prepared:
         """Return the dataset's sequences; for a model without a published tokenizer, one is trained on the text."""
@@ -31,10 +36,17 @@ class Hub(Corpus):
                 f"{self.name} must have the text column {self.field!r}, and has {', '.join(dataset.column_names)}; "
                 "set hub.field"
             )
-
-        def read() -> Iterable[str]:
-            return (str(text) for text in dataset[self.field] if text is not None)
-
+        column = TextField(self.field, "hub.field", f"--chat.name {self.name}")
+        texts = Texts(
+            read=partial(_documents, dataset.select_columns([self.field]), column, self.name),
+            amount=len(dataset),
+            notes=lambda: tuple(filter(None, (column.note,))),
+        )
         model = replace(request.description, needs_tokenizer=request.description.tokenizer is not None)
         digest = digest_of([dataset._fingerprint, self.field])
-        return prepare_text(read, digest, f"{self.name} ({self.split})", replace(request, description=model))
+        return prepare_text(texts, digest, f"{self.name} ({self.split})", replace(request, description=model))
+
+
+def _documents(dataset: Any, column: TextField, source: str, count: Count) -> Iterator[str]:
+    column.begin()
+    return column.texts(((place, row) for place, row in numbered(dataset) if count(1) is None), source)

@@ -5,7 +5,8 @@ from pydoc_data.topics import topics
 from sys import version_info
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
-from pipeline.base.tokenizing import digest_of, prepare_text
+from pipeline.base.files import digest_of
+from pipeline.base.tokenizing import prepare_text, texts_of
 
 
 class PythonDocs(Corpus):
@@ -18,4 +19,4 @@ class PythonDocs(Corpus):
             return (topics[name] for name in sorted(topics))
 
         source = f"pydoc_data.topics of Python {version_info.major}.{version_info.minor}.{version_info.micro}"
-        return prepare_text(read, digest_of(read()), source, request)
+        return prepare_text(texts_of(read), digest_of(read()), source, request)

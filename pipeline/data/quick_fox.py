@@ -3,7 +3,8 @@
 from pydantic import PositiveInt
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
-from pipeline.base.tokenizing import digest_of, prepare_text
+from pipeline.base.files import digest_of
+from pipeline.base.tokenizing import prepare_text, texts_of
 
 SENTENCE = "The quick brown fox jumps over the lazy dog. "
 
@@ -20,4 +21,4 @@ class QuickFox(Corpus):
         """Return the sequences of the repeated sentence."""
         document = SENTENCE * self.sentences_per_document
         digest = digest_of([document, str(self.num_documents)])
-        return prepare_text(lambda: [document] * self.num_documents, digest, "one sentence, repeated", request)
+        return prepare_text(texts_of(lambda: [document] * self.num_documents), digest, "one sentence, repeated", request)

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from pipeline.base.contracts import Batch, Corpus, CorpusRequest, Prepared, Sequences
-from pipeline.base.tokenizing import digest_of
+from pipeline.base.files import digest_of
 
 
 class RandomVectors(Corpus):

@@ -1,75 +1,48 @@
-"""Text files: .txt, .md, .jsonl or .parquet files, or a folder of them."""
+"""Text files: documents, or rows with a field of text."""
 
-import json
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
+from pipeline.base.data_files import DataFiles, find_data_files
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.rows import content_of, lines_of, parquet_rows, text_of
-from pipeline.base.tokenizing import digest_of, prepare_text
+from pipeline.base.files import digest_of
+from pipeline.base.rows import READERS, digest_of_files, kind_of, rows_of, text_of
+from pipeline.base.text_rows import TextField
+from pipeline.base.tokenizing import Count, Texts, prepare_text
 
-SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
+DOCUMENTS = (".txt", ".md")
 
 
 class TextFiles(Corpus):
-    """One document for each .txt or .md file, line of a .jsonl file and row of a .parquet file."""
+    """One document for each .txt or .md file, and for each row of .jsonl, .json, .csv, .parquet or .arrow files."""
 
     path: Path | None = None
-    """A file, or a folder that is searched recursively for .txt, .md, .jsonl and .parquet files."""
+    """A file (also .gz, .bz2, .xz), a pattern with *, or a folder; of a dataset's folder the split train is read."""
     field: str = "text"
-    """The field of a .jsonl line, or the column of a .parquet file, with the text."""
+    """The field of a row with the text; rows where it is null are left out."""
 
     def prepare(self, request: CorpusRequest) -> Prepared:
         """Return the sequences of the files."""
-        files = self._files()
-        digest = digest_of(part for file in files for part in (self.field, file.suffix, content_of(file, "text_files")))
-        return prepare_text(lambda: self._documents(files), digest, str(self.path), request)
-
-    def _files(self) -> list[Path]:
         if self.path is None:
             raise InvalidInputError("the corpus text_files needs a file or folder; set text_files.path")
-        if not self.path.exists():
-            raise InvalidInputError(
-                f"text_files.path must exist, and {self.path} does not; name another file or folder"
-            )
-        if self.path.is_file() and self.path.suffix not in SUFFIXES:
-            raise InvalidInputError(
-                f"text_files reads {', '.join(SUFFIXES)}, and {self.path} is none of them; rename or convert it"
-            )
-        files = (
-            [self.path]
-            if self.path.is_file()
-            else sorted(file for file in self.path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        files = find_data_files(self.path, "text_files.path", (*DOCUMENTS, *READERS))
+        column = TextField(self.field, "text_files.field", f"--chat.path {self.path}")
+        texts = Texts(
+            read=partial(_documents, files, column),
+            amount=files.num_bytes,
+            notes=lambda: tuple(note for note in (files.note, column.note) if note),
         )
-        if not files:
-            raise InvalidInputError(
-                f"text_files reads {', '.join(SUFFIXES)}, and {self.path} has none of them; name another folder"
-            )
-        return files
+        return prepare_text(texts, digest_of([self.field, digest_of_files(files.files)]), str(self.path), request)
 
-    def _documents(self, files: Iterable[Path]) -> Iterator[str]:
-        for file in files:
-            content = content_of(file, "text_files")
-            if file.suffix == ".jsonl":
-                yield from (self._text(file, place, line) for place, line in lines_of(file, content))
-            elif file.suffix == ".parquet":
-                yield from (str(text) for _, text in parquet_rows(file, content, self.field) if text is not None)
-            else:
-                yield text_of(file, content)
 
-    def _text(self, file: Path, place: str, line: str) -> str:
-        """Return the text of a line of a .jsonl file."""
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InvalidInputError(
-                f"every line of {file} must be JSON, and {place} is not ({error.msg}); fix or remove it"
-            ) from error
-        if not isinstance(record, dict) or not isinstance(record.get(self.field), str):
-            names = ", ".join(record) if isinstance(record, dict) else "none"
-            raise InvalidInputError(
-                f"every line of {file} must have the text field {self.field!r}, and {place} does not "
-                f"(its fields: {names}); set text_files.field"
-            )
-        return str(record[self.field])
+def _documents(files: DataFiles, column: TextField, count: Count) -> Iterator[str]:
+    column.begin()
+    for path in files.files:
+        yield from [text_of(path, count)] if kind_of(path) in DOCUMENTS else _of_rows(files, path, column, count)
+
+
+def _of_rows(files: DataFiles, path: Path, column: TextField, count: Count) -> Iterable[str]:
+    rows = ((files.place(path, place), row) for place, row in rows_of(path, count))
+    return column.texts(rows, str(path))

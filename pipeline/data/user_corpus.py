@@ -10,8 +10,9 @@ from torch import Tensor
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.files import digest_of
 from pipeline.base.sequences import PackedSequences, TokenStore
-from pipeline.base.tokenizing import HELD_OUT_EVERY, digest_of, prepare_text
+from pipeline.base.tokenizing import HELD_OUT_EVERY, prepare_text, texts_of
 from pipeline.base.user_functions import call, digest, is_function_name, user_code_error
 
 
@@ -37,7 +38,7 @@ def _prepared(request: CorpusRequest, code: str) -> Prepared:
     if isinstance(result, Tensor):
         return _of_tokens(result, request)
     documents = _documents(result, request.name)
-    return prepare_text(lambda: documents, digest_of(documents), request.name, request)
+    return prepare_text(texts_of(lambda: documents), digest_of(documents), request.name, request)
 
 
 def _documents(result: Any, name: str) -> list[str]:
