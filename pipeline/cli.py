@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         if entry not in entry_points():
             names = ", ".join([*entry_points(), *TOOLS])
             raise InvalidInputError(f"no entry point is called {entry!r}; the entry points are {names}")
-        return _run(entry, parse(entry, rest))
+        return _run_with_bar(entry, parse(entry, rest))
     except InvalidInputError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 2
@@ -94,10 +94,16 @@ def _check_files(entry: str, words: list[str]) -> None:
         given.setdefault("config", str(BEST_FILE))
     for name, kind in EXISTING.items():
         value = given.get(name, "none")
-        if value != "none" and not find_file(Path(value)).exists():
+        if value != "none" and not _exists(Path(value)):
             raise InvalidInputError(
                 f"{value} must be a readable {kind} ({os.strerror(errno.ENOENT)}); check the path in {name}"
             )
+
+
+def _exists(path: Path) -> bool:
+    """Whether a path exists, which may begin with the user's folder, or be a pattern of files that do."""
+    path = find_file(path.expanduser())
+    return path.exists() or ("*" in path.name and any(path.parent.glob(path.name)))
 
 
 def _before_command(words: list[str]) -> list[str]:
@@ -179,30 +185,40 @@ def _run_tool(name: str, words: list[str]) -> int:
     return code
 
 
-def _run(entry: str, given: dict[str, Any]) -> int:
+def _run_with_bar(entry: str, given: dict[str, Any]) -> int:
+    """Run an entry point that shows how far the tokenization of its corpus is."""
+    from pipeline.base.progress import listening
+    from pipeline.jobs.progress_bar import ProgressBar
+
+    console = _console()
+    with listening(ProgressBar(console)):
+        return _run(entry, given, console)
+
+
+def _run(entry: str, given: dict[str, Any], console: "Console") -> int:
     if entry == "plan":
         from pipeline.jobs.plan import plan
 
-        return plan(given, _console())
+        return plan(given, console)
     if entry == "search":
         from pipeline.jobs.search import search
 
-        return search(given, _console())
+        return search(given, console)
     if entry == "finetune":
         from pipeline.jobs.finetune import finetune
 
-        return finetune(given, _console())
+        return finetune(given, console)
     from pipeline.config.variants import SingleSettings, load_entry_point, load_single
     from pipeline.jobs.comparison import measure
 
     if entry not in SINGLE:
-        return measure(load_entry_point(entry, given), _console())
+        return measure(load_entry_point(entry, given), console)
     single = load_single(entry, Path(given.pop("config", SingleSettings.model_fields["config"].default)), given)
     if entry == "main":
-        return measure(single, _console())
+        return measure(single, console)
     from pipeline.jobs.profiling import profiling
 
-    return profiling(single, _console())
+    return profiling(single, console)
 
 
 def _console() -> "Console":

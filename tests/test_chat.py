@@ -410,7 +410,8 @@ UNREADABLE: list[tuple[Any, str]] = [
     ({"prompt": "a"}, "1 have neither messages nor .*its fields: prompt"),
     ({"prompt": "a", "completion": 3}, "1 have a message whose role or content is not text"),
     ({"messages": "a"}, "1 have messages that are not a list of objects with role and content"),
-    ({"messages": [{"role": "user"}]}, "1 have a message whose role or content is not text"),
+    ({"messages": [{"role": "user"}]}, "1 have no answer: a message of the role assistant"),
+    ({"messages": [{"role": "user", "content": 3}]}, "1 have a message whose role or content is not text, .*int"),
     ({"messages": TALK[:2]}, "1 have no answer: a message of the role assistant"),
     ({"prompt": "a", "completion": " "}, "1 have no answer"),
     ({"messages": TALK[2:]}, "1 begin with an answer"),
@@ -468,9 +469,9 @@ def test_reasons_are_counted_apart(tmp_path: Path) -> None:
     [
         (
             ["--chat.path", "absent.jsonl"],
-            "absent.jsonl must be a readable file (No such file or directory); check the path in chat.path",
+            "absent.jsonl must be a readable file or folder (No such file or directory); check the path in chat.path",
         ),
-        (["--chat.path", "rows.csv"], "must be a file of .jsonl or .parquet, and rows.csv is none; convert it"),
+        (["--chat.path", "rows.pdf"], "and rows.pdf is none of them; rename or convert it"),
         (["--chat.path", "a.jsonl", "--chat.name", "b"], "are two; set one of them"),
         (
             ["--chat.path", "a.jsonl", "--chat.split", "test"],
@@ -486,7 +487,7 @@ def test_a_source_that_is_none_ends_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("rows.csv", "a.jsonl"):
+    for name in ("rows.pdf", "a.jsonl"):
         (tmp_path / name).touch()
     assert main(["main", "--model", "gpt2-nano", "--device", "cpu", "--corpus", "chat", *words]) == 2
     assert message in " ".join(capsys.readouterr().err.split())

@@ -109,7 +109,7 @@ def test_text_is_tokenized_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     def refuse(*_: object) -> None:
         raise AssertionError("tokenized again")
 
-    monkeypatch.setattr("pipeline.base.tokenizing._tokenize", refuse)
+    monkeypatch.setattr("pipeline.base.tokenizing.encode_all", refuse)
     tiny().prepare()
     with pytest.raises(AssertionError, match="tokenized again"):
         tiny(vocabulary_size=600).prepare()
@@ -171,7 +171,7 @@ def bad_file(folder: Path, name: str, content: bytes) -> Path:
         ("a.txt", b"  \n ", "has none"),
         ("a.txt", b"\xff\xfe\x00", "must be UTF-8 text, and byte 0 is not; convert it"),
         ("a.parquet", b"nothing", "must be a Parquet file, and cannot be read"),
-        ("a.pdf", b"%PDF", "reads .txt, .md, .jsonl, .parquet, and .* is none of them"),
+        ("a.pdf", b"%PDF", "reads .txt, .md, .jsonl, .*, and .* is none of them"),
         (
             "a.txt",
             b"too short",
@@ -186,7 +186,9 @@ def test_bad_files_are_refused_by_name(name: str, content: bytes, message: str, 
 
 def test_a_parquet_file_without_the_column_is_refused_with_its_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"body": ["a"]}), tmp_path / "a.parquet")
-    with pytest.raises(InvalidInputError, match="the text column 'text', and has body; set text_files.field"):
+    with pytest.raises(
+        InvalidInputError, match="the text field 'text', and none has it .its fields: body.; set text_files.field"
+    ):
         prepare("text_files", {"text_files__path": tmp_path / "a.parquet"})
 
 
@@ -244,10 +246,10 @@ def test_corpora_of_files_read_rows_alike(
     file = tmp_path / name
     file.write_bytes(content or b"{}")
     if content is None:
-        monkeypatch.setattr(Path, "read_bytes", refuse)
+        monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(InvalidInputError, match=message):
         tiny(**{"corpus": corpus, f"{corpus}__path": str(file)}).prepare()
 
 
-def refuse(path: Path) -> bytes:
+def refuse(path: Path, mode: str) -> bytes:
     raise PermissionError(13, "Permission denied", str(path))

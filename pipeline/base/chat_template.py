@@ -42,7 +42,7 @@ ENCODING = 4
 
 
 class UnreadableRowError(Exception):
-    """A row of a corpus that is no conversation: the reason, what is particular to this row, and what reads such rows."""
+    """A row of a corpus that is no conversation: the reason, what is particular to it, and what reads such rows."""
 
     def __init__(self, reason: str, detail: str = "", remedy: str = "") -> None:
         super().__init__(reason)
@@ -138,20 +138,28 @@ class ChatTemplate:
         return list(encoded["input_ids"]), is_target.tolist()
 
     def unread(
-        self, messages: Sequence[Message], tools: object = None, arguments: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        arguments: Mapping[str, Any] | None = None,
     ) -> set[str]:
-        """Return what of a conversation the template does not read: it does not have their names."""
+        """Return what of a conversation the template does not write, of those that it takes: it lacks their names."""
         names = {name for message in messages for name in message}
         if names & {*REASONING} and self._names & {*REASONING}:  # transformers gives each its value under all names
             names -= {*REASONING}
-        return {f"{name} of messages" for name in names - self._names} | {
-            *({"tools"} if tools else set()) - self._names,
-            *(f"{name} of chat_template_kwargs" for name in {*(arguments or {})} - self._names),
-        }
+        found = {f"{name} of messages" for name in names - self._names}
+        found |= {f"{name} of chat_template_kwargs" for name in {*(arguments or {})} - self._names}
+        shared = {**(arguments or {}), "tools": list(tools or ())}
+        calling = next((each for each in messages if each.get("tool_calls") and each["content"].strip()), None)
+        if tools and "tools" not in self._written:
+            self._written["tools"] = self._render(messages, shared) != self._render(messages, arguments or {})
+        if calling and (words := "content beside tool_calls") not in self._written:
+            marked: list[Message] = [{**each, "content": PLACEHOLDER} if each is calling else each for each in messages]
+            self._written[words] = PLACEHOLDER in self._render(marked, shared)[0]
+        written = {"tools": bool(tools), "content beside tool_calls": calling is not None}
+        return found | {name for name, has in written.items() if has and not self._written[name]}
 
-    def _find(
-        self, messages: Sequence[Message], number: int, text: str, shared: Mapping[str, Any]
-    ) -> tuple[int, int]:
+    def _find(self, messages: Sequence[Message], number: int, text: str, shared: Mapping[str, Any]) -> tuple[int, int]:
         """Return start and end of an answer in the rendered text: from its prompt to its mark of an end, if it has one.
 
         It begins where the turns before it end, rendered with the prompt for it: what a template inserts before its
@@ -187,7 +195,7 @@ class ChatTemplate:
         return start, end + (len(after) - len(marked) + len(mark) if mark else 0)
 
     def _after_turn(self, messages: Sequence[Message], number: int, text: str, shared: Mapping[str, Any]) -> str:
-        """Return the text from the mark of an answer's end on, if the turns until then are rendered as they are alone."""
+        """Return the text from the mark of an answer's end on, if the turns until then are rendered as alone."""
         until, _ = self._render(messages[: number + 1], shared)
         mark = max((mark for mark in self._added_tokens if until.rstrip().endswith(mark)), key=len, default="")
         end = len(until.rstrip()) - len(mark) if mark else len(until)
@@ -204,10 +212,10 @@ class ChatTemplate:
         return start + len(prompt) if start >= 0 else 0
 
     def _check_written(self, messages: Sequence[Message], shared: Mapping[str, Any], text: str) -> None:
-        """Raise UnreadableRowError if the template leaves out a message, as some do with roles that they do not know."""
+        """Raise UnreadableRowError if the template leaves out a message, as some do with unknown roles."""
         for number, message in enumerate(messages):
             role, content = message["role"], message["content"].strip()
-            if role == ANSWERS or not content or (role in self._written_roles and content in text):
+            if role == ANSWERS or not content or (self._written.get(role) and content in text):
                 continue
             changed = [*messages[:number], {**message, "content": PLACEHOLDER}, *messages[number + 1 :]]
             try:
@@ -218,7 +226,7 @@ class ChatTemplate:
                 raise UnreadableRowError(
                     f"have a message of the role {role} that the tokenizer's chat template does not write", "rename it"
                 )
-            self._written_roles.add(role)
+            self._written[role] = True
 
     def _with_arguments(self, message: Message) -> Message:
         """Return a message whose calls have their arguments as objects, where the template would quote text."""
@@ -233,7 +241,7 @@ class ChatTemplate:
     def _quotes_arguments(self) -> bool:
         """Whether the template writes the arguments of a call as JSON also where they are JSON text already."""
         call = {"type": "function", "id": "a", "function": {"name": "f", "arguments": PLACEHOLDER}}
-        talk = [{"role": "user", "content": "?"}, {"role": ANSWERS, "content": "", "tool_calls": [call]}]
+        talk: list[Message] = [{"role": "user", "content": "?"}, {"role": ANSWERS, "content": "", "tool_calls": [call]}]
         try:
             return f'"{PLACEHOLDER}"' in self._render(talk, {})[0]
         except UnreadableRowError:
@@ -258,8 +266,9 @@ class ChatTemplate:
         return text, marked[0] if marked else None
 
     @cached_property
-    def _written_roles(self) -> set[str]:
-        return set()
+    def _written(self) -> dict[str, bool]:
+        """Whether the template writes the messages of a role, and other parts of conversations, as far as is known."""
+        return {}
 
     @cached_property
     def _names(self) -> frozenset[str]:

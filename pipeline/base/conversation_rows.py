@@ -13,7 +13,7 @@ from pipeline.base.conversations import Conversation, Reading, read_conversation
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.tokenizer import Encoded, joined
 
-KNOWN = "messages, a prompt and its completion, or another shape that docs/data.md lists"
+KNOWN = "messages, prompt and completion, or another shape of docs/data.md"
 
 
 @dataclass(kw_only=True)

@@ -67,6 +67,7 @@ MARKS_OF_ROWS = ("label", "kto_tag", *MARKS)
 PARTIAL_MARKS = ("train_detail", "training_detail")
 """Fields that say which parts of a turn are trained."""
 OTHER_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+NO_TURNS = "have messages that are not a list of objects with role and content"
 TEXT_COMMAND = "read them with: fitproof main {text}"
 OTHER_SHAPES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("input_ids",), "are token ids already (input_ids), which are not read", ""),
@@ -233,7 +234,9 @@ def _chosen(row: Mapping[str, Any], messages: str | None, reading: Reading) -> t
             remedy="to train the chosen answers: fitproof main {chat} --chat.train_chosen true",
         )
     chosen = row[CHOSEN]
-    answer = _list_of_turns([chosen] if isinstance(chosen, Mapping) else chosen) if not isinstance(chosen, str) else chosen
+    answer = (
+        _list_of_turns([chosen] if isinstance(chosen, Mapping) else chosen) if not isinstance(chosen, str) else chosen
+    )
     before = next((name for name in PROMPTS if name in row), None)
     if isinstance(answer, list) and len(answer) > 1:  # the whole conversation
         return "preference pairs", answer, {CHOSEN, before or CHOSEN}
@@ -242,7 +245,10 @@ def _chosen(row: Mapping[str, Any], messages: str | None, reading: Reading) -> t
     if messages is not None:
         question: list[Any] = _list_of_turns(row[messages])
     else:
-        question = [*_history(row), *_part(_question(row, Pair(name="", prompt=before, completion="", more=("input",))), "user")]
+        question = [
+            *_history(row),
+            *_part(_question(row, Pair(name="", prompt=before, completion="", more=("input",))), "user"),
+        ]
     return "preference pairs", [*question, *_part(answer, ANSWERS)], {CHOSEN, before, "input", HISTORY}
 
 
@@ -260,7 +266,7 @@ def _question(row: Mapping[str, Any], pair: Pair) -> Any:
 def _history(row: Mapping[str, Any]) -> list[Any]:
     """Return the turns of earlier questions and answers."""
     history = _decoded(row.get(HISTORY) or [])
-    if not isinstance(history, list) or not all(isinstance(each, list) and len(each) == 2 for each in history):  # noqa: PLR2004
+    if not isinstance(history, list) or not all(isinstance(each, list) and len(each) == 2 for each in history):
         raise UnreadableRowError("have a history that is not a list of pairs, each a question and its answer")
     return [turn for asked, answered in history for turn in (*_part(asked, "user"), *_part(answered, ANSWERS))]
 
@@ -279,9 +285,9 @@ def _list_of_turns(value: Any) -> list[Any]:
     if isinstance(turns, Mapping) and all(isinstance(each, list) for each in turns.values()):
         turns = [dict(zip(turns, each, strict=False)) for each in zip(*turns.values(), strict=False)]
     if isinstance(turns, str):
-        raise UnreadableRowError("have messages that are text, and no JSON")
+        raise UnreadableRowError(NO_TURNS, "text that is no JSON")
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
-        raise UnreadableRowError("have messages that are not a list of objects with role and content")
+        raise UnreadableRowError(NO_TURNS)
     return turns
 
 
@@ -296,7 +302,7 @@ def _role(turn: Mapping[str, Any], reading: Reading) -> str:
 def _message(turn: Any, reading: Reading) -> dict[str, Any]:
     """Return a turn as a message: its role and its content, which is text, first."""
     if not isinstance(turn, Mapping):
-        raise UnreadableRowError("have messages that are not a list of objects with role and content")
+        raise UnreadableRowError(NO_TURNS)
     names = (reading.fields["content"],) if "content" in reading.fields else CONTENT
     content_name = next((name for name in names if name in turn), "")
     role_names = (reading.fields.get("role", ""), *ROLE)
@@ -329,9 +335,7 @@ def _content(value: Any) -> str:
     if isinstance(value, list):
         kinds = {str(part.get("type", "text")) if isinstance(part, Mapping) else "text" for part in value}
         if kinds - {"text"}:
-            raise UnreadableRowError(
-                "have a message with parts that are no text", ", ".join(sorted(kinds - {"text"}))
-            )
+            raise UnreadableRowError("have a message with parts that are no text", ", ".join(sorted(kinds - {"text"})))
         return "".join(_checked_text(part.get("text", "") if isinstance(part, Mapping) else part) for part in value)
     return _checked_text(value)
 
@@ -419,7 +423,7 @@ def _unknown(row: Mapping[str, Any]) -> UnreadableRowError:
     return UnreadableRowError(
         "have neither messages nor a prompt with a completion",
         detail,
-        "name their fields: fitproof main {chat} --chat.fields.prompt NAME --chat.fields.completion NAME",
+        "name their fields: --chat.fields.prompt NAME --chat.fields.completion NAME",
     )
 
 

@@ -15,7 +15,7 @@ SPLITS: Mapping[str, frozenset[str]] = {
     "validation": frozenset({"validation", "valid", "val", "dev"}),
     "test": frozenset({"test", "testing", "eval", "evaluation"}),
 }
-"""The words in names of files and folders that say which split of a dataset they are of, as the package datasets has."""
+"""Words in names of files and folders that say which split of a dataset they are of, as the package datasets has."""
 ABOUT_DATA = frozenset({"dataset_info", "dataset_infos", "dataset_dict", "state", "package", "readme", "license"})
 """Files beside those of rows that have none, by their names without suffixes."""
 CARD = "README.md"
@@ -46,7 +46,9 @@ class DataFiles:
         kinds = Counter(kind_of(path) or path.name for path in self.ignored)
         names = ", ".join(path.name for path in self.ignored[:3]) + (", ..." if len(self.ignored) > 3 else "")
         kept = f"{len(self.files)} file{'s' if len(self.files) > 1 else ''}"
-        return f"{kept} of the folder {'are' if len(self.files) > 1 else 'is'} read, and not {names} ({_counted(kinds)})"
+        return (
+            f"{kept} of the folder {'are' if len(self.files) > 1 else 'is'} read, and not {names} ({_counted(kinds)})"
+        )
 
 
 def _counted(kinds: Counter[str]) -> str:
@@ -76,15 +78,13 @@ def find_data_files(
     for file in found:
         if kind_of(file) not in kinds:
             raise InvalidInputError(
-                f"{setting} reads {listed} (each may be compressed: .gz, .bz2, .xz), and {file} is none of them; rename "
+                f"{setting} reads {listed} (also with .gz, .bz2 or .xz), and {file} is none of them; rename "
                 "or convert it"
             )
     return DataFiles(files=found)
 
 
-def _of_folder(
-    folder: Path, setting: str, kinds: Collection[str], config: str | None, split: str
-) -> DataFiles:
+def _of_folder(folder: Path, setting: str, kinds: Collection[str], config: str | None, split: str) -> DataFiles:
     everything = sorted(
         file
         for file in folder.rglob("*")
@@ -113,7 +113,7 @@ def _of_split(files: Sequence[Path], folder: Path, setting: str, split: str) -> 
     chosen = by_split.get(split) or (by_split.get(None) if split == "train" else None)
     if not chosen:
         raise InvalidInputError(
-            f"{setting} must have a split {split}, and {folder} has {', '.join(filter(None, by_split)) or 'no splits'}; "
+            f"{setting} must have a split {split}, and {folder} has {', '.join(filter(None, by_split)) or 'none'}; "
             "name a file of it, or another folder"
         )
     return chosen

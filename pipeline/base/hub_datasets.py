@@ -23,7 +23,9 @@ def load_dataset(corpus: str, name: str, config: str | None, split: str) -> Any:
             f"{corpus}.name needs the package datasets, which is not installed; pip install '.[hub]' in the checkout"
         ) from error
     if Path(name).is_file():
-        raise InvalidInputError(f"{corpus}.name is the name of a dataset or a folder, and {name} is a file; {OF_FILES[corpus]}={name} reads it")
+        raise InvalidInputError(
+            f"{corpus}.name must name a dataset or a folder, and {name} is a file; set {OF_FILES[corpus]}={name}"
+        )
     try:
         return datasets.load_dataset(name, config, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:

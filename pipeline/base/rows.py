@@ -59,15 +59,16 @@ def digest_of_files(files: Sequence[Path]) -> str:
     for path in files:
         try:
             about = path.stat()
-            digests.append(f"{kind_of(path)} {_digest(path.absolute(), about.st_size, about.st_mtime_ns)}")
+            digests.append(f"{kind_of(path)} {_digest(path.absolute(), (about.st_size, about.st_mtime_ns))}")
         except OSError as error:
             raise _unreadable(path, error) from error
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 @lru_cache(maxsize=10_000)
-def _digest(path: Path, num_bytes: int, changed_ns: int) -> str:
-    """Return the digest of a file, which is read once while its size and its time stay the same."""
+def _digest(path: Path, state: tuple[int, int]) -> str:
+    """Return the digest of a file, which is read once while its size and its time, `state`, are the same."""
+    del state
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -97,8 +98,8 @@ def _opened(path: Path, count: Callable[[int], None]) -> IO[bytes]:
 
 def _unreadable(path: Path, error: OSError) -> InvalidInputError:
     return InvalidInputError(
-        f"the data must be readable files, and {path} cannot be read ({error.strerror}); name another file, or change "
-        "its permissions"
+        f"a corpus must name readable files, and {path} cannot be read ({error.strerror}); name another file, or "
+        "change its permissions"
     )
 
 
@@ -258,6 +259,8 @@ READERS: dict[str, Callable[[Path, IO[bytes]], Iterator[tuple[str, Row]]]] = {
 """How each kind of file is read."""
 
 
-def numbered(rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Return rows with their places."""
-    return ((f"row {number}", row) for number, row in enumerate(rows, 1))
+def counted(rows: Iterable[Any], count: Callable[[int], None]) -> Iterator[tuple[str, Any]]:
+    """Yield rows with their places; `count` receives that there is one more."""
+    for number, row in enumerate(rows, 1):
+        count(1)
+        yield f"row {number}", row

@@ -52,7 +52,9 @@ def encoded(batches: Iterable[list[Any]], encode: Encode) -> Iterator[Encoded]:
     """Yield what `encode` makes of each batch, in their order."""
     remaining = iter(batches)
     first = list(islice(remaining, NUM_BATCHES_ALONE + 1))
-    num_processes = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count() or 1
+    num_processes = (
+        len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count() or 1
+    )
     if len(first) <= NUM_BATCHES_ALONE or num_processes == 1:
         yield from map(encode, chain(first, remaining))
         return

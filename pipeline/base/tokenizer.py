@@ -57,6 +57,7 @@ class TextEncoder:
             documents = [[*ids, self.separator] for ids in documents]
         return Encoded(tokens=joined(documents), lengths=np.array(list(map(len, documents)), dtype=np.int64))
 
+
 def train_tokenizer(
     documents: Iterable[str], vocabulary_size: int, special_tokens: Sequence[str] = (SEPARATOR,)
 ) -> Tokenizer:

@@ -37,7 +37,7 @@ BEST_FILE = Path("best.yaml")
 EXISTING: Mapping[str, str] = {
     "config": "file",
     "folder": "folder",
-    "chat.path": "file",
+    "chat.path": "file or folder",
     "text_files.path": "file or folder",
 }
 """Settings that name what must exist, and what that is: checked before torch is imported, which takes seconds."""

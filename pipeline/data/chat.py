@@ -21,7 +21,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import digest_of
 from pipeline.base.hub_datasets import load_dataset
 from pipeline.base.progress import progress
-from pipeline.base.rows import READERS, digest_of_files, numbered, rows_of
+from pipeline.base.rows import READERS, counted, digest_of_files, rows_of
 from pipeline.base.tokenizer import Encoded, tokenizer_identity
 from pipeline.base.tokenizing import About, Count, encode_all, prepare_tokens
 
@@ -56,8 +56,7 @@ class Fields(Settings):
 
 
 class Chat(Corpus):
-    """Conversations of files or a dataset, whose answers are targets: messages (OpenAI), conversations (ShareGPT),
-    instruction with output (Alpaca) or response (Dolly), prompt/completion, question/answer, chosen answers (DPO)."""
+    """Conversations of files or a dataset: messages, ShareGPT, Alpaca, Dolly, prompt/completion, question/answer."""
 
     path: Path | None = None
     """.jsonl, .json, .csv, .parquet or .arrow files (also .gz, .bz2, .xz): one, a pattern with *, or a folder, of which
@@ -126,8 +125,7 @@ class Chat(Corpus):
         return prepared
 
     def _rows(self) -> tuple[Rows, int, str, str, str, str | None]:
-        """Return what reads the rows, their amount, a digest of them, where they come from, the settings that say so,
-        and what is not read."""
+        """Return what reads the rows, their amount, digest and source, the settings of it, and what is not read."""
         if self.path is not None and self.name is not None:
             raise InvalidInputError(
                 f"chat reads one source, and chat.path={self.path} and chat.name={self.name} are two; set one of them"
@@ -140,20 +138,28 @@ class Chat(Corpus):
             )
         if self.name is not None:
             dataset = load_dataset("chat", self.name, self.config, self.split)
-            read = partial(_of_dataset, dataset)
+            read = partial(counted, dataset)
             digest = digest_of([dataset._fingerprint])
-            return read, len(dataset), digest, f"{self.name} ({self.split})", f"--corpus chat --chat.name {self.name}", None
+            return (
+                read,
+                len(dataset),
+                digest,
+                f"{self.name} ({self.split})",
+                f"--corpus chat --chat.name {self.name}",
+                None,
+            )
         path = self.path or SHIPPED
         files = find_data_files(path, "chat.path", tuple(READERS), self.config, self.split)
         source = f"Fitproof's {path.name}" if path == SHIPPED else str(path)
         digest = digest_of_files(files.files)
-        return partial(_of_files, files), files.num_bytes, digest, source, f"--corpus chat --chat.path {path}", files.note
-
-
-def _of_dataset(dataset: Any, count: Count) -> Iterator[tuple[str, Any]]:
-    for place, row in numbered(dataset):
-        count(1)
-        yield place, row
+        return (
+            partial(_of_files, files),
+            files.num_bytes,
+            digest,
+            source,
+            f"--corpus chat --chat.path {path}",
+            files.note,
+        )
 
 
 def _of_files(files: DataFiles, count: Count) -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import digest_of
 from pipeline.base.hub_datasets import load_dataset
-from pipeline.base.rows import numbered
+from pipeline.base.rows import counted
 from pipeline.base.text_rows import TextField
 from pipeline.base.tokenizing import Count, Texts, prepare_text
 
@@ -49,4 +49,4 @@ class Hub(Corpus):
 
 def _documents(dataset: Any, column: TextField, source: str, count: Count) -> Iterator[str]:
     column.begin()
-    return column.texts(((place, row) for place, row in numbered(dataset) if count(1) is None), source)
+    return column.texts(counted(dataset, count), source)

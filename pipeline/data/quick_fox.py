@@ -21,4 +21,6 @@ class QuickFox(Corpus):
         """Return the sequences of the repeated sentence."""
         document = SENTENCE * self.sentences_per_document
         digest = digest_of([document, str(self.num_documents)])
-        return prepare_text(texts_of(lambda: [document] * self.num_documents), digest, "one sentence, repeated", request)
+        return prepare_text(
+            texts_of(lambda: [document] * self.num_documents), digest, "one sentence, repeated", request
+        )

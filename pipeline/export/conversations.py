@@ -2,23 +2,31 @@
 
 import inspect
 
-from pipeline.base import chat_template
+from pipeline.base import chat_template, conversations
 from pipeline.base.errors import first_line
 
 IMPORTS = """import datetime
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 Message = Mapping[str, Any]
 """
-CONSTANTS = ("ANSWERS", "MARKED_ANSWERS", "TODAY", "DAY", "PLACEHOLDER")
+CONSTANTS = ("ANSWERS", "MARKED_ANSWERS", "TODAY", "DAY", "REASONING", "SURROGATE", "PLACEHOLDER")
 
 
 def finding_of_answers() -> str:
     """Return ChatTemplate as source for the top level of a file; it needs nothing of this package."""
     constants = "\n".join(f"{name} = {getattr(chat_template, name)!r}" for name in CONSTANTS)
-    parts = (first_line, chat_template.UnreadableRowError, chat_template.ChatTemplate)
+    functions = (chat_template._function, chat_template._with_object)
+    parts = (first_line, chat_template.UnreadableRowError, *functions, chat_template.ChatTemplate)
     return "\n\n\n".join([IMPORTS + constants, *(inspect.getsource(part).strip() for part in parts)])
+
+
+def reading_of_messages() -> str:
+    """Return the function that reads the messages of a row as source, without types, which need imports."""
+    source = inspect.getsource(conversations.messages_of).strip()
+    return source.replace("(row: Mapping[str, Any]) -> list[dict[str, Any]]:", "(row):")

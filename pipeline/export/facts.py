@@ -248,7 +248,7 @@ def facts_of(experiment: Experiment) -> Facts:
         pretrained=getattr(experiment.model, "pretrained", False),
         tokens=tokens if tokens.exists() else None,
         num_documents=_num_documents(tokens),
-        source=data_source(experiment),
+        source=data_source(experiment, is_plain=prepared.is_plain),
         tokenizer=experiment.description.tokenizer if experiment.description.needs_tokenizer else None,
         published=published_name(experiment),
         changes=configuration_changes(experiment, prepared.vocabulary_size),

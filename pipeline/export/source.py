@@ -1,5 +1,6 @@
 """The data of a run, as other frameworks read them."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +16,22 @@ from pipeline.base.chat_template import (
     UnreadableRowError,
     load_chat_template,
 )
+from pipeline.base.rows import kind_of
 from pipeline.config.experiment import Experiment
 from pipeline.data.chat import SHIPPED, Chat
 from pipeline.data.hub import Hub
 from pipeline.data.text_files import TextFiles
 
-FORMATS = {".jsonl": "json", ".parquet": "parquet", ".txt": "text", ".md": "text"}
+FORMATS = {
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".txt": "text",
+    ".md": "text",
+}
 """The names that the package datasets has for formats of files, by suffix."""
 
 
@@ -40,12 +51,16 @@ class Source:
     """Whether its rows are conversations."""
     marks_answers: bool = False
     """Whether the model's own chat template marks answers with {% generation %}, the same on every day."""
+    is_plain: bool = True
+    """Whether its rows are as the chat template takes them, in a file that the package datasets reads like Fitproof."""
     end_of_answer: str | None = None
     """The token that ends an answer there, if it is one of those added to the tokenizer's vocabulary."""
 
 
-def data_source(experiment: Experiment) -> Source | None:
+def data_source(experiment: Experiment, *, is_plain: bool) -> Source | None:
     """Return where the rows come from; None for a corpus that no other framework can read.
+
+    `is_plain` is whether the rows are as the chat template takes them.
 
     Raises:
         InvalidInputError: the tokenizer of the model cannot be loaded.
@@ -56,10 +71,29 @@ def data_source(experiment: Experiment) -> Source | None:
         path = None if corpus.name else corpus.path or SHIPPED
         described = experiment.description
         template = load_chat_template(str(described.tokenizer)) if described.needs_tokenizer else None
-        return _source(path, corpus, is_chat=True, **(_of_template(template) if template else {}))
+        is_read_alike = path is None or path.suffix == ".parquet" or _is_json_lines(path)
+        return _source(
+            path,
+            corpus,
+            is_chat=True,
+            is_plain=is_plain and is_read_alike,
+            **(_of_template(template) if template else {}),
+        )
     if isinstance(corpus, TextFiles):
         return _source(corpus.path, corpus, text_field=corpus.field)
     return _source(None, corpus, text_field=corpus.field) if isinstance(corpus, Hub) else None
+
+
+def _is_json_lines(path: Path) -> bool:
+    """Whether a file has an object of JSON in its first line."""
+    if path.suffix != ".jsonl" or not path.is_file():
+        return False
+    with path.open(encoding="utf-8-sig") as file:
+        first = next((line for line in file if line.strip()), "")
+    try:
+        return isinstance(json.loads(first), dict)
+    except ValueError:
+        return False
 
 
 def _of_template(template: ChatTemplate) -> dict[str, Any]:
@@ -78,6 +112,7 @@ def _of_template(template: ChatTemplate) -> dict[str, Any]:
 
 def _source(path: Path | None, corpus: Any, **more: Any) -> Source:
     if path is not None:
-        return Source(path=str(path.absolute()), file_format=FORMATS.get(path.suffix), **more)
+        path = path.expanduser().absolute()
+        return Source(path=str(path), file_format=FORMATS.get(kind_of(path)), **more)
     names = {"name": corpus.config, "split": corpus.split}
     return Source(path=corpus.name, more={name: value for name, value in names.items() if value}, **more)

@@ -14,7 +14,7 @@ from rich.status import Status
 from pipeline.base.results import Result, StepRecord
 from pipeline.config.experiment import Experiment
 from pipeline.config.variants import Comparison, EntryPoint, Variant
-from pipeline.jobs.lengths import document_lengths, left_out, predicted_truncations
+from pipeline.jobs.lengths import corpus_notes, document_lengths, predicted_truncations
 from pipeline.jobs.live_page import LivePage
 from pipeline.jobs.policies import with_policies
 from pipeline.jobs.published_type import published_type_note
@@ -45,7 +45,7 @@ def measure(plan: EntryPoint, console: Console) -> int:
     plan = with_policies(plan)
     first = next(plan.variants).experiment
     about = environment(first.device)
-    for note in filter(None, (left_out(first), lengths_note(first), evaluation_note(first))):
+    for note in filter(None, (*corpus_notes(first), lengths_note(first), evaluation_note(first))):
         console.print(note, style="yellow", highlight=False)
     with open_job(plan.entry, first.settings.model, first.settings.output) as job:
         job.params(common_settings([variant.experiment.params() for variant in plan.variants]))

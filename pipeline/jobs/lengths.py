@@ -8,6 +8,11 @@ from pipeline.base.truncation import LengthBin, Truncation, length_bins, truncat
 from pipeline.config.experiment import Experiment
 
 
+def corpus_notes(experiment: Experiment) -> tuple[str, ...]:
+    """Return what was read of the corpus, what was not, and what of it is not trained on, a sentence each."""
+    return (*experiment.read_corpus().notes, *filter(None, (left_out(experiment),)))
+
+
 def left_out(experiment: Experiment) -> str | None:
     """Return a sentence about what of the corpus is not trained on, since it has no target; None if all of it is."""
     train = documents_of(experiment.read_corpus().train)

@@ -24,7 +24,7 @@ from pipeline.config.space import (
     sentences,
 )
 from pipeline.config.variants import read_yaml
-from pipeline.jobs.lengths import left_out
+from pipeline.jobs.lengths import corpus_notes
 from pipeline.jobs.longest import find_longest, log_longest
 from pipeline.jobs.plan_settings import (
     AUTO_LENGTH,
@@ -108,7 +108,7 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
         raise InvalidInputError("\n".join(f"{card.name}: {nothing_left(card.skipped)}" for card in cards))
     if len(cards) == 1:
         _refuse_hopeless(cards[0], Experiment(shared))
-    if note := left_out(Experiment(shared)):
+    for note in corpus_notes(Experiment(shared)):
         console.print(note, style="yellow", highlight=False)
     differing = ("effective_batch_size", "accumulation_steps") if own.effective_batch_sizes else ()
     return PlanFindings(

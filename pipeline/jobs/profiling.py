@@ -12,6 +12,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Result
 from pipeline.config.experiment import Experiment
 from pipeline.config.variants import EntryPoint
+from pipeline.jobs.lengths import corpus_notes
 from pipeline.jobs.policies import with_policies
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
@@ -45,6 +46,8 @@ def profiling(plan: EntryPoint, console: Console) -> int:
     [variant] = with_policies(plan).variants
     experiment = variant.experiment
     settings, about = experiment.settings, environment(experiment.device)
+    for note in corpus_notes(experiment):
+        console.print(note, style="yellow", highlight=False)
     with open_job(plan.entry, settings.model, settings.output) as job:
         job.params(experiment.params())
         job.tags({"device": str(experiment.device)})

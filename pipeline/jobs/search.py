@@ -14,7 +14,7 @@ from pipeline.base.errors import first_line
 from pipeline.base.files import write_atomically
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
-from pipeline.jobs.lengths import left_out
+from pipeline.jobs.lengths import corpus_notes
 from pipeline.jobs.live_page import LivePage
 from pipeline.jobs.published_type import published_type_note
 from pipeline.jobs.search_progress import SearchProgress
@@ -50,7 +50,7 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
     clock = SessionClock()
     start_server()
     problem = make_problem(given)
-    for note in filter(None, (*problem.notes, left_out(problem.base))):
+    for note in (*problem.notes, *corpus_notes(problem.base)):
         console.print(note, highlight=False)
     with open_workers(problem) as workers:
         return _predict_and_measure(problem, workers, clock, console)

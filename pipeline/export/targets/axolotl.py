@@ -202,6 +202,12 @@ def _data_notes(facts: Facts) -> list[str]:
             'axolotl cannot read the measured corpus: name a file with a document as {"text": ...} in each line.'
         )
     elif facts.source.is_chat:
+        if not facts.source.is_plain:
+            notes.append(
+                f"{NOT_MEASURED}it reads rows of messages alone, and rows of the corpus have another shape, tools, or "
+                "marks of what is not trained, which Fitproof has read: write them as messages, or name their fields "
+                "with field_messages, message_property_mappings, field_tools and message_field_training."
+            )
         notes.append(
             "It reads the field messages: rows of prompt and completion have to be written so. It trains every answer "
             "with the token that ends its turn, but not what the chat template writes before its words, such as empty "

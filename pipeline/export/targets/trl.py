@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from pipeline.base.technique import Exported
 from pipeline.base.tokenizing import HELD_OUT_EVERY
-from pipeline.export.conversations import finding_of_answers
+from pipeline.export.conversations import finding_of_answers, reading_of_messages
 from pipeline.export.facts import Facts
 from pipeline.export.target import Target, processes_note, render
 from pipeline.export.trainer_arguments import prepares_layers, trainer_arguments, trainer_notes
@@ -32,6 +32,7 @@ class Trl(Target):
             reads_rows=_reads_rows(facts),
             is_json=facts.source is not None and facts.source.file_format == "json",
             finding=finding_of_answers() if _reads_rows(facts) and not _marks_answers(facts) else "",
+            messages_of=reading_of_messages(),
             held_out_every=HELD_OUT_EVERY,
             four_bit=_four_bit(facts),
             loads_in_4bit=facts.lora is not None and facts.lora.is_quantized and facts.pretrained,
@@ -90,8 +91,9 @@ def _four_bit(facts: Facts) -> Exported:
 
 
 def _reads_rows(facts: Facts) -> bool:
-    """Whether it reads conversations; of any other corpus it reads the token ids, as of a model without tokenizer."""
-    return facts.source is not None and facts.source.is_chat and facts.tokenizer is not None
+    """Whether it reads conversations; else it reads the token ids, as of a model without tokenizer."""
+    source = facts.source
+    return source is not None and source.is_chat and source.is_plain and facts.tokenizer is not None
 
 
 def _packs_parts(facts: Facts) -> bool:
@@ -124,7 +126,14 @@ def _arguments(facts: Facts) -> dict[str, Any]:
 
 def _data_notes(facts: Facts) -> list[str]:
     if not _reads_rows(facts):
-        cause = f"{facts.model} has no tokenizer" if facts.tokenizer is None else "the corpus holds no conversations"
+        cause = "the corpus holds no conversations"
+        if facts.tokenizer is None:
+            cause = f"{facts.model} has no tokenizer"
+        elif facts.source is not None and facts.source.is_chat:
+            cause = (
+                "rows of the corpus are not the messages, or prompt and completion, of one .jsonl or .parquet file, or "
+                "have tools or marks of what is not trained"
+            )
         return [
             f"It reads the token ids that Fitproof prepared, as {cause}: without tokens of its own SFTTrainer would "
             "tokenize in another way. The file train.offsets.npy, and train.targets.npy if there is one, lie beside it."
