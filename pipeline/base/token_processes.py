@@ -16,8 +16,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import psutil
-
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.tokenizer import Encoded
 
@@ -48,13 +46,16 @@ def in_batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
         yield batch
 
 
+def num_cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def encoded(batches: Iterable[list[Any]], encode: Encode) -> Iterator[Encoded]:
     """Yield what `encode` makes of each batch, in their order."""
     remaining = iter(batches)
     first = list(islice(remaining, NUM_BATCHES_ALONE + 1))
-    num_processes = (
-        len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count() or 1
-    )
+    num_processes = num_cores()
     if len(first) <= NUM_BATCHES_ALONE or num_processes == 1:
         yield from map(encode, chain(first, remaining))
         return
