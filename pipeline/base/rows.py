@@ -12,6 +12,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
@@ -59,7 +60,9 @@ def digest_of_files(files: Sequence[Path]) -> str:
     for path in files:
         try:
             about = path.stat()
-            digests.append(f"{kind_of(path)} {_digest(path.absolute(), (about.st_size, about.st_mtime_ns))}")
+            digests.append(
+                f"{kind_of(path)} {path.suffix.lower()} {_digest(path.absolute(), (about.st_size, about.st_mtime_ns))}"
+            )
         except OSError as error:
             raise _unreadable(path, error) from error
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
@@ -87,13 +90,15 @@ class _Counted(io.FileIO):
         return num_bytes
 
 
-def _opened(path: Path, count: Callable[[int], None]) -> IO[bytes]:
+@contextmanager
+def _opened(path: Path, count: Callable[[int], None]) -> Iterator[IO[bytes]]:
     try:
         plain = io.BufferedReader(_Counted(path, count), CHUNK_BYTES)
     except OSError as error:
         raise _unreadable(path, error) from error
-    opened = COMPRESSED.get(path.suffix.lower())
-    return opened(plain) if opened else plain
+    with plain:
+        decompress = COMPRESSED.get(path.suffix.lower())
+        yield decompress(plain) if decompress else plain
 
 
 def _unreadable(path: Path, error: OSError) -> InvalidInputError:
