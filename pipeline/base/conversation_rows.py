@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.base.chat_template import ChatTemplate, Message, UnreadableRowError
 from pipeline.base.conversations import Conversation, Reading, read_conversation
-from pipeline.base.errors import InvalidInputError
+from pipeline.base.errors import InvalidInputError, printable
 from pipeline.base.tokenizer import Encoded, joined
 
 KNOWN = "messages, prompt and completion, or another shape of docs/data.md"
@@ -32,12 +32,12 @@ class Found:
     def add(self, conversation: Conversation, unread: Iterable[str]) -> None:
         """Count a row that was read."""
         self.shapes[conversation.shape] += 1
-        self.unread.update({*conversation.unread, *unread})
+        self.unread.update(map(printable, {*conversation.unread, *unread}))
         self.num_converted += not conversation.is_plain
 
     def refuse(self, place: str, error: UnreadableRowError) -> None:
         """Count a row that has no conversation."""
-        first = f"{place} first" + (f" ({shorten(error.detail, 100)})" if error.detail else "")
+        first = f"{place} first" + (f" ({shorten(printable(error.detail), 100)})" if error.detail else "")
         self.refused.setdefault((error.reason, error.remedy), [0, first])[0] += 1
 
     def update(self, other: "Found") -> None:

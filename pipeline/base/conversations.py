@@ -71,6 +71,7 @@ NO_TURNS = "have messages that are not a list of objects with role and content"
 TEXT_COMMAND = "read them with: fitproof main {text}"
 OTHER_SHAPES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("input_ids",), "are token ids already (input_ids), which are not read", ""),
+    (("preferred_output",), "are preference pairs of OpenAI's format (preferred_output), which are not read", ""),
     (("segments",), "are segments of text with a label each (axolotl's input_output), which are not read", ""),
     (("message_id", "text"), "are single messages of a tree (OASST), which is not put together", ""),
     (("prompt", "completions", "labels"), "are steps with a label each (stepwise supervision), which are not read", ""),

@@ -18,3 +18,8 @@ def first_line(error: BaseException) -> str:
 def origin(error: BaseException) -> BaseException:
     """Return the error that was raised first, from which the others follow."""
     return error if error.__cause__ is None else origin(error.__cause__)
+
+
+def printable(text: str) -> str:
+    """Return text that any terminal shows, without halves of characters and what moves its cursor."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

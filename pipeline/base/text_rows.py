@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pipeline.base.errors import InvalidInputError
+from pipeline.base.errors import InvalidInputError, printable
 
 
 class TextField:
@@ -48,7 +48,7 @@ class TextField:
             is_chat = {"messages", "conversations"} & {*names}
             raise InvalidInputError(
                 f"every row of {source} must have the text field {self._name!r}, and none has it (its fields: "
-                f"{', '.join(names) or 'none'}); set {self._setting}{self._of_chat() if is_chat else ''}"
+                f"{printable(', '.join(names)) or 'none'}); set {self._setting}{self._of_chat() if is_chat else ''}"
             )
 
     def _object(self, row: Any, place: str, source: str) -> Mapping[str, Any]:

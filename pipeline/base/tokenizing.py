@@ -159,7 +159,7 @@ def _split(document: str, num_parts: int) -> list[str]:
 
 def _write(tokenize: Callable[[Callable[[Encoded], None]], About], folder: Path) -> None:
     """Write tokens, and what is known of them, into a temporary folder and rename it to `folder`, which is atomic."""
-    work = Path(tempfile.mkdtemp(dir=folder.parent))
+    work = Path(tempfile.mkdtemp(prefix="tokens-", suffix=".part", dir=folder.parent))
     try:
         with _Splitter(work) as splitter:
             about = tokenize(splitter.add)

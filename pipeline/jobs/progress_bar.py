@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from pipeline.base.progress import Listener
+from pipeline.runtime.signals import interrupt_on_signal
 
 SECONDS_WITHOUT = 1.0
 """Work that is over by then shows nothing."""
@@ -20,7 +21,8 @@ class ProgressBar(Listener):
         self._text, self._total, self._done, self._start, self._task = "", 0, 0, 0.0, TaskID(0)
 
     def started(self, text: str, total: int) -> None:
-        """Remember what begins."""
+        """Remember what begins; Ctrl-C removes what is written until it ends."""
+        interrupt_on_signal()
         self._text, self._total, self._done, self._start = text, total, 0, time.monotonic()
 
     def advanced(self, amount: int) -> None:
