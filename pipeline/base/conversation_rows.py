@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.base.chat_template import ChatTemplate, Message, UnreadableRowError
-from pipeline.base.conversations import Conversation, Reading, read_conversation
+from pipeline.base.conversations import Conversation, read_conversation
 from pipeline.base.errors import InvalidInputError, printable
+from pipeline.base.shapes import Reading
 from pipeline.base.tokenizer import Encoded, joined
 
 KNOWN = "messages, prompt and completion, or another shape of docs/data.md"

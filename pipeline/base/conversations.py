@@ -1,64 +1,16 @@
-"""The conversation of a row, in whichever of the known shapes the row is."""
+"""The conversation of a row: its messages, its tools, and what of it is not to be trained."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.base.chat_template import ANSWERS, REASONING, Message, UnreadableRowError
+from pipeline.base.row_values import checked_text, decoded, parsed, type_name
+from pipeline.base.shapes import CONTENT, NO_TURNS, ROLE, SYSTEM, Reading, renamed, role_of, turns_of
 
-MESSAGES = ("messages", "conversations", "conversation", "dialogue", "dialog", "turns", "chat")
-"""Fields with a list of turns, each an object with a role and a content."""
-ROLE, CONTENT = ("role", "from"), ("content", "value")
-"""Fields of a turn."""
-ROLES: Mapping[str, str] = {
-    "human": "user",
-    "prompter": "user",
-    "gpt": ANSWERS,
-    "chatgpt": ANSWERS,
-    "bot": ANSWERS,
-    "model": ANSWERS,
-    "ai": ANSWERS,
-    "observation": "tool",
-    "function": "tool",
-    "function_response": "tool",
-}
-"""Names that public data has for the roles of a chat template."""
 CALL = "function_call"
 """ShareGPT's role of an answer that calls a function, and the older field of OpenAI's messages for one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """A shape whose rows have a question and its answer in fields of their own."""
-
-    name: str
-    prompt: str
-    completion: str
-    more: tuple[str, ...] = ()
-    """Fields whose text follows the question, after a newline."""
-
-
-PAIRS = (
-    Pair(name="Alpaca", prompt="instruction", completion="output", more=("input",)),
-    Pair(name="Dolly", prompt="instruction", completion="response", more=("context", "input")),
-    Pair(name="prompt and completion", prompt="prompt", completion="completion", more=("context",)),
-    Pair(name="prompt and response", prompt="prompt", completion="response", more=("context",)),
-    Pair(name="question and answer", prompt="question", completion="answer", more=("context",)),
-    Pair(name="question and response", prompt="question", completion="response", more=("context",)),
-    Pair(name="query and response", prompt="query", completion="response"),
-    Pair(name="problem and solution", prompt="problem", completion="solution"),
-    Pair(name="input and output", prompt="input", completion="output"),
-)
-"""The first one whose fields a row has is its shape."""
-NAMED = Pair(name="chat.fields", prompt="prompt", completion="completion", more=("input",))
-"""The shape of rows whose fields the settings name."""
-PROMPTS = ("prompt", "instruction", "question", *MESSAGES)
-"""Fields that may hold what comes before the chosen answer of a preference pair."""
-CHOSEN, REJECTED = "chosen", "rejected"
-SYSTEM = ("system", "system_prompt", "system_message")
-HISTORY = "history"
-"""Earlier questions with their answers, a pair each."""
 TOOLS, FUNCTIONS = "tools", "functions"
 TEMPLATE_ARGUMENTS = "chat_template_kwargs"
 MARKS = ("weight", "train", "training", "trainable", "loss")
@@ -67,27 +19,6 @@ MARKS_OF_ROWS = ("label", "kto_tag", *MARKS)
 PARTIAL_MARKS = ("train_detail", "training_detail")
 """Fields that say which parts of a turn are trained."""
 OTHER_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
-NO_TURNS = "have messages that are not a list of objects with role and content"
-TEXT_COMMAND = "read them with: fitproof main {text}"
-OTHER_SHAPES: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (("input_ids",), "are token ids already (input_ids), which are not read", ""),
-    (("preferred_output",), "are preference pairs of OpenAI's format (preferred_output), which are not read", ""),
-    (("segments",), "are segments of text with a label each (axolotl's input_output), which are not read", ""),
-    (("message_id", "text"), "are single messages of a tree (OASST), which is not put together", ""),
-    (("prompt", "completions", "labels"), "are steps with a label each (stepwise supervision), which are not read", ""),
-    (("text",), "have neither messages nor a prompt with a completion: they are documents", TEXT_COMMAND),
-)
-"""Shapes that are no conversations, by their fields, with what a refusal says and the command that reads them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How rows are read."""
-
-    fields: Mapping[str, str] = field(default_factory=dict)
-    """The names that rows have for prompt, input, completion, system, history, messages, role, content, tools."""
-    train_chosen: bool = False
-    """Whether the chosen answer of a preference pair is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,18 +60,18 @@ def read_conversation(row: Any, reading: Reading) -> Conversation:
         UnreadableRowError: it has none, or nothing of it is to be trained.
 
     """
-    given = row = without_nulls(_parsed(row))
+    given = row = parsed(row)
     if reading.fields:
-        row = _renamed(row, reading)
+        row = renamed(row, reading)
     _refuse_other_media(row)
-    shape, turns, read = _turns_of(row, reading)
+    shape, turns, read = turns_of(row, reading)
     messages = [_message(turn, reading) for turn in turns]
     system = next((name for name in SYSTEM if row.get(name)), None)
     if system and not (messages and messages[0]["role"] in ("system", "developer")):
-        messages.insert(0, {"role": "system", "content": _checked_text(row[system])})
+        messages.insert(0, {"role": "system", "content": checked_text(row[system])})
         read |= {system}
     tools = _tools_of(row)
-    arguments = _decoded(row.get(TEMPLATE_ARGUMENTS) or {})
+    arguments = decoded(row.get(TEMPLATE_ARGUMENTS) or {})
     if not isinstance(arguments, Mapping):
         raise UnreadableRowError(f"have {TEMPLATE_ARGUMENTS} that are no object", type(arguments).__name__)
     for name in MARKS_OF_ROWS:
@@ -164,142 +95,6 @@ def read_conversation(row: Any, reading: Reading) -> Conversation:
     )
 
 
-def without_nulls(value: Any) -> Any:
-    """Return a value without what is null in its objects, which Parquet adds where other rows have a field."""
-    if isinstance(value, Mapping):
-        return {name: without_nulls(each) for name, each in value.items() if each is not None}
-    return [without_nulls(each) for each in value] if isinstance(value, list) else value
-
-
-def _parsed(row: Any) -> Mapping[str, Any]:
-    if isinstance(row, str):
-        try:
-            row = json.loads(row)
-        except ValueError as error:
-            raise UnreadableRowError("are not JSON", getattr(error, "msg", str(error))) from error
-        except RecursionError as error:
-            raise UnreadableRowError("are nested too deeply") from error
-    if not isinstance(row, Mapping):
-        raise UnreadableRowError("are not objects with names")
-    return row
-
-
-def _decoded(value: Any) -> Any:
-    """Return a value that a field may also have as JSON text; text that is none is returned as it is."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return without_nulls(json.loads(value))
-    except (ValueError, RecursionError):
-        return value
-
-
-def _renamed(row: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
-    """Return a row with the named fields under the names that this module has for them, and no others of its shapes."""
-    names = {theirs: ours for ours, theirs in reading.fields.items() if ours not in ("role", "content")}
-    renamed = {ours: row[theirs] for theirs, ours in names.items() if theirs in row}
-    if not {*renamed} & {"messages", "prompt"}:
-        raise UnreadableRowError("do not have the fields that chat.fields names", f"its fields: {_listed(row)}")
-    of_shapes = {*MESSAGES, CHOSEN, REJECTED, *(name for pair in PAIRS for name in (pair.prompt, pair.completion))}
-    return {name: value for name, value in row.items() if name not in names and name not in of_shapes} | renamed
-
-
-def _turns_of(row: Mapping[str, Any], reading: Reading) -> tuple[str, list[Any], set[str]]:
-    """Return the shape of a row, its turns, and the fields that they were read from."""
-    messages = next((name for name in MESSAGES if row.get(name) is not None), None)
-    if CHOSEN in row and (REJECTED in row or reading.train_chosen) and (messages is None or _asks(row[messages])):
-        return _chosen(row, messages, reading)
-    if messages is not None:
-        turns = _list_of_turns(row[messages])
-        is_sharegpt = any("from" in turn for turn in turns)
-        return ("ShareGPT" if is_sharegpt else messages), turns, {messages}
-    pairs = (NAMED, *PAIRS) if reading.fields else PAIRS
-    pair = next((each for each in pairs if each.prompt in row and each.completion in row), None)
-    if pair is None:
-        raise _unknown(row)
-    turns = [*_history(row), *_part(_question(row, pair), "user"), *_part(row[pair.completion], ANSWERS)]
-    return pair.name, turns, {pair.prompt, pair.completion, *pair.more, HISTORY}
-
-
-def _asks(messages: Any) -> bool:
-    """Whether messages end without an answer, which a preference pair has beside them."""
-    turns = _list_of_turns(messages)
-    return bool(turns) and _role(turns[-1], Reading()) != ANSWERS
-
-
-def _chosen(row: Mapping[str, Any], messages: str | None, reading: Reading) -> tuple[str, list[Any], set[str]]:
-    """Return the turns of a preference pair with the chosen answer."""
-    if not reading.train_chosen:
-        raise UnreadableRowError(
-            "are preference pairs (chosen and rejected)",
-            remedy="to train the chosen answers: fitproof main {chat} --chat.train_chosen true",
-        )
-    chosen = row[CHOSEN]
-    answer = (
-        _list_of_turns([chosen] if isinstance(chosen, Mapping) else chosen) if not isinstance(chosen, str) else chosen
-    )
-    before = next((name for name in PROMPTS if name in row), None)
-    if isinstance(answer, list) and len(answer) > 1:  # the whole conversation
-        return "preference pairs", answer, {CHOSEN, before or CHOSEN}
-    if before is None:
-        raise UnreadableRowError("have a chosen answer, and no prompt before it")
-    if messages is not None:
-        question: list[Any] = _list_of_turns(row[messages])
-    else:
-        question = [
-            *_history(row),
-            *_part(_question(row, Pair(name="", prompt=before, completion="", more=("input",))), "user"),
-        ]
-    return "preference pairs", [*question, *_part(answer, ANSWERS)], {CHOSEN, before, "input", HISTORY}
-
-
-def _question(row: Mapping[str, Any], pair: Pair) -> Any:
-    """Return the question of a row, with the text that follows it."""
-    prompt = row[pair.prompt]
-    more = [_checked_text(row[name]) for name in pair.more if row.get(name)]
-    if not more:
-        return prompt
-    if not isinstance(prompt, str):
-        raise UnreadableRowError("have a question of several turns, and a field with more text for it")
-    return "\n".join([prompt, *more] if prompt else more)
-
-
-def _history(row: Mapping[str, Any]) -> list[Any]:
-    """Return the turns of earlier questions and answers."""
-    history = _decoded(row.get(HISTORY) or [])
-    if not isinstance(history, list) or not all(isinstance(each, list) and len(each) == 2 for each in history):
-        raise UnreadableRowError("have a history that is not a list of pairs, each a question and its answer")
-    return [turn for asked, answered in history for turn in (*_part(asked, "user"), *_part(answered, ANSWERS))]
-
-
-def _part(value: Any, role: str) -> list[Any]:
-    """Return a prompt or a completion as turns, which it may be already."""
-    if isinstance(value, str) and value.lstrip()[:2] in ("[{", "[ "):
-        decoded = _decoded(value)
-        value = decoded if isinstance(decoded, list) and all("role" in turn for turn in decoded) else value
-    return value if isinstance(value, list) else [{"role": role, "content": value}]
-
-
-def _list_of_turns(value: Any) -> list[Any]:
-    """Return turns, which may be JSON text, or a list for each of their fields."""
-    turns = _decoded(value)
-    if isinstance(turns, Mapping) and all(isinstance(each, list) for each in turns.values()):
-        turns = [dict(zip(turns, each, strict=False)) for each in zip(*turns.values(), strict=False)]
-    if isinstance(turns, str):
-        raise UnreadableRowError(NO_TURNS, "text that is no JSON")
-    if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
-        raise UnreadableRowError(NO_TURNS)
-    return turns
-
-
-def _role(turn: Mapping[str, Any], reading: Reading) -> str:
-    names = (reading.fields["role"],) if "role" in reading.fields else ROLE
-    role = next((turn[name] for name in names if name in turn), None)
-    if not isinstance(role, str):
-        raise UnreadableRowError("have a message whose role or content is not text", f"role: {_type(role)}")
-    return ROLES.get(role.strip().lower(), role.strip().lower())
-
-
 def _message(turn: Any, reading: Reading) -> dict[str, Any]:
     """Return a turn as a message: its role and its content, which is text, first."""
     if not isinstance(turn, Mapping):
@@ -308,12 +103,12 @@ def _message(turn: Any, reading: Reading) -> dict[str, Any]:
     content_name = next((name for name in names if name in turn), "")
     role_names = (reading.fields.get("role", ""), *ROLE)
     given = str(next((turn[name] for name in role_names if name in turn), "")).strip().lower()
-    role, content = _role(turn, reading), turn.get(content_name, "")
+    role, content = role_of(turn, reading), turn.get(content_name, "")
     rest = {name: value for name, value in turn.items() if name not in (content_name, *role_names)}
     for name in PARTIAL_MARKS:
         if rest.get(name):
             raise UnreadableRowError("have a message of which only parts are to be trained", name)
-    calls = _decoded(rest.pop("tool_calls", None)) or []
+    calls = decoded(rest.pop("tool_calls", None)) or []
     if given == CALL or CALL in rest:
         role, called = ANSWERS, rest.pop(CALL, None)
         calls, content = [*calls, *_calls(content if called is None else called)], "" if called is None else content
@@ -324,7 +119,7 @@ def _message(turn: Any, reading: Reading) -> dict[str, Any]:
 
 def _calls(value: Any) -> list[Any]:
     """Return calls of functions as tool calls."""
-    calls = _decoded(value)
+    calls = decoded(value)
     calls = calls if isinstance(calls, list) else [calls]
     if not all(isinstance(call, Mapping) and "name" in call for call in calls):
         raise UnreadableRowError("have a function call that is no object with name and arguments")
@@ -337,38 +132,16 @@ def _content(value: Any) -> str:
         kinds = {str(part.get("type", "text")) if isinstance(part, Mapping) else "text" for part in value}
         if kinds - {"text"}:
             raise UnreadableRowError("have a message with parts that are no text", ", ".join(sorted(kinds - {"text"})))
-        return "".join(_checked_text(part.get("text", "") if isinstance(part, Mapping) else part) for part in value)
-    return _checked_text(value)
-
-
-def _checked_text(value: Any) -> str:
-    """Return text of a row.
-
-    Raises:
-        UnreadableRowError: it is no text, or half of a character is in it.
-
-    """
-    if not isinstance(value, str):
-        raise UnreadableRowError("have a message whose role or content is not text", _type(value))
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise UnreadableRowError(
-            "have half of a character in their text (a lone surrogate)", f"{value[error.start]!r}"
-        ) from error
-    return value
-
-
-def _type(value: Any) -> str:
-    return "none" if value is None else type(value).__name__
+        return "".join(checked_text(part.get("text", "") if isinstance(part, Mapping) else part) for part in value)
+    return checked_text(value)
 
 
 def _tools_of(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...] | None:
     """Return the tools of a row, or its functions as tools."""
-    functions = _decoded(row.get(FUNCTIONS)) or []
-    tools = _decoded(row.get(TOOLS)) or [{"type": "function", "function": each} for each in functions]
+    functions = decoded(row.get(FUNCTIONS)) or []
+    tools = decoded(row.get(TOOLS)) or [{"type": "function", "function": each} for each in functions]
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise UnreadableRowError("have tools that are not a list of objects", _type(tools))
+        raise UnreadableRowError("have tools that are not a list of objects", type_name(tools))
     return tuple(tools) or None
 
 
@@ -414,19 +187,3 @@ def _is_plain(row: Mapping[str, Any], messages: Sequence[Message]) -> bool:
         return messages_of(row) == list(messages)
     except (KeyError, AttributeError, TypeError):
         return False
-
-
-def _unknown(row: Mapping[str, Any]) -> UnreadableRowError:
-    detail = f"its fields: {_listed(row)}"
-    for names, reason, command in OTHER_SHAPES:
-        if {*names} <= {*row}:
-            return UnreadableRowError(reason, detail, command)
-    return UnreadableRowError(
-        "have neither messages nor a prompt with a completion",
-        detail,
-        "name their fields: --chat.fields.prompt NAME --chat.fields.completion NAME",
-    )
-
-
-def _listed(row: Mapping[str, Any]) -> str:
-    return ", ".join(map(str, row)) or "none"

@@ -18,8 +18,9 @@ from pipeline.base.contracts import CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import cache_folder
 from pipeline.base.progress import progress
-from pipeline.base.sequences import TokenStore, TokenWriter, make_sequences
+from pipeline.base.sequences import make_sequences
 from pipeline.base.token_processes import Encode, encoded, in_batches
+from pipeline.base.token_store import TokenStore, TokenWriter
 from pipeline.base.tokenizer import (
     Encoded,
     TextEncoder,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.base.sequences import TokenStore
+from pipeline.base.token_store import TokenStore
 
 PERCENTILES = (50, 75, 90, 95, 99, 100)
 MOST_BINS = 40

@@ -15,13 +15,13 @@ from pipeline.base.chat_template import (
 )
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared, Settings
 from pipeline.base.conversation_rows import ConversationEncoder, Found, all_messages
-from pipeline.base.conversations import Reading
 from pipeline.base.data_files import DataFiles, find_data_files
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import digest_of
 from pipeline.base.hub_datasets import load_dataset
 from pipeline.base.progress import progress
 from pipeline.base.rows import READERS, counted, digest_of_files, rows_of
+from pipeline.base.shapes import Reading
 from pipeline.base.tokenizer import Encoded, tokenizer_identity
 from pipeline.base.tokenizing import About, Count, encode_all, prepare_tokens
 

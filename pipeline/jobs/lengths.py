@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from pipeline.base.sequences import PackedSequences, PaddedSequences, TokenStore, documents_of
+from pipeline.base.sequences import PackedSequences, PaddedSequences, documents_of
+from pipeline.base.token_store import TokenStore
 from pipeline.base.truncation import LengthBin, Truncation, length_bins, truncations
 from pipeline.config.experiment import Experiment
 
