@@ -1,5 +1,6 @@
 """The shapes of conversations in public data: what of a row is trained, what is refused, and what is said."""
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from project import SMALL, Project
 from test_chat import HEADERS, folder_with, tokenizer_with, written
 
-from pipeline.base.chat_template import TEMPLATE
+from pipeline.base.chat_template import TEMPLATE, UnreadableRowError
 from pipeline.base.contracts import Prepared
+from pipeline.base.conversations import read_conversation
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.shapes import Reading
 from pipeline.export.write import export_files
 
 NUM_ROWS = 6
@@ -224,6 +229,34 @@ def test_what_cannot_be_trained_is_refused_with_its_reason(
 ) -> None:
     with pytest.raises(InvalidInputError, match=message):
         of_rows(row, tmp_path, model)
+
+
+FIELDS = (
+    "messages",
+    "conversations",
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+    "system",
+    "history",
+    "tools",
+    "label",
+)
+TURN = ("role", "from", "content", "value", "tool_calls", "function_call", "weight", "train_detail", "type", "text")
+WORDS = ("user", "gpt", "function_call", "[]", "{}", '[{"role": "user"}]', "\ud83d", "text", "")
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.sampled_from(WORDS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(TURN), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5) | VALUES, st.booleans())
+def test_whatever_a_row_is_it_is_read_or_refused(row: Any, train_chosen: bool) -> None:
+    with contextlib.suppress(UnreadableRowError):
+        read_conversation(row, Reading(train_chosen=train_chosen))
 
 
 def test_what_a_template_does_not_write_is_refused_or_said(tmp_path: Path) -> None:

@@ -83,11 +83,11 @@ class Reading:
 def renamed(row: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
     """Return a row with the named fields under the names that this module has for them, and no others of its shapes."""
     names = {theirs: ours for ours, theirs in reading.fields.items() if ours not in ("role", "content")}
-    renamed = {ours: row[theirs] for theirs, ours in names.items() if theirs in row}
-    if not {*renamed} & {"messages", "prompt"}:
+    found = {ours: row[theirs] for theirs, ours in names.items() if theirs in row}
+    if not {*found} & {"messages", "prompt"}:
         raise UnreadableRowError("do not have the fields that chat.fields names", f"its fields: {_listed(row)}")
     of_shapes = {*MESSAGES, CHOSEN, REJECTED, *(name for pair in PAIRS for name in (pair.prompt, pair.completion))}
-    return {name: value for name, value in row.items() if name not in names and name not in of_shapes} | renamed
+    return {name: value for name, value in row.items() if name not in names and name not in of_shapes} | found
 
 
 def turns_of(row: Mapping[str, Any], reading: Reading) -> tuple[str, list[Any], set[str]]:
@@ -120,23 +120,18 @@ def _chosen(row: Mapping[str, Any], messages: str | None, reading: Reading) -> t
             "are preference pairs (chosen and rejected)",
             remedy="to train the chosen answers: fitproof main {chat} --chat.train_chosen true",
         )
-    chosen = row[CHOSEN]
-    answer = (
-        _list_of_turns([chosen] if isinstance(chosen, Mapping) else chosen) if not isinstance(chosen, str) else chosen
-    )
+    chosen = _part([row[CHOSEN]] if isinstance(row[CHOSEN], Mapping) else row[CHOSEN], ANSWERS)
     before = next((name for name in PROMPTS if name in row), None)
-    if isinstance(answer, list) and len(answer) > 1:  # the whole conversation
-        return "preference pairs", answer, {CHOSEN, before or CHOSEN}
+    if any(role_of(turn, reading) != ANSWERS for turn in _list_of_turns(chosen)[:1]):  # the whole conversation
+        return "preference pairs", chosen, {CHOSEN, before or CHOSEN}
     if before is None:
         raise UnreadableRowError("have a chosen answer, and no prompt before it")
     if messages is not None:
-        question: list[Any] = _list_of_turns(row[messages])
+        question = _list_of_turns(row[messages])
     else:
-        question = [
-            *_history(row),
-            *_part(_question(row, Pair(name="", prompt=before, completion="", more=("input",))), "user"),
-        ]
-    return "preference pairs", [*question, *_part(answer, ANSWERS)], {CHOSEN, before, "input", HISTORY}
+        pair = Pair(name="", prompt=before, completion=CHOSEN, more=("input",))
+        question = [*_history(row), *_part(_question(row, pair), "user")]
+    return "preference pairs", [*question, *chosen], {CHOSEN, before, "input", HISTORY}
 
 
 def _question(row: Mapping[str, Any], pair: Pair) -> Any:
