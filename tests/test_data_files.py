@@ -180,7 +180,7 @@ def test_null_text_is_left_out_alike_in_every_container(name: str, tmp_path: Pat
         path.write_text(json.dumps(rows) if name == "a.json" else "\n".join(map(json.dumps, rows)))
     prepared = tiny(corpus="text_files", text_files__path=path, sequences="padded").read_corpus()
     assert len(prepared.train) + len(prepared.held_out) == 12
-    assert prepared.notes == ("1 of 13 rows are left out: their field text is null.",)
+    assert prepared.notes == ("1 of 13 rows are left out: their field text is null",)
 
 
 @pytest.mark.parametrize(

@@ -81,13 +81,14 @@ class Found:
                 f"a corpus needs conversations, and {source} has none; name another file or dataset"
             )
 
-    def notes(self, source: str) -> tuple[str, ...]:
+    @property
+    def notes(self) -> tuple[str, ...]:
         """Return what was read as what, what was not read, and what is left out, a sentence each."""
-        shapes = ", ".join(f"{count:,} as {shape}" for shape, count in self.shapes.most_common())
+        shapes = ", ".join(f"{count:,} rows as {shape}" for shape, count in self.shapes.most_common())
         unread = ", ".join(name for name, _ in self.unread.most_common()) or "none"
-        notes = [f"Rows of {source}: {shapes}; fields that were not read: {shorten(unread, 300)}."]
+        notes = [f"{shapes}; fields that were not read: {shorten(unread, 300)}"]
         if self.refused:
-            notes.append(f"{self.num_refused:,} rows are left out: {self.reasons}.")
+            notes.append(f"{self.num_refused:,} rows are left out: {self.reasons}")
         return tuple(notes)
 
 

@@ -24,7 +24,7 @@ class TextField:
         """A sentence about the rows without text; None if there are none."""
         if not self._num_without:
             return None
-        return f"{self._num_without:,} of {self._num_rows:,} rows are left out: their field {self._name} is null."
+        return f"{self._num_without:,} of {self._num_rows:,} rows are left out: their field {self._name} is null"
 
     def texts(self, rows: Iterable[tuple[str, Any]], source: str) -> Iterator[str]:
         """Yield the text of each row that has some.

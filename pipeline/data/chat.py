@@ -1,6 +1,7 @@
 """Conversations: questions and answers, rendered by the model's own chat template, with the loss on the answers."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -103,7 +104,7 @@ class Chat(Corpus):
                 )
             return About(
                 vocabulary_size=len(template.tokenizer) if own else request.vocabulary_size,
-                notes=(*found.notes(source), *filter(None, (ignored,))),
+                notes=found.notes,
                 is_plain=not (found.num_converted or found.refused),
             )
 
@@ -117,6 +118,7 @@ class Chat(Corpus):
             leave_out,
         )
         prepared = prepare_tokens(tokenize, identity, source, request)
+        prepared = replace(prepared, notes=(*prepared.notes, *filter(None, (ignored,))))
         if request.sequences != "packed" and not len(prepared.train):
             raise InvalidInputError(
                 f"an answer must begin within sequence_length tokens, and in {source} none does in the first "

@@ -1,6 +1,7 @@
 """Text files: documents, or rows with a field of text."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -32,9 +33,10 @@ class TextFiles(Corpus):
         texts = Texts(
             read=partial(_documents, files, column),
             amount=files.num_bytes,
-            notes=lambda: tuple(note for note in (files.note, column.note) if note),
+            notes=lambda: tuple(filter(None, (column.note,))),
         )
-        return prepare_text(texts, digest_of([self.field, digest_of_files(files.files)]), str(self.path), request)
+        prepared = prepare_text(texts, digest_of([self.field, digest_of_files(files.files)]), str(self.path), request)
+        return replace(prepared, notes=(*prepared.notes, *filter(None, (files.note,))))
 
 
 def _documents(files: DataFiles, column: TextField, count: Count) -> Iterator[str]:

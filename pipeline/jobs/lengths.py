@@ -11,7 +11,8 @@ from pipeline.config.experiment import Experiment
 
 def corpus_notes(experiment: Experiment) -> tuple[str, ...]:
     """Return what was read of the corpus, what was not, and what of it is not trained on, a sentence each."""
-    return (*experiment.read_corpus().notes, *filter(None, (left_out(experiment),)))
+    prepared = experiment.read_corpus()
+    return (*(f"{prepared.source}: {note}" for note in prepared.notes), *filter(None, (left_out(experiment),)))
 
 
 def left_out(experiment: Experiment) -> str | None:
