@@ -89,7 +89,8 @@ def read_conversation(row: Any, reading: Reading) -> Conversation:
         template_arguments=arguments,
         untrained=untrained,
         shape=shape,
-        unread=frozenset(given) - {reading.fields.get(name, name) for name in read},
+        unread=frozenset(name for name, value in given.items() if value not in ("", [], {}))
+        - {reading.fields.get(name, name) for name in read},
         is_plain=not (tools or arguments or untrained or any("tool_calls" in each for each in messages))
         and _is_plain(given, messages),
     )
