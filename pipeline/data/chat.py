@@ -1,7 +1,7 @@
 """Conversations: questions and answers, rendered by the model's own chat template, with the loss on the answers."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -29,8 +29,21 @@ from pipeline.base.tokenizing import About, Count, encode_all, prepare_tokens
 SHIPPED = Path(__file__).with_name("questions.jsonl")
 """Short questions and answers about training, computing and the world."""
 
-Rows = Callable[[Count], Iterable[tuple[str, Any]]]
-"""Returns the rows of a source, each with its place."""
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Rows of files or of a dataset."""
+
+    read: Callable[[Count], Iterable[tuple[str, Any]]]
+    """Returns the rows, each with its place; it may be called again."""
+    amount: int
+    """Of what is counted as they are read: bytes, or rows."""
+    digest: str
+    name: str
+    words: str
+    """Settings that name it, as they are written on the command line."""
+    note: str | None = None
+    """What of a folder is not read, in a sentence."""
 
 
 class Fields(Settings):
@@ -77,16 +90,16 @@ class Chat(Corpus):
 
     def prepare(self, request: CorpusRequest) -> Prepared:
         """Return the conversations' sequences; a model without a published tokenizer gets one with a template."""
-        rows, amount, digest, source, words, ignored = self._rows()
+        source = self._source()
         model = request.description
         own = model.tokenizer if model.needs_tokenizer else None
         named = {name: value for name, value in self.fields.model_dump().items() if value is not None}
         reading = Reading(fields=named, train_chosen=self.train_chosen)
         leave_out = self.unreadable_rows == "leave_out"
-        check = partial(Found.check, source=source, words=words, leave_out=leave_out)
+        check = partial(Found.check, source=source.name, words=source.words, leave_out=leave_out)
 
         def tokenize(store: Callable[[Encoded], None]) -> About:
-            template = _template(own, rows, amount, reading, check, request.vocabulary_size, source)
+            template = _template(own, source, reading, check, request.vocabulary_size)
             found, num_targets = Found(), 0
 
             def keep(batch: Encoded) -> None:
@@ -95,11 +108,12 @@ class Chat(Corpus):
                 num_targets += int(batch.is_target.sum()) if batch.is_target is not None else 0
                 store(batch)
 
-            encode_all(rows, amount, ConversationEncoder(template=template, reading=reading), keep, source)
+            encode = ConversationEncoder(template=template, reading=reading)
+            encode_all(source.read, source.amount, encode, keep, source.name)
             check(found)
             if not num_targets:
                 raise InvalidInputError(
-                    f"some answer must be trained, and those of {source} are all marked as not to be (weight: 0, "
+                    f"some answer must be trained, and those of {source.name} are all marked as not to be (weight: 0, "
                     "train: false); name another source"
                 )
             return About(
@@ -109,7 +123,7 @@ class Chat(Corpus):
             )
 
         identity = (
-            digest,
+            source.digest,
             tokenizer_identity(own) if own else TEMPLATE,
             request.vocabulary_size,
             ENCODING,
@@ -117,17 +131,17 @@ class Chat(Corpus):
             reading,
             leave_out,
         )
-        prepared = prepare_tokens(tokenize, identity, source, request)
-        prepared = replace(prepared, notes=(*prepared.notes, *filter(None, (ignored,))))
+        prepared = prepare_tokens(tokenize, identity, source.name, request)
+        prepared = replace(prepared, notes=(*prepared.notes, *filter(None, (source.note,))))
         if request.sequences != "packed" and not len(prepared.train):
             raise InvalidInputError(
-                f"an answer must begin within sequence_length tokens, and in {source} none does in the first "
+                f"an answer must begin within sequence_length tokens, and in {source.name} none does in the first "
                 f"{request.sequence_length}; set a longer sequence_length"
             )
         return prepared
 
-    def _rows(self) -> tuple[Rows, int, str, str, str, str | None]:
-        """Return what reads the rows, their amount, digest and source, the settings of it, and what is not read."""
+    def _source(self) -> Source:
+        """Return the source that the settings name."""
         if self.path is not None and self.name is not None:
             raise InvalidInputError(
                 f"chat reads one source, and chat.path={self.path} and chat.name={self.name} are two; set one of them"
@@ -140,27 +154,22 @@ class Chat(Corpus):
             )
         if self.name is not None:
             dataset = load_dataset("chat", self.name, self.config, self.split)
-            read = partial(counted, dataset)
-            digest = digest_of([dataset._fingerprint])
-            return (
-                read,
-                len(dataset),
-                digest,
-                f"{self.name} ({self.split})",
-                f"--corpus chat --chat.name {self.name}",
-                None,
+            return Source(
+                read=partial(counted, dataset),
+                amount=len(dataset),
+                digest=digest_of([dataset._fingerprint]),
+                name=f"{self.name} ({self.split})",
+                words=f"--corpus chat --chat.name {self.name}",
             )
         path = self.path or SHIPPED
         files = find_data_files(path, "chat.path", tuple(READERS), self.config, self.split)
-        source = f"Fitproof's {path.name}" if path == SHIPPED else str(path)
-        digest = digest_of_files(files.files)
-        return (
-            partial(_of_files, files),
-            files.num_bytes,
-            digest,
-            source,
-            f"--corpus chat --chat.path {path}",
-            files.note,
+        return Source(
+            read=partial(_of_files, files),
+            amount=files.num_bytes,
+            digest=digest_of_files(files.files),
+            name=f"Fitproof's {path.name}" if path == SHIPPED else str(path),
+            words=f"--corpus chat --chat.path {path}",
+            note=files.note,
         )
 
 
@@ -171,16 +180,10 @@ def _of_files(files: DataFiles, count: Count) -> Iterator[tuple[str, Any]]:
 
 
 def _template(
-    own: str | None,
-    rows: Rows,
-    amount: int,
-    reading: Reading,
-    check: Callable[[Found], None],
-    vocabulary_size: int,
-    source: str,
+    own: str | None, source: Source, reading: Reading, check: Callable[[Found], None], vocabulary_size: int
 ) -> ChatTemplate:
     """Return the chat template of the tokenizer `own`, or one with a tokenizer that is trained on the conversations."""
     if own:
         return load_chat_template(own)
-    with progress(f"training a tokenizer on {source}", amount) as count:
-        return trained_chat_template(all_messages(rows(count), reading, check), vocabulary_size)
+    with progress(f"training a tokenizer on {source.name}", source.amount) as count:
+        return trained_chat_template(all_messages(source.read(count), reading, check), vocabulary_size)
