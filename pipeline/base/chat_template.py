@@ -120,8 +120,8 @@ class ChatTemplate:
             raise UnreadableRowError("have half of a character in their text (a lone surrogate)")
         self._check_written(messages, shared, text)
         if answers is None:
-            answers = [self._find(messages, number, text, shared) for number in numbers]
-        if untrained:
+            answers = [self._find(messages, number, text, shared) for number in numbers if number not in untrained]
+        elif untrained:
             if len(answers) != len(numbers):
                 raise UnreadableRowError("have an answer without training that the chat template does not mark alone")
             answers = [found for number, found in zip(numbers, answers, strict=True) if number not in untrained]
@@ -151,13 +151,17 @@ class ChatTemplate:
         found |= {f"{name} of chat_template_kwargs" for name in {*(arguments or {})} - self._names}
         shared = {**(arguments or {}), "tools": list(tools or ())}
         calling = next((each for each in messages if each.get("tool_calls") and each["content"].strip()), None)
-        if tools and "tools" not in self._written:
-            self._written["tools"] = self._render(messages, shared) != self._render(messages, arguments or {})
-        if calling and (words := "content beside tool_calls") not in self._written:
-            marked: list[Message] = [{**each, "content": PLACEHOLDER} if each is calling else each for each in messages]
-            self._written[words] = PLACEHOLDER in self._render(marked, shared)[0]
-        written = {"tools": bool(tools), "content beside tool_calls": calling is not None}
-        return found | {name for name, has in written.items() if has and not self._written[name]}
+        words = "content beside tool_calls"
+        try:
+            if tools and "tools" not in self._written:
+                self._written["tools"] = self._render(messages, shared) != self._render(messages, arguments or {})
+            if calling and words not in self._written:
+                other: list[Message] = [{**one, "content": PLACEHOLDER} if one is calling else one for one in messages]
+                self._written[words] = PLACEHOLDER in self._render(other, shared)[0]
+        except UnreadableRowError:  # the template looks at what was changed
+            self._written.update({"tools": True, words: True})
+        given = {"tools": bool(tools), words: calling is not None}
+        return found | {name for name, is_given in given.items() if is_given and not self._written[name]}
 
     def _find(self, messages: Sequence[Message], number: int, text: str, shared: Mapping[str, Any]) -> tuple[int, int]:
         """Return start and end of an answer in the rendered text: from its prompt to its mark of an end, if it has one.
@@ -166,24 +170,25 @@ class ChatTemplate:
         words is part of it. Its words end where what follows begins, which is the same whatever the words are; calls of
         tools are words too.
         """
+        calls = [_function(call) for call in messages[number].get("tool_calls", ())]
         other = {name: value for name, value in messages[number].items() if name != "tool_calls"}
         before, _ = self._render(messages[:number], shared, add_generation_prompt=True)
         try:
             changed = [*messages[:number], {**other, "content": PLACEHOLDER}, *messages[number + 1 :]]
             rendered, _ = self._render(changed, shared)
         except UnreadableRowError:
-            if other == messages[number]:
+            if not calls:
                 raise
             rendered = ""  # what follows the calls needs them
         shown_before, shown, after = rendered.rpartition(PLACEHOLDER)
-        if not shown or not text.endswith(after):
-            after = self._after_turn(messages, number, text, shared)
+        is_found = bool(shown) and text.endswith(after)
+        if calls and not is_found:
+            is_found, after = self._after_turn(messages, number, text, shared)
         start, end = len(before), len(text) - len(after)
         if not text.startswith(before):  # turns are rendered in another way once others follow
             start = self._after_prompt(messages, number, before, shown_before, shared)
             before = shown_before[:start]
-        calls = [_function(call) for call in messages[number].get("tool_calls", ())]
-        if not (start and text.startswith(before) and start < end):
+        if not (is_found and start and text.startswith(before) and start < end):
             raise UnreadableRowError(
                 "have an answer that the tokenizer's chat template does not show behind its prompt (a template that "
                 "marks answers with {% generation %} says where they are)"
@@ -194,12 +199,14 @@ class ChatTemplate:
         mark = max((mark for mark in self._added_tokens if marked.startswith(mark)), key=len, default="")
         return start, end + (len(after) - len(marked) + len(mark) if mark else 0)
 
-    def _after_turn(self, messages: Sequence[Message], number: int, text: str, shared: Mapping[str, Any]) -> str:
-        """Return the text from the mark of an answer's end on, if the turns until then are rendered as alone."""
+    def _after_turn(
+        self, messages: Sequence[Message], number: int, text: str, shared: Mapping[str, Any]
+    ) -> tuple[bool, str]:
+        """Return whether the turns until an answer are rendered as they are alone, and the text from its end on."""
         until, _ = self._render(messages[: number + 1], shared)
         mark = max((mark for mark in self._added_tokens if until.rstrip().endswith(mark)), key=len, default="")
         end = len(until.rstrip()) - len(mark) if mark else len(until)
-        return text[end:] if text.startswith(until) else ""
+        return text.startswith(until), text[end:]
 
     def _after_prompt(
         self, messages: Sequence[Message], number: int, before: str, shown_before: str, shared: Mapping[str, Any]
@@ -287,8 +294,8 @@ class ChatTemplate:
 
 def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the function of a call, which has its name and arguments."""
-    function: Mapping[str, Any] = call.get("function", call)
-    return function
+    function = call.get("function")
+    return function if isinstance(function, Mapping) else call
 
 
 def _with_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -301,4 +308,4 @@ def _with_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(arguments, dict):
         return call
     changed = {**function, "arguments": arguments}
-    return {**call, "function": changed} if "function" in call else changed
+    return changed if function is call else {**call, "function": changed}
