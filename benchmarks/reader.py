@@ -141,8 +141,8 @@ def page(table: Sequence[dict[str, str]], date: str) -> str:
         f"# The reader of corpora, {date}\n\n"
         "Rows of JSON Lines, read, tokenized and cached for `gpt2-nano`, whose tokenizer (8,192 tokens) is trained on\n"
         f"them ([reader.py](reader.py)), on {num_cores()} cores that others used as well: seconds vary by a\n"
-        "multiple, CPU seconds and memory do not. Tokens are those of the nine documents of ten that are trained on, and\n"
-        "memory is that of all processes together, at most. c2c3145 kept a corpus as lists of integers; its CPU\n"
+        "multiple, CPU seconds and memory do not. Tokens are those of the nine documents of ten that are trained on,\n"
+        "and memory is that of all processes together, at most. c2c3145 kept a corpus as lists of integers; its CPU\n"
         "seconds are without the imports, and its text is other rows of the same kind.\n\n"
         "| case, version | rows | tokens | seconds | CPU seconds | peak MiB |\n|---|---:|---:|---:|---:|---:|\n"
     )
