@@ -143,6 +143,8 @@ def parse(entry: str, words: list[str]) -> dict[str, Any]:
     except argparse.ArgumentError as error:
         name = str(error.argument_name).lstrip("-")
         raise InvalidInputError(f"--{name} needs a value; write --{name} value, see fitproof {entry} --help") from error
+    if others and "message" in kind.model_fields and not any(word.startswith("--") for word in others):
+        given.message, others = " ".join(others), []
     if others:
         unknown = re.fullmatch(r"--([^=]+)(=.*)?", others[0])
         if unknown is None:

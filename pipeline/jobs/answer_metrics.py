@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
+from pipeline.prediction.explanation import Explanation
 from pipeline.prediction.longest import LongestFindings
 from pipeline.prediction.plan import PlanFindings
 from pipeline.prediction.simulation import Simulation
@@ -45,6 +46,8 @@ def answer_metrics(findings: Findings) -> dict[str, float]:
         return {} if best is None or best.sequence_length is None else {"best_sequence_length": best.sequence_length}
     if isinstance(findings, Simulation):
         return _of_simulation(findings)
+    if isinstance(findings, Explanation):
+        return _of_simulation(findings.simulation)
     if isinstance(findings, SimulationComparison):
         return {}
     return _of_rows(findings.rows if isinstance(findings, ComparisonFindings) else [findings.row])

@@ -83,7 +83,11 @@ class StepMemory:
 
 def at_peak(timeline: Timeline) -> Breakdown:
     """Return the breakdown of the peak of a timeline, which must not be empty."""
-    event = int(timeline.allocated_bytes_E.argmax())
+    return at_event(timeline, int(timeline.allocated_bytes_E.argmax()))
+
+
+def at_event(timeline: Timeline, event: int) -> Breakdown:
+    """Return the breakdown of what is alive after an event of a timeline, as if it were the peak."""
     span, alive = timeline.span_of(event), timeline.alive(event)
     sizes, origins = timeline.num_bytes_N[alive].tolist(), [timeline.origins[number] for number in alive]
     return Breakdown(

@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown, ModuleMemory, StepMemory, at_peak, course_of, modules_at_peak
+from pipeline.prediction.failed_allocation import OutOfMemory, held_then, line_of, out_of_memory
 from pipeline.prediction.smallest_memory import (
     UNLIMITED_MIB,
     SmallestMemory,
@@ -19,9 +20,9 @@ from pipeline.prediction.smallest_memory import (
     smallest_memory,
     with_room,
 )
-from pipeline.prediction.snapshot import SourceLines, history_of
+from pipeline.prediction.snapshot import history_of
 from pipeline.simulation.cards import ASSUMED_CONTEXT, CARDS
-from pipeline.simulation.record import FailedAllocation, Record
+from pipeline.simulation.record import Record
 from pipeline.simulation.report import UnknownRead, has_steering_read
 from pipeline.simulation.run import Simulate, SimulatedRun, run_command
 
@@ -41,16 +42,6 @@ class Verdict(StrEnum):
     FITS = "fits"
     DOES_NOT_FIT = "does not fit"
     NONE = "no verdict"
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutOfMemory:
-    """The allocation for which a card had no memory."""
-
-    line: str
-    """The line of the user's code, as file:line."""
-    wanted_bytes: int
-    free_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,12 +150,12 @@ def simulate(
         say("it reads numbers from the card that nothing has computed; running it again with those of small tensors")
         wanted = replace(wanted, values=True)
         run = _run(wanted, folder / "with_values")
-    verdict, failed, notes, roomy = _verdict(run), _out_of_memory(run), _notes(wanted, run), run
+    verdict, failed, notes, roomy = _verdict(run), out_of_memory(run), _notes(wanted, run), run
     bytes_with_workspaces = None
     if verdict is Verdict.FITS and _uses_cudnn(run):
         say("running it again with the largest workspaces that cuDNN may take")
         largest = run_hidden(replace(wanted, has_largest_workspaces=True), folder / "with_workspaces")
-        if _out_of_memory(largest) is not None:
+        if out_of_memory(largest) is not None:
             verdict, notes = Verdict.NONE, (NEEDS_KNOWN_WORKSPACES, *notes)
         elif largest.exit_code == 0:
             bytes_with_workspaces = max(device_bytes(largest, record) for record in largest.records)
@@ -172,6 +163,7 @@ def simulate(
         say(f"it does not fit; running it on a card with {UNLIMITED_MIB // 1024} GiB, to see what it needs")
         roomy = run_hidden(with_room(wanted), folder / "with_room")
         notes += _note_on_failure(roomy, folder / "with_room.log")
+        failed = None if failed is None else replace(failed, held=held_then(run, roomy))
     smallest = SmallestMemory()
     if roomy.records and roomy.exit_code == 0 and verdict is not Verdict.NONE and finds_smallest:
         say("looking for the smallest memory")
@@ -216,7 +208,7 @@ def _uses_cudnn(run: SimulatedRun) -> bool:
 
 
 def _may_have_failed_by_reading(run: SimulatedRun) -> bool:
-    has_failed = run.exit_code != 0 and _out_of_memory(run) is None
+    has_failed = run.exit_code != 0 and out_of_memory(run) is None
     return has_failed and bool(_unknown_reads(run))
 
 
@@ -227,30 +219,10 @@ def _unknown_reads(run: SimulatedRun) -> list[UnknownRead]:
 def _verdict(run: SimulatedRun) -> Verdict:
     if any(process.unmodelled for process in run.processes):
         return Verdict.NONE
-    if _out_of_memory(run) is not None:
+    if out_of_memory(run) is not None:
         return Verdict.DOES_NOT_FIT
     is_long_enough = all(len(record.steps) >= FEWEST_STEPS for record in run.records if "limit" in record.ended_by)
     return Verdict.FITS if run.exit_code == 0 and is_long_enough else Verdict.NONE
-
-
-def _out_of_memory(run: SimulatedRun) -> OutOfMemory | None:
-    """Return the allocation that ended the run; None if none did, or the script went on after it."""
-    if run.exit_code == 0 or any(record.is_out_of_memory is False for record in run.records):
-        return None
-    failures = [(record, failure) for record in run.records for failure in record.out_of_memory[-1:]]
-    if not failures:
-        return None
-    record, failure = min(failures, key=lambda pair: pair[1].time_us)
-    return OutOfMemory(line=_line_of(record, failure), wanted_bytes=failure.wanted_bytes, free_bytes=failure.free_bytes)
-
-
-def _line_of(record: Record, failure: FailedAllocation) -> str:
-    """Return the user's line of a failed allocation; autograd's threads have none, so that of backward() then."""
-    code = SourceLines(record.own_code)
-    around = [phase.stack for phase in record.phases if phase.begin_us <= failure.time_us <= phase.end_us]
-    stacks = (failure.stack, *reversed(around))
-    lines = [code.user_line(stack) or code.line(stack) for stack in stacks]
-    return next((line for line in lines if line is not None), "unknown")
 
 
 def _memory(run: SimulatedRun, record: Record) -> ProcessMemory:
@@ -344,7 +316,7 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
     refused = sorted({what for process in run.processes for what in process.refused})
     if refused and run.exit_code != 0:
         found.append(f"It {' and '.join(refused)}: a real card refuses that as well.")
-    if run.records and not any(record.steps for record in run.records):
+    if run.records and out_of_memory(run) is None and not any(record.steps for record in run.records):
         phases = Counter(phase.phase for record in run.records for phase in record.phases)
         seen = ", ".join(f"{phase} {count} times" for phase, count in phases.items()) or "no backward pass"
         found.append(f"No optimizer of torch.optim took a step ({seen}): the answer is of what ran.")
@@ -352,7 +324,7 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
         found.append("Only one optimizer step was taken: a first forward pass has no optimizer state beside it yet.")
     caught = [record for record in run.records if record.out_of_memory]
     if caught and run.exit_code == 0:
-        line = _line_of(caught[0], caught[0].out_of_memory[0])
+        line = line_of(caught[0], caught[0].out_of_memory[0])
         found.append(f"The script ran out of memory at {line}, and went on after that.")
     if not all(record.is_whole for record in run.records):
         found.append(

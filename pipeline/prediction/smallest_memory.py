@@ -58,7 +58,7 @@ def smallest_memory(wanted: Simulate, run: SimulatedRun, folder: Path) -> Smalle
     was found. Where the requests cannot be given again, or the command then needs more, runs of the command tell.
     """
     folder.mkdir()
-    plain, expandable = (_replayed(wanted, run, variables) for variables in ({}, EXPANDABLE))
+    plain, expandable = (replayed(wanted, run, variables) for variables in ({}, EXPANDABLE))
     if plain is not None and _runs(wanted, plain, folder / "confirmed"):
         return SmallestMemory(num_bytes=plain, num_bytes_expandable=expandable)
     again = run_hidden(with_room(wanted), folder / "again")
@@ -109,7 +109,7 @@ def _beside(run: SimulatedRun, record: Record) -> int:
     return device_bytes(run, record) - record.devices[card_of(record)].peak_reserved_bytes
 
 
-def _replayed(wanted: Simulate, run: SimulatedRun, variables: Mapping[str, str]) -> int | None:
+def replayed(wanted: Simulate, run: SimulatedRun, variables: Mapping[str, str]) -> int | None:
     """Return the memory that the most demanding process needs, as torch's allocator serves its requests under caps."""
     needed = []
     for record in run.records:

@@ -9,11 +9,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.prediction.explanation import Explanation
 from pipeline.prediction.longest import LongestFindings
 from pipeline.prediction.plan import PlanFindings
 from pipeline.prediction.simulation import Simulation
 from pipeline.report.answers import NUM_FIGURES
 from pipeline.report.comparison import ComparisonFindings, comparison_report
+from pipeline.report.explanation import explanation_report
 from pipeline.report.longest import longest_report
 from pipeline.report.page import Headline, Report
 from pipeline.report.plan import plan_report
@@ -28,6 +30,7 @@ FILE = "findings.json"
 
 Findings = (
     ComparisonFindings
+    | Explanation
     | LongestFindings
     | PlanFindings
     | ProfilingFindings
@@ -39,6 +42,7 @@ Findings = (
 
 REPORTS: dict[type[Any], Callable[[Any], Report]] = {
     ComparisonFindings: comparison_report,
+    Explanation: explanation_report,
     LongestFindings: longest_report,
     PlanFindings: plan_report,
     ProfilingFindings: profiling_report,

@@ -8,24 +8,8 @@ import torch
 
 from pipeline.base.errors import first_line
 from pipeline.base.results import Outcome
+from pipeline.memory.out_of_memory import LIBRARY_TEXTS
 from pipeline.training.loop import DivergedError
-
-OUT_OF_MEMORY_TEXTS = (
-    "DefaultCPUAllocator: can't allocate memory",  # c10/core/impl/alloc_cpu.cpp
-    "CUDA error: out of memory",  # c10_cuda_check_implementation, and cuSPARSE's CUSPARSE_STATUS_ALLOC_FAILED
-    "CUDA driver error: out of memory",  # C10_CUDA_DRIVER_CHECK: expandable segments, memory pools
-    "CUBLAS_STATUS_ALLOC_FAILED",  # TORCH_CUDABLAS_CHECK
-    "CUDNN_STATUS_ALLOC_FAILED",  # AT_CUDNN_CHECK; up to cuDNN 8
-    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",  # its name from cuDNN 9 on (cudnn_graph.h)
-    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-    "CUSOLVER_STATUS_ALLOC_FAILED",  # TORCH_CUSOLVER_CHECK
-    "CUFFT_ALLOC_FAILED",  # CUFFT_CHECK
-    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",  # the report of an OutOfMemoryError fails on MIG: pytorch issue 112377
-)
-"""Texts of out-of-memory errors that are not torch.OutOfMemoryError, with torch's macro that writes them.
-
-cuDNN's front end passes the name of the status on; its plans' workspaces are allocated by torch.
-"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +32,7 @@ def failure_of(error: BaseException) -> Failed | None:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that there is no memory left, on the host or on a device."""
     known: tuple[type[Any], ...] = (torch.OutOfMemoryError, MemoryError)
-    is_known_text = isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
+    is_known_text = isinstance(error, RuntimeError) and any(text in str(error) for text in LIBRARY_TEXTS)
     return isinstance(error, known) or is_known_text
 
 

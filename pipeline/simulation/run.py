@@ -6,9 +6,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base.processes import kill_family
@@ -21,6 +21,8 @@ from pipeline.simulation.record import Record, read_records
 from pipeline.simulation.report import Process, has_steering_read, read_report
 from pipeline.simulation.torch_build import CpuBuildError, find_torch
 
+OPERATORS = Path(watch.__file__).with_name("operators.py")
+"""A hook that imports torch itself, so this process does not import it."""
 GRACE_SECONDS = 30.0
 """How long after its time limit a process may take to write its record."""
 SECONDS_BETWEEN_LOOKS = 0.1
@@ -47,6 +49,10 @@ class Simulate:
     num_steps: int | None = 3
     """Optimizer steps after which each process ends; None: it runs to its own end."""
     time_limit_seconds: float | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the environment, beside those of this process."""
+    notes_failed_operator: bool = False
+    """Whether the operator whose allocation fails is noted; its processes are slower then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +108,12 @@ def run_command(
         **({} if wanted.num_steps is None else {watch.STEPS: str(wanted.num_steps)}),
         **({} if end is None else {watch.TIME_LIMIT: str(end)}),
     }
-    base = {**os.environ, **own}
+    base = {**os.environ, **wanted.variables, **own}
+    hooks = [
+        *([Path(ranks.__file__)] if wanted.world_size > 1 else []),
+        Path(watch.__file__),
+        *([OPERATORS] if wanted.notes_failed_operator else []),
+    ]
     card = environment(
         wanted.card,
         python=python,
@@ -110,7 +121,7 @@ def run_command(
         budget_bytes=wanted.budget_bytes,
         report=folder,
         values=wanted.values,
-        hooks=[*([Path(ranks.__file__)] if wanted.world_size > 1 else []), Path(watch.__file__)],
+        hooks=hooks,
         base=base,
     )
     output = None if log is None else log.open("wb")

@@ -1,0 +1,224 @@
+"""`fitproof explain < log.txt`: what a message of full memory says, and which change of its command fits."""
+
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from rich.console import Console
+
+from pipeline.base.contracts import Settings
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.units import MIB
+from pipeline.config.settings import RunSettings
+from pipeline.jobs.simulate import EXIT_CODE_DOES_NOT_FIT, SimulateSettings, stdout_to_stderr, wanted_of
+from pipeline.memory.out_of_memory import Messages, OutOfMemoryMessage, Place, read_messages
+from pipeline.simulation.cards import CARDS, Card, Context
+from pipeline.simulation.run import Simulate
+
+if TYPE_CHECKING:
+    from pipeline.prediction.explanation import Explanation
+
+LONGEST_PATH = 256
+SAME_CARD = 0.01
+"""Cards of one model have memories that differ by no more than this share, with the driver and its settings."""
+LOOKED_FOR = (
+    "torch's `CUDA out of memory. Tried to allocate ...`, `CUDA error: out of memory`, errors of allocation of cuBLAS, "
+    "cuDNN, cuSOLVER, cuFFT and NCCL, bitsandbytes' `Error out of memory at line ...`, and `DefaultCPUAllocator: can't "
+    "allocate memory`"
+)
+
+
+class ExplainSettings(Settings):
+    """The settings of `explain`."""
+
+    message: str | None = None
+    """The message, or the file of a log that has it; also without a name. none: the log is read from stdin."""
+    command: str | None = None
+    """The command that ran out of memory; it follows `--`. {batch:8,4,2} marks a value and others to try."""
+    gpu: str | None = None
+    """Name of the card, such as rtx4090 or a100; none: the one with the memory that the message names."""
+    levers: dict[str, list[Any]] | None = None
+    """Options of the command with the values to try, the smallest change first: {"batch": [4, 2]}."""
+    gpus: PositiveInt = 1
+    """Number of cards of the machine."""
+    world_size: PositiveInt = 1
+    """Number of ranks of which the command is one, on one card; the others are imagined."""
+    rank: NonNegativeInt = 0
+    """Which of world_size ranks the command is, counted from 0."""
+    values: Literal["auto", "on", "off"] = "auto"
+    """Whether small tensors are computed on the host too; auto: if the command's course may depend on them."""
+    steps: str = "3"
+    """Optimizer steps after which the command is ended, or all: it runs to its own end."""
+    time_limit: PositiveFloat | None = None
+    """Seconds after which each run of the command is ended; none: no limit."""
+    install: bool = False
+    """Whether torch's CUDA build may be fetched (0.7 GB, 1.9 GB on disk) where the environment has a build for CPUs."""
+    answer: Literal["text", "json"] = "text"
+    """How the answer is written to stdout; json (or --json): as one object, and all else is written to stderr."""
+    output: Path = RunSettings.model_fields["output"].default
+    """Folder of the results on local disk."""
+
+
+def explain(settings: ExplainSettings, console: Console) -> int:
+    """Say what the message says; simulate the command, if there is one, and say what fits.
+
+    Return 0 if the message is explained, and with a command if a change fits; 3 if none does; 1 if the command does not
+    run out of memory in the simulation.
+
+    Raises:
+        InvalidInputError: there is no message, a setting is wrong, or the command uses no card.
+
+    """
+    messages = read_messages(_log(settings))
+    if not messages.first:
+        raise InvalidInputError(
+            f"the log must have a message of full memory, and none was found; looked for are {LOOKED_FOR}: give the "
+            "whole log, as in fitproof explain < log.txt"
+        )
+    with stdout_to_stderr() if settings.answer == "json" else nullcontext():
+        _show(messages, console)
+        found = _of_command(settings, messages, console) if settings.command else None
+    if settings.answer == "json":
+        print(json.dumps(_content(messages, found)))  # noqa: T201
+    return 0 if found is None else _exit_code(found)
+
+
+def _log(settings: ExplainSettings) -> str:
+    if settings.message is not None:
+        is_file = len(settings.message) < LONGEST_PATH and Path(settings.message).is_file()
+        return Path(settings.message).read_text(errors="replace") if is_file else settings.message
+    if sys.stdin is None or sys.stdin.isatty():
+        raise InvalidInputError(
+            "explain needs the message: give it as an argument, fitproof explain 'CUDA out of memory. Tried ...', or "
+            "the log on stdin, fitproof explain < log.txt"
+        )
+    return sys.stdin.buffer.read().decode(errors="replace")
+
+
+def _show(messages: Messages, console: Console) -> None:
+    """Print what the first message of each rank says."""
+    from pipeline.report.out_of_memory import sentences
+
+    if messages.num_messages > 1:
+        of = "the first" if len(messages.first) == 1 else f"the first of each of {len(messages.first)} ranks or cards"
+        console.print(f"The log has {messages.num_messages} messages of full memory; {of} is explained.")
+    for message in messages.first:
+        rank = "" if message.rank is None or len(messages.first) == 1 else f"Rank {message.rank}: "
+        console.print(rank + " ".join(sentences(message)), highlight=False)
+
+
+def _of_command(settings: ExplainSettings, messages: Messages, console: Console) -> "Explanation | None":
+    """Simulate the command on the card of the first message, and print and log what was found."""
+    message = messages.first[0]
+    if message.place is not Place.CARD or message.text.startswith(("HIP", "XPU")):
+        console.print(
+            "The command is not simulated: Fitproof simulates NVIDIA's cards, and it is not one that is full."
+        )
+        return None
+    from pipeline.jobs.publish import publish
+    from pipeline.prediction.command_levers import levers_of, template_of
+    from pipeline.prediction.explanation import explain as explain_command
+    from pipeline.simulation.environment import python_of
+    from pipeline.tracking.job import open_job
+
+    template = template_of(shlex.split(str(settings.command)))
+    wanted = _wanted(settings, message, shlex.join(template.command()), console)
+    own = {name: tuple(map(str, values)) for name, values in (settings.levers or {}).items()}
+    levers = levers_of(template, own, python_of(wanted.command), wanted.card.capability)
+    with open_job("explain", shlex.join(wanted.command)[:100], settings.output) as job:
+        job.params({"gpu": wanted.card.name, "command": settings.command, "message": message.text})
+        with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
+            found = explain_command(
+                wanted,
+                template,
+                levers,
+                (message, messages.num_messages),
+                Path(folder),
+                lambda text: console.print(text, highlight=False),
+                may_need_values=settings.values == "auto",
+            )
+        publish(found, {}, job, console, is_answer_last=True)
+        job.tags({"change": "none" if found.answer is None else found.answer.shown})
+        job.succeeded = _exit_code(found) != 1
+    if found.answer is not None:
+        console.print(f"run it: {shlex.join(found.answer_command)}", highlight=False, soft_wrap=True)
+    return found
+
+
+def _wanted(settings: ExplainSettings, message: OutOfMemoryMessage, command: str, console: Console) -> Simulate:
+    """Return the simulation of the command on the card of a message, with what others held there."""
+    gpu = settings.gpu or _card_of(message, console)
+    shared: Mapping[str, Any] = settings.model_dump(
+        include={*SimulateSettings.model_fields} - {"gpu", "command", "output"}
+    )
+    wanted = wanted_of(SimulateSettings(gpu=gpu, command=command, **shared))
+    if message.total_bytes is None or message.available_bytes is None:
+        return wanted
+    card = _with_memory(wanted.card, message)
+    free_mib = min(message.available_bytes // MIB, card.memory_mib - card.context.mib)
+    return replace(wanted, card=card, budget_bytes=free_mib * MIB)
+
+
+def _card_of(message: OutOfMemoryMessage, console: Console) -> str:
+    """Return the name of the card whose memory is the nearest to that of the message."""
+    total = message.total_bytes
+    if total is None:
+        raise InvalidInputError(
+            "the message does not say how much memory the card has, so it must be named; add --gpu, one of "
+            f"{', '.join(CARDS)}"
+        )
+    by_distance = sorted(CARDS, key=lambda name: abs(CARDS[name].memory_mib * MIB - total))
+    near = [name for name in by_distance if abs(CARDS[name].memory_mib * MIB / total - 1) <= SAME_CARD]
+    if not near:
+        raise InvalidInputError(
+            f"no card that Fitproof knows has the {total / 2**30:.2f} GiB of the message; add --gpu with one of the "
+            f"same generation, which is then simulated with that memory: {', '.join(CARDS)}"
+        )
+    if len(near) > 1:
+        console.print(
+            f"{' and '.join(near)} have about the memory of the message; it is simulated on {near[0]}, and --gpu names "
+            "the other.",
+            highlight=False,
+        )
+    return near[0]
+
+
+def _with_memory(card: Card, message: OutOfMemoryMessage) -> Card:
+    """Return the card with the memory of the message, and the CUDA context that the message shows."""
+    total, beside = message.total_bytes, message.beside_bytes
+    assert total is not None and beside is not None  # _wanted() has looked
+    context = card.context
+    if message.own_bytes is not None and message.reserved_bytes is not None:
+        own_mib = max(0, message.own_bytes - message.reserved_bytes) // MIB
+        context = Context(own_mib, "what the message shows beside torch's allocator")
+    elif beside < context.mib * MIB:
+        context = Context(beside // MIB, "what the message shows as neither free nor torch's")
+    return replace(card, memory_mib=total // MIB, context=context)
+
+
+def _content(messages: Messages, found: "Explanation | None") -> dict[str, Any]:
+    """Return the answer as an object for JSON."""
+    from pydantic import TypeAdapter
+
+    from pipeline.report.findings import to_json
+
+    first = TypeAdapter(Messages).dump_python(messages, mode="json")
+    if found is None:
+        return {"kind": "Messages", **first}
+    content: dict[str, Any] = json.loads(to_json(found))
+    for process in content["simulation"]["processes"]:
+        del process["course"]  # a number for each allocation
+    return content
+
+
+def _exit_code(found: "Explanation") -> int:
+    if not found.is_reproduced:
+        return 1
+    return EXIT_CODE_DOES_NOT_FIT if found.answer is None else 0

@@ -1,0 +1,152 @@
+"""The report of an explained message: its memory, where the command fails, and the smallest change that fits."""
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pandas as pd
+
+from pipeline.base.units import MIB
+from pipeline.prediction.explanation import Explanation, Try
+from pipeline.prediction.failed_allocation import FailedTensor, OutOfMemory
+from pipeline.report.out_of_memory import sentences, size
+from pipeline.report.page import Headline, Report, Section
+from pipeline.report.simulation import simulation_report
+from pipeline.report.table import Table
+
+SAME_SHARE = 0.02
+"""Two requests for memory that differ by no more are called the same."""
+
+
+def explanation_report(explanation: Explanation) -> Report:
+    """Return the report; the memory of the simulation follows the table of what was tried."""
+    simulated = simulation_report(explanation.simulation)
+    tries = (_tries_table(explanation.tries),) if explanation.tries else ()
+    return replace(
+        simulated,
+        entry="explain",
+        question=f"Why does `{shlex.join(explanation.simulation.command)}` run out of memory, and what fits?",
+        answer=answer(explanation),
+        headlines=_headlines(explanation),
+        command=None if explanation.answer is None else shlex.join(explanation.answer_command),
+        command_title="Run it with the smallest change that fits",
+        settings={**simulated.settings, "message": " ".join(sentences(explanation.message))},
+        sections=(
+            Section(title="what was tried", tables=tries),
+            *(_quiet(section) for section in simulated.sections),
+        ),
+    )
+
+
+def answer(explanation: Explanation) -> str:
+    """Return the answer in sentences."""
+    simulation = explanation.simulation
+    whole = f"{simulation.card} with {simulation.memory_bytes / MIB:,.0f} MiB for this process"
+    if not explanation.is_reproduced:
+        largest = simulation.largest
+        used = "" if largest is None else f": it uses {largest.device_bytes / MIB:,.1f} MiB"
+        return (
+            f"The command does not run out of memory in the simulation of {whole}{used} "
+            f"({simulation.verdict.value}). What differs where it did may be the data (longer sequences come later: "
+            "--steps all), the versions of the packages, or what other processes held at that moment."
+        )
+    failed = simulation.out_of_memory
+    assert failed is not None  # that is what the verdict means
+    return " ".join([f"On {whole}, {_failure(explanation, failed)}", *_held(failed), *_smallest_change(explanation)])
+
+
+def _failure(explanation: Explanation, failed: OutOfMemory) -> str:
+    asked = explanation.message.asked_bytes
+    tensor = "" if failed.tensor is None else f" for {_tensor(failed.tensor)}"
+    compared = ""
+    if asked is not None:
+        is_same = abs(failed.wanted_bytes - asked) <= SAME_SHARE * asked
+        compared = (
+            ", as in the message"
+            if is_same
+            else f"; the message asked for {size(asked)}, so data or versions differ somewhat"
+        )
+    return (
+        f"{failed.line} asks for {failed.wanted_bytes / MIB:,.1f} MiB{tensor} where "
+        f"{failed.free_bytes / MIB:,.1f} are free{compared}."
+    )
+
+
+def _tensor(tensor: FailedTensor) -> str:
+    """Return the tensor in words: shape and type, its operator, the variable that it is made for, the module."""
+    made = [
+        tensor.operator,
+        *([] if tensor.node is None else [f"in the backward pass, {tensor.node}"]),
+        *([] if tensor.variable is None else [f"on the way to `{tensor.variable}`"]),
+        *([] if tensor.module is None else [f"in {tensor.module}"]),
+    ]
+    if tensor.shape is None:
+        needed = "what" if tensor.rounded_bytes is None else f"{size(tensor.rounded_bytes)} that"
+        return f"{needed} an operator needs while it runs ({', '.join(made)})"
+    return f"a tensor of {' x '.join(map(str, tensor.shape)) or 'one number'} {tensor.dtype} ({', '.join(made)})"
+
+
+def _held(failed: OutOfMemory) -> list[str]:
+    if failed.held is None:
+        return []
+    parts = [f"{name} {num_bytes / MIB:,.0f}" for name, num_bytes in failed.held.category_bytes.items()]
+    largest = failed.held.largest[0]
+    return [
+        f"{failed.held.peak_bytes / MIB:,.0f} MiB are in tensors then: {', '.join(parts)}; the largest is of "
+        f"{largest.category}, {largest.num_bytes / MIB:,.0f} MiB, at {largest.module}."
+    ]
+
+
+def _smallest_change(explanation: Explanation) -> list[str]:
+    found = explanation.answer
+    memory = explanation.simulation.memory_bytes
+    if found is not None and found.needed_bytes is not None:
+        prices = "; ".join(f"{change.lever}: {change.price}" for change in found.changes)
+        return [
+            f"The smallest change that fits is {found.shown}: it needs {found.needed_bytes / MIB:,.0f} of "
+            f"{memory / MIB:,.0f} MiB, and ran there. Its price in time: {prices}."
+        ]
+    known = [one for one in explanation.tries if one.changes and one.needed_bytes is not None]
+    if not known:
+        return [
+            "No lever of the command is known. Mark the values that it may have, such as --batch {batch:8,4,2}, or "
+            "name its options: --levers '{\"batch\": [4, 2]}'."
+        ]
+    least = min(known, key=lambda one: one.needed_bytes or 0)
+    assert least.needed_bytes is not None
+    return [
+        f"Nothing that was tried fits: the least is {least.needed_bytes / MIB:,.0f} of {memory / MIB:,.0f} MiB, with "
+        f"{least.shown}."
+    ]
+
+
+def _tries_table(tries: Iterable[Try]) -> Table:
+    lines = [
+        {
+            "change": one.shown or "none: as it is",
+            "needs MiB": float("nan") if one.needed_bytes is None else one.needed_bytes / MIB,
+            "fits": "yes" if one.fits else one.failure or "no",
+            "price in time": "; ".join(dict.fromkeys(change.price for change in one.changes)),
+        }
+        for one in tries
+    ]
+    title = "what was tried: each lever alone, then together"
+    return Table(name="tries", title=title, frame=pd.DataFrame(lines), forms={"needs MiB": "{:,.0f}"})
+
+
+def _headlines(explanation: Explanation) -> tuple[Headline, ...]:
+    simulation, found = explanation.simulation, explanation.answer
+    whole = f"of {simulation.memory_bytes / MIB:,.0f} MiB"
+    needed = simulation.smallest_bytes
+    headlines = []
+    if needed is not None:
+        headlines.append(Headline(title="needs", value=f"{needed / MIB:,.0f} MiB", detail=whole))
+    if found is not None and found.needed_bytes is not None:
+        detail = f"needs {found.needed_bytes / MIB:,.0f} MiB {whole}"
+        headlines.append(Headline(title="the smallest change that fits", value=found.shown, detail=detail))
+    return tuple(headlines)
+
+
+def _quiet(section: Section) -> Section:
+    """Return a section whose tables the terminal does not show."""
+    return replace(section, tables=tuple(replace(table, num_in_terminal=0) for table in section.tables))
