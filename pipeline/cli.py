@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -143,8 +144,9 @@ def parse(entry: str, words: list[str]) -> dict[str, Any]:
     except argparse.ArgumentError as error:
         name = str(error.argument_name).lstrip("-")
         raise InvalidInputError(f"--{name} needs a value; write --{name} value, see fitproof {entry} --help") from error
-    if others and "message" in kind.model_fields and not any(word.startswith("--") for word in others):
-        given.message, others = " ".join(others), []
+    if others and "message" in kind.model_fields and not others[0].startswith("--"):
+        given.message = " ".join(takewhile(lambda word: not word.startswith("--"), others))
+        others = list(dropwhile(lambda word: not word.startswith("--"), others))
     if others:
         unknown = re.fullmatch(r"--([^=]+)(=.*)?", others[0])
         if unknown is None:

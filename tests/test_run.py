@@ -19,7 +19,7 @@ from conftest import Received, tiny
 from pipeline.base.contracts import Prepared
 from pipeline.base.results import MemoryUse, Outcome, Result, StepRecord
 from pipeline.config.experiment import Experiment
-from pipeline.runtime.failures import OUT_OF_MEMORY_TEXTS
+from pipeline.memory.out_of_memory import LIBRARY_TEXTS
 from pipeline.runtime.fork_server import server_pid
 from pipeline.runtime.observer import Run
 from pipeline.runtime.run import execute, run
@@ -83,6 +83,7 @@ MESSAGES = (
     "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com/cuda/",
     "CUDA error: out of memory when calling `cusparseCreate(handle)`",
     "CUDA driver error: out of memory",
+    "[enforce fail at alloc_cpu.cpp:81] data. DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes.",
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
     "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
@@ -118,7 +119,7 @@ def test_other_errors_of_the_libraries_are_crashes(text: str, log: Path) -> None
 
 
 def test_each_text_of_an_out_of_memory_error_is_tested() -> None:
-    assert all(any(text in message for message in MESSAGES) for text in OUT_OF_MEMORY_TEXTS)
+    assert all(any(text in message for message in MESSAGES) for text in LIBRARY_TEXTS)
 
 
 def test_sigkill_from_outside_is_out_of_memory_and_keeps_the_steps(log: Path) -> None:

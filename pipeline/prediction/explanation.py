@@ -69,7 +69,7 @@ def explain(
         InvalidInputError: the command cannot be started, or uses no card.
 
     """
-    found = simulate(wanted, folder, say, may_need_values=may_need_values)
+    found = simulate(wanted, folder, say, may_need_values=may_need_values, finds_smallest=False)
     tries: tuple[Try, ...] = ()
     answer = None
     if found.verdict is Verdict.DOES_NOT_FIT and found.out_of_memory is not None:
@@ -77,8 +77,7 @@ def explain(
         say("running it again, to see which tensor finds no memory")
         failed = with_tensor(found.out_of_memory, wanted, folder / "tensor")
         found = replace(found, out_of_memory=failed)
-        tried, answer = _Tries(wanted, template, folder, say, found.memory_bytes).all_of(levers)
-        tries = (Try(changes=(), needed_bytes=found.smallest_bytes, fits=False), *tried)
+        tries, answer = _Tries(wanted, template, folder, say, found.memory_bytes).all_of(levers)
     message, num_messages = messages
     changes = () if answer is None else answer.changes
     variables = [f"{name}={value}" for change in changes for name, value in change.variables.items()]
@@ -105,6 +104,7 @@ class _Tries:
 
     def all_of(self, levers: Sequence[tuple[Change, ...]]) -> tuple[tuple[Try, ...], Try | None]:
         """Return what was tried, and the smallest change that was confirmed by a run on the card."""
+        unchanged = self._try(())
         alone = [one for changes in levers for one in self._each(changes)]
         answer = next((one for one in alone if one.fits and self._is_confirmed(one)), None)
         strongest = [self._strongest(alone, changes) for changes in levers]
@@ -113,7 +113,7 @@ class _Tries:
             together += self._without_needless(together[-1])
             fitting = sorted((one for one in together if one.fits), key=lambda one: len(one.changes))
             answer = next((one for one in fitting if self._is_confirmed(one)), None)
-        return (*alone, *together), answer
+        return (unchanged, *alone, *together), answer
 
     def _each(self, changes: Sequence[Change]) -> list[Try]:
         """Try the values of a lever, the smallest change first, until one fits."""

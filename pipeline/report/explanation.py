@@ -137,7 +137,7 @@ def _tries_table(tries: Iterable[Try]) -> Table:
 def _headlines(explanation: Explanation) -> tuple[Headline, ...]:
     simulation, found = explanation.simulation, explanation.answer
     whole = f"of {simulation.memory_bytes / MIB:,.0f} MiB"
-    needed = simulation.smallest_bytes
+    needed = explanation.tries[0].needed_bytes if explanation.tries else None
     headlines = []
     if needed is not None:
         headlines.append(Headline(title="needs", value=f"{needed / MIB:,.0f} MiB", detail=whole))
