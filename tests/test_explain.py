@@ -1,7 +1,8 @@
-"""`explain`: messages of full memory in every form, and the smallest change of their commands that fits."""
+"""`explain`: out-of-memory messages in every form, and the smallest change of their commands that fits."""
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -40,8 +41,8 @@ def new(
     """Return the message of torch from 2.1 on, which wrote `capacty` first."""
     return (
         f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total {capacity} of {total} of which {free} is "
-        f"free. {processes}Of the allocated memory {allocated} is allocated by PyTorch, {rest} is reserved by PyTorch but "
-        "unallocated."
+        f"free. {processes}Of the allocated memory {allocated} is allocated by PyTorch, {rest} is reserved by PyTorch "
+        "but unallocated."
     )
 
 
@@ -63,7 +64,7 @@ PUBLISHED = {
     "huggingface/transformers#1819, torch 1.3": (
         old("198.00 MiB", "5.93 GiB", "4.64 GiB", "54.94 MiB", "233.05 MiB cached)"),
         {"allocated": 4.64, "unallocated": 0.2276, "beside": 1.009},
-        "It is fragmentation",
+        "At that moment it was fragmentation",
     ),
     "pytorch/pytorch#16417, torch 1.0": (
         old("12.50 MiB", "10.92 GiB", "8.57 MiB", "9.28 GiB", "4.68 MiB cached)"),
@@ -78,7 +79,7 @@ PUBLISHED = {
     "huggingface/transformers#2784, torch 1.4": (
         old("12.00 MiB", "6.00 GiB", "4.44 GiB", "3.06 MiB", "4.57 GiB reserved in total by PyTorch)"),
         {"unallocated": 0.13, "available": 4.573},
-        "It is fragmentation",
+        "At that moment it was fragmentation",
     ),
     "huggingface/transformers#3360, torch 1.4": (
         old("786.00 MiB", "14.73 GiB", "13.33 GiB", "575.88 MiB", "13.38 GiB reserved in total by PyTorch)"),
@@ -88,14 +89,14 @@ PUBLISHED = {
     "pytorch/pytorch#35901, torch 1.4": (
         old("10.84 GiB", "23.65 GiB", "1.06 GiB", "10.26 GiB", "12.53 GiB reserved in total by PyTorch)"),
         {"unallocated": 11.47},
-        "It is fragmentation",
+        "At that moment it was fragmentation",
     ),
     "bitsandbytes-foundation/bitsandbytes#65, torch 1.12": (
         old(
             "1024.00 MiB", "14.76 GiB", "12.29 GiB", "945.75 MiB", "12.57 GiB reserved in total by PyTorch) If reserved"
         ),
         {"asked": 1.0, "unallocated": 0.28},
-        "It is fragmentation",
+        "At that moment it was fragmentation",
     ),
     "pytorch/pytorch#111729, torch 2.0": (
         old(
@@ -107,12 +108,12 @@ PUBLISHED = {
     "kerrj/lerf#73, torch 2.1": (
         new("3.00 GiB", "23.65 GiB", "1.66 GiB", own("20.81 GiB"), "12.09 GiB", "and 4.84 GiB", "capacty"),
         {"own": 20.81, "others": 1.18, "available": 18.59},
-        "It is fragmentation",
+        "At that moment it was fragmentation",
     ),
     "FoundationVision/GenerateU#10, torch 2.1 in a container": (
         new("496.00 MiB", "14.75 GiB", "235.06 MiB", of(20398, "14.52 GiB"), "14.06 GiB", "and 330.42 MiB", "capacty"),
         {"own": 14.52, "others": 0.0004},
-        "It is fragmentation",
+        "At that moment it was fragmentation",
     ),
     "richard-peng-xia/MMed-RAG#38, torch 2.1 on Windows": (
         new("64.00 MiB", "8.00 GiB", "0 bytes", "", "22.44 GiB", "and 3.16 MiB", "capacty"),
@@ -146,7 +147,7 @@ PUBLISHED = {
             "with 3.23 GiB allocated in private pools (e.g., CUDA Graphs), and 1.01 GiB",
         ),
         {"private_pools": 3.23, "own": None, "unallocated": 1.01},
-        "It is fragmentation",
+        "At that moment it was fragmentation",
     ),
     "a limit, torch 2.9": (
         new(
@@ -372,17 +373,14 @@ OTHERS = new("626.00 MiB", "14.56 GiB", "57.81 MiB", of(99, "9.50 GiB") + own("5
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    """A folder with the script."""
+    """A folder with the script, and the CUDA build's Python under its short name."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    return Project(tmp_path, {"PYTHONPATH": str(ROOT)})
+    return Project(tmp_path, {"PYTHONPATH": str(ROOT), "PATH": f"{CUDA_PYTHON.parent}:{os.environ['PATH']}"})
 
 
 def explain(project: Project, message: str, *words: str) -> "subprocess.CompletedProcess[str]":
-    """Explain the message with a command that uses the CUDA build."""
-    place = words.index("--") + 1
-    return project.call(
-        "python", "-m", "fitproof", "explain", message, *words[:place], str(CUDA_PYTHON), *words[place:]
-    )
+    """Explain the message with a command."""
+    return project.call(sys.executable, "-m", "fitproof", "explain", message, *words)
 
 
 def findings(project: Project) -> Any:
@@ -393,7 +391,7 @@ def findings(project: Project) -> Any:
 @needs_cuda_build
 def test_the_command_fails_on_the_card_of_the_message_and_the_smallest_change_runs_there(project: Project) -> None:
     levers = json.dumps({"fails": [1]})
-    done = explain(project, OTHERS, "--levers", levers, "--", "train.py", "--rows", "{rows:40000,16000}")
+    done = explain(project, OTHERS, "--levers", levers, "--", "python", "train.py", "--rows", "{rows:40000,16000}")
     assert done.returncode == 0, done.stdout + done.stderr
     found = findings(project)
     card, failed = found.simulation, found.simulation.out_of_memory
@@ -409,12 +407,7 @@ def test_the_command_fails_on_the_card_of_the_message_and_the_smallest_change_ru
     assert failed.held.category_bytes["parameters"] == parameters
     assert failed.held.peak_bytes + failed.wanted_bytes > card.memory_bytes - context * MIB - 200 * MIB
     tried = {one.shown: one for one in found.tries}
-    assert found.answer.shown == "rows=16000" and found.answer_command == (
-        str(CUDA_PYTHON),
-        "train.py",
-        "--rows",
-        "16000",
-    )
+    assert found.answer.shown == "rows=16000" and found.answer_command == ("python", "train.py", "--rows", "16000")
     assert tried[""].needed_bytes > card.memory_bytes >= tried["rows=16000"].needed_bytes
     assert not tried[""].fits and "it must not fail" in tried["--fails 1"].failure
     assert project.parent_of("explain").data.tags["change"] == "rows=16000"
@@ -426,7 +419,7 @@ def test_the_command_fails_on_the_card_of_the_message_and_the_smallest_change_ru
 @needs_cuda_build
 def test_levers_that_fit_only_together_are_found(project: Project) -> None:
     levers = json.dumps({"rows": [20000]})
-    words = ("--levers", levers, "--json", "--", "train.py", "--rows", "40000")
+    words = ("--levers", levers, "--json", "--", "python", "train.py", "--rows", "40000")
     script = project.folder / "train.py"
     script.write_text(
         SCRIPT.replace("model = nn", 'parser.add_argument("--gradient_checkpointing")\nmodel = nn')
@@ -450,7 +443,7 @@ def test_levers_that_fit_only_together_are_found(project: Project) -> None:
 @needs_cuda_build
 def test_a_command_that_has_room_is_not_explained_away(project: Project) -> None:
     roomy = old("2.00 GiB", "14.56 GiB", "12.00 GiB", "1.00 GiB", "12.10 GiB reserved in total by PyTorch)")
-    done = explain(project, roomy, "--", "train.py", "--rows", "1000")
+    done = explain(project, roomy, "--", "python", "train.py", "--rows", "1000")
     assert done.returncode == 1, done.stderr
     said = " ".join(done.stdout.split())
     assert "does not run out of memory in the simulation" in said and "--steps all" in said

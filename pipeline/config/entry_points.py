@@ -25,7 +25,7 @@ SPACES: Mapping[str, str] = {
 TOOLS: Mapping[str, str] = {
     "check": "Does a training need more memory than it may? Compares a simulated card's with a limit or baseline.",
     "compare": "How do runs that MLflow already has compare?",
-    "explain": "What does a message of full memory say, and what is the smallest change of the command that fits?",
+    "explain": "What does an out-of-memory message say, and what is the smallest change that fits?",
     "export": "Which files train a configuration in other frameworks?",
     "report": "What did a finished job find? Writes its page again.",
     "simulate": "What does any training need of a card? Runs a command on a simulated one, without a GPU.",

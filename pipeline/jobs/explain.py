@@ -1,4 +1,4 @@
-"""`fitproof explain < log.txt`: what a message of full memory says, and which change of its command fits."""
+"""`fitproof explain < log.txt`: what an out-of-memory message says, and which change of its command fits."""
 
 import json
 import shlex
@@ -79,7 +79,7 @@ def explain(settings: ExplainSettings, console: Console) -> int:
     messages = read_messages(_log(settings))
     if not messages.first:
         raise InvalidInputError(
-            f"the log must have a message of full memory, and none was found; looked for are {LOOKED_FOR}: give the "
+            f"the log must have an out-of-memory message, and none was found; looked for are {LOOKED_FOR}: give the "
             "whole log, as in fitproof explain < log.txt"
         )
     with stdout_to_stderr() if settings.answer == "json" else nullcontext():
@@ -108,7 +108,7 @@ def _show(messages: Messages, console: Console) -> None:
 
     if messages.num_messages > 1:
         of = "the first" if len(messages.first) == 1 else f"the first of each of {len(messages.first)} ranks or cards"
-        console.print(f"The log has {messages.num_messages} messages of full memory; {of} is explained.")
+        console.print(f"The log has {messages.num_messages} out-of-memory messages; {of} is explained.")
     for message in messages.first:
         rank = "" if message.rank is None or len(messages.first) == 1 else f"Rank {message.rank}: "
         console.print(rank + " ".join(sentences(message)), highlight=False)

@@ -92,7 +92,7 @@ class ProcessOnCard:
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemoryMessage:
-    """What a message of full memory says; None is what it does not say."""
+    """What an out-of-memory message says; None is what it does not say."""
 
     place: Place
     library: str
@@ -158,7 +158,7 @@ class Messages:
 
 
 def read_messages(log: str) -> Messages:
-    """Return the messages of full memory that a log has; ranks are those of its lines, or the cards' numbers."""
+    """Return the out-of-memory messages that a log has; ranks are those of its lines, or the cards' numbers."""
     starts = list(_STARTS.finditer(log))
     ends = [*(start.start() for start in starts[1:]), len(log)]
     first: dict[int | None, OutOfMemoryMessage] = {}

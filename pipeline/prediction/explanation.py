@@ -1,4 +1,4 @@
-"""Explains a message of full memory by simulating its command on its card, and finds the smallest change that fits."""
+"""Explains an out-of-memory message by simulating its command on its card, and finds the smallest change that fits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.base.units import MIB
-from pipeline.simulation.environment import environment
+from pipeline.simulation.environment import environment, python_of
 from pipeline.simulation.process import replay
 from pipeline.simulation.record import Record
 from pipeline.simulation.run import Simulate, SimulatedRun, run_command
@@ -113,9 +113,9 @@ def replayed(wanted: Simulate, run: SimulatedRun, variables: Mapping[str, str]) 
     """Return the memory that the most demanding process needs, as torch's allocator serves its requests under caps."""
     needed = []
     for record in run.records:
-        python = record.command[0]
-        card = environment(with_room(wanted).card, python=Path(python))
-        words = [python, replay.__file__, str(record.snapshot), str(card_of(record))]
+        python = python_of(record.command)
+        card = environment(with_room(wanted).card, python=python)
+        words = [str(python), replay.__file__, str(record.snapshot), str(card_of(record))]
         done = subprocess.run(words, env={**os.environ, **card, **variables}, capture_output=True, check=False)
         found: dict[str, int] = json.loads(done.stdout or "{}")
         if not found:

@@ -1,4 +1,4 @@
-"""A message of full memory in plain words: whose memory it is, whether it is fragmentation, what was asked for."""
+"""An out-of-memory message in plain words: whose memory it is, whether it is fragmentation, what was asked for."""
 
 from pipeline.base.units import MIB
 from pipeline.memory.blocks import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
@@ -8,6 +8,8 @@ from pipeline.memory.segments import ROUND_LARGE_BYTES
 GIB = 2**30
 WORTH_MENTIONING = 0.02
 """Share of a card from which on it is said what others hold, or what is reserved and unused."""
+ROUNDING = 32 * MIB
+"""What the difference of sizes with two decimals may be from nothing but that."""
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
@@ -78,9 +80,9 @@ def _cause(message: OutOfMemoryMessage) -> str:
             f"{begin}."
         )
     if others >= WORTH_MENTIONING * total and free + others >= asked > free:
-        return f"Other processes hold {size(others)} of the card, without which there was room: {begin}."
+        return f"Other processes hold {size(others)} of the card; without them there was room: {begin}."
     if free + unallocated >= asked > free:
-        return f"It is fragmentation: {begin}, and {size(unallocated)} are reserved by torch but hold no tensor."
+        return f"At that moment it was fragmentation: {begin}, and {size(unallocated)} are reserved by torch but hold no tensor."
     if free >= asked:
         return (
             f"The card says that there was room: {begin}. Another process may have held it for a moment, or the "
@@ -95,7 +97,10 @@ def _whose(message: OutOfMemoryMessage) -> list[str]:
     if message.others_bytes is not None and message.own_bytes is not None:
         names = [f"process {one.pid}: {size(one.num_bytes)}" for one in message.others]
         named = f" ({', '.join(names)})" if names else ""
-        found.append(f"This process holds {size(message.own_bytes)}, others {size(message.others_bytes)}{named}.")
+        others = (
+            f"others {size(message.others_bytes)}{named}" if message.others_bytes > ROUNDING else "no other anything"
+        )
+        found.append(f"This process holds {size(message.own_bytes)}, {others}.")
     elif message.others:
         names = [f"process {one.pid} {size(one.num_bytes)}" for one in message.others]
         found.append(f"On the card are {', '.join(names)}; which of them is this one, the message does not tell.")
@@ -127,7 +132,7 @@ def _fragmentation(message: OutOfMemoryMessage) -> list[str]:
     if asked > free and free + unallocated >= asked:
         return [
             f"With {EXPANDABLE} the pieces that no tensor holds become one: up to {size(free + unallocated)} "
-            "would have been there."
+            "would have been there; whether the training then fits, a simulation of its command says (-- python ...)."
         ]
     if unallocated >= WORTH_MENTIONING * (message.total_bytes or 0):
         return [
@@ -149,5 +154,6 @@ def _tensor(message: OutOfMemoryMessage) -> list[str]:
     precision = GIB // 200 if asked >= GIB else 0
     least, most = asked - ROUND_LARGE_BYTES - precision, asked + precision
     return [
-        f"The tensor has {size(least)} to {size(most)}: up to {most // 4:,} numbers of 32 bits, or {most // 2:,} of 16."
+        f"The tensor has {size(least)} to {size(most)}: up to {most / 4e6:,.1f} million numbers of 32 bits, or "
+        f"{most / 2e6:,.1f} of 16."
     ]
