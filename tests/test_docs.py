@@ -91,7 +91,7 @@ def settings_in(words: list[str]) -> dict[str, str]:
     if "--" in words:  # what follows is a command of the user's own
         words, own = words[: words.index("--")], words[words.index("--") + 1 :]
         return {**settings_in(words), "command": shlex.join(own)}
-    return {name.removeprefix("--"): value for name, value in zip(words[2::2], words[3::2], strict=False)}
+    return {name.removeprefix("--"): value for name, value in pairwise(words) if name.startswith("--")}
 
 
 def entry_and_settings(command: str) -> tuple[str, dict[str, str]]:

@@ -1,5 +1,6 @@
 """Explains an out-of-memory message by simulating its command on its card, and finds the smallest change that fits."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -170,7 +171,7 @@ class _Tries:
         self, command: tuple[str, ...], variables: tuple[tuple[str, str], ...]
     ) -> tuple[Simulate, SimulatedRun, str | None]:
         """Return a run of the command with room, and how it failed."""
-        self._say(f"trying {' '.join(command[1:])}")
+        self._say(f"trying {shlex.join(command)}")
         wanted = self._with(command, dict(variables))
         folder = self._next_folder()
         run = run_hidden(with_room(wanted), folder)

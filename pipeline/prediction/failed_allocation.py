@@ -72,12 +72,14 @@ def held_then(run: SimulatedRun, roomy: SimulatedRun) -> Breakdown | None:
         return None
     trace = [event for event in record.trace(card) if event["time_us"] <= failure.time_us]
     asked = _rounded_bytes(record, failure)
-    num_before = sum(event["action"] == "alloc" for event in trace)
+    before = [event["size"] for event in trace if event["action"] == "alloc"]
+    num_before = len(before)
     timeline = history_of(other, card).timeline
     allocations = [number for number, event in enumerate(timeline.events_E.tolist()) if event >= 0]
     if asked is None or not 0 < num_before < len(allocations):
         return None
-    if round_up(int(timeline.num_bytes_N[num_before]), MIN_BLOCK_BYTES) != asked:
+    is_asked = round_up(int(timeline.num_bytes_N[num_before]), MIN_BLOCK_BYTES) == asked
+    if not is_asked or timeline.num_bytes_N[:num_before].tolist() != before:
         return None
     return at_event(timeline, allocations[num_before] - 1)
 

@@ -5,7 +5,7 @@ from pipeline.memory.blocks import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
 from pipeline.memory.out_of_memory import OutOfMemoryMessage, Place
 from pipeline.memory.segments import ROUND_LARGE_BYTES
 
-GIB = 2**30
+GIB, KIB = 2**30, 2**10
 WORTH_MENTIONING = 0.02
 """Share of a card from which on it is said what others hold, or what is reserved and unused."""
 ROUNDING = 32 * MIB
@@ -14,8 +14,11 @@ EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 def size(num_bytes: int) -> str:
-    """Return 2.26 GiB or 512.00 MiB, as torch writes it."""
-    return f"{num_bytes / GIB:,.2f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:,.2f} MiB"
+    """Return 2.26 GiB or 512.00 MiB, as torch writes it (c10's format_size)."""
+    for unit, unit_bytes in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if num_bytes >= unit_bytes:
+            return f"{num_bytes / unit_bytes:,.2f} {unit}"
+    return f"{num_bytes} bytes"
 
 
 def sentences(message: OutOfMemoryMessage) -> list[str]:
