@@ -236,7 +236,7 @@ def test_of_several_messages_the_first_of_each_rank_is_explained(capsys: pytest.
     assert [(one.rank, one.asked_bytes) for one in found.first] == [(3, 100 * MIB), (1, 200 * MIB)]
     assert main(["explain", log]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "5 messages" in said and "2 ranks" in said and "Rank 3: " in said and "Rank 1: " in said
+    assert "5 out-of-memory messages" in said and "2 ranks" in said and "Rank 3: " in said and "Rank 1: " in said
 
 
 NUMBERS = ("14.76 GiB", "13.43 GiB", "17.88 MiB", "13.75 GiB reserved in total by PyTorch)")

@@ -85,7 +85,10 @@ def _cause(message: OutOfMemoryMessage) -> str:
     if others >= WORTH_MENTIONING * total and free + others >= asked > free:
         return f"Other processes hold {size(others)} of the card; without them there was room: {begin}."
     if free + unallocated >= asked > free:
-        return f"At that moment it was fragmentation: {begin}, and {size(unallocated)} are reserved by torch but hold no tensor."
+        return (
+            f"At that moment it was fragmentation: {begin}, and {size(unallocated)} are reserved by torch but hold no "
+            "tensor."
+        )
     if free >= asked:
         return (
             f"The card says that there was room: {begin}. Another process may have held it for a moment, or the "
