@@ -324,6 +324,7 @@ def test_levers_are_those_that_the_script_takes(tmp_path: Path, monkeypatch: pyt
     batch = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "3")
     assert shown(hf, *batch) == [expandable, halves, ["--gradient_checkpointing True"], ["--bf16 True"]]
     assert shown(hf, "--per_device_train_batch_size", "1", "--fp16", "--gradient_checkpointing") == [expandable]
+    assert shown("absent.py", "--attn_implementation=eager")[1:] == [["--attn_implementation sdpa"]]
     assert shown(plain) == [expandable, ["--gradient_checkpointing"]]
     assert shown("absent.py", "{rows:8,4}", '{"json":1}', size=("2", "1")) == [
         *(expandable, ["rows=4"], ["--size 2", "--size 1"])
@@ -413,6 +414,7 @@ def test_the_command_fails_on_the_card_of_the_message_and_the_smallest_change_ru
     assert project.parent_of("explain").data.tags["change"] == "rows=16000"
     said = " ".join(done.stdout.split())
     assert "Other processes hold 9.50 GiB" in said and "as in the message" in said and "rows: not known" in said
+    assert f"it would run as it is: it needs {tried[''].needed_bytes / MIB:,.0f} MiB" in said
 
 
 @pytest.mark.slow

@@ -52,7 +52,8 @@ def answer(explanation: Explanation) -> str:
         )
     failed = simulation.out_of_memory
     assert failed is not None  # that is what the verdict means
-    return " ".join([f"On {whole}, {_failure(explanation, failed)}", *_held(failed), *_smallest_change(explanation)])
+    begin = f"On {whole}, {_failure(explanation, failed)}"
+    return " ".join([begin, *_held(failed), *_without_others(explanation), *_smallest_change(explanation)])
 
 
 def _failure(explanation: Explanation, failed: OutOfMemory) -> str:
@@ -94,6 +95,17 @@ def _held(failed: OutOfMemory) -> list[str]:
     return [
         f"{failed.held.peak_bytes / MIB:,.0f} MiB are in tensors then: {', '.join(parts)}; the largest is of "
         f"{largest.category}, {largest.num_bytes / MIB:,.0f} MiB, at {largest.module}."
+    ]
+
+
+def _without_others(explanation: Explanation) -> list[str]:
+    """Return the sentence on the whole card, where the command runs as it is if others leave it."""
+    needed, others = explanation.tries[0].needed_bytes, explanation.message.others_bytes
+    if needed is None or others is None or needed > explanation.simulation.memory_bytes + others:
+        return []
+    return [
+        f"Without what other processes hold it would run as it is: it needs {needed / MIB:,.0f} MiB, and they hold "
+        f"{others / MIB:,.0f}."
     ]
 
 
