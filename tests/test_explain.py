@@ -278,6 +278,7 @@ def test_a_log_comes_as_text_as_a_file_or_on_stdin(
         (["CUDA error: out of memory", "--gpu", "rtx9090", "--", sys.executable, "x.py"], "no card is called"),
         (["CUDA error: out of memory", "--gpu", "t4", "--", "pyton", "x.py"], "'pyton' is not"),
         (["CUDA error: out of memory", "--levers", "4,2"], "levers must be JSON"),
+        (["CUDA error: out of memory", "--gpu", "t4", "--steps", "0", "--", sys.executable, "x.py"], "steps must be a"),
         (["CUDA error: out of memory", "--batch", "4"], "no setting is called batch"),
         (
             ["CUDA error: out of memory", "--gpu", "t4", "--", "x", "{a:1,2}", "{a:3,4}"],
