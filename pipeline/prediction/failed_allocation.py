@@ -7,12 +7,14 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from pipeline.memory.blocks import MIN_BLOCK_BYTES, round_up
 from pipeline.memory.breakdown import Breakdown, at_event
 from pipeline.prediction.smallest_memory import card_of, run_hidden
 from pipeline.prediction.snapshot import SourceLines, history_of
 from pipeline.simulation.record import FailedAllocation, Record
 from pipeline.simulation.run import Simulate, SimulatedRun
+
+BLOCK_BYTES = 512
+"""Torch's allocator rounds requests up to multiples of it (kMinBlockSize in c10/core/AllocatorConfig.h)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +80,7 @@ def held_then(run: SimulatedRun, roomy: SimulatedRun) -> Breakdown | None:
     allocations = [number for number, event in enumerate(timeline.events_E.tolist()) if event >= 0]
     if asked is None or not 0 < num_before < len(allocations):
         return None
-    is_asked = round_up(int(timeline.num_bytes_N[num_before]), MIN_BLOCK_BYTES) == asked
+    is_asked = _rounded(int(timeline.num_bytes_N[num_before])) == asked
     if not is_asked or timeline.num_bytes_N[:num_before].tolist() != before:
         return None
     return at_event(timeline, allocations[num_before] - 1)
@@ -92,7 +94,7 @@ def with_tensor(failed: OutOfMemory, wanted: Simulate, folder: Path) -> OutOfMem
         return failed
     rounded = _rounded_bytes(*again)
     content = TypeAdapter(dict[str, Any]).validate_python(json.loads(files[0].read_text()))
-    made = [one for one in content["made"] if round_up(one[2], MIN_BLOCK_BYTES) == rounded]
+    made = [one for one in content["made"] if _rounded(one[2]) == rounded]
     shape, dtype, _ = made[0] if made else (None, None, None)
     return replace(
         failed,
@@ -115,6 +117,10 @@ def line_of(record: Record, failure: FailedAllocation) -> str:
     stacks = (failure.stack, *reversed(around))
     lines = [code.user_line(stack) or code.line(stack) for stack in stacks]
     return next((line for line in lines if line is not None), "unknown")
+
+
+def _rounded(num_bytes: int) -> int:
+    return -(-num_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def _rounded_bytes(record: Record, failure: FailedAllocation) -> int | None:

@@ -1,11 +1,12 @@
 """An out-of-memory message in plain words: whose memory it is, whether it is fragmentation, what was asked for."""
 
 from pipeline.base.units import MIB
-from pipeline.memory.blocks import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
 from pipeline.memory.out_of_memory import OutOfMemoryMessage, Place
-from pipeline.memory.segments import ROUND_LARGE_BYTES
 
 GIB, KIB = 2**30, 2**10
+SMALL_SEGMENT_BYTES, LARGE_SEGMENT_BYTES, ROUND_LARGE_BYTES = 2 * MIB, 20 * MIB, 2 * MIB
+"""What torch's allocator asks the card for: up to 1 MiB, up to 10 MiB, and in multiples of (c10/core/AllocatorConfig.h:
+kSmallBuffer, kLargeBuffer, kRoundLarge)."""
 WORTH_MENTIONING = 0.02
 """Share of a card from which on it is said what others hold, or what is reserved and unused."""
 ROUNDING = 32 * MIB
