@@ -16,7 +16,7 @@ from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.config.settings import RunSettings, validate
-from pipeline.jobs.simulate import EXIT_CODE_DOES_NOT_FIT, SimulateSettings, stdout_to_stderr, wanted_of
+from pipeline.jobs.simulate import EXIT_CODE_DOES_NOT_FIT, SimulatedCommandSettings, stdout_to_stderr, wanted_run
 from pipeline.memory.out_of_memory import Messages, OutOfMemoryMessage, Place, read_messages
 from pipeline.simulation.cards import CARDS, Card, Context
 from pipeline.simulation.run import Simulate
@@ -154,8 +154,8 @@ def _of_command(settings: ExplainSettings, messages: Messages, console: Console)
 def _wanted(settings: ExplainSettings, message: OutOfMemoryMessage, command: str, console: Console) -> Simulate:
     """Return the simulation of the command on the card of a message, with what others held there."""
     gpu = settings.gpu or _card_of(message, console)
-    shared = settings.model_dump(include={*SimulateSettings.model_fields} - {"gpu", "command"})
-    wanted = wanted_of(validate(SimulateSettings, {**shared, "gpu": gpu, "command": command}, "explain"))
+    shared = settings.model_dump(include={*SimulatedCommandSettings.model_fields} - {"gpu", "command"})
+    wanted = wanted_run(validate(SimulatedCommandSettings, {**shared, "gpu": gpu, "command": command}, "explain"))
     if message.total_bytes is None or message.available_bytes is None:
         return wanted
     card = _with_memory(wanted.card, message)
