@@ -4,6 +4,7 @@ Modules that load torch are imported inside functions, so that `fitproof` alone 
 """
 
 import argparse
+import difflib
 import errno
 import inspect
 import json
@@ -11,19 +12,22 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from itertools import dropwhile, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.entry_points import (
     ALIASES,
     BEST_FILE,
+    EXAMPLES,
     EXISTING,
     SINGLE,
     TOOLS,
+    USED,
+    USED_OF_COMPARISONS,
     entry_points,
     find_file,
     questions,
@@ -38,26 +42,14 @@ if TYPE_CHECKING:
 
 WIDTH_OF_FILES = 120
 """Columns of the tables where the output is no terminal."""
-HEADLINE = (
-    "model",
-    "corpus",
-    "device",
-    "num_steps",
-    "sequence_length",
-    "micro_batch_size",
-    "effective_batch_size",
-    "precision",
-    "checkpointing",
-    "budget",
-    "output",
-)
-"""Settings that `--help` lists first: those that most runs set."""
+HELP, HELP_ALL = ("-h", "--help"), "--help-all"
+"""Words that ask for the settings that most people set, and for all."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run an entry point and return the exit code: 0 done, 1 nothing completed, 2 invalid input, 130 interrupted."""
     words = sys.argv[1:] if argv is None else argv
-    if not words or words[0] in ("-h", "--help"):
+    if not words or words[0] in (*HELP, HELP_ALL):
         print(usage())  # noqa: T201
         return 0
     entry, *rest = (*ALIASES.get(words[0], (words[0],)), *words[1:])
@@ -66,8 +58,10 @@ def main(argv: list[str] | None = None) -> int:
         if entry in TOOLS:
             return _run_tool(entry, rest)
         if entry not in entry_points():
-            names = ", ".join([*entry_points(), *TOOLS])
-            raise InvalidInputError(f"no entry point is called {entry!r}; the entry points are {names}")
+            names = [*entry_points(), *TOOLS]
+            close = difflib.get_close_matches(entry, names, n=2, cutoff=0.6)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"the entry points are {', '.join(names)}"
+            raise InvalidInputError(f"no entry point is called {entry!r}; {hint}")
         return _run_with_bar(entry, parse(entry, rest))
     except InvalidInputError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
@@ -80,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
 def _check_files(entry: str, words: list[str]) -> None:
     """Raise InvalidInputError if a setting names a file or folder that does not exist; nothing is imported for it."""
     own = _before_command(words)
-    if "-h" in own or "--help" in own:
+    if _asks_for_help(own):
         return
     parser = argparse.ArgumentParser(
         add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS, exit_on_error=False
@@ -112,6 +106,10 @@ def _before_command(words: list[str]) -> list[str]:
     return words[: words.index("--")] if "--" in words else words
 
 
+def _asks_for_help(words: list[str]) -> bool:
+    return not {*HELP, HELP_ALL}.isdisjoint(_before_command(words))
+
+
 def usage() -> str:
     """Return the list of entry points and tools, each with the question that it answers."""
     found = questions()
@@ -120,7 +118,8 @@ def usage() -> str:
     return (
         f"usage: fitproof ENTRY [--setting value ...]\n\nentry points:\n{lists[0]}\n\n"
         f"tools:\n{lists[1]}\n\n"
-        "fitproof ENTRY --help lists its settings. A YAML file in ./experiments adds an entry point of its name."
+        "fitproof ENTRY --help shows what most people set, --help-all every setting. A YAML file in ./experiments "
+        "adds an entry point of its name."
     )
 
 
@@ -140,7 +139,9 @@ def parse(entry: str, words: list[str]) -> dict[str, Any]:
         own = [part for word in own for part in (("--answer", "json") if word == "--json" else (word,))]
         words = [*own, *(["--command", shlex.join(command)] if command else [])]
     try:
-        given, others = _parser(entry, kind, "-h" in words or "--help" in words).parse_known_args(words)
+        if _asks_for_help(words):
+            _print_help(entry, kind, words)
+        given, others = _parser(entry, kind).parse_known_args(words)
     except argparse.ArgumentError as error:
         name = str(error.argument_name).lstrip("-")
         raise InvalidInputError(f"--{name} needs a value; write --{name} value, see fitproof {entry} --help") from error
@@ -151,7 +152,8 @@ def parse(entry: str, words: list[str]) -> dict[str, Any]:
         unknown = re.fullmatch(r"--([^=]+)(=.*)?", others[0])
         if unknown is None:
             raise InvalidInputError(f"settings are written as --name value, and {others[0]!r} has no name; add one")
-        raise InvalidInputError(unknown_setting(kind, unknown[1]))
+        names = [found[1] for word in others if (found := re.fullmatch(r"--([^=]+)(=.*)?", word))]
+        raise InvalidInputError("\n".join(unknown_setting(kind, name) for name in names))
     return nested({name: _decoded(kind, name, text) for name, text in vars(given).items()})
 
 
@@ -231,22 +233,62 @@ def _console() -> "Console":
     return Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES, markup=False)
 
 
-def _parser(entry: str, kind: "type[Settings]", for_help: bool) -> argparse.ArgumentParser:
-    """Return the parser of an entry point's settings; descriptions and defaults are filled in for `--help` alone."""
+def _print_help(entry: str, kind: "type[Settings]", words: list[str]) -> NoReturn:
+    """Print the settings that most people set, and those that belong to what was chosen; or all; and exit."""
+    from pipeline.config.settings import setting_names
+
+    every = list(_groups(entry, kind))
+    if entry in TOOLS or HELP_ALL in words:
+        groups, more = every, ""
+    else:
+        own = [word for word in words if word not in HELP]
+        chosen = vars(_parser(entry, kind).parse_known_args(own)[0])
+        used = USED["main"] if entry in SINGLE else USED.get(entry, USED_OF_COMPARISONS)
+        groups = [("settings that most people set", [*used]), *_settings_of_chosen(chosen, every)]
+        more = f"\n\nfitproof {entry} {HELP_ALL} lists all {len(list(setting_names(kind)))} settings."
+    example = f"\n\nexample: {EXAMPLES[entry]}" if entry in EXAMPLES else ""
+    _parser(entry, kind, groups, _defaults(entry, kind), example + more).print_help()
+    raise SystemExit(0)
+
+
+def _settings_of_chosen(chosen: dict[str, str], groups: list[tuple[str, list[str]]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the settings of the model family and the corpus that are chosen, and those named after a chosen value."""
+    from pipeline.config.experiment import corpus_of, family_of
+
+    families = {
+        *([family_of(chosen["model"])] if chosen.get("model", "auto") != "auto" else []),
+        *([corpus_of(chosen["corpus"])] if "corpus" in chosen else []),
+    }
+    yield from ((title, names) for title, names in groups if title.partition(":")[0] in families)
+    for setting, value in chosen.items():
+        begins = (f"{setting}_", f"{value}_")
+        if names := [name for _, all_of in groups for name in all_of if name.startswith(begins) and name not in chosen]:
+            yield f"{setting}={value}", names
+
+
+def _parser(
+    entry: str,
+    kind: "type[Settings]",
+    groups: Iterable[tuple[str, list[str]]] | None = None,
+    defaults: dict[str, Any] | None = None,
+    more: str = "",
+) -> argparse.ArgumentParser:
+    """Return the parser of an entry point's settings; for a help text with descriptions, defaults and `more`."""
     parser = argparse.ArgumentParser(
         prog=f"fitproof {entry}",
         usage=f"fitproof {entry} [--setting value ...]",
-        description={**questions(), **TOOLS}[entry],
+        description={**questions(), **TOOLS}[entry] + more,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
         exit_on_error=False,
+        add_help=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    defaults = _defaults(entry, kind) if for_help else {}
-    for title, names in _groups(entry, kind):
+    for title, names in _groups(entry, kind) if groups is None else groups:
         group = parser.add_argument_group(title)
         for name in names:
             field = _field(kind, name)
-            text = f"{field.description} (default: {_written(defaults[name])})" if for_help else ""
+            text = "" if defaults is None else f"{field.description} (default: {_written(defaults[name])})"
             flag: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
             group.add_argument(f"--{name}", metavar=_type_name(field.annotation), help=text.replace("%", "%%"), **flag)
     return parser
@@ -261,8 +303,7 @@ def _groups(entry: str, kind: "type[Settings]") -> Iterator[tuple[str, list[str]
     if entry in TOOLS:
         return
     others = [name for name in setting_names(kind) if name not in own]
-    yield "main settings of a run", [name for name in HEADLINE if name in others]
-    yield "other settings of a run", [name for name in others if name not in HEADLINE and "." not in name]
+    yield "settings of a run", [name for name in others if "." not in name]
     for family in dict.fromkeys(name.partition(".")[0] for name in others if "." in name):
         title = f"{family}: {kind.model_fields[family].description}".rstrip(".")
         yield title, [name for name in others if name.startswith(f"{family}.")]

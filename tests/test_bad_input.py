@@ -20,12 +20,29 @@ CASES = [
     (["main", "--precision", "tf32", "--device", "cpu"], "tf32 needs a CUDA GPU"),
     (["main", "--num_steps", "many"], "num_steps must be a valid integer"),
     (["main", "--num_steps", "0"], "num_steps must be greater than 0, and is '0'"),
-    (["main", "--num_steps", "3"], "num_steps must be more than timing_warmup_steps"),
+    (["main", "--num_steps", "2"], "num_steps must be more than timing_warmup_steps"),
+    (["main", "--num_steps", "3", "--timing_warmup_steps", "3"], "num_steps must be more than timing_warmup_steps"),
+    (["main", "--num_steps", "9", "--num_epochs", "1"], "num_steps must agree with what it follows from: num_epochs=1"),
+    (["serach"], "no entry point is called 'serach'; did you mean search?"),
+    (["main", "--batch_size", "8"], "no setting is called batch_size; did you mean micro_batch_size or effective_bat"),
+    (["search", "--lr", "1e-4"], "no setting is called lr; did you mean learning_rate?"),
+    (["plan", "--per-device-train-batch-size", "4"], "did you mean micro_batch_size?"),
+    (
+        ["finetune", "--lora_r", "8", "--bf16"],
+        "called lora_r; did you mean adapter_rank?\nno setting is called bf16; did you mean precision=bf16?",
+    ),
+    (["search", "--gpu", "rtx4090"], "no setting is called gpu; did you mean device or budget?"),
+    (["main", "--bf16", "true"], "no setting is called bf16; did you mean precision=bf16?"),
+    (["main", "--warmup_steps", "5"], "did you mean learning_rate_warmup_steps?"),
+    (["main", "--zzz", "5"], "no setting is called zzz; --help-all lists all settings"),
     (["main", "--learning_rate", "nan"], "learning_rate must be"),
     (["main", "--checkpointing", "sometimes"], "checkpointing must be none, every_layer, every_2_layers"),
     (["main", "--causal_lm.layers", "3"], "no setting is called causal_lm.layers; did you mean"),
     (["main", "--micro_batch_size", "3", "--effective_batch_size", "8"], "3 does not divide 8; take one of 1, 2, 4, 8"),
-    (["main", "--effective_batch_size", "8", "--accumulation_steps", "3"], "8 x 3 is not 8"),
+    (
+        ["main", "--effective_batch_size", "8", "--accumulation_steps", "3"],
+        "accumulation_steps must divide effective_batch_size: 3 does not divide 8",
+    ),
     (["main", "--budget", "8 gigs"], "a budget is a number with a unit"),
     (["main", "--budget", "0GiB"], "a budget must be more than zero"),
     (
@@ -84,6 +101,21 @@ def test_a_wrong_word_is_answered_and_nothing_runs(
         ("", "must contain `name: value` lines"),
         ("precison: fp32", "no setting is called precison"),
         ("precision: {dtype: fp32}", "precision must be"),
+        (
+            "base_model: gpt2\nsequence_len: 64\nadapter: lora",
+            "of axolotl, .* axolotl train .*sequence_len is sequence_",
+        ),
+        ("model_name_or_path: gpt2\nstage: sft\ncutoff_len: 64", "of LLaMA-Factory, .* llamafactory-cli train"),
+        (
+            "model_name_or_path: gpt2\nlr_scheduler_type: cosine",
+            "of TRL, .* lr_scheduler_type is learning_rate_schedule",
+        ),
+        (
+            '{"train_micro_batch_size_per_gpu": 2}',
+            "of DeepSpeed, .* train_micro_batch_size_per_gpu is micro_batch_size",
+        ),
+        ("compute_environment: LOCAL_MACHINE", "of Accelerate, .*accelerate launch"),
+        ("per_device_train_batch_size: 2\nbf16: true", "of Trainer, .* bf16 is precision=bf16"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(content: str, message: str, tmp_path: Path) -> None:

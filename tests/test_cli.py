@@ -1,6 +1,7 @@
 """The command line: its list of entry points, the user's own YAML files, `--help`, and where files are found."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,10 +37,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def help_of(entry: str, capsys: pytest.CaptureFixture[str]) -> str:
+def help_of(entry: str, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     with pytest.raises(SystemExit):
-        parse(entry, ["--help"])
+        parse(entry, [*(words or ("--help",))])
     return capsys.readouterr().out
+
+
+def named(shown: str) -> set[str]:
+    return set(re.findall(r"^  --(\S+)", shown, re.MULTILINE))
 
 
 def test_the_list_of_entry_points_has_their_questions_and_imports_nothing_heavy() -> None:
@@ -174,7 +179,7 @@ def test_fitproofs_own_files_are_found_from_any_folder(folder: Path) -> None:
     assert find_file(Path("single/fp32.yaml")) == Path("single/fp32.yaml")
 
 
-def test_help_begins_with_what_is_set_most_and_shows_the_entry_points_own_defaults(
+def test_help_has_what_is_set_most_with_an_example_and_the_entry_points_own_defaults(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -182,10 +187,21 @@ def test_help_begins_with_what_is_set_most_and_shows_the_entry_points_own_defaul
     shown = help_of("own", capsys)
     assert "Which learning rate is best?" in shown
     assert "Optimizer steps to train. (default: 5)" in " ".join(shown.split())
-    assert (
-        0 < shown.index("main settings of a run:") < shown.index("--model ") < shown.index("other settings of a run:")
-    )
-    assert help_of("search", capsys).index("settings of search:") < help_of("search", capsys).index("--model")
+    assert shown.count("\n  --") == 10 and "fitproof own --help-all lists all" in shown
+    every = help_of("own", capsys, "--help-all")
+    assert every.count("\n  --") == len(list(setting_names(settings_of("own")))) > 80
+    assert "example: fitproof search --model gpt2" in help_of("search", capsys)
+
+
+@pytest.mark.parametrize("entry", [*entry_points(), *TOOLS])
+def test_every_entry_point_has_settings_that_most_people_set(entry: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert help_of(entry, capsys).count("\n  --") >= min(10, len(list(setting_names(settings_of(entry)))))
+
+
+def test_help_has_the_settings_of_what_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not {"muon_momentum", "causal_lm.width", "chat.path"} & named(help_of("search", capsys))
+    chosen = help_of("search", capsys, "--optimizer", "muon", "--model", "gpt2", "--corpus", "chat", "--help")
+    assert {"muon_momentum", "causal_lm.width", "chat.path"} <= named(chosen) and "sgd_momentum" not in chosen
 
 
 @pytest.mark.parametrize("tool", TOOLS)

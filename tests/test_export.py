@@ -39,7 +39,13 @@ COMBINED = {
     "learning_rate_scaling": "sqrt",
     "learning_rate": 1e-2,
 }
-PLAIN = {"precision": "fp32", "learning_rate_schedule": "linear", "max_grad_norm": "none"}
+PLAIN = {
+    "precision": "fp32",
+    "learning_rate_schedule": "cosine",
+    "learning_rate_warmup_ratio": 0.3,
+    "num_epochs": 0.006,
+    "max_grad_norm": "none",
+}
 EVERYTHING = st.fixed_dictionaries(
     {
         "micro_batch_size": st.sampled_from([1, 2, 4]),
@@ -47,7 +53,7 @@ EVERYTHING = st.fixed_dictionaries(
         "precision": st.sampled_from(["fp32", "tf32", "fp16", "bf16"]),
         "checkpointing": st.sampled_from(["none", "every_layer", "every_2_layers"]),
         "learning_rate_warmup_steps": st.integers(0, 4),
-        "learning_rate_schedule": st.sampled_from(["constant", "linear"]),
+        "learning_rate_schedule": st.sampled_from(["constant", "linear", "cosine"]),
         "learning_rate_scaling": st.sampled_from(["none", "linear", "sqrt"]),
         "max_grad_norm": st.sampled_from([None, 0.5]),
         "weight_decay": st.sampled_from([0.0, 0.1]),

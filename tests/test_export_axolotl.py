@@ -133,6 +133,11 @@ def test_adapters_have_the_names_that_peft_knows(targets: str, expected: list[st
             {"lr_scheduler": "linear", "warmup_steps": 5},
             "one step later than mea",
         ),
+        (
+            {"learning_rate_schedule": "cosine", "num_epochs": 0.01, "learning_rate_warmup_ratio": 0.1},
+            {"lr_scheduler": "cosine", "num_epochs": 0.01, "warmup_steps": 1},
+            "num_epochs=0.01 on the measured corpus",
+        ),
         ({"learning_rate_warmup_steps": 2}, {"warmup_steps": 1}, "makes a warm-up of one step one of two"),
         ({"expandable_segments": True}, {}, "PYTORCH_ALLOC_CONF=expandable_segments:True as measured"),
         ({"model": "gpt2"}, {"overrides_of_model_config": {"n_embd": 32, "n_layer": 2, "n_head": 2}}, "random weights"),

@@ -83,7 +83,7 @@ def test_several_cards_give_a_line_each(project: Project) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"gpu": "h900"}, "no card is called 'h900'; the cards are"),
+        ({"gpu": "h900"}, "no card is called 'h900'; the closest are h200"),
         ({"model": "gpt3"}, "no model is called 'gpt3'"),
         ({"sequence_length": "9999"}, "sequence_length must fit the model's positions"),
         ({"budget": "0.02MB"}, "the parameters must fit the budget: those of gpt2-nano alone take"),

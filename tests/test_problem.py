@@ -39,7 +39,7 @@ def precisions(space: Any, hardware: Hardware) -> tuple[Any, ...]:
 
 def test_automatic_precisions_follow_the_device() -> None:
     older = {name: precisions("auto", card) for name, card in CARDS.items() if card.capability < (8, 0)}  # type: ignore[operator]
-    assert older == {"t4": ("fp32", "fp16"), "v100": ("fp32", "fp16")}
+    assert {"t4", "v100"} <= older.keys() and set(older.values()) == {("fp32", "fp16")}
     assert {precisions("auto", card) for name, card in CARDS.items() if name not in older} == {("fp32", "bf16")}
     assert precisions(["tf32"], find_card("t4")) == ("tf32",), "values that are given stand as they are"
 

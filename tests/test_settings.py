@@ -1,9 +1,11 @@
 """Settings: unique names, strict validation, and errors that state the remedy."""
 
+import math
 import pickle
 from typing import Any
 
 import pytest
+import yaml
 from conftest import tiny
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,13 +56,45 @@ def test_help_lists_every_setting_with_type_default_and_meaning(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as end:
-        parse(entry, ["--help"])
+        parse(entry, ["--help-all"])
     assert end.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
     for name in setting_names(settings_of(entry)):
         assert f"--{name} " in shown
     assert "--seed int Seed of the weights, of dropout and of the order of the sequences. (default: 0)" in shown
     assert "--precision {fp32,tf32,fp16,bf16} Number format of the forward and backward pass. (default: fp32)" in shown
+
+
+def test_of_two_settings_that_say_the_same_the_later_one_counts() -> None:
+    file = {"num_steps": 30, "num_epochs": 2, "learning_rate_warmup_steps": 5}
+    assert merged(file, {"num_epochs": 3}) == {"num_epochs": 3, "learning_rate_warmup_steps": 5}
+    assert merged(file, {"num_steps": 9, "learning_rate_warmup_ratio": 0.1}) == {
+        "num_steps": 9,
+        "learning_rate_warmup_ratio": 0.1,
+    }
+    assert nested({"num_steps": 9, "num_epochs": 2}) == {"num_steps": 9, "num_epochs": 2}, (
+        "and two that contradict stay"
+    )
+
+
+def test_what_is_not_given_follows_from_what_is() -> None:
+    def numbers(**given: Any) -> tuple[int, int]:
+        settings: Any = make_experiment({"model": "gpt2-nano", "device": "cpu", **given}, "main").settings
+        return settings.micro_batch_size, settings.accumulation_steps
+
+    assert (
+        numbers() == (8, 1) and numbers(effective_batch_size=2) == (2, 1) and numbers(effective_batch_size=12) == (6, 2)
+    )
+    assert numbers(effective_batch_size=12, accumulation_steps=3) == (4, 3)
+    short = tiny(num_steps=3).settings
+    assert (short.num_steps, short.timing_warmup_steps) == (3, 2)
+    whole = tiny(num_epochs=0.01, learning_rate_warmup_ratio=0.25).settings
+    num_sequences = len(tiny().prepare().train)
+    assert whole.num_steps == math.ceil(0.01 * num_sequences / 8) > 3
+    assert whole.learning_rate_warmup_steps == math.ceil(0.25 * whole.num_steps)
+    file = yaml.safe_load(tiny(num_epochs=0.01, learning_rate_warmup_ratio=0.25).to_yaml())
+    longer = make_experiment(merged(file, {"num_epochs": 0.02}), "main").settings
+    assert longer.num_steps > whole.num_steps and longer.learning_rate_warmup_steps > whole.learning_rate_warmup_steps
 
 
 @pytest.mark.parametrize(

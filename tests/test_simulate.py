@@ -82,7 +82,9 @@ def test_a_script_that_fits_is_told_in_bytes_lines_and_cards(project: Project) -
     assert largest.peak.category_bytes["optimizer state"] == pytest.approx(2 * parameters, abs=64)
     assert {line.rpartition(":")[0] for line in largest.peak.module_bytes} == {"train.py"}
     assert found.smallest_bytes <= largest.device_bytes
-    assert found.cards_that_fit == ("l4", "rtx4090", "l40s")
+    alike = [CARDS[name] for name in found.cards_that_fit]
+    assert {"l4", "rtx4090", "l40s"} <= {card.gpu for card in alike} and {card.capability for card in alike} == {(8, 9)}
+    assert [card.memory_mib for card in alike] == sorted(card.memory_mib for card in alike)
     run = project.parent_of("simulate")
     assert run.data.metrics["peak_allocated_mib"] == pytest.approx(largest.peak_allocated_bytes / 2**20)
     assert (run.data.tags["verdict"], run.data.tags["with_values"]) == ("fits", "false")
@@ -231,6 +233,22 @@ def test_a_command_that_takes_no_optimizer_step_is_told_what_was_seen(
 
 
 @needs_cuda_build
+def test_a_card_in_words_has_what_others_leave_and_says_that_torch_has_no_kernels_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(
+        'import torch\nx = torch.ones(8, device="cuda", requires_grad=True)\noptimizer = torch.optim.SGD([x])\n'
+        "for _ in range(2):\n    x.sum().backward()\n    optimizer.step()"
+    )
+    monkeypatch.chdir(tmp_path)
+    gpu, command = "memory=11GiB,capability=6.1", [str(CUDA_PYTHON), "train.py"]
+    found = simulate_here(command=command, gpu=gpu, other_processes="1.5GiB")
+    assert (found.verdict, found.gpu, found.memory_bytes) == ("fits", gpu, 9728 * 2**20)
+    assert "has no kernels for card like NVIDIA GeForce GTX 1080 Ti" in found.notes[0]
+    assert "gtx1080ti" in found.cards_that_fit
+
+
+@needs_cuda_build
 def test_a_command_that_uses_no_card_is_refused(project: Project) -> None:
     for code in ("print('no GPU here')", "import torch; torch.cuda.synchronize()"):
         done = simulate(project, "-c", code)
@@ -248,6 +266,11 @@ def test_a_command_that_uses_no_card_is_refused(project: Project) -> None:
         (["--gpu", "rtx9090", "--", "python", "train.py"], "no card is called 'rtx9090'"),
         (["--gpu", "t4", "--steps", "0", "--", "python", "train.py"], "steps must be a number of optimizer steps"),
         (["--gpu", "t4", "--budget", "16GiB", "--", "python", "train.py"], "more than the device's memory"),
+        (["--gpu", "t4", "--other_processes", "16GiB", "--", "python", "train.py"], "must leave memory"),
+        (
+            ["--gpu", "t4", "--budget", "8GiB", "--other_processes", "1GiB", "--", "python", "train.py"],
+            "give one of them",
+        ),
         (["--gpu", "t4", "--world_size", "8", "--rank", "8", "--", "python", "a.py"], "which is 7, and is 8; set"),
         (["--gpu", "t4", "--rank", "1", "--", "python", "a.py"], "set --world_size to the number of ranks"),
         (["--gpu", "t4", "--world_size", "8", "--gpus", "2", "--", "python", "a.py"], "one of 8 ranks has one card"),

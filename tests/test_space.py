@@ -3,10 +3,12 @@
 import random
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from conftest import TINY
 
 import pipeline
@@ -56,6 +58,20 @@ def test_the_default_space_has_thousands_of_configurations_on_a_card_and_hundred
     assert not {"flash", "liger"} & {value for values in on_card.dimensions.values() for value in values}
     assert on_card.dimensions["optimizer_in_backward"] == (False,), "gradients are clipped by default"
     assert any("max_grad_norm=none" in reason for reason in refusals)
+
+
+def test_a_file_is_shared_by_all_configurations_and_dimensions_still_vary(tmp_path: Path) -> None:
+    file, split = tmp_path / "config.yaml", {"micro_batch_size": 4, "accumulation_steps": 2, "effective_batch_size": 8}
+    run = merged({**TINY, **split}, {"budget": None, "num_epochs": 0.01, "learning_rate_schedule": "cosine"})
+    file.write_text(yaml.safe_dump(nested(run)))
+    given = {"config": str(file), "budget": "64MiB", "seed": "3"}
+    problem = make_problem(given)
+    settings: Any = problem.base.settings
+    assert problem.space.dimensions["micro_batch_size"] == (1, 2, 4, 8)
+    assert (settings.model, settings.seed, settings.learning_rate_schedule) == (TINY["model"], 3, "cosine")
+    assert problem.given_words == given, "the same command resumes it"
+    with pytest.raises(InvalidInputError, match="num_steps must agree with what it follows from"):
+        make_problem({**given, "num_steps": "5", "num_epochs": "0.01"})
 
 
 def test_exact_leaves_out_what_rounds_differently() -> None:

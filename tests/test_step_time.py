@@ -83,9 +83,9 @@ def test_every_card_has_rates_and_others_are_taken_for_the_closest() -> None:
 
 
 def test_a_card_outside_the_table_is_taken_for_one_of_its_series() -> None:
-    names = "NVIDIA GeForce RTX 5090", "NVIDIA RTX PRO 6000 Blackwell", "NVIDIA B300"
-    capabilities = (12, 0), (12, 0), (10, 3)
-    for name, capability, similar in zip(names, capabilities, ("rtx4090", "l40s", "b200"), strict=True):
+    names = "NVIDIA GeForce RTX 6090", "NVIDIA RTX PRO 9000", "NVIDIA B300"
+    capabilities = (12, 1), (12, 1), (10, 3)
+    for name, capability, similar in zip(names, capabilities, ("rtx5090", "rtxpro6000", "b200"), strict=True):
         card = replace(CARDS[similar], name=name, capability=capability)
         assert rates_of(card) == RATES[similar] and CARDS[similar].name in str(note_on_rates(card))
         assert cost_prior(card).deviations_K[0] > cost_prior(CARDS[similar]).deviations_K[0]

@@ -273,6 +273,8 @@ def test_learning_rate_warms_up_scales_and_decays() -> None:
     falling = rates(learning_rate_schedule="linear")
     assert falling[2] == 1.0
     assert falling[-1] == pytest.approx(1 / 6)
+    cosine = rates(learning_rate_schedule="cosine")
+    assert cosine[:3] == [0.5, 1.0, 1.0] and cosine[5] == pytest.approx(0.5) and 0 < cosine[-1] < falling[-1]
 
 
 def test_the_memory_peak_covers_two_steps_and_all_phases() -> None:

@@ -1,4 +1,4 @@
-"""Memory budgets: 8GiB, 8GB, 512MiB or 80%, converted to bytes."""
+"""Memory sizes and budgets: 8GiB, 8GB, 512MiB or 80%, converted to bytes."""
 
 import re
 
@@ -29,6 +29,48 @@ def parse_budget(text: str, total_bytes: int, what: str = "a budget") -> int:
     if budget > total_bytes:
         raise InvalidInputError(
             f"{what} cannot be more than the device's memory: {text!r} is {budget / 2**30:.1f} GiB of "
-            f"{total_bytes / 2**30:.1f} GiB; write at most 100%"
+            f"{total_bytes / 2**30:.1f} GiB; write at most 100%, or describe a larger card in --gpu"
         )
     return budget
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size such as 1.2GiB.
+
+    Raises:
+        InvalidInputError: its form is invalid.
+
+    """
+    match = FORM.fullmatch(text.strip())
+    if match is None or match["unit"] == "%":
+        raise InvalidInputError(
+            f"a size is a number with a unit ({', '.join(UNIT_BYTES)}), not {text!r}; write for example 1.2GiB"
+        )
+    return int(float(match["number"]) * UNIT_BYTES[match["unit"]])
+
+
+def other_bytes(other_processes: str | None, total_bytes: int) -> int:
+    """Return the bytes that other processes hold of a device with so much memory.
+
+    Raises:
+        InvalidInputError: their form is invalid, or they are as much as the device has.
+
+    """
+    if other_processes is None:
+        return 0
+    held = parse_size(other_processes)
+    if held >= total_bytes:
+        raise InvalidInputError(
+            f"other processes must leave memory of a device with {total_bytes / 2**30:.1f} GiB, and other_processes is "
+            f"{other_processes}; write what nvidia-smi shows as used before the training starts"
+        )
+    return held
+
+
+def check_one_limit(budget: str | None, other_processes: str | None) -> None:
+    """Raise InvalidInputError if both a budget and what other processes hold are given: each says what is left."""
+    if budget is not None and other_processes is not None:
+        raise InvalidInputError(
+            f"budget ({budget}) is what the training may use, and other_processes ({other_processes}) what it may not; "
+            "give one of them"
+        )

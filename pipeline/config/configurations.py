@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.technique import Mathematics
-from pipeline.config.experiment import Experiment, check_settings, completed
+from pipeline.config.experiment import Experiment, check_settings, completed, with_length
 from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings, merged, nested, validate
 from pipeline.config.space import Choice, Value
 
@@ -37,7 +37,7 @@ class Configurations:
         if others not in self._checked:
             check_settings(experiment)
             self._checked.add(others)
-        return experiment
+        return with_length(experiment)
 
     @cached_property
     def _base(self) -> RunSettings:

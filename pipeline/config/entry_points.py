@@ -42,6 +42,39 @@ EXISTING: Mapping[str, str] = {
     "text_files.path": "file or folder",
 }
 """Settings that name what must exist, and what that is: checked before torch is imported, which takes seconds."""
+USED: Mapping[str, tuple[str, ...]] = {
+    "main": (
+        *("config", "model", "corpus", "sequence_length", "micro_batch_size", "effective_batch_size", "precision"),
+        *("checkpointing", "num_steps", "budget"),
+    ),
+    "search": (
+        *("config", "model", "corpus", "sequence_length", "effective_batch_size", "budget", "space", "mathematics"),
+        *("num_trials", "search_time_limit"),
+    ),
+    "plan": (
+        *("gpu", "config", "model", "sequence_length", "effective_batch_size", "effective_batch_sizes", "budget"),
+        *("other_processes", "space", "mathematics"),
+    ),
+    "finetune": (
+        *("config", "model", "chat.path", "sequence_length", "effective_batch_size", "budget", "kind", "num_epochs"),
+        *("learning_rate", "learning_rate_schedule"),
+    ),
+}
+"""The settings that most people set, which `--help` shows, by entry point; `profiling` is as `main`."""
+USED_OF_COMPARISONS = (
+    *("model", "corpus", "sequence_length", "effective_batch_size", "num_steps", "repeats", "seed", "device", "budget"),
+    "output",
+)
+"""The same of all other entry points that train."""
+EXAMPLES: Mapping[str, str] = {
+    "main": "fitproof main --model gpt2 --effective_batch_size 16 --precision bf16 --budget 8GiB",
+    "profiling": "fitproof profiling --model gpt2 --micro_batch_size 4 --precision bf16",
+    "search": "fitproof search --model gpt2 --effective_batch_size 32 --budget 8GiB",
+    "plan": 'fitproof plan --model gpt2 --gpu "RTX 4090,t4" --effective_batch_size 32',
+    "finetune": "fitproof finetune --model owner/name --chat.path chat.jsonl --sequence_length 1024 --budget 16GiB",
+    "simulate": "fitproof simulate --gpu rtx4090 -- python train.py",
+}
+"""A command of each entry point; those that have none here take the same settings as their neighbours."""
 ALIASES: Mapping[str, tuple[str, ...]] = {"handover": ("export", "--output", "handover")}
 """Older names of commands, and the words that they stand for."""
 

@@ -1,5 +1,6 @@
 """Experiment: the settings of one run, completed and checked before anything runs."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from pipeline.base.units import parse_budget
 from pipeline.base.user_functions import digest, is_function_name, module_digest
 from pipeline.config.settings import (
     CORPORA,
+    FOLLOWS,
     MODELS,
     TECHNIQUES,
     AllSettings,
@@ -28,6 +30,7 @@ from pipeline.config.settings import (
 )
 from pipeline.config.user_techniques import is_user_technique
 from pipeline.memory.device import find_device, hardware_of, num_cores, total_bytes
+from pipeline.memory.meter import WATCHED_STEPS
 
 AUTO_MODEL = {"cuda": "gpt2", "cpu": "gpt2-nano"}
 """The model for `model: auto` on each kind of device."""
@@ -55,13 +58,13 @@ class Experiment:
     @property
     def model(self) -> Model:
         """The model family of `settings.model`, with its settings."""
-        member: Model = getattr(self.settings, _family(self.settings.model))
+        member: Model = getattr(self.settings, family_of(self.settings.model))
         return member
 
     @property
     def corpus(self) -> Corpus:
         """The corpus, with its settings."""
-        member: Corpus = getattr(self.settings, _corpus(self.settings.corpus))
+        member: Corpus = getattr(self.settings, corpus_of(self.settings.corpus))
         return member
 
     @cached_property
@@ -180,7 +183,7 @@ class Experiment:
         """Return the same run on another device, with random weights in place of pretrained ones."""
         changes: dict[str, Any] = {"device": device}
         if getattr(self.model, "pretrained", False):
-            changes[_family(self.settings.model)] = self.model.model_copy(update={"pretrained": False})
+            changes[family_of(self.settings.model)] = self.model.model_copy(update={"pretrained": False})
         return Experiment(self.settings.model_copy(update=changes))
 
     @property
@@ -197,12 +200,14 @@ class Experiment:
         return {**self._own_settings(), **({"user_code": " ".join(digests)} if digests else {})}
 
     def to_yaml(self) -> str:
-        """Return the settings as YAML, for the setting `config`."""
-        return yaml.safe_dump(nested(self._own_settings()), sort_keys=False)
+        """Return the settings as YAML, for the setting `config`, without what follows from another one."""
+        own = self._own_settings()
+        given = {name: value for name, value in own.items() if own.get(FOLLOWS.get(name, "")) is None}
+        return yaml.safe_dump(nested(given), sort_keys=False)
 
     def _own_settings(self) -> dict[str, Any]:
         """Return every setting by its dotted name, without those of other model families and corpora."""
-        used = {_family(self.settings.model), _corpus(self.settings.corpus)}
+        used = {family_of(self.settings.model), corpus_of(self.settings.corpus)}
         groups = ({*MODELS} | {*CORPORA}) - used
         return {k: v for k, v in dotted(self.settings.model_dump(mode="json", exclude=groups)) if v != {}}
 
@@ -214,7 +219,7 @@ def notes_on(experiments: Iterable[Experiment]) -> tuple[str, ...]:
 
 
 def make_experiment(values: Mapping[str, Any], entry: str) -> Experiment:
-    """Return the Experiment with these settings, completed and checked; its corpus is not read yet.
+    """Return the Experiment with these settings, completed and checked; its corpus is read for num_epochs alone.
 
     Raises:
         InvalidInputError: a setting is unknown or out of range, contradicts another, or names an absent device.
@@ -222,7 +227,7 @@ def make_experiment(values: Mapping[str, Any], entry: str) -> Experiment:
     """
     experiment = completed(validate(AllSettings, values, entry))
     check_settings(experiment)
-    return experiment
+    return with_length(experiment)
 
 
 def completed(settings: RunSettings) -> Experiment:
@@ -275,7 +280,11 @@ def _made(settings: RunSettings) -> list[_Made]:
     return made
 
 
-def _family(name: str) -> str:
+_NUM_SEQUENCES: dict[str, int] = {}
+"""Sequences to train on, by the settings that decide them."""
+
+
+def family_of(name: str) -> str:
     """Return the name of the family of model `name`; the families' own names come before folders and hub names."""
     for key, family in MODELS.items():
         if name in family.names:
@@ -290,7 +299,7 @@ def _family(name: str) -> str:
     )
 
 
-def _corpus(name: str) -> str:
+def corpus_of(name: str) -> str:
     """Return the name of the corpus class for `name`."""
     if name in CORPORA:
         return name
@@ -305,7 +314,7 @@ def _corpus(name: str) -> str:
 def check_settings(experiment: Experiment) -> None:
     """Raise InvalidInputError if settings of a run, its model and its corpus contradict each other."""
     settings = experiment.settings
-    _corpus(settings.corpus)
+    corpus_of(settings.corpus)
     longest = experiment.description.max_sequence_length
     if longest is not None and settings.sequence_length > longest:
         raise InvalidInputError(
@@ -318,9 +327,57 @@ def check_settings(experiment: Experiment) -> None:
             f"{settings.model} takes {experiment.description.kind}, and the corpus {settings.corpus} has "
             f"{experiment.corpus.kind}; set corpus={' or '.join(suited)}"
         )
-    if reason := why_untimed("num_steps", settings.num_steps, settings.timing_warmup_steps):
-        raise InvalidInputError(reason)
     experiment.budget_bytes  # noqa: B018  raises where it cannot be parsed
+
+
+def with_length(experiment: Experiment) -> Experiment:
+    """Return the same with its optimizer steps: all of them, those of warm-up, and those that are not timed.
+
+    Raises:
+        InvalidInputError: settings say different lengths, or no step is timed.
+
+    """
+    settings = experiment.settings
+    given, changes = settings.model_fields_set, dict[str, Any]()
+    if settings.num_epochs is not None:
+        num_sequences = _num_sequences(experiment)
+        num_steps = max(1, math.ceil(settings.num_epochs * num_sequences / experiment.effective_batch_size))
+        of_epochs = f"num_epochs={settings.num_epochs:g} of {num_sequences:,} sequences"
+        changes["num_steps"] = _agreeing(settings, "num_steps", num_steps, of_epochs)
+    num_steps = changes.get("num_steps", settings.num_steps)
+    if settings.learning_rate_warmup_ratio is not None:
+        num_warmup_steps = math.ceil(settings.learning_rate_warmup_ratio * num_steps)
+        share = f"learning_rate_warmup_ratio={settings.learning_rate_warmup_ratio:g} of {num_steps} steps"
+        changes["learning_rate_warmup_steps"] = _agreeing(
+            settings, "learning_rate_warmup_steps", num_warmup_steps, share
+        )
+    num_untimed = settings.timing_warmup_steps
+    if "timing_warmup_steps" not in given:
+        num_untimed = min(num_untimed, max(WATCHED_STEPS, num_steps - 1))
+        changes["timing_warmup_steps"] = num_untimed
+    if reason := why_untimed("num_steps", num_steps, num_untimed):
+        raise InvalidInputError(reason)
+    return Experiment(settings.model_copy(update=changes))
+
+
+def _agreeing(settings: RunSettings, name: str, num_steps: int, source: str) -> int:
+    """Return the steps that follow from another setting; refuse other steps that are given beside it."""
+    own = getattr(settings, name)
+    if name in settings.model_fields_set and own != num_steps:
+        raise InvalidInputError(
+            f"{name} must agree with what it follows from: {source} are {num_steps}, and {name} is {own}; give one of "
+            "both"
+        )
+    return num_steps
+
+
+def _num_sequences(experiment: Experiment) -> int:
+    """Return the sequences of the corpus to train on; configurations that differ in techniques alone share it."""
+    settings = experiment.settings
+    key = repr((settings.model_dump(include={*RunSettings.model_fields}), experiment.model, experiment.corpus))
+    if key not in _NUM_SEQUENCES:
+        _NUM_SEQUENCES[key] = len(experiment.read_corpus().train)
+    return _NUM_SEQUENCES[key]
 
 
 def why_untimed(name: str, num_steps: int, timing_warmup_steps: int) -> str | None:

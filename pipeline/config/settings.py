@@ -16,8 +16,13 @@ from pipeline.base.contracts import Corpus, Model, SequencesKind, Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.passwords import has_password
 from pipeline.base.technique import Technique
+from pipeline.config.other_names import names_for
 from pipeline.config.user_techniques import UserTechniqueError, user_techniques
 
+FOLLOWS = {"num_steps": "num_epochs", "learning_rate_warmup_steps": "learning_rate_warmup_ratio"}
+"""Settings that follow from another one where that is given: two ways to say the same."""
+NUM_CLOSE = 3
+"""Names that are shown for one that there is not."""
 Family = TypeVar("Family")
 SettingsClass = TypeVar("SettingsClass", bound=Settings)
 
@@ -61,8 +66,10 @@ class RunSettings(Settings):
     """Seed of the weights, of dropout and of the order of the sequences."""
     num_steps: PositiveInt = 30
     """Optimizer steps to train."""
+    num_epochs: PositiveFloat | None = None
+    """How many times to train each sequence of the corpus, in place of num_steps; none: num_steps counts."""
     timing_warmup_steps: PositiveInt = Field(default=3, ge=2)
-    """Optimizer steps at the start that are not timed."""
+    """Optimizer steps at the start that are not timed; fewer by default where num_steps is no more than that."""
     learning_rate: PositiveFloat = 5e-4
     """Peak learning rate, before learning_rate_scaling."""
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
@@ -71,8 +78,10 @@ class RunSettings(Settings):
     """The effective batch size for which learning_rate was chosen."""
     learning_rate_warmup_steps: NonNegativeInt = 5
     """Optimizer steps over which the learning rate rises to its peak."""
-    learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """After warm-up: constant, or linear decay to zero."""
+    learning_rate_warmup_ratio: float | None = Field(default=None, ge=0, lt=1)
+    """The same as a share of num_steps, in place of learning_rate_warmup_steps; none: those count."""
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After warm-up: constant, or decay to zero along a line or half a cosine."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Weight decay on every parameter: decoupled, but an L2 penalty with optimizer=sgd."""
     max_grad_norm: PositiveFloat | None = 1.0
@@ -160,16 +169,22 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in settings.items():
         first, _, rest = name.partition(".")
-        result = merged(result, {first: nested({rest: value}) if rest else value})
+        result = _updated(result, {first: nested({rest: value}) if rest else value})
     return result
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` updated with `changes`, recursively."""
+    """Return `base` updated with `changes`, recursively; of two ways to say the same, that of `changes` counts."""
+    replaced = {name for pair in FOLLOWS.items() if not changes.keys().isdisjoint(pair) for name in pair}
+    replaced -= changes.keys()
+    return _updated({name: value for name, value in base.items() if name not in replaced}, changes)
+
+
+def _updated(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for name, value in changes.items():
         old = result.get(name)
-        result[name] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        result[name] = _updated(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return result
 
 
@@ -181,11 +196,12 @@ def written(value: object) -> str:
 
 
 def unknown_setting(kind: type[Settings], name: str) -> str:
-    """Return the message for an unknown setting: the closest names, then all."""
+    """Return the message for an unknown setting: what it is called here, or the closest names."""
     names = list(setting_names(kind))
-    close = difflib.get_close_matches(name, names, n=2, cutoff=0.6)
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
-    return f"no setting is called {name}{hint}\nthe settings are: {', '.join(names)}"
+    meant = [one for one in names_for(name) if one.partition("=")[0] in names]
+    meant = meant or difflib.get_close_matches(name.replace("-", "_"), names, n=NUM_CLOSE, cutoff=0.6)
+    hint = f"did you mean {' or '.join(meant)}?" if meant else "--help-all lists all settings"
+    return f"no setting is called {name}; {hint}"
 
 
 def setting_names(kind: type[Settings], prefix: str = "") -> Iterator[str]:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -12,8 +13,10 @@ from pydantic import Field
 from pipeline.base.contracts import Hardware, Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Mathematics
+from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import check_setting_name
-from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings, dotted, validate
+from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings, dotted, merged, nested, validate
+from pipeline.config.variants import read_config, read_yaml
 
 Value = str | int | float | bool | None
 """A value of a dimension, as YAML and the type of its setting read it."""
@@ -22,6 +25,8 @@ Choice = dict[str, Value]
 Refusals = Mapping[str, int]
 """Why configurations are not in a space, and how many for each reason, the most frequent first."""
 
+FOLLOWING = ("accumulation_steps",)
+"""Settings in a file of one configuration that follow from others, which may vary in a space."""
 NUM_REASONS = 12
 """Reasons that are written out."""
 
@@ -33,6 +38,8 @@ class SpaceSettings(Settings):
     """Values to try of each setting, by dotted name; divisors: of effective_batch_size; auto: chosen for the device."""
     mathematics: Mathematics = Mathematics.ROUNDING
     """How far values of the space may change the training: exact, rounding (other round-off as well) or different."""
+    config: Path | None = None
+    """A YAML file of settings that all configurations share, such as best.yaml; dimensions of the space still vary."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +104,24 @@ def _counted(count: int) -> str:
     return f"{count:,} configuration{'s' if count > 1 else ''}"
 
 
-def default_space(values: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of an entry point's YAML, without its space if the user has given one."""
-    return {name: value for name, value in values.items() if name != "space" or "space" not in given}
+def space_values(entry: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of an entry point's YAML, with those of the user's file `config` and then the user's own.
+
+    A space that the user gives replaces the default one.
+
+    Raises:
+        InvalidInputError: a file cannot be read, or `config` is of another tool.
+
+    """
+    own = {name: value for name, value in given.items() if name != "config"}
+    config = given.get("config")
+    file = {} if config in (None, "none") else read_config(Path(str(config)))
+    shared = nested({k: v for k, v in file.items() if k not in FOLLOWING and (k, v) != ("budget", None)})
+    values = read_yaml(yaml_file(entry))
+    for replaced, by in ((values, {**shared, **own}), (shared, own)):
+        if "space" in by:
+            replaced.pop("space", None)
+    return merged(merged(nested(values), shared), own)
 
 
 def read_space(

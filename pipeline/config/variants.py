@@ -12,6 +12,7 @@ from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.entry_points import find_file, yaml_file
 from pipeline.config.experiment import Experiment, make_experiment
+from pipeline.config.other_names import foreign_configuration
 from pipeline.config.settings import dotted, merged, nested, validate
 
 
@@ -123,10 +124,28 @@ def load_single(entry: str, config: Path, overrides: Mapping[str, Any]) -> Entry
         InvalidInputError: as make_experiment, or this machine cannot run it.
 
     """
-    variant = _variant(config.stem, merged(nested(read_yaml(find_file(config))), overrides), entry)
+    variant = _variant(config.stem, merged(nested(read_config(config)), overrides), entry)
     if variant.skipped:
         raise InvalidInputError(variant.skipped)
     return EntryPoint(entry, f"What does {config} cost?", (Comparison("single", variant.name, (variant,)),))
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """Return the settings in a configuration file of the user, or in Fitproof's own one of that name.
+
+    Raises:
+        InvalidInputError: as read_yaml(), or the file is for another tool.
+
+    """
+    if file.suffix == ".toml":
+        raise InvalidInputError(
+            f"{file} is TOML, as torchtitan's configurations are, and Fitproof reads YAML: fitproof simulate --gpu "
+            "CARD -- COMMAND, with the command that trains with it, says what it needs"
+        )
+    values = read_yaml(find_file(file))
+    if reason := foreign_configuration(file, values):
+        raise InvalidInputError(reason)
+    return values
 
 
 def read_yaml(file: Path) -> dict[str, Any]:

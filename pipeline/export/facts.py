@@ -60,8 +60,10 @@ class Facts:
     """After warm-up, with learning_rate_scaling applied."""
     warmup_steps: int
     schedule: str
-    """constant or linear, after warm-up."""
+    """constant, linear or cosine, after warm-up."""
     num_steps: int
+    num_epochs: float | None
+    """Of which num_steps follow; None if those were given."""
     weight_decay: float
     max_grad_norm: float | None
     seed: int
@@ -139,6 +141,11 @@ class Facts:
     def has_warmup(self) -> bool:
         """Whether the first learning rate is lower than `learning_rate`."""
         return self.warmup_steps > 1
+
+    @property
+    def decays(self) -> bool:
+        """Whether the learning rate falls to zero after warm-up."""
+        return self.schedule != "constant"
 
     @property
     def summary(self) -> str:
@@ -236,6 +243,7 @@ def facts_of(experiment: Experiment) -> Facts:
         warmup_steps=settings.learning_rate_warmup_steps,
         schedule=settings.learning_rate_schedule,
         num_steps=settings.num_steps,
+        num_epochs=settings.num_epochs,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
         seed=settings.seed,

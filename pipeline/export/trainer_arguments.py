@@ -15,6 +15,7 @@ def trainer_arguments(facts: Facts) -> dict[str, Any]:
         "per_device_train_batch_size": facts.micro_batch_size,
         "gradient_accumulation_steps": facts.accumulation_steps,
         "max_steps": facts.num_steps,
+        **({} if facts.num_epochs is None else {"num_train_epochs": facts.num_epochs}),
         "bf16": facts.precision == "bf16",
         "fp16": facts.precision == "fp16",
         "tf32": facts.precision == "tf32",
@@ -36,8 +37,8 @@ def trainer_schedule(facts: Facts) -> dict[str, Any]:
 
     transformers' warm-up begins at its lowest rate and has one step more than Fitproof's, which begins at 1 / n.
     """
-    if facts.schedule == "linear":
-        return {"lr_scheduler_type": "linear", "warmup_steps": facts.warmup_steps}
+    if facts.decays:
+        return {"lr_scheduler_type": facts.schedule, "warmup_steps": facts.warmup_steps}
     if not facts.has_warmup:
         return {"lr_scheduler_type": "constant", "warmup_steps": 0}
     shape = {"num_decay_steps": 0, "min_lr_ratio": 1 / facts.warmup_steps}
@@ -54,8 +55,10 @@ def prepares_layers(facts: Facts) -> bool:
 
 
 def trainer_notes(facts: Facts) -> list[str]:
-    """Return what the arguments of checkpointing and precision mean, a sentence each."""
+    """Return what the arguments of length, checkpointing and precision mean, a sentence each."""
     notes = []
+    if facts.num_epochs is not None:
+        notes.append(epochs_note(facts, "max_steps", "num_train_epochs"))
     if (facts.every_n_layers or 1) > 1 and checkpointing_name() != CHECKPOINTING_NAMES[0]:
         notes.append(
             f"This version of transformers checkpoints every layer or none: every layer here, instead of one of "
@@ -74,6 +77,14 @@ def trainer_notes(facts: Facts) -> list[str]:
         measured = f"{facts.initial_loss_scale:g} was measured"
         notes.append(f"Trainer's first loss scale is {DEFAULT_LOSS_SCALE:g}, and {measured}.")
     return notes
+
+
+def epochs_note(facts: Facts, of_steps: str, of_epochs: str) -> str:
+    """Return how the optimizer steps follow from the epochs, and what to do with other data."""
+    return (
+        f"{of_steps} are the optimizer steps of {of_epochs}={facts.num_epochs:g} on the measured corpus, and count "
+        f"before it: with other data take {of_steps} out."
+    )
 
 
 def checkpointing_name() -> str:

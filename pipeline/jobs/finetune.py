@@ -14,7 +14,8 @@ from pipeline.base.units import MIB
 from pipeline.config.entry_points import SPACES, yaml_file
 from pipeline.config.experiment import Experiment, make_experiment, notes_on
 from pipeline.config.settings import MODELS, AllSettings, dotted, merged, nested, validate
-from pipeline.config.variants import Comparison, EntryPoint, Variant, read_yaml
+from pipeline.config.space import FOLLOWING
+from pipeline.config.variants import Comparison, EntryPoint, Variant, read_config, read_yaml
 from pipeline.jobs.comparison import measure
 from pipeline.jobs.plan import make_plan
 from pipeline.jobs.search import search
@@ -26,6 +27,10 @@ from pipeline.searching.settings import SearchSettings
 ENTRY = "finetune"
 AUTO_KIND = "auto"
 """The first kind that fits the budget."""
+IN_SHARED = ("budget", "config")
+"""Settings of the search that the settings of all kinds have already."""
+LENGTH = ("num_steps", "eval_steps")
+"""Settings that the compared runs have their own values of."""
 SMALLEST = {"micro_batch_size": 1}
 """The configuration that stands for a kind that has no plan."""
 
@@ -109,7 +114,9 @@ def finetune(given: Mapping[str, Any], console: Console) -> int:
     own = validate(KindsSettings, {name: values.pop(name) for name in fields if name in values}, ENTRY)
     asked = str(given.get("kind", AUTO_KIND))
     _check(own, asked, given)
-    shared = _shared(values, given, console)
+    of_config = _of_config(own, given)
+    length = {name: of_config.pop(name) for name in LENGTH if name in of_config}  # of the answer, not of comparing
+    shared = _shared(merged(nested(values), of_config), given, console)
     experiments = {name: _experiment(own, shared, settings, SMALLEST) for name, settings in own.kinds.items()}
     if asked != AUTO_KIND:
         _check_supported(experiments[asked])
@@ -125,7 +132,7 @@ def finetune(given: Mapping[str, Any], console: Console) -> int:
     if chosen is None:
         return 0 if is_any_done else 1
     console.print(f"searching the fastest configuration of the kind {chosen.name}", highlight=False)
-    return search(merged(_search_settings(shared, given), nested(chosen.settings)), console)
+    return search(merged(merged(length, _search_settings(shared, given)), nested(chosen.settings)), console)
 
 
 def _check(own: KindsSettings, asked: str, given: Mapping[str, Any]) -> None:
@@ -155,7 +162,7 @@ def _check_supported(experiment: Experiment) -> None:
 def _shared(values: Mapping[str, Any], given: Mapping[str, Any], console: Console) -> dict[str, Any]:
     """Return the settings that all kinds share; a model that has weights is trained from them."""
     of_run = {name: value for name, value in given.items() if name not in FinetuneSettings.model_fields}
-    shared = merged(nested(values), of_run)
+    shared = merged(values, of_run)
     budget = str(given.get("budget") or shared.get("budget") or SearchSettings.model_fields["budget"].default)
     if budget == "none":
         raise InvalidInputError("finetune needs a budget, and budget is none; set budget=auto, or one such as 16GiB")
@@ -168,10 +175,20 @@ def _shared(values: Mapping[str, Any], given: Mapping[str, Any], console: Consol
     return merged({"causal_lm": {"pretrained": True}} if has_weights else {}, {**shared, "budget": budget})
 
 
+def _of_config(own: KindsSettings, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the file `config` but those that the kinds and the configurations differ in."""
+    if given.get("config") in (None, "none"):
+        return {}
+    varied = {*own.compared.space, *read_yaml(yaml_file("search")).get("space", {}), *FOLLOWING}
+    varied |= {name for settings in own.kinds.values() for name, _ in dotted(settings)}
+    varied |= FinetuneSettings.model_fields.keys() - {"budget"}
+    return nested({k: v for k, v in dotted(read_config(Path(str(given["config"])))) if k not in varied})
+
+
 def _search_settings(shared: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **shared,
-        **{name: given[name] for name in SearchSettings.model_fields if name in given and name != "budget"},
+        **{name: given[name] for name in SearchSettings.model_fields if name in given and name not in IN_SHARED},
     }
 
 
@@ -213,4 +230,5 @@ def _experiment(
 ) -> Experiment:
     """Return the compared run of a kind with these settings, in one configuration of the compared space."""
     length = {"num_steps": own.compared.num_steps, "eval_steps": own.compared.eval_steps}
-    return make_experiment(merged(merged({**length, **shared}, nested(settings)), nested(choice)), ENTRY)
+    values = {**length, **{name: value for name, value in shared.items() if name != "num_epochs"}}
+    return make_experiment(merged(merged(values, nested(settings)), nested(choice)), ENTRY)

@@ -11,11 +11,9 @@ from rich.progress import track
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
-from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import AUTO_MODEL, Experiment, notes_on
-from pipeline.config.settings import RunSettings, dotted, merged, nested, validate
-from pipeline.config.space import Space, read_space, sentences
-from pipeline.config.variants import read_yaml
+from pipeline.config.settings import RunSettings, dotted, validate
+from pipeline.config.space import Space, read_space, sentences, space_values
 from pipeline.jobs.plan_settings import (
     AUTO_LENGTH,
     LENGTHS_SPACE,
@@ -27,7 +25,7 @@ from pipeline.jobs.plan_settings import (
 )
 from pipeline.memory.device import num_cores
 from pipeline.prediction.card_processes import python_on_cuda_build
-from pipeline.prediction.cards import note_on
+from pipeline.prediction.cards import notes_on_card
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.longest import CardLengths, Longest, LongestFindings, LongestRow, largest_length
 from pipeline.prediction.longest import longest_that_fits as longest_of
@@ -65,7 +63,7 @@ def find_longest(given: Mapping[str, Any], console: Console) -> LongestFindings:
     values["sequence_length"] = min(EXAMPLE_LENGTH, limit)
     spaces = [read_space(own, values, given, "plan", card)[1] for card in cards]
     found = tuple(
-        _of_card(card, budget_bytes_on(budget, card), values, space, own, console)
+        _of_card(card, budget_bytes_on(budget, own.other_processes, card), values, space, own, console)
         for card, space in zip(cards, spaces, strict=True)
     )
     if not any(card.rows for card in found):
@@ -102,9 +100,9 @@ MINIMUM = int(RunSettings.model_fields["sequence_length"].metadata[0].ge)
 
 def _read(given: Mapping[str, Any]) -> tuple[PlanSettings, dict[str, Any]]:
     """Return the settings of the plan, with the space of lengths unless one is given, and those of configurations."""
-    values = nested(read_yaml(yaml_file("plan")))
-    values["space"] = values.pop(LENGTHS_SPACE, values.get("space", {}))
-    values = {**merged(values, given), **({"space": given["space"]} if "space" in given else {})}
+    values = space_values("plan", given)
+    lengths = values.pop(LENGTHS_SPACE, values.get("space", {}))
+    values["space"] = given.get("space", lengths)
     own = {name: values.pop(name) for name in PlanSettings.model_fields if name in values}
     return validate(PlanSettings, own, "plan"), values
 
@@ -150,7 +148,7 @@ def _of_card(
         planned = planned_row(choices[number], found.experiment, found.prediction, budget_bytes, prior)
         rows[number] = LongestRow(sequence_length=found.length, planned=planned, next_peak_bytes=found.next_peak_bytes)
     notes = (
-        note_on(target),
+        *notes_on_card(target),
         note_on_rates(target),
         *not_predicted(experiments, target.kind),
         *notes_on(experiments),

@@ -12,18 +12,16 @@ from rich.progress import track
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
-from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import AUTO_MODEL, Experiment, notes_on
-from pipeline.config.settings import default_values, dotted, merged, nested, validate
+from pipeline.config.settings import default_values, dotted, validate
 from pipeline.config.space import (
     Choice,
     Space,
-    default_space,
     nothing_left,
     read_space,
     sentences,
+    space_values,
 )
-from pipeline.config.variants import read_yaml
 from pipeline.jobs.lengths import corpus_notes
 from pipeline.jobs.longest import find_longest, log_longest
 from pipeline.jobs.plan_settings import (
@@ -37,7 +35,7 @@ from pipeline.jobs.plan_settings import (
 )
 from pipeline.memory.breakdown import Breakdown
 from pipeline.prediction.card_processes import card_processes, python_on_cuda_build
-from pipeline.prediction.cards import note_on
+from pipeline.prediction.cards import notes_on_card
 from pipeline.prediction.clipping import cost_of_clipping
 from pipeline.prediction.patches import not_predicted
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow, expected_order
@@ -143,8 +141,8 @@ def log_plan(findings: PlanFindings, given: Mapping[str, Any], console: Console)
 
 
 def _read(given: Mapping[str, Any]) -> tuple[PlanSettings, dict[str, Any]]:
-    """Return the settings of the plan and those of its configurations, from its YAML with the user's overrides."""
-    values = merged(nested(default_space(read_yaml(yaml_file("plan")), given)), given)
+    """Return the settings of the plan and those of its configurations."""
+    values = space_values("plan", given)
     values.pop(LENGTHS_SPACE, None)
     own = {name: values.pop(name) for name in PlanSettings.model_fields if name in values}
     return validate(PlanSettings, own, "plan"), values
@@ -154,7 +152,7 @@ def _card_plan(
     target: Hardware, budget: str | None, values: Mapping[str, Any], space: Space, own: PlanSettings, console: Console
 ) -> CardPlan:
     """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
-    budget_bytes = budget_bytes_on(budget, target)
+    budget_bytes = budget_bytes_on(budget, own.other_processes, target)
     experiments, choices, refusals = experiments_on(target, values, space, own.mathematics, budget_bytes)
     prior = cost_prior(target)
     rows: dict[int, PlannedRow] = {}
@@ -190,7 +188,7 @@ def _card_plan(
         raise InvalidInputError("\n".join(f"no configuration is predicted: {cause}" for cause in dict.fromkeys(causes)))
     ordered = tuple(rows[number] for number in sorted(rows))
     notes = [
-        note_on(target),
+        *notes_on_card(target),
         note_on_rates(target),
         note_on_ranks(max((one.world_size for one in experiments), default=1)),
         *not_predicted(experiments, target.kind),

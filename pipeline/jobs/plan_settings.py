@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt
 from rich.console import Console
 
 from pipeline.base.contracts import Hardware
-from pipeline.base.units import parse_budget
+from pipeline.base.units import check_one_limit, other_bytes, parse_budget
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import RunSettings
 from pipeline.config.space import Choice, SpaceSettings
@@ -33,7 +33,10 @@ class PlanSettings(SpaceSettings):
     """The settings that `plan` adds to those of a run."""
 
     gpu: str = "auto"
-    """Cards to plan for, separated by commas: h100, rtx4090, 2xt4, ...; cpu; auto: the device of this machine."""
+    """Cards to plan for, separated by commas: h100, "RTX 4090", 2xt4, ...; one in words: memory=31.7GiB,capability=7.0;
+    cpu; auto: the device of this machine."""
+    other_processes: str | None = None
+    """Memory of each card that other processes hold, such as 1.2GiB; none: nothing."""
     install: bool = False
     """Whether torch's CUDA build may be fetched (0.7 GB, 1.9 GB on disk) where the environment has a build for CPUs."""
     all: bool = False
@@ -43,8 +46,20 @@ class PlanSettings(SpaceSettings):
 
 
 def targets(text: str) -> list[Hardware]:
-    """Return the devices to plan for; they need not be in this machine. `2xt4` is a machine with two of them."""
-    return [_target(name.strip()) for name in text.split(",")]
+    """Return the devices to plan for; they need not be in this machine. `2xt4` is a machine with two of them.
+
+    `memory=24GiB` and other words are of the card before them; a semicolon separates cards as well.
+    """
+    names: list[str] = []
+    for group in text.split(";"):
+        card, *words = group.split(",")
+        names.append(card)
+        for word in words:
+            if "=" in word:
+                names[-1] += f",{word}"
+            else:
+                names.append(word)
+    return [_target(name.strip()) for name in names]
 
 
 def _target(name: str) -> Hardware:
@@ -57,11 +72,18 @@ def _target(name: str) -> Hardware:
     return replace(card, count=int(several[1]), name=f"{several[1]} x {card.name}")
 
 
-def budget_bytes_on(text: str | None, target: Hardware) -> int:
-    """Return the bytes that torch may use: the budget, or all of the card except its CUDA context."""
-    if text is not None and text != "none":
-        return parse_budget(text, target.memory_bytes)
-    return target.memory_bytes - context_bytes_of(target)
+def budget_bytes_on(text: str | None, other_processes: str | None, target: Hardware) -> int:
+    """Return the bytes that torch may use: the budget, or all of the card except its CUDA context and other processes.
+
+    Raises:
+        InvalidInputError: one of both cannot be read, both are given, or the other processes leave nothing.
+
+    """
+    budget = None if text in (None, "none") else text
+    check_one_limit(budget, other_processes)
+    if budget is not None:
+        return parse_budget(budget, target.memory_bytes)
+    return target.memory_bytes - context_bytes_of(target) - other_bytes(other_processes, target.memory_bytes)
 
 
 def planned_row(

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.units import MIB, parse_budget
+from pipeline.base.units import MIB, check_one_limit, other_bytes, parse_budget
 from pipeline.config.settings import RunSettings
 from pipeline.simulation.cards import find_card
 from pipeline.simulation.environment import check_num_cards
@@ -32,7 +32,7 @@ class SimulatedCommandSettings(Settings):
     """The settings of a command on a simulated card."""
 
     gpu: str
-    """Name of the card, such as rtx4090 or a100."""
+    """The card: a100, "RTX 4090", as nvidia-smi prints it, or in words: memory=31.7GiB,capability=7.0."""
     command: str
     """The command to simulate, as in a shell; on the command line it follows `--`."""
     gpus: PositiveInt = 1
@@ -43,6 +43,8 @@ class SimulatedCommandSettings(Settings):
     """Which of world_size ranks the command is, counted from 0."""
     budget: str | None = None
     """What is free on each card beside its context, such as 16GiB; none: all of it."""
+    other_processes: str | None = None
+    """Memory of each card that other processes hold, such as 1.2GiB; none: nothing."""
     values: Literal["auto", "on", "off"] = "auto"
     """Whether small tensors are computed on the host too; auto: if the command's course may depend on them."""
     steps: str = "3"
@@ -159,7 +161,11 @@ def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
             "leave out --world_size and start a process for each card"
         )
     card = find_card(settings.gpu)
+    check_one_limit(settings.budget, settings.other_processes)
     budget_bytes = None if settings.budget is None else parse_budget(settings.budget, card.memory_mib * MIB)
+    if settings.other_processes is not None:
+        free_bytes = (card.memory_mib - card.context.mib) * MIB
+        budget_bytes = free_bytes - other_bytes(settings.other_processes, free_bytes)
     return Simulate(
         command=on_cuda_build(words, settings.install),
         card=card,

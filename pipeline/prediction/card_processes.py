@@ -16,17 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.contracts import Hardware
+from pipeline.base.units import MIB
 from pipeline.memory.device import num_cores
 from pipeline.prediction import card_host
-from pipeline.simulation.cards import CARDS, Card, Clocks
+from pipeline.simulation.cards import CARDS, most_similar
 from pipeline.simulation.environment import card_variables, environment
 from pipeline.simulation.install import install, installed
 from pipeline.simulation.torch_build import CpuBuildError, find_torch
 
 ROOM_MIB = 1 << 20
 """Memory of a simulated card on which every training has room: 1 TiB."""
-USUAL_CLOCKS = Clocks(1980, 2619, 5120)
-"""Of a card that is not in the table: Triton's tuning asks for them, memory does not depend on them."""
 
 
 class CardProcesses:
@@ -147,7 +146,12 @@ def variables_on(target: Hardware) -> dict[str, str]:
     if card is None or card.capability != target.capability:
         assert target.capability is not None
         assert target.num_multiprocessors is not None
-        card = Card(target.name, ROOM_MIB, target.capability, target.num_multiprocessors, USUAL_CLOCKS)
+        card = replace(
+            most_similar(target.capability, target.memory_bytes // MIB),
+            name=target.name,
+            capability=target.capability,
+            num_multiprocessors=target.num_multiprocessors,
+        )
     return card_variables(replace(card, memory_mib=ROOM_MIB))
 
 

@@ -1,15 +1,25 @@
 """The cards of pipeline/simulation/cards.py as prediction sees them."""
 
+import re
+
 from pipeline.base.contracts import Hardware
 from pipeline.base.units import MIB
 from pipeline.simulation import cards
 from pipeline.simulation.cards import ASSUMED_CONTEXT, Card
 
-OLDEST_CAPABILITY = (7, 5)
-"""Compute capability from which on torch's builds for CUDA 13 have kernels, the default ones.
+BUILDS = (
+    ((7, 5), None),
+    ((5, 0), "torch 2.14 or older built for CUDA 12.6"),
+    ((3, 7), "torch 2.7 or older built for CUDA 11.8"),
+)
+"""Compute capabilities from which on builds of torch have kernels, and the builds; None: the default one, for CUDA 13.
 
-Torch 2.14 is the last with a build for CUDA 12.6, which has them from 5.0 on (pytorch issues 172352 and 190385).
+Torch 2.14 is the last with a build for CUDA 12.6, which has them from 5.0 on (pytorch issues 172352 and 190385), and
+builds for CUDA 11.8 have sm_37 (the architectures that torch.cuda.get_arch_list() shows there).
 """
+
+
+NOT_OF_MODEL = re.compile(r"^\d+ x | \(.*\)$")
 
 
 def _hardware(card: Card) -> Hardware:
@@ -23,11 +33,11 @@ def _hardware(card: Card) -> Hardware:
 
 
 CARDS = {name: _hardware(card) for name, card in cards.CARDS.items()}
-_CONTEXTS = {card.name: card.context for card in cards.CARDS.values()}
+_BY_NAME = {card.name: card for card in cards.CARDS.values()}
 
 
 def find_card(name: str) -> Hardware:
-    """Return the card called `name`.
+    """Return the card of a name or of a description.
 
     Raises:
         InvalidInputError: there is no such card.
@@ -38,16 +48,31 @@ def find_card(name: str) -> Hardware:
 
 def assumed_context_bytes(card: Hardware) -> int:
     """Return the size of the CUDA context on a card that is not in this machine."""
-    return _CONTEXTS.get(card.name, ASSUMED_CONTEXT).mib * MIB
+    known = _BY_NAME.get(model_of(card))
+    return (known.context if known else ASSUMED_CONTEXT).mib * MIB
 
 
-def note_on(card: Hardware) -> str | None:
-    """Return what training on a card needs besides memory; None if torch's default build has kernels for it."""
-    if card.capability is None or card.capability >= OLDEST_CAPABILITY:
+def model_of(card: Hardware) -> str:
+    """Return the name of a card without how many there are of it, and without what was said of it in words."""
+    return NOT_OF_MODEL.sub("", card.name)
+
+
+def notes_on_card(card: Hardware) -> tuple[str, ...]:
+    """Return what training on a card needs besides memory, and what is not known of the card; nothing for a CPU."""
+    known = _BY_NAME.get(card.name)
+    notes = (_note_on_build(card), known.note if known and card.count is None else None)
+    return tuple(note for note in notes if note)
+
+
+def _note_on_build(card: Hardware) -> str | None:
+    """Return which build of torch has kernels for a card; None if the default one has them."""
+    if card.capability is None or card.capability >= BUILDS[0][0]:
         return None
+    build = next((build for capability, build in BUILDS if card.capability >= capability), None)
+    remedy = f"install {build}" if build else "no build of torch 2 has them"
     return (
         f"torch's default build has no kernels for {card.name} (compute capability {_dotted(card.capability)}, and it "
-        f"begins at {_dotted(OLDEST_CAPABILITY)}): install torch 2.14 or older built for CUDA 12.6."
+        f"begins at {_dotted(BUILDS[0][0])}): {remedy}."
     )
 
 

@@ -1,8 +1,8 @@
-"""What devices do in a second: a table by card, and a measurement on a CPU.
+"""What devices do in a second: of a card by the table of cards, and of a CPU by a measurement.
 
 FLOP/s of matrix products are those of NVIDIA's data sheets and architecture papers, dense (a data sheet's number "with
 sparsity" is twice as high) and summed in float32, which GeForce cards do at half the rate of sums in float16. Memory
-bandwidth is from the same sources; the host's is that of the card's PCIe generation with 16 lanes, one direction.
+bandwidth is from the same sources; the host's is that of the card's lanes of PCIe, one direction.
 """
 
 import time
@@ -16,12 +16,12 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.base.contracts import Hardware
-from pipeline.prediction.cards import CARDS
+from pipeline.prediction.cards import CARDS, model_of
 from pipeline.prediction.step_time import CALLS, CostPrior
+from pipeline.simulation import cards
+from pipeline.simulation.cards import Speeds
 
 TERA, GIGA = 1e12, 1e9
-PCIE = {3: 15.75 * GIGA, 4: 31.5 * GIGA, 5: 63 * GIGA}
-"""Bytes a second in one direction, by generation: 16 lanes of 8, 16 and 32 GT/s, 128 of 130 bits are data (PCI-SIG)."""
 LAUNCH_SECONDS = 10e-6
 """Seconds in which a host launches one operator, with its share of Python and autograd.
 
@@ -64,32 +64,19 @@ class Rates:
     launch_seconds: float = LAUNCH_SECONDS
 
 
-def _rates(float32: float, tf32: float, half: float, memory: float, pcie: int) -> Rates:
+def _rates(speeds: Speeds) -> Rates:
     return Rates(
-        float32=float32 * TERA,
-        tf32=tf32 * TERA,
-        half=half * TERA,
-        attention=float32 * TERA,
-        half_attention=half * TERA,
-        moved_bytes=memory * GIGA,
-        host_bytes=PCIE[pcie],
+        float32=speeds.float32_tflops * TERA,
+        tf32=speeds.tf32_tflops * TERA,
+        half=speeds.half_tflops * TERA,
+        attention=speeds.float32_tflops * TERA,
+        half_attention=speeds.half_tflops * TERA,
+        moved_bytes=speeds.memory_gb_per_s * GIGA,
+        host_bytes=speeds.host_gb_per_s * GIGA,
     )
 
 
-RATES = {
-    "b200": _rates(75, 1125, 2250, 7700, 5),  # HGX B200 data sheet, an eighth of the board
-    "h200": _rates(66.9, 494.7, 989.4, 4800, 5),  # H200 data sheet, SXM
-    "h100": _rates(66.9, 494.7, 989.4, 3350, 5),  # H100 architecture paper and data sheet, SXM5
-    "a100": _rates(19.5, 156, 312, 2039, 4),  # A100 data sheet, 80 GB SXM
-    "a100-40gb": _rates(19.5, 156, 312, 1555, 4),  # A100 architecture paper
-    "l40s": _rates(91.6, 183, 362.05, 864, 4),  # L40S data sheet
-    "l4": _rates(30.3, 60, 121, 300, 4),  # L4 data sheet: half of the numbers with sparsity
-    "a10g": _rates(35, 35, 70, 600, 4),  # A10G data sheet of AWS of 2022-02-17; tf32: half of bf16
-    "rtx4090": _rates(82.6, 82.6, 165.2, 1008, 4),  # Ada architecture paper, appendix A
-    "rtx3090": _rates(35.6, 35.6, 71, 936, 4),  # GA102 architecture paper, appendix A: 142 if summed in float16
-    "v100": _rates(15.7, 15.7, 125, 900, 3),  # V100 data sheet, SXM2
-    "t4": _rates(8.1, 8.1, 65, 320, 3),  # T4 data sheet; memory: Turing architecture paper
-}
+RATES = {name: _rates(card.speeds) for name, card in cards.CARDS.items()}
 """By the card's name in CARDS."""
 
 
@@ -104,11 +91,6 @@ SIMILAR_DEVIATION = 0.7
 """The same for a card that is not in the table: cards of one capability differ by a factor of 2 per multiprocessor."""
 CALL_DEVIATION = 0.7
 """The same for the costs of calls on the host."""
-SIMILAR_CAPABILITIES = {12: (8, 9)}
-"""Capabilities whose cards are more similar than those of the closest in number, by major version.
-
-Those of 12.x are GeForce and professional cards with the tensor cores' rates of Ada's, not those of a B200.
-"""
 GEFORCE = "GeForce"
 """Series of cards that sum in float32 at half the rate."""
 RESIDUAL = 0.1
@@ -143,21 +125,20 @@ def note_on_rates(hardware: Hardware) -> str | None:
     if hardware.kind != "cuda":
         return "Times are estimated from a short measurement of this machine's CPU."
     similar = CARDS[_similar(hardware)].name
-    if similar == hardware.name:
+    if similar == model_of(hardware):
         return None
     return f"Times are estimated from the data sheet of {similar}, in proportion to the multiprocessors."
 
 
 def _similar(hardware: Hardware) -> str:
     """Return the name in CARDS of a card, or of the one with the closest compute capability and of the same series."""
-    major, minor = hardware.capability or (0, 0)
-    own_major, own_minor = SIMILAR_CAPABILITIES.get(major, (major, minor))
+    own_major, own_minor = hardware.capability or (0, 0)
 
     def distance(name: str) -> tuple[bool, int, bool]:
         card = CARDS[name]
         major, minor = card.capability or (0, 0)
         is_other_series = (GEFORCE in card.name) != (GEFORCE in hardware.name)
-        return card.name != hardware.name, abs(10 * (major - own_major) + minor - own_minor), is_other_series
+        return card.name != model_of(hardware), abs(10 * (major - own_major) + minor - own_minor), is_other_series
 
     return min(CARDS, key=distance)
 
@@ -166,7 +147,7 @@ def cost_prior(hardware: Hardware) -> CostPrior:
     """Return what is known about the costs on a device before anything is measured there."""
     costs = rate_costs(hardware)
     work, calls = costs[: -len(CALLS)], costs[-len(CALLS) :]
-    is_known = hardware.kind != "cuda" or CARDS[_similar(hardware)].name == hardware.name
+    is_known = hardware.kind != "cuda" or CARDS[_similar(hardware)].name == model_of(hardware)
     deviation = DEVIATIONS[hardware.kind] if is_known else SIMILAR_DEVIATION
     deviations = [deviation] * len(work) + [CALL_DEVIATION] * len(calls)
     log_costs_K = np.log([*(cost / EFFICIENCIES[hardware.kind] for cost in work), *calls])

@@ -21,10 +21,10 @@ from pipeline.prediction.smallest_memory import (
     with_room,
 )
 from pipeline.prediction.snapshot import history_of
-from pipeline.simulation.cards import ASSUMED_CONTEXT, CARDS
+from pipeline.simulation.cards import ASSUMED_CONTEXT, cards_with
 from pipeline.simulation.record import Record
 from pipeline.simulation.report import UnknownRead, has_steering_read
-from pipeline.simulation.run import Simulate, SimulatedRun, run_command
+from pipeline.simulation.run import Simulate, SimulatedRun, note_on_kernels, run_command
 
 NUM_PLACES = 3
 """Places or functions that a note names."""
@@ -73,6 +73,9 @@ class Simulation:
 
     command: tuple[str, ...]
     card: str
+    gpu: str
+    """What `--gpu` takes for the card."""
+    capability: tuple[int, int]
     num_cards: int
     world_size: int = 1
     """Number of ranks of which the command was one, and all others imagined."""
@@ -104,22 +107,14 @@ class Simulation:
         return self.processes[0] if self.processes else None
 
     @property
-    def gpu(self) -> str | None:
-        """The name by which `--gpu` knows the card; None if it has none."""
-        return next((name for name, card in CARDS.items() if card.name == self.card), None)
-
-    @property
     def cards_that_fit(self) -> tuple[str, ...]:
         """Names of the cards of the same compute capability that have the memory, the smallest first.
 
         Other cards choose other kernels, which need other memory.
         """
-        if self.smallest_bytes is None or self.gpu is None:
+        if self.smallest_bytes is None:
             return ()
-        own = CARDS[self.gpu].capability
-        alike = [name for name, card in CARDS.items() if card.capability == own]
-        enough = [name for name in alike if CARDS[name].memory_mib * MIB >= self.smallest_bytes]
-        return tuple(sorted(enough, key=lambda name: CARDS[name].memory_mib))
+        return tuple(cards_with(self.capability, self.smallest_bytes))
 
 
 def simulate(
@@ -174,6 +169,8 @@ def simulate(
     return Simulation(
         command=wanted.command,
         card=wanted.card.name,
+        gpu=wanted.card.gpu,
+        capability=wanted.card.capability,
         num_cards=wanted.num_cards,
         world_size=wanted.world_size,
         rank=wanted.rank,
@@ -286,7 +283,7 @@ def _may_count(read: UnknownRead) -> bool:
 
 def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
     """Return what limits the answer."""
-    found = []
+    found = [note for note in (note_on_kernels(wanted), wanted.card.note) if note]
     unmodelled = sorted({name for process in run.processes for name in process.unmodelled})
     if unmodelled:
         found.append(

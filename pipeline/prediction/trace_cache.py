@@ -34,8 +34,9 @@ NUM_RECENT = 48
 """Number of timelines that a process keeps in memory."""
 IRRELEVANT = """
     device seed num_steps timing_warmup_steps learning_rate learning_rate_scaling base_batch_size
-    learning_rate_warmup_steps learning_rate_schedule weight_decay eval_steps gradient_underflow dataset_size budget
-    time_limit output expandable_segments corpus vocabulary_size sequence_length sequences
+    learning_rate_warmup_steps learning_rate_warmup_ratio learning_rate_schedule num_epochs weight_decay eval_steps
+    gradient_underflow dataset_size budget time_limit output expandable_segments corpus vocabulary_size sequence_length
+    sequences
 """
 """Settings, separated by blanks, that change no storage, or only through the example and the vocabulary."""
 CODE = ("base", "config", "memory", "models", "prediction", "simulation", "techniques", "training")

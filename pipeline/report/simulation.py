@@ -1,6 +1,7 @@
 """The report of a simulated command: whether it fits, what fills the memory at its peak, and what it would need."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -14,7 +15,10 @@ from pipeline.report.page import Headline, Report, Section
 from pipeline.report.plot import Plot
 from pipeline.report.table import Table
 from pipeline.report.treemap import treemap_plot
+from pipeline.simulation.run import NO_KERNELS
 
+NUM_CARDS = 5
+"""Cards with enough memory that the answer names, the smallest ones."""
 NUM_LINES = 10
 """Source lines that the terminal shows."""
 
@@ -68,7 +72,7 @@ def answer(simulation: Simulation) -> str:
     else:
         sentences += [f"No verdict: {_why_none(simulation, largest)}.", f"Until then: {needed[0].lower()}{needed[1:]}"]
     if simulation.smallest_bytes is not None:
-        names = ", ".join(simulation.cards_that_fit) or "none that Fitproof knows"
+        names = _some(simulation.cards_that_fit) or "none that Fitproof knows"
         sentences.append(
             f"The least memory on which it runs is {simulation.smallest_bytes / MIB:,.0f} MiB; cards of the same "
             f"compute capability that have so much: {names}."
@@ -78,12 +82,22 @@ def answer(simulation: Simulation) -> str:
     return " ".join(sentences)
 
 
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - NUM_CARDS
+    return ", ".join(names[:NUM_CARDS]) + (f" and {more} larger ones" if more > 0 else "")
+
+
+def _fails_there(simulation: Simulation) -> bool:
+    return any(NO_KERNELS in note for note in simulation.notes)
+
+
 def _under(simulation: Simulation) -> str:
     """Return the sentence on what the answer rests on."""
     known = simulation.assumptions
     attention = f"{known['attention']} attention, " if "attention" in known else ""
     values = ", with values of small tensors" if simulation.with_values else ""
-    return f"This is of torch {known['torch']}, {attention}allocator: {known['allocator']}{values}."
+    fails = ", which has no kernels for this card and fails there" if _fails_there(simulation) else ""
+    return f"This is of torch {known['torch']}{fails}, {attention}allocator: {known['allocator']}{values}."
 
 
 def _where(largest: ProcessMemory) -> str:
@@ -105,7 +119,8 @@ def _failure(simulation: Simulation) -> str:
 
 def _why_none(simulation: Simulation, largest: ProcessMemory) -> str:
     if simulation.exit_code != 0:
-        return f"the command ended with exit code {simulation.exit_code} after {largest.num_steps} optimizer steps"
+        ended = f"the command ended with exit code {simulation.exit_code} after {largest.num_steps} optimizer steps"
+        return f"{ended}, as torch has no kernels for this card (see above)" if _fails_there(simulation) else ended
     if NEEDS_KNOWN_WORKSPACES in simulation.notes:
         return "it depends on workspaces that only cuDNN knows (see below)"
     if largest.num_steps >= FEWEST_STEPS:
@@ -161,7 +176,7 @@ def _command(simulation: Simulation) -> str:
     defaults = {"gpus": 1, "world_size": 1, "rank": 0}
     given = {"gpus": simulation.num_cards, "world_size": simulation.world_size, "rank": simulation.rank}
     values = {name: value for name, value in given.items() if value != defaults[name]}
-    line = command_line("simulate", {"gpu": simulation.gpu or simulation.card, **values})
+    line = command_line("simulate", {"gpu": simulation.gpu, **values})
     return f"{line} -- {shlex.join(simulation.command)}"
 
 

@@ -14,11 +14,9 @@ from pipeline.base.technique import Mathematics
 from pipeline.base.units import MIB
 from pipeline.base.user_functions import module_digest
 from pipeline.config.configurations import TECHNIQUE_SETTINGS, Configurations, why_refused
-from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import Experiment, notes_on, why_untimed
-from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, dotted, merged, nested, validate, written
-from pipeline.config.space import Choice, Space, default_space, read_space, sentences, size_of
-from pipeline.config.variants import read_yaml
+from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, dotted, validate, written
+from pipeline.config.space import Choice, Space, read_space, sentences, size_of, space_values
 from pipeline.memory.device import device_name, equal_gpus, find_device, free_bytes, hardware_of, is_named
 from pipeline.prediction.checkpointing_policy import resolved, with_policies
 from pipeline.prediction.patches import not_predicted
@@ -165,15 +163,15 @@ def _refusal(configurations: Configurations, hardware: Hardware, limit: Mathemat
 
 
 def make_problem(given: Mapping[str, Any]) -> SearchProblem:
-    """Return the problem of search.yaml with the user's overrides, every configuration of its space checked.
+    """Return the problem of search.yaml, the file `config` and the user's overrides.
 
-    Configurations that the device does not support leave the space.
+    Every configuration of its space is checked. Configurations that the device does not support leave the space.
 
     Raises:
         InvalidInputError: a setting, a dimension or one of its values is wrong, or the device supports none of them.
 
     """
-    values = merged(nested(default_space(read_yaml(yaml_file("search")), given)), given)
+    values = space_values("search", given)
     own = validate(SearchSettings, {k: values.pop(k) for k in SearchSettings.model_fields if k in values}, "search")
     if own.budget == "none":
         raise InvalidInputError("a search needs a budget, and budget is none; set budget=auto, or one such as 8GiB")

@@ -1,14 +1,35 @@
-"""GPUs by name, whether or not this machine has one.
+"""GPUs by name, whether or not this machine has one: the table in cards.csv, and cards that are described in words.
 
-Compute capabilities are those of https://developer.nvidia.com/cuda-gpus. Memory is total_memory of
-torch.cuda.get_device_properties, as printed in public logs: a little less than the data sheet says. Multiprocessors are
-its multi_processor_count, which NVIDIA's architecture papers give as "SMs". The greatest clocks and the width of the
-memory's bus are the data sheets'; Triton's tuning asks for them, memory does not depend on them.
+Memory is total_memory of torch.cuda.get_device_properties, as printed in public logs, which is a little less than the
+data sheet says; where a row's source is nvidia-smi, it is that program's number, which is up to 3 % more. Drivers
+differ by up to 2 %: of several numbers the table has one of a recent driver. Compute capabilities are those of
+https://developer.nvidia.com/cuda-gpus, multiprocessors are torch's multi_processor_count, which NVIDIA's architecture
+papers give as "SMs". The greatest clocks and the width of the memory's bus are the data sheets'; Triton's tuning asks
+for them, memory does not depend on them. What a card does in a second is dense, and summed in float32.
 """
 
-from dataclasses import dataclass
+import csv
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.units import MIB, parse_size
+
+TABLE = Path(__file__).with_name("cards.csv")
+WORDS = ("memory", "capability", "multiprocessors")
+"""What can be said of a card in words, as memory=31.7GiB."""
+EXAMPLE = "memory=31.7GiB,capability=7.0"
+NOT_OF_TORCH = "nvidia-smi"
+"""Source of a memory that torch does not show so."""
+LEFT_OUT = re.compile(r"nvidia|geforce|tesla|quadro|rtx|gtx|generation|gpu|[\s_-]")
+"""What people leave out of a card's name, or write in several ways."""
+SIZED = re.compile(r"(.+?)[\s_-]+(\d+)\s*gi?b?", re.IGNORECASE)
+"""A name with the memory behind it, as people write 3060 12GB."""
+SHARE_OF_SIZE = (0.88, 1.02)
+"""What torch shows of that memory, least and most."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +57,32 @@ Without any kernel it takes 120 to 550 MiB, which depends on the card (llama.cpp
 (InvokeAI issue 9413), 426 on an RTX 6000 Ada (unsloth-zoo pull request 1053).
 """
 T4_CONTEXT = Context(141, "140.875 MiB after steps in float16, torch 2.10+cu128 and 2.14+cu130: Anassbzdd/fitcheck")
+CONTEXTS = {"t4": T4_CONTEXT}
+"""By the card's name in CARDS; of all others it is assumed."""
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What a card does in a second at most, by its data sheet."""
+
+    float32_tflops: float
+    """Products in float32 on the general cores."""
+    tf32_tflops: float
+    """Products in tf32; where a card has none, as float32."""
+    half_tflops: float
+    """Products in bf16 and fp16, summed in float32."""
+    memory_gb_per_s: float
+    """What its memory reads and writes."""
+    host_gb_per_s: float
+    """What moves between it and the host in one direction: all lanes of its PCIe generation, or NVLink-C2C."""
 
 
 @dataclass(frozen=True)
 class Card:
     """A model of GPU."""
 
+    gpu: str
+    """What the setting gpu takes for it."""
     name: str
     """As torch and NVML call it."""
     memory_mib: int
@@ -49,35 +90,150 @@ class Card:
     """CUDA compute capability."""
     num_multiprocessors: int
     clocks: Clocks
+    speeds: Speeds
     context: Context = ASSUMED_CONTEXT
+    other_names: tuple[str, ...] = ()
+    memory_source: str = "given"
+
+    @property
+    def note(self) -> str | None:
+        """What is not known of its memory, as a sentence."""
+        if self.memory_source != NOT_OF_TORCH:
+            return None
+        return f"The memory of {self.name}, {self.memory_mib:,} MiB, is nvidia-smi's: torch shows up to 3 % less."
+
+    def is_called(self, text: str) -> bool:
+        """Whether people call it so."""
+        return _plain(text) in map(_plain, (self.gpu, self.name, *self.other_names))
 
 
-# Behind each card: where its memory is from; a T4 has 15,095 MiB with older drivers.
-CARDS = {
-    "b200": Card("NVIDIA B200", 182_642, (10, 0), 148, Clocks(1965, 3996, 8192)),  # total_memory
-    "h200": Card("NVIDIA H200", 143_156, (9, 0), 132, Clocks(1980, 3201, 6144)),  # total_memory
-    "h100": Card("NVIDIA H100 80GB HBM3", 81_090, (9, 0), 132, Clocks(1980, 2619, 5120)),  # total_memory
-    "a100": Card("NVIDIA A100-SXM4-80GB", 81_152, (8, 0), 108, Clocks(1410, 1593, 5120)),  # OOTDiffusion issue 235
-    "a100-40gb": Card("NVIDIA A100-SXM4-40GB", 40_536, (8, 0), 108, Clocks(1410, 1215, 5120)),  # total_memory
-    "l40s": Card("NVIDIA L40S", 45_589, (8, 9), 142, Clocks(2520, 9001, 384)),  # total_memory
-    "l4": Card("NVIDIA L4", 22_558, (8, 9), 58, Clocks(2040, 6251, 192)),  # "22.03 GiB": evo2 issue 190
-    "a10g": Card("NVIDIA A10G", 22_587, (8, 6), 80, Clocks(1710, 6251, 384)),  # total_memory
-    "rtx4090": Card(
-        "NVIDIA GeForce RTX 4090", 24_084, (8, 9), 128, Clocks(2520, 10501, 384)
-    ),  # SoulX-FlashTalk issue 5
-    "rtx3090": Card("NVIDIA GeForce RTX 3090", 24_259, (8, 6), 82, Clocks(1695, 9751, 384)),  # total_memory
-    "v100": Card("Tesla V100-SXM2-16GB", 16_160, (7, 0), 80, Clocks(1530, 877, 4096)),  # total_memory
-    "t4": Card("Tesla T4", 14_912, (7, 5), 40, Clocks(1590, 5001, 256), T4_CONTEXT),  # Anassbzdd/fitcheck
-}
+def _read_table() -> dict[str, Card]:
+    with TABLE.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {row["gpu"]: _card(row) for row in rows}
 
 
-def find_card(name: str) -> Card:
-    """Return the card called `name`.
+def _card(row: dict[str, str]) -> Card:
+    major, _, minor = row["capability"].partition(".")
+    return Card(
+        gpu=row["gpu"],
+        name=row["name"],
+        memory_mib=int(row["memory_mib"]),
+        capability=(int(major), int(minor)),
+        num_multiprocessors=int(row["num_multiprocessors"]),
+        clocks=Clocks(*(int(row[name]) for name in Clocks.__dataclass_fields__)),
+        speeds=Speeds(*(float(row[name]) for name in Speeds.__dataclass_fields__)),
+        context=CONTEXTS.get(row["gpu"], ASSUMED_CONTEXT),
+        other_names=tuple(filter(None, row["other_names"].split(";"))),
+        memory_source=row["memory_source"],
+    )
+
+
+CARDS = _read_table()
+"""Cards by the name that the setting gpu takes for them."""
+
+
+def find_card(text: str) -> Card:
+    """Return the card of a name, as people write it or as nvidia-smi prints it, or of a description.
+
+    `memory=31.7GiB,capability=7.0` describes a card, and `rtx2080ti,memory=22GiB` one that differs from a named one.
+    What is not said of a card without a name is that of the most similar one in the table.
 
     Raises:
-        InvalidInputError: there is no such card.
+        InvalidInputError: there is no such card, or its description cannot be read.
 
     """
-    if name not in CARDS:
-        raise InvalidInputError(f"no card is called {name!r}; the cards are {', '.join(CARDS)}")
-    return CARDS[name]
+    parts = [part.strip() for part in text.split(",")]
+    names = [part for part in parts if "=" not in part]
+    given = dict(part.split("=", 1) for part in parts if "=" in part)
+    if len(names) > 1:
+        raise InvalidInputError(f"one card is needed here, and {text!r} has {len(names)}; name one of them")
+    if names and not given:
+        return _named(names[0])
+    if unknown := [word for word in given if word not in WORDS]:
+        raise InvalidInputError(
+            f"a card is described by {', '.join(WORDS)}, and {text!r} has {unknown[0]}; write for example {EXAMPLE}"
+        )
+    if not names and not {"memory", "capability"} <= given.keys():
+        raise InvalidInputError(
+            f"a card without a name needs its memory and its compute capability, and {text!r} has no "
+            f"{'capability' if 'memory' in given else 'memory'}; write for example {EXAMPLE}"
+        )
+    return _described(_named(names[0]) if names else None, given)
+
+
+def _named(text: str) -> Card:
+    if text in CARDS:
+        return CARDS[text]
+    cards = CARDS.values()
+    found = [card for card in cards if _plain(card.gpu) == _plain(text)] or [c for c in cards if c.is_called(text)]
+    if not found and (sized := SIZED.fullmatch(text)):
+        low, high = (share * int(sized[2]) * 1024 for share in SHARE_OF_SIZE)
+        found = [card for card in cards if card.is_called(sized[1]) and low <= card.memory_mib <= high]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        cards_of_the_name = " and ".join(f"{card.gpu} ({card.memory_mib:,} MiB)" for card in found)
+        raise InvalidInputError(f"{text!r} is the name of {cards_of_the_name}; name one of them")
+    names = difflib.get_close_matches(_plain(text), CARDS, n=3, cutoff=0.5) or CARDS
+    raise InvalidInputError(
+        f"no card is called {text!r}; {'the closest are' if len(names) < len(CARDS) else 'the cards are'} "
+        f"{', '.join(names)}; any other card in words: --gpu {EXAMPLE}"
+    )
+
+
+def _described(named: Card | None, given: dict[str, str]) -> Card:
+    """Return the card with what is given of it."""
+    capability = _capability(given["capability"]) if "capability" in given else None
+    memory_mib = parse_size(given["memory"]) // MIB if "memory" in given else None
+    if memory_mib == 0:
+        raise InvalidInputError(f"a card has 1 MiB or more, not {given['memory']}; write for example memory=24GiB")
+    if "multiprocessors" in given and not re.fullmatch(r"[1-9]\d*", given["multiprocessors"]):
+        raise InvalidInputError(
+            f"multiprocessors must be a number from 1 on, and is {given['multiprocessors']!r}; the data sheet has it"
+        )
+    base = named or most_similar(capability or (0, 0), memory_mib or 0)
+    words = ",".join(f"{word}={given[word]}" for word in WORDS if word in given)
+    gpu = f"{named.gpu},{words}" if named else words
+    return replace(
+        base,
+        gpu=gpu,
+        name=f"{base.name} ({words})" if named else f"card like {base.name} ({words})",
+        memory_mib=memory_mib or base.memory_mib,
+        capability=capability or base.capability,
+        num_multiprocessors=int(given.get("multiprocessors", base.num_multiprocessors)),
+        context=base.context if named else ASSUMED_CONTEXT,
+        other_names=(),
+        memory_source="given" if memory_mib else base.memory_source,
+    )
+
+
+def _capability(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,2})\.(\d)", text)
+    if found is None:
+        raise InvalidInputError(
+            f"a compute capability is two numbers such as 7.0 or 12.0, not {text!r}; "
+            "https://developer.nvidia.com/cuda-gpus has those of all cards"
+        )
+    return int(found[1]), int(found[2])
+
+
+def most_similar(capability: tuple[int, int], memory_mib: int) -> Card:
+    """Return the card of the closest compute capability, and of these the one of the closest memory."""
+
+    def distance(card: Card) -> tuple[int, int]:
+        (major, minor), (own_major, own_minor) = card.capability, capability
+        return abs(10 * (major - own_major) + minor - own_minor), abs(card.memory_mib - memory_mib)
+
+    return min(CARDS.values(), key=distance)
+
+
+def cards_with(capability: tuple[int, int], num_bytes: int) -> Iterable[str]:
+    """Return the names of the cards of a compute capability that have so much memory, the smallest first."""
+    enough = [c for c in CARDS.values() if c.capability == capability and c.memory_mib * MIB >= num_bytes]
+    return (card.gpu for card in sorted(enough, key=lambda card: card.memory_mib))
+
+
+def _plain(name: str) -> str:
+    """Return a name without what people leave out of it."""
+    return LEFT_OUT.sub("", name.lower())

@@ -23,6 +23,7 @@ from pipeline.simulation.torch_build import CpuBuildError, find_torch
 
 OPERATORS = Path(watch.__file__).with_name("operators.py")
 """A hook that imports torch itself, so this process does not import it."""
+NO_KERNELS = "has no kernels for"
 GRACE_SECONDS = 30.0
 """How long after its time limit a process may take to write its record."""
 SECONDS_BETWEEN_LOOKS = 0.1
@@ -86,6 +87,20 @@ def on_cuda_build(command: Sequence[str], may_install: bool) -> tuple[str, ...]:
         program = str(shutil.which(command[0]))
         return (str(install()), *([] if Path(program) == python else [program]), *command[1:])
     return tuple(command)
+
+
+def note_on_kernels(wanted: Simulate) -> str | None:
+    """Return that the command's torch has no kernels for the card, on which it would fail; None if it has them."""
+    torch, (major, minor) = find_torch(python_of(wanted.command)), wanted.card.capability
+    built_for = [divmod(int(number), 10) for number in torch.capabilities().split(",")]
+    if any(own_major == major and own_minor <= minor for own_major, own_minor in built_for):
+        return None
+    shown = ", ".join(f"{own_major}.{own_minor}" for own_major, own_minor in built_for)
+    return (
+        f"torch {torch.version} {NO_KERNELS} {wanted.card.name}: it was built for the compute capabilities {shown}, "
+        f"and the card has {major}.{minor}. There it would fail (no kernel image is available); the answer is of a "
+        "build that has them and allocates the same."
+    )
 
 
 def run_command(

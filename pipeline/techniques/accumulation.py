@@ -9,12 +9,15 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Mathematics, Step, Technique
 
+USUAL_MICRO_BATCH_SIZE = 8
+"""Sequences in one forward pass where nothing is said of the batch."""
+
 
 class Accumulation(Technique):
     """effective_batch_size = micro_batch_size x accumulation_steps x world_size, exactly."""
 
-    micro_batch_size: PositiveInt = 8
-    """Sequences in one forward pass."""
+    micro_batch_size: PositiveInt | None = None
+    """Sequences in one forward pass; by default what the other numbers leave, or as many up to 8 as divide them."""
     accumulation_steps: PositiveInt | None = None
     """Passes per optimizer step; by default effective_batch_size / (micro_batch_size x world_size), or 1."""
     effective_batch_size: PositiveInt | None = None
@@ -55,7 +58,8 @@ class Accumulation(Technique):
 
         Where only world_size does not divide the batch, conflict() refuses it: a space leaves such combinations out.
         """
-        micro, steps, effective = self.micro_batch_size, self.accumulation_steps, self.effective_batch_size
+        steps, effective = self.accumulation_steps, self.effective_batch_size
+        micro = self.micro_batch_size or self._default_micro_batch_size()
         if effective is None:
             steps = steps or 1
             effective = micro * steps * self.world_size
@@ -73,7 +77,27 @@ class Accumulation(Technique):
                 f"effective_batch_size: {micro} x {steps}{others} is not {effective}; leave accumulation_steps out and "
                 "it is derived"
             )
-        return self.model_copy(update={"accumulation_steps": steps, "effective_batch_size": effective})
+        numbers = {"micro_batch_size": micro, "accumulation_steps": steps, "effective_batch_size": effective}
+        return self.model_copy(update=numbers)
+
+    def _default_micro_batch_size(self) -> int:
+        """Return what the other numbers leave of the batch, or the largest up to the usual one that divides it.
+
+        Where world_size does not divide the batch it is 1, and conflict() says so.
+        """
+        steps, effective = self.accumulation_steps, self.effective_batch_size
+        if effective is None:
+            return USUAL_MICRO_BATCH_SIZE
+        if steps is not None:
+            if effective % (steps * self.world_size):
+                raise InvalidInputError(
+                    f"accumulation_steps must divide effective_batch_size: {steps} does not divide "
+                    f"{effective // self.world_size}, the sequences of a process; take one of "
+                    f"{_divisors(effective // self.world_size)}, or leave it out"
+                )
+            return effective // (steps * self.world_size)
+        share = 1 if effective % self.world_size else effective // self.world_size
+        return max(size for size in range(1, min(share, USUAL_MICRO_BATCH_SIZE) + 1) if share % size == 0)
 
     def unsupported(self, hardware: Hardware) -> str | None:
         """Return that the machine has fewer GPUs, or cores, than processes."""
@@ -85,7 +109,7 @@ class Accumulation(Technique):
 
     def conflict(self, settings: Any) -> str | None:
         """Return that the processes cannot share the batch, or begin at another GPU than the first."""
-        micro, world, effective = self.micro_batch_size, self.world_size, settings.effective_batch_size
+        micro, world, effective = settings.micro_batch_size, self.world_size, settings.effective_batch_size
         if world == 1:
             return None
         if effective % (micro * world):
@@ -106,7 +130,7 @@ class Accumulation(Technique):
     def apply(self, step: Step) -> Step:
         """Split every optimizer step into `accumulation_steps` passes of `micro_batch_size` sequences."""
         split = self.resolved()
-        assert split.accumulation_steps is not None  # resolved() has set it
+        assert split.micro_batch_size is not None and split.accumulation_steps is not None  # resolved() has set them
         return replace(step, micro_batch_size=split.micro_batch_size, accumulation_steps=split.accumulation_steps)
 
 

@@ -106,9 +106,10 @@ def learning_rate(step: int, settings: RunSettings, effective_batch_size: int) -
     warmup = settings.learning_rate_warmup_steps
     if step < warmup:
         return highest * (step + 1) / warmup
-    if settings.learning_rate_schedule == "linear":
-        return highest * (settings.num_steps - step) / (settings.num_steps - warmup)
-    return highest
+    if settings.learning_rate_schedule == "constant":
+        return highest
+    left = (settings.num_steps - step) / (settings.num_steps - warmup)
+    return highest * (left if settings.learning_rate_schedule == "linear" else (1 - math.cos(math.pi * left)) / 2)
 
 
 def highest_learning_rate(settings: RunSettings, effective_batch_size: int) -> float:

@@ -8,7 +8,7 @@ from pipeline.base.tokenizing import HELD_OUT_EVERY
 from pipeline.export.facts import Facts
 from pipeline.export.literals import LINE_LENGTH
 from pipeline.export.target import Target, processes_note, render
-from pipeline.export.trainer_arguments import trainer_schedule
+from pipeline.export.trainer_arguments import epochs_note, trainer_schedule
 
 NOT_MEASURED = "This is not the training that was measured: "
 LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
@@ -64,6 +64,7 @@ def _settings(facts: Facts) -> dict[str, Any]:
         "micro_batch_size": facts.micro_batch_size,
         "gradient_accumulation_steps": facts.accumulation_steps,
         "max_steps": facts.num_steps,
+        **({} if facts.num_epochs is None else {"num_epochs": facts.num_epochs}),
         "bf16": is_bf16,
         "fp16": facts.precision == "fp16",
         "tf32": facts.precision == "tf32",
@@ -166,7 +167,9 @@ def _optimizer_notes(facts: Facts) -> list[str]:
     notes = []
     if facts.weight_decay and facts.lora is None:
         notes.append("axolotl does not apply weight decay to biases and norms; measured it was on every parameter.")
-    if facts.warmup_steps and facts.schedule == "linear":
+    if facts.num_epochs is not None:
+        notes.append(epochs_note(facts, "max_steps", "num_epochs"))
+    if facts.warmup_steps and facts.decays:
         notes.append("Its warm-up is one step later than measured.")
     if facts.warmup_steps == 2 and facts.schedule == "constant":
         notes.append("axolotl makes a warm-up of one step one of two: its learning rate is lower in the second step.")

@@ -26,7 +26,7 @@ class DeepSpeed(Target):
         """Return what the configuration has no key for, and what DeepSpeed does differently."""
         command = f"deepspeed --num_gpus {facts.world_size} your_script.py"
         notes = processes_note(facts, command) + lengths_note(facts)
-        if facts.has_warmup or facts.schedule == "linear":
+        if facts.has_warmup or facts.decays:
             notes.append(
                 "DeepSpeed's own schedulers are one step later than the measured schedule: deepspeed_setup.py sets the "
                 "measured one, and without it the rate is constant."

@@ -57,7 +57,7 @@ class HuggingFace(Target):
                 "With the JSON alone Trainer does not apply weight decay to biases and norms; make_trainer applies it "
                 "to every parameter, as measured."
             )
-        if facts.warmup_steps and facts.schedule == "linear":
+        if facts.warmup_steps and facts.decays:
             notes.append(
                 "With the JSON alone the warm-up is one step later than measured; make_trainer has the measured one."
             )

@@ -102,7 +102,7 @@ class Watch:
         self._keep_peaks()
         return {
             "pid": os.getpid(),
-            "command": [*sys.orig_argv] if hasattr(sys, "orig_argv") else [sys.executable, *sys.argv],
+            "command": [sys.executable, *getattr(sys, "orig_argv", ["", *sys.argv])[1:]],
             "rank": int(os.environ.get("RANK", "0")),
             "ended_by": self.ended_by,
             "is_out_of_memory": self.is_out_of_memory,
