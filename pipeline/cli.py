@@ -172,9 +172,9 @@ def _own_settings(entry: str) -> "type[Settings]":
     from pipeline.config.variants import RepeatSettings, SingleSettings
 
     if entry == "search":
-        from pipeline.searching.settings import SearchSettings
+        from pipeline.searching.settings import EntrySettings
 
-        return SearchSettings
+        return EntrySettings
     if entry in ("plan", "finetune") or entry in TOOLS:
         own: type[Settings] = getattr(import_module(f"pipeline.jobs.{entry}"), f"{entry.capitalize()}Settings")
         return own

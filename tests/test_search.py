@@ -401,8 +401,7 @@ def candidate_of(choice: Choice) -> Candidate:
 def test_the_fastest_and_a_slowed_trial_are_proposed_again_and_counted_once() -> None:
     study, slowed = new_study(), SPACE.choices[8]
     sampler = PredictiveSampler([candidate_of(choice) for choice in SPACE.choices], Rules(budget_bytes=BUDGET))
-    base = SimpleNamespace(settings=SimpleNamespace(seed=0))
-    plan = SimpleNamespace(settings=SimpleNamespace(gap=0.01, objectives="throughput"), space=SPACE, base=base)
+    plan = SimpleNamespace(settings=SimpleNamespace(gap=0.01, objectives="throughput"), space=SPACE, seed=0)
     proposer = PredictiveProposer(cast(SearchProblem, plan), study, sampler)
 
     def measure_it(choice: Choice, slowness: float = 1.0, repeat: bool = False) -> None:

@@ -14,10 +14,10 @@ from pipeline.config.experiment import Experiment
 from pipeline.report.page import to_html
 from pipeline.report.search import search_report, verification_table
 from pipeline.searching.loop import findings_of
-from pipeline.searching.problem import SearchProblem, make_problem
+from pipeline.searching.problem import SearchProblem, make_problem, num_verified_steps
 from pipeline.searching.proposals import OptunaProposer
 from pipeline.searching.results import Trial, Verification
-from pipeline.searching.verification import StopAfter, num_verified_steps, verified_experiment, verify
+from pipeline.searching.verification import StopAfter, verify
 
 SIZES = (1, 2, 4)
 
@@ -161,7 +161,7 @@ def test_it_trains_with_the_policies_of_the_trial() -> None:
     problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
     [choice] = problem.space.choices
     trial: Any = problem.experiment(choice).settings
-    again: Any = verified_experiment(problem, choice).settings
+    again: Any = problem.verified(choice).settings
     assert again.checkpointing == trial.checkpointing != "auto"
     assert again.num_steps == problem.settings.verify_steps
 

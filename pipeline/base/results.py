@@ -39,10 +39,10 @@ class StepRecord:
     grad_norm: float
     """Before clipping; infinite or NaN in a step that the gradient scaler skipped, NaN where no gradients were left."""
     seconds: float
-    tokens: int
-    """Real tokens, padding left out."""
+    tokens: int | None
+    """Real tokens, padding left out; None of a command, whose tokens are not counted."""
     positions: int
-    """The same with padding."""
+    """The same with padding; of a command, its sequences."""
     learning_rate: float
     loss_scale: float | None
     """The gradient scaler's scale of this step; None without one."""
@@ -90,13 +90,15 @@ class Finished:
     eval_loss: float | None
     gradient_underflow_percent: float | None
     """Share of the last window's non-zero gradient elements that are zero in fp16 without scaling."""
-    block_forwards_per_step: int
-    """Forward passes through layers in one optimizer step, recomputation included."""
+    block_forwards_per_step: int | None
+    """Forward passes through layers in one optimizer step, recomputation included; None of a command."""
+    number_formats: tuple[str, ...] = ()
+    """Of a command: the formats in which it was seen to compute."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The result of one run of an Experiment, whatever its outcome."""
+    """The result of one run, whatever its outcome."""
 
     outcome: Outcome
     detail: str | None

@@ -93,6 +93,31 @@ class Experiment:
         return int(self.settings.world_size)  # type: ignore[attr-defined]
 
     @property
+    def title(self) -> str:
+        """The name of the model."""
+        return self.settings.model
+
+    @property
+    def num_started(self) -> int:
+        """Processes that are started for it: one for each rank."""
+        return self.world_size
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps to train."""
+        return self.settings.num_steps
+
+    @property
+    def timing_warmup_steps(self) -> int:
+        """Optimizer steps at the start that are not timed."""
+        return self.settings.timing_warmup_steps
+
+    @property
+    def time_limit(self) -> float | None:
+        """Seconds after which it is ended; None: no limit."""
+        return self.settings.time_limit
+
+    @property
     def environment(self) -> dict[str, str]:
         """The environment variables that its techniques need in the process before the first CUDA call."""
         return {name: value for technique in self.techniques for name, value in technique.environment().items()}

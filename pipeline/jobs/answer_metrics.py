@@ -21,6 +21,7 @@ OF_THE_BEST = (
     "peak_device_mib",
     "seconds_per_step",
     "tokens_per_second",
+    "samples_per_second",
     "mean_loss",
     "final_loss",
     "eval_loss",

@@ -181,6 +181,7 @@ class _Measuring:
         row, first = self.rows[number], self._runs[number]
         assert first is not None
         this, count = first[0], len(row.timings)
+        assert isinstance(this.experiment, Experiment)
         settings = this.experiment.settings
         only_time = settings.model_copy(update={"eval_steps": 0, "gradient_underflow": False})
         warmup_steps = settings.timing_warmup_steps
@@ -211,7 +212,7 @@ class _Measuring:
     ) -> tuple[Result, Summary]:
         """Run under a progress line of the terminal."""
         with self._console.status(f"{label}: starting", refresh_per_second=REFRESHES_PER_SECOND) as status:
-            progress = ProgressLine(status, label, this.experiment.settings.num_steps)
+            progress = ProgressLine(status, label, this.experiment.num_steps)
             result, summary = run(this, [*observers, progress], stop=stop, summarize=summarize)
         text = f"{label}: {result.outcome} in {result.seconds_total:.1f} s"
         self._console.print(text, style="dim", highlight=False)

@@ -1,22 +1,18 @@
 """The entry point `search`: which configuration of a space is the fastest that fits a memory budget?"""
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from pipeline.base.errors import first_line
-from pipeline.base.files import write_atomically
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.jobs.lengths import corpus_notes
 from pipeline.jobs.live_page import LivePage
-from pipeline.jobs.published_type import published_type_note
+from pipeline.jobs.search_answer import answer_of
 from pipeline.jobs.search_progress import SearchProgress
 from pipeline.jobs.session_clock import PREDICTING, SessionClock
 from pipeline.runtime.environment import environment
@@ -24,8 +20,9 @@ from pipeline.runtime.fork_server import loading, start_server
 from pipeline.runtime.signals import interrupt_on_signal
 from pipeline.searching.candidates import not_predicted_notes
 from pipeline.searching.feasibility import make_sampler
+from pipeline.searching.interface import Problem
 from pipeline.searching.loop import Search, findings_of
-from pipeline.searching.problem import SearchProblem, make_problem
+from pipeline.searching.problems import problem_of
 from pipeline.searching.proposals import make_proposer
 from pipeline.searching.results import SearchFindings, Trial
 from pipeline.searching.sampler import PredictiveSampler
@@ -49,15 +46,16 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
     """
     clock = SessionClock()
     start_server()
-    problem = make_problem(given)
-    for note in (*problem.notes, *corpus_notes(problem.base)):
+    problem = problem_of(given)
+    of_corpus = corpus_notes(problem.base) if isinstance(problem.base, Experiment) else ()
+    for note in (*problem.notes, *of_corpus):
         console.print(note, highlight=False)
     with open_workers(problem) as workers:
         return _predict_and_measure(problem, workers, clock, console)
 
 
 def _predict_and_measure(
-    problem: SearchProblem, workers: Workers, clock: SessionClock, console: Console
+    problem: Problem, workers: Workers, clock: SessionClock, console: Console
 ) -> SearchFindings | None:
     status = f"predicting the memory of {len(problem.space.choices)} configurations"
     clock.begin(PREDICTING)
@@ -73,7 +71,7 @@ def _predict_and_measure(
 
 
 def _measure(
-    problem: SearchProblem,
+    problem: Problem,
     sampler: PredictiveSampler | None,
     workers: Workers,
     clock: SessionClock,
@@ -83,7 +81,7 @@ def _measure(
 
     settings = problem.settings
     study = StoredStudy(settings.storage, settings.study, problem.directions, problem.identity, settings.worker_timeout)
-    subject = f"{problem.base.settings.model} in {problem.budget_bytes / MIB:,.0f} MiB"
+    subject = f"{problem.base.title} in {problem.budget_bytes / MIB:,.0f} MiB"
     total = settings.num_trials
 
     def measure(job: Job) -> SearchFindings | None:
@@ -106,7 +104,7 @@ def _measure(
             findings = _report(one, clock, interrupted, job, console)
         return findings
 
-    with open_job("search", subject, problem.base.settings.output) as job, study.storage_errors():
+    with open_job("search", subject, problem.output) as job, study.storage_errors():
         job.params({**problem.base.params(), **problem.settings.model_dump(mode="json")})
         job.tags({"device": str(problem.base.device), "study": study.name})
         job.file("environment.json", json.dumps(environment(problem.base.device), indent=1))
@@ -139,29 +137,10 @@ def _report(
         return None
     findings = replace(_findings(search, trials, clock), interrupted=interrupted)
     best = findings.best
-    if best is not None:
-        experiment = problem.experiment(dict(best.choice))
-        if note := published_type_note(experiment):
-            findings = replace(findings, notes=(*findings.notes, f"the answer: {note}"))
-        config = experiment.to_yaml()
-        job.file("best.yaml", config)
-        with contextlib.suppress(OSError):  # a convenience: the job's own folder has it too
-            write_atomically(Path("best.yaml"), config.encode())
+    answer = None if best is None else answer_of(problem, dict(best.choice))
+    if answer is not None:
+        findings = answer.write(findings, job)
     publish(findings, {"trials.csv": trials_frame(trials).to_csv(index=False)}, job, console)
-    if best is not None:
-        _export(problem.experiment(dict(best.choice)), job, console)
-        console.print("run it: fitproof main --config best.yaml", highlight=False)
+    if answer is not None:
+        answer.hand_over(job, console)
     return findings
-
-
-def _export(experiment: Experiment, job: Any, console: Console) -> None:
-    """Log the files that train the answer in other frameworks; a technique's own code that fails is reported."""
-    from pipeline.export.write import export_files
-
-    try:
-        files = export_files(experiment)
-    except Exception as error:  # whatever a technique's export() raises
-        console.print(f"the answer cannot be exported: {type(error).__name__}: {first_line(error)}", highlight=False)
-        return
-    for name, content in files.items():
-        job.file(f"handover/{name}", content, "handover")

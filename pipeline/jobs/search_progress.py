@@ -16,7 +16,7 @@ from pipeline.runtime.observer import Run
 from pipeline.searching.certificate import at_most
 from pipeline.searching.loop import SearchObserver
 from pipeline.searching.proposals import Proposal
-from pipeline.searching.results import Measurement, Trial, best_speed, best_trial, label
+from pipeline.searching.results import Measurement, Trial, best_speed, best_trial, label, speed_text, unit_of
 from pipeline.training.metrics import Summary
 
 REFRESHES_PER_SECOND = 4
@@ -39,7 +39,7 @@ class _Running:
         """Return its optimizer step and its name."""
         if self.last is None:
             return f"starting {self.run.name}"
-        num_steps = self.run.experiment.settings.num_steps
+        num_steps = self.run.experiment.num_steps
         at_most = "at most " if self.activity == TRIALS else ""
         return f"step {self.last.step + 1} of {at_most}{num_steps}, loss {self.last.loss:.4f}: {self.run.name}"
 
@@ -100,7 +100,7 @@ class SearchProgress(SearchObserver):
     def proposed(self, proposal: Proposal) -> None:
         """Show the bound on the fastest configuration so far."""
         self._bound = proposal.bound
-        line = f"so far: {self._speed:,.0f} tokens/s, {self._bound_text}"
+        line = f"so far: {self._speed_text}, {self._bound_text}"
         if not self._console.is_terminal and self._best is not None and line != self._last_line:
             self._print(line)
             self._last_line = line
@@ -144,7 +144,12 @@ class SearchProgress(SearchObserver):
             return "nothing that was measured fits yet"
         peak_mib = (self._best.peak_bytes or 0) / MIB
         name = label(self._best.choice)
-        return f"{self._speed:,.0f} tokens/s, {self._bound_text}, {peak_mib:,.1f} MiB: {name}"
+        return f"{self._speed_text}, {self._bound_text}, {peak_mib:,.1f} MiB: {name}"
+
+    @property
+    def _speed_text(self) -> str:
+        """The speed of the fastest configuration so far, by all of its runs, as text."""
+        return speed_text(self._speed, unit_of([] if self._best is None else [self._best]))
 
     @property
     def _bound_text(self) -> str:

@@ -14,7 +14,7 @@ from pipeline.runtime.fork_server import start_server
 from pipeline.searching.candidates import not_predicted_notes
 from pipeline.searching.feasibility import make_sampler
 from pipeline.searching.loop import Search, SearchObserver
-from pipeline.searching.problem import make_problem
+from pipeline.searching.problems import problem_of
 from pipeline.searching.proposals import make_proposer
 from pipeline.searching.results import Trial
 from pipeline.searching.session import read_session
@@ -61,7 +61,7 @@ def worker(settings: WorkerSettings, console: Console) -> int:
     start_server()
     session = read_session(settings.storage, settings.study)
     here = {"storage": settings.storage, "workers": settings.workers, "output": str(settings.output)}
-    problem = make_problem({**session.settings, **here})
+    problem = problem_of({**session.settings, **here})
     workers = local_workers(problem, settings.workers)
     sampler = make_sampler(problem)
     for note in not_predicted_notes(sampler.candidates) if sampler else ():

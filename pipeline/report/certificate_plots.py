@@ -26,7 +26,7 @@ def certificate_plots(findings: SearchFindings, configurations: Sequence[Configu
     return (
         *_chance_plot(certificate),
         *(_likely_plot(configurations, best.choice, speed) if certificate.is_adequate else ()),
-        *_left_plot(configurations, speed),
+        *_left_plot(configurations, speed, findings.speed_text(speed)),
     )
 
 
@@ -106,7 +106,7 @@ def _difference(choice: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
     return ", ".join(f"{heading(name)} {written(value)}" for name, value in choice.items() if answer.get(name) != value)
 
 
-def _left_plot(configurations: Sequence[Configuration], speed: float) -> tuple[Plot, ...]:
+def _left_plot(configurations: Sequence[Configuration], speed: float, written: str) -> tuple[Plot, ...]:
     """Return the distribution of the predicted speeds of what was not measured, beside the answer's."""
     if not any(one.kind == PREDICTED for one in configurations):
         return ()
@@ -125,7 +125,7 @@ def _left_plot(configurations: Sequence[Configuration], speed: float) -> tuple[P
             color=alt.Color("kind:N", scale=colours, legend=alt.Legend(columns=1, labelLimit=260)),
             tooltip=["kind:N", alt.Tooltip("count():Q", title="configurations")],
         ),
-        alt.Chart(data([{"x": 0, "about": f"the answer: {speed:,.0f} tokens/s"}]))
+        alt.Chart(data([{"x": 0, "about": f"the answer: {written}"}]))
         .mark_rule(color=colour(2), strokeWidth=3)
         .encode(x="x:Q", **ABOUT),
     )

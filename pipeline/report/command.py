@@ -23,5 +23,7 @@ def command_of(entry: str, params: Mapping[str, Any], changes: Mapping[str, Any]
 
 def command_line(entry: str, settings: Mapping[str, Any]) -> str:
     """Return the command that runs `entry` with these settings."""
-    words = [word for name, value in settings.items() for word in (f"--{name}", written(value))]
-    return shlex.join(["fitproof", entry, *words])
+    named = {name: value for name, value in settings.items() if name != "command"}
+    words = [word for name, value in named.items() for word in (f"--{name}", written(value))]
+    searched = ["--", *shlex.split(str(settings["command"]))] if "command" in settings else []
+    return shlex.join(["fitproof", entry, *words, *searched])

@@ -20,6 +20,7 @@ from pipeline.searching.results import (
     one_per_configuration,
     pareto_front,
 )
+from pipeline.training.metrics import speed_in
 
 MEASURED, PREDICTED, REFUSED = "measured", "predicted, not measured", "does not fit, or failed"
 DEVIATIONS = 1.96
@@ -56,9 +57,9 @@ def configurations_of(findings: SearchFindings) -> list[Configuration]:
     Those are the fastest at every budget, then the fastest of all; together there are at most NUM_SHOWN.
     """
     tokens = [
-        row.metrics["tokens_per_second"] * row.metrics["seconds_per_step"]
+        speed * row.metrics["seconds_per_step"]
         for row in findings.rows
-        if {"tokens_per_second", "seconds_per_step"} <= set(row.metrics)
+        if "seconds_per_step" in row.metrics and (speed := speed_in(row.metrics))
     ]
     tokens_per_step = statistics.median(tokens) if tokens else 0.0
     measured = [_measured(row, findings, tokens_per_step) for row in one_per_configuration(findings.rows)]
@@ -89,7 +90,7 @@ def _measured(row: Trial, findings: SearchFindings, tokens_per_step: float) -> C
         memory, mib = f"at least {mib:,.1f} MiB", max(mib, predicted_mib or 0.0)
     lines = [
         memory + ("" if predicted_mib is None else f", predicted {predicted_mib:,.1f} MiB"),
-        _time(speed, tokens_per_step) + (f", predicted {seconds:.3g} s" if seconds else ""),
+        _time(findings, speed, tokens_per_step) + (f", predicted {seconds:.3g} s" if seconds else ""),
         f"{'failed' if failed else 'measured'}: {', '.join(f'trial {one.number + 1} {one.outcome}' for one in own)}",
     ]
     return Configuration(
@@ -111,7 +112,7 @@ def _unmeasured(one: Unmeasured, peak_bytes: int, speed: float, findings: Search
     interval = f" (95 %: {speed / factor:,.0f} to {speed * factor:,.0f})" if deviation else ""
     lines = [
         f"predicted {_memory(peak_bytes, findings.budget_bytes)}{'' if fit is None else f', fits: {100 * fit:.0f} %'}",
-        f"predicted {speed:,.0f} tokens/s{interval}, {seconds:.3g} s a step",
+        f"predicted {findings.speed_text(speed)}{interval}, {seconds:.3g} s a step",
         f"not measured: {one.reason}{'' if chance is None else f'; faster than the answer: {100 * chance:.0f} %'}",
     ]
     return Configuration(
@@ -133,7 +134,8 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
         (place for place, one in enumerate(configurations) if best is not None and one.choice == best.choice), -1
     )
     lines = [
-        {"id": place, "mib": round(one.mib, 2), "speed": round(one.speed, 1), "kind": one.kind}
+        {"id": place, "mib": round(one.mib, 2), "speed": round(one.speed, 3), "kind": one.kind}
+        | {"speed_text": findings.speed_text(one.speed)}
         | ({"slow": round(one.slow), "fast": round(one.fast)} if one.kind == PREDICTED else {})
         | {"failed": one.failed, "about": one.about}
         for place, one in enumerate(configurations)
@@ -198,7 +200,7 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
     what_if = "Nothing that was measured fits."
     if answer >= 0:
         what_if = f"At {budget_mib:,.1f} MiB: measured, {label(configurations[answer].choice)}: "
-        what_if += f"{_numbers(configurations[answer])}. Move the budget to see the answer at another one."
+        what_if += f"{_numbers(configurations[answer], findings)}. Move the budget to see the answer at another one."
     title = (
         f"speed and memory of {len(configurations):,} of {findings.num_configurations:,} configurations (ring: the "
         "answer; dashed: the fastest measured; thin lines: 95 %)"
@@ -212,9 +214,9 @@ def _memory(peak_bytes: int, budget_bytes: int) -> str:
     return f"{peak_bytes / MIB:,.1f} MiB, {abs(left_mib):,.1f} MiB {'of headroom' if left_mib >= 0 else 'too many'}"
 
 
-def _time(speed: float, tokens_per_step: float) -> str:
-    return f"{speed:,.0f} tokens/s" + (f", {tokens_per_step / speed:.3g} s a step" if tokens_per_step else "")
+def _time(findings: SearchFindings, speed: float, tokens_per_step: float) -> str:
+    return findings.speed_text(speed) + (f", {tokens_per_step / speed:.3g} s a step" if tokens_per_step else "")
 
 
-def _numbers(one: Configuration) -> str:
-    return f"{one.mib:,.1f} MiB, {one.speed:,.0f} tokens/s"
+def _numbers(one: Configuration, findings: SearchFindings) -> str:
+    return f"{one.mib:,.1f} MiB, {findings.speed_text(one.speed)}"

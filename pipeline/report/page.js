@@ -39,7 +39,7 @@ const choose = chosen => {
 buttons.forEach(button => button.addEventListener("click", () => choose(button)));
 
 const number = (value, digits = 0) => value.toLocaleString("en", { maximumFractionDigits: digits });
-const about = line => `${line.about.split("\n")[0]}: ${number(line.mib, 1)} MiB, ${number(line.speed)} tokens/s`;
+const about = line => `${line.about.split("\n")[0]}: ${number(line.mib, 1)} MiB, ${line.speed_text}`;
 const fastest = lines => lines.reduce((best, line) => best === null || line.speed > best.speed ? line : best, null);
 const whatIf = (view, output) => {
   const lines = view.data("configurations"), [answer] = view.signal("marked"), own = view.signal("budget");

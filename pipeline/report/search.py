@@ -10,11 +10,12 @@ from pipeline.report.command import command_line
 from pipeline.report.configurations import configurations_of, plane_plot
 from pipeline.report.contributions import contributions_plot
 from pipeline.report.page import Headline, Report, Section
-from pipeline.report.reserved_plot import reserved_plots
 from pipeline.report.table import Table
 from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot, session_plot
+from pipeline.report.verification_plots import losses_plots, reserved_plots
 from pipeline.searching.certificate import REPEATED_GAPS, UNFIT, Certificate
 from pipeline.searching.results import (
+    TOKENS,
     Measurement,
     SearchFindings,
     Trial,
@@ -23,11 +24,9 @@ from pipeline.searching.results import (
     label,
     one_per_configuration,
     pareto_front,
+    speed_number,
 )
 from pipeline.training.metrics import limited_peak_mib
-
-COMMAND = "fitproof main --config best.yaml"
-"""Runs the answer, in the job's folder."""
 
 
 def question(findings: SearchFindings) -> str:
@@ -51,7 +50,7 @@ def answer(findings: SearchFindings) -> str:
     text = (
         f"The fastest that fits {budget / MIB:,.1f} MiB at an effective batch of {effective}: {label(best.choice)}. "
         f"It peaks at {peak / MIB:,.1f} MiB ({(budget - peak) / MIB:,.1f} MiB of headroom) "
-        f"and trains {speed:,.0f} tokens/s{_against_baseline(findings, best)}"
+        f"and trains {findings.speed_text(speed)}{_against_baseline(findings, best)}"
     )
     if findings.shows_front:
         text += f". Pareto front: {'; '.join(_on_front(row, findings) for row in pareto_front(rows, findings.extra))}"
@@ -105,7 +104,7 @@ def search_report(findings: SearchFindings) -> Report:
         answer=answer(findings),
         headlines=() if best is None else _headlines(findings, best),
         lead=_lead(findings),
-        command=None if best is None else COMMAND,
+        command=None if best is None else findings.command,
         sections=(
             Section(title=plane.title, plots=(plane,)),
             Section(title="why this one, and how sure it is", plots=plots),
@@ -123,12 +122,12 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
     peak, speed = best.peak_bytes or 0, findings.speed_of(best.choice)
     baseline, speedup = findings.baseline_trial, findings.speedup
     certificate, verification = findings.certificate, findings.verification
-    written = f"{speed:,.0f} tokens/s"
+    written = findings.speed_text(speed)
     if baseline is None or speedup is None:
         fast = Headline(title="speed", value=written, detail="no baseline that fits was measured")
     else:
-        plain = f"{findings.speed_of(baseline.choice):,.0f} (defaults, {label(baseline.choice)})"
-        detail = f"{written}; baseline: {plain}"
+        plain = speed_number(findings.speed_of(baseline.choice), findings.unit)
+        detail = f"{written}; baseline: {plain} (defaults, {label(baseline.choice)})"
         fast = Headline(title="speed", value=f"{speedup:.2f} x baseline", detail=detail)
     found = [
         fast,
@@ -158,7 +157,7 @@ def _verified(findings: SearchFindings) -> tuple[Section, ...]:
     if verification is None:
         return ()
     table = verification_table(verification)
-    plots = reserved_plots(verification, findings.budget_bytes)
+    plots = (*losses_plots(verification), *reserved_plots(verification, findings.budget_bytes))
     return (Section(title="verified", tables=(table,), notes=(f"{verification.summary}.",), plots=plots),)
 
 
@@ -193,7 +192,8 @@ def trials_table(findings: SearchFindings) -> Table:
     runs: list[Trial | Measurement] = [*findings.rows, *findings.extra]
     fitting = [row.choice for row in one_per_configuration(findings.rows) if row.fits]
     ordered = sorted(runs, key=lambda run: (run.choice not in fitting, -findings.speed_of(run.choice)))
-    shown = columns(run.choice for run in runs)
+    shown, unit = columns(run.choice for run in runs), findings.unit
+    number = "{:,.0f}" if unit == TOKENS else "{:,.4g}"
     lines = [
         {
             **{shown[name]: run.choice[name] for name in shown},
@@ -201,8 +201,8 @@ def trials_table(findings: SearchFindings) -> Table:
             "outcome": run.outcome,
             "peak MiB": None if run.peak_bytes is None else run.peak_bytes / MIB,
             **_of_trial(run),
-            "run's tokens/s": run.tokens_per_second,
-            "tokens/s": findings.speed_of(run.choice) or None,
+            f"run's {unit}": run.tokens_per_second,
+            unit: findings.speed_of(run.choice) or None,
             "": _counts_for(run, labelled) if findings.is_counted(run) else NOT_COUNTED,
         }
         for run in ordered
@@ -213,10 +213,10 @@ def trials_table(findings: SearchFindings) -> Table:
         "s/step": "{:.3f}",
         "predicted s/step": "{:.3f}",
         "loss": "{:.4f}",
-        "run's tokens/s": "{:,.0f}",
-        "tokens/s": "{:,.0f}",
+        f"run's {unit}": number,
+        unit: number,
     }
-    expendable = ("predicted s/step", "predicted MiB", "loss", "s/step", "outcome", "run", "run's tokens/s")
+    expendable = ("predicted s/step", "predicted MiB", "loss", "s/step", "outcome", "run", f"run's {unit}")
     return Table(name="ranking", title="trials", frame=pd.DataFrame(lines), forms=forms, expendable=expendable)
 
 
@@ -288,7 +288,7 @@ def verification_table(verification: Verification) -> Table:
 def _on_front(row: Trial, findings: SearchFindings) -> str:
     """Return a configuration of the Pareto front as text, with its peak and speed."""
     peak_mib, speed = (row.peak_bytes or 0) / MIB, findings.speed_of(row.choice)
-    return f"{label(row.choice)}: {row.outcome}, {peak_mib:,.1f} MiB, {speed:,.0f} tokens/s"
+    return f"{label(row.choice)}: {row.outcome}, {peak_mib:,.1f} MiB, {findings.speed_text(speed)}"
 
 
 def _against_baseline(findings: SearchFindings, best: Trial) -> str:

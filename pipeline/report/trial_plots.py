@@ -54,7 +54,7 @@ def over_time_plot(findings: SearchFindings) -> Plot:
         for number, (row, fastest) in enumerate(zip(ordered, fastest_so_far(ordered, findings), strict=True), 1)
     ]
     predicted = [
-        {"trial": number, "speed": row.metrics["tokens_per_second"] * row.metrics["seconds_per_step"] / seconds}
+        {"trial": number, "speed": row.tokens_per_second * row.metrics["seconds_per_step"] / seconds}
         | {
             "kind": BEFORE,
             "about": f"trial {number}: {label(row.choice)}\npredicted before it ran: {seconds:.3g} s a step",
@@ -66,7 +66,7 @@ def over_time_plot(findings: SearchFindings) -> Plot:
         x=alt.X("trial:Q", axis=whole_axis(len(rows)), scale=alt.Scale(domain=[0.5, len(rows) + 0.5])),
         **ABOUT,
     )
-    y_title = "tokens per second"
+    y_title = findings.unit.replace("/s", " per second")
     line = base.mark_line(interpolate="step-after", color=colour(0), opacity=0.5)
     points = base.encode(
         y=alt.Y("speed:Q", title=y_title),
@@ -81,7 +81,9 @@ def over_time_plot(findings: SearchFindings) -> Plot:
     layers.append(points.mark_point(size=70, opacity=1))
     if findings.best is not None:
         speed = findings.speed_of(findings.best.choice)
-        at = alt.Chart(data([{"speed": speed, "about": f"the answer by all of its runs: {speed:,.0f} tokens/s"}]))
+        at = alt.Chart(
+            data([{"speed": speed, "about": f"the answer by all of its runs: {findings.speed_text(speed)}"}])
+        )
         layers.append(at.mark_rule(color=colour(2), strokeDash=[6, 3]).encode(y="speed:Q", **ABOUT))
     chart = layered(*layers, data=data(lines))
     title = "trials as they came (line: the fastest so far that fits; dashed: the answer by all of its runs)"
@@ -123,14 +125,14 @@ def parallel_plot(findings: SearchFindings) -> Plot:
     values = {name: sorted({row.choice[name] for row in rows}, key=_order) for name in shown}
     peak = max([budget_bytes, *(row.peak_bytes or 0 for row in ended)])
     speed = max(speeds.values(), default=1.0)
-    places = [*shown.values(), "peak MiB", "tokens/s"]
+    places = [*shown.values(), "peak MiB", findings.unit]
     lines = []
     for row in sorted(ended, key=lambda row: _is_answer(row, best)):
         heights = [_height(values[name], row.choice[name]) for name in shown]
         heights += [(row.peak_bytes or 0) / peak, speeds[row.number] / speed]
         kind = "best" if _is_answer(row, best) else "fits" if row.fits else "over the budget"
         about = f"{label(row.choice)}\n{row.outcome}, {(row.peak_bytes or 0) / MIB:,.1f} MiB, "
-        about += f"{speeds[row.number]:,.0f} tokens/s"
+        about += findings.speed_text(speeds[row.number])
         lines += [
             {"trial": row.number, "place": place, "height": height, "kind": kind, "about": about}
             for place, height in enumerate(heights)

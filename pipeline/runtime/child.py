@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from pipeline.config.experiment import Experiment
+from pipeline.config.runnable import Runnable
 from pipeline.runtime.failures import failure_of
 from pipeline.runtime.fork_server import begin_child
 from pipeline.runtime.placement import Placement
@@ -18,7 +19,7 @@ from pipeline.runtime.rank_launcher import launch_ranks
 
 
 def child_main(
-    experiment: Experiment,
+    experiment: Runnable,
     sender: Connection,
     log_file: Path,
     work: Work,
@@ -38,7 +39,7 @@ def child_main(
     if placement.cores is not None:
         os.sched_setaffinity(0, placement.cores)
         torch.set_num_threads(len(placement.cores))
-    if experiment.world_size > 1:
+    if isinstance(experiment, Experiment) and experiment.num_started > 1:
         launch_ranks(experiment, work, sender.send, progress, rendezvous_file)
         return
     try:

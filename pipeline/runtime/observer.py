@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.results import MemoryUse, Result, StepRecord
-from pipeline.config.experiment import Experiment
+from pipeline.config.runnable import Runnable
 from pipeline.training.metrics import Summary
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One experiment to run under a name, and the folder that its results go to."""
+    """One Experiment or Command to run under a name, and the folder that its results go to."""
 
     name: str
-    experiment: Experiment
+    experiment: Runnable
     folder: Path
     labels: Mapping[str, str] = field(default_factory=dict)
     """What distinguishes this run from the other runs of its job."""

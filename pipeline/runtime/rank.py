@@ -12,14 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.base.contracts import Prepared
 from pipeline.base.ranks import CollectiveEntered
 from pipeline.base.results import MemoryUse, Outcome
 from pipeline.config.experiment import Experiment
 from pipeline.runtime.failures import Failed, failure_of
 from pipeline.runtime.fork_server import end_with_parent
 
-Work = Callable[[Experiment, Prepared, Callable[[Any], None]], None]
+Work = Callable[[Any, Any, Callable[[Any], None]], None]
 """What a run's process, or each of its ranks, does: (experiment, its corpus, emit) -> None."""
 Progress = MutableSequence[int]
 """How many collective operations each rank has entered, in memory that the processes share."""

@@ -20,7 +20,7 @@ import torch
 
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import MemoryUse, Result, StepRecord
-from pipeline.config.experiment import Experiment
+from pipeline.config.runnable import Runnable
 from pipeline.memory.device import device_name
 from pipeline.runtime.observer import Observer
 from pipeline.runtime.rank import Work
@@ -59,7 +59,7 @@ class _Queue(Observer):
 
 
 def _task(
-    experiment: Experiment, name: str, versions_of_search: Mapping[str, str], work: Work | None, stop: Stop
+    experiment: Runnable, name: str, versions_of_search: Mapping[str, str], work: Work | None, stop: Stop
 ) -> Iterator[Any]:
     """Run an experiment on this machine of the cluster, and yield its events, then its result and output.
 
@@ -105,7 +105,7 @@ class RayExecutor:
 
     def __call__(
         self,
-        experiment: Experiment,
+        experiment: Runnable,
         log_file: Path,
         observers: Sequence[Observer] = (),
         *,

@@ -1,4 +1,4 @@
-"""Runs experiments in clean processes: out of memory, a crash and a time-out are outcomes, not exceptions."""
+"""Runs experiments and commands in clean processes: out of memory, a crash, a time-out are outcomes, not exceptions."""
 
 import contextlib
 import os
@@ -17,8 +17,11 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.processes import kill_family
 from pipeline.base.results import Finished, MemoryUse, Outcome, Result, StepRecord
 from pipeline.base.units import MIB
+from pipeline.config.command import Command
 from pipeline.config.experiment import Experiment
+from pipeline.config.runnable import Runnable
 from pipeline.runtime.child import child_main
+from pipeline.runtime.command import run_command
 from pipeline.runtime.failures import Failed, killed
 from pipeline.runtime.fork_server import CONTEXT, starting_processes
 from pipeline.runtime.observer import Observer, Run
@@ -46,7 +49,7 @@ class Execute(Protocol):
 
     def __call__(
         self,
-        experiment: Experiment,
+        experiment: Runnable,
         log_file: Path,
         observers: Sequence[Observer] = (),
         *,
@@ -116,15 +119,17 @@ def run(
     return result, summary
 
 
-def measured_summary(experiment: Experiment, result: Result) -> Summary:
+def measured_summary(experiment: Runnable, result: Result) -> Summary:
     """Return the metrics that a run measured."""
+    if not isinstance(experiment, Experiment):
+        return Summary(summarize(result, experiment.effective_batch_size, experiment.timing_warmup_steps))
     tokens_per_position = typical_step(experiment, experiment.read_corpus()).tokens_per_position
-    warmup_steps = experiment.settings.timing_warmup_steps
+    warmup_steps = experiment.timing_warmup_steps
     return Summary(summarize(result, experiment.effective_batch_size, warmup_steps, tokens_per_position))
 
 
 def execute(
-    experiment: Experiment,
+    experiment: Runnable,
     log_file: Path,
     observers: Sequence[Observer] = (),
     *,
@@ -141,15 +146,15 @@ def execute(
     log_file.parent.mkdir(parents=True, exist_ok=True)
     received = _Received()
     receiver, sender = CONTEXT.Pipe(duplex=False)
-    progress = CONTEXT.RawArray("Q", experiment.world_size)
+    progress = CONTEXT.RawArray("Q", experiment.num_started)
     folder = tempfile.TemporaryDirectory()  # of this process, which outlives one that is killed
     rendezvous_file = Path(folder.name, "store")
-    work = work or partial(train, stop=stop)
+    work = work or partial(run_command if isinstance(experiment, Command) else train, stop=stop)
     variables = dict(os.environ)
     arguments = (experiment, sender, log_file, work, placement, progress, rendezvous_file, variables)
     # a daemonic process could not start its ranks
-    process = CONTEXT.Process(target=child_main, args=arguments, daemon=experiment.world_size == 1)
-    start, limit = time.monotonic(), experiment.settings.time_limit
+    process = CONTEXT.Process(target=child_main, args=arguments, daemon=experiment.num_started == 1)
+    start, limit = time.monotonic(), experiment.time_limit
     try:
         with starting_processes():
             process.start()  # the first time, this waits until the fork server has imported torch and transformers
@@ -272,7 +277,7 @@ def _await_end(process: BaseProcess) -> None:
 
 
 def _judge(
-    experiment: Experiment, received: _Received, exit_code: int | None, log_file: Path
+    experiment: Runnable, received: _Received, exit_code: int | None, log_file: Path
 ) -> tuple[Outcome, str | None]:
     """Return the outcome of a process that has ended, and the reason if it failed."""
     if received.failed is not None:

@@ -106,6 +106,15 @@ def not_predicted_notes(candidates: Sequence[Candidate]) -> tuple[str, ...]:
     return counted_causes([one.not_predicted for one in candidates if one.not_predicted], len(candidates))
 
 
+def known_peaks(candidates: Sequence[Candidate]) -> list[tuple[int, int]]:
+    """Return the predicted peak and the index of each candidate that has a prediction."""
+    return [
+        (candidate.predicted_bytes, number)
+        for number, candidate in enumerate(candidates)
+        if candidate.predicted_bytes is not None
+    ]
+
+
 def _candidate(
     choice: Choice, experiment: Experiment, outcome: Prediction | InvalidInputError, works: Works
 ) -> Candidate:

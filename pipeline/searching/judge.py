@@ -8,7 +8,7 @@ from optuna.trial import TrialState
 
 from pipeline.base.results import Outcome, Result
 from pipeline.base.units import MIB
-from pipeline.training.metrics import limited_peak_mib
+from pipeline.training.metrics import limited_peak_mib, speed_in
 
 CONSTRAINT = "bytes_over_budget"
 """Name of the constraint: bytes by which a trial exceeded its budget, at most zero within it."""
@@ -40,7 +40,7 @@ def judge(result: Result, metrics: Mapping[str, float], budget_bytes: int) -> Ve
     """
     peak = peak_bytes(metrics)
     if result.outcome.completed and peak is not None:
-        return Verdict(TrialState.COMPLETE, metrics["tokens_per_second"], peak, float(peak - budget_bytes), False)
+        return Verdict(TrialState.COMPLETE, speed_in(metrics), peak, float(peak - budget_bytes), False)
     if result.outcome is Outcome.OUT_OF_MEMORY:
         attempted = attempted_bytes(result.detail or "")
         return Verdict(TrialState.PRUNED, None, peak, float(max(1, (peak or 0) + attempted - budget_bytes)), True)

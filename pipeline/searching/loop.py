@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Result
-from pipeline.config.experiment import Experiment
+from pipeline.config.runnable import Runnable
 from pipeline.config.space import Choice
-from pipeline.prediction.summary import summary
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import Execute, Summarize, execute, run
 from pipeline.searching.certificate import Certificate
+from pipeline.searching.interface import Problem
 from pipeline.searching.judge import CONSTRAINT, OUTCOME, judge, peak_bytes
-from pipeline.searching.problem import SearchProblem
 from pipeline.searching.proposals import Proposal, Proposer
 from pipeline.searching.results import (
     Measurement,
@@ -33,10 +33,9 @@ from pipeline.searching.results import (
 from pipeline.searching.study import Queued, StoredStudy
 from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
 from pipeline.searching.trial_record import DETAIL, METRICS, Judged
-from pipeline.searching.verification import Measured, StopAfter, verified_experiment, verify
+from pipeline.searching.verification import Measured, StopAfter, verify
 from pipeline.training.loop import Stop, never_stop
 from pipeline.training.metrics import Summary
-from pipeline.training.typical_step import typical_step
 
 SECONDS_BETWEEN_POLLS = 1.0
 """How often to check whether another worker has finished its trial."""
@@ -71,7 +70,7 @@ class SearchObserver(Observer):
 class Search:
     """A running search: its problem, its study and the observer of its events."""
 
-    problem: SearchProblem
+    problem: Problem
     study: StoredStudy
     proposer: Proposer
     folder: Path
@@ -93,15 +92,15 @@ class Search:
     def run(
         self,
         name: str,
-        experiment: Experiment,
+        experiment: Runnable,
         labels: dict[str, str],
         stop: Stop = never_stop,
         summarize: Summarize | None = None,
     ) -> tuple[Result, dict[str, float]]:
-        """Run an experiment of this search; return its result and summary metrics."""
+        """Run a configuration of this search; return its result and summary metrics."""
         folder = self.folder / name.replace("/", "-")
         one = Run(name=name, experiment=experiment, folder=folder, labels=labels)
-        conclude = summarize or partial(summary, experiment)
+        conclude = summarize or partial(self.problem.summary, experiment)
         observers = [self.tracker(), self.observer]
         result, found = run(one, observers, stop=stop, summarize=conclude, executor=self.executor)
         return result, dict(found.metrics)
@@ -117,7 +116,7 @@ class Search:
         return self.verifications[-1] if self.verifications else None
 
 
-def trials_of(problem: SearchProblem, study: StoredStudy) -> list[Trial]:
+def trials_of(problem: Problem, study: StoredStudy) -> list[Trial]:
     """Return the study's measured trials, including those of earlier sessions and other workers."""
     return [
         Trial(
@@ -222,7 +221,7 @@ def _verify(search: Search, trials: Sequence[Trial]) -> Verification | None:
     def measure(choice: Choice, role: str) -> Measured:
         name, labels = f"{title}: {role}", {"variant": label(choice), "verification": role}
         stop = StopAfter(search.problem.settings.verify_steps) if role == "plain" else never_stop
-        done = search.run(name, verified_experiment(search.problem, choice), labels, stop)
+        done = search.run(name, search.problem.verified(choice), labels, stop)
         search.observer.check(f"{name}: {label(choice)}", done[0])
         if role == "plain" and store_measurement(search, choice, *done):
             stored.append(choice)
@@ -235,7 +234,7 @@ def _verify(search: Search, trials: Sequence[Trial]) -> Verification | None:
     return verification
 
 
-def deadline_of(problem: SearchProblem) -> float:
+def deadline_of(problem: Problem) -> float:
     """Return the deadline of a search that starts now, in seconds of time.monotonic()."""
     return time.monotonic() + (problem.settings.search_time_limit or math.inf)
 
@@ -254,13 +253,16 @@ def _run_trial(search: Search, to_beat: float | None, began: Callable[[], None])
     names: list[str] = []
 
     def measure(queued: Queued) -> Judged:
-        experiment = search.problem.experiment(queued.choice)
+        experiment = search.problem.runnable(queued.choice)
         again = " (measured again)" if queued.is_repeat else ""
         names.append(f"trial {queued.number + 1}{again}: {label(queued.choice)}")
         of_study = {"study": search.study.name, "study_key": search.study.key}
         labels = {"variant": label(queued.choice), **of_study, "trial": str(queued.number + 1)}
         stop = _trial_length(search.problem, experiment, None if queued.is_repeat else to_beat)
-        result, metrics = search.run(names[0], experiment, labels, stop, partial(_summary, experiment, queued))
+        summarize = partial(_summary, search.problem, experiment, queued)
+        result, metrics = search.run(names[0], experiment, labels, stop, summarize)
+        if not search.trials and (reason := search.problem.why_none_runs(result)):
+            raise InvalidInputError(reason)
         return judge(result, metrics, search.problem.budget_bytes), result, metrics
 
     number = search.study.run_next(measure, search.problem.settings.num_trials, began)
@@ -268,26 +270,25 @@ def _run_trial(search: Search, to_beat: float | None, began: Callable[[], None])
         search.observer.trial(names[0], next(one for one in search.trials if one.number == number))
 
 
-def _trial_length(problem: SearchProblem, experiment: Experiment, to_beat: float | None) -> TrialLength:
+def _trial_length(problem: Problem, experiment: Runnable, to_beat: float | None) -> TrialLength:
     """Return when a trial may stop; a slow one is stopped early only if throughput is the only objective.
 
     A repeated one has nothing to beat, since it would be compared with an earlier run of its own.
     """
     settings = problem.settings
     speed = to_beat if settings.objectives == "throughput" else None
-    typical = typical_step(experiment, experiment.read_corpus())
     return TrialLength(
-        warmup_steps=experiment.settings.timing_warmup_steps,
+        warmup_steps=experiment.timing_warmup_steps,
         precision_percent=settings.precision_percent,
-        seconds_to_beat=typical.tokens_per_position / speed if speed else None,
+        seconds_to_beat=problem.tokens_per_position(experiment) / speed if speed else None,
     )
 
 
-def _summary(experiment: Experiment, queued: Queued, result: Result) -> Summary:
+def _summary(problem: Problem, experiment: Runnable, queued: Queued, result: Result) -> Summary:
     """Return a trial's summary, with its predicted time and the mean loss of the steps that all trials share."""
-    own = summary(experiment, result)
+    own = problem.summary(experiment, result)
     metrics = dict(own.metrics)
-    num_common = experiment.settings.timing_warmup_steps + HOPELESS_STEPS
+    num_common = experiment.timing_warmup_steps + HOPELESS_STEPS
     if len(result.steps) >= num_common:
         metrics["common_steps_loss"] = statistics.fmean(record.loss for record in result.steps[:num_common])
     if queued.predicted_seconds is not None:
@@ -296,7 +297,7 @@ def _summary(experiment: Experiment, queued: Queued, result: Result) -> Summary:
 
 
 def findings_of(
-    problem: SearchProblem,
+    problem: Problem,
     trials: Sequence[Trial],
     certificate: Certificate | None = None,
     verification: Verification | None = None,
@@ -312,7 +313,7 @@ def findings_of(
         verification = None
     return SearchFindings(
         entry="search",
-        model=problem.base.settings.model,
+        model=problem.base.title,
         effective_batch_size=problem.base.effective_batch_size,
         budget_bytes=problem.budget_bytes,
         num_configurations=len(problem.space.choices),

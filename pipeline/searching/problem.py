@@ -1,30 +1,37 @@
-"""The search problem: the settings that all trials share and the space of configurations, all checked."""
+"""The search of Fitproof's own training: the settings that all trials share and the space, all checked."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.technique import Mathematics
+from pipeline.base.results import Result
+from pipeline.base.technique import ROUNDOFF, Mathematics
 from pipeline.base.units import MIB
 from pipeline.base.user_functions import module_digest
 from pipeline.config.configurations import TECHNIQUE_SETTINGS, Configurations, why_refused
-from pipeline.config.experiment import Experiment, notes_on, why_untimed
-from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, dotted, validate, written
-from pipeline.config.space import Choice, Space, read_space, sentences, size_of, space_values
+from pipeline.config.experiment import VARYING, Experiment, make_experiment, notes_on, why_untimed
+from pipeline.config.runnable import Runnable
+from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, merged, nested, validate
+from pipeline.config.space import Choice, read_space, sentences, size_of, space_values
 from pipeline.memory.device import device_name, equal_gpus, find_device, free_bytes, hardware_of, is_named
 from pipeline.prediction.checkpointing_policy import resolved, with_policies
 from pipeline.prediction.patches import not_predicted
-from pipeline.runtime.environment import environment
+from pipeline.prediction.summary import summary
 from pipeline.runtime.shape_check import check_shapes
+from pipeline.searching.advice import what_would_help
+from pipeline.searching.candidates import Candidate, make_candidates
+from pipeline.searching.interface import Problem
 from pipeline.searching.optuna_samplers import baseline_choices, baseline_values
 from pipeline.searching.settings import SearchSettings
-from pipeline.training.typical_step import evaluation_note, lengths_note
+from pipeline.training.metrics import Summary
+from pipeline.training.typical_step import evaluation_note, lengths_note, typical_step
 
 CPU_BUDGET = "256MiB"
 SHARE_OF_FREE, BUDGET_STEP_MIB = 0.8, 512
@@ -33,20 +40,11 @@ NOT_PART_OF_IDENTITY = ("output", "dataset_size", "time_limit", "accumulation_st
 """Settings that do not affect a measurement, or follow from others."""
 
 
-@dataclass(frozen=True)
-class SearchProblem:
-    """A search problem, fully specified and checked."""
+@dataclass(frozen=True, kw_only=True)
+class SearchProblem(Problem):
+    """A search problem whose configurations are Experiments."""
 
-    settings: SearchSettings
-    run_values: Mapping[str, Any]
-    """Settings that all trials share."""
-    space: Space
     base: Experiment
-    """The first configuration of the space."""
-    given: Mapping[str, Any] = field(default_factory=dict)
-    """The settings of the command that started the search."""
-    notes: tuple[str, ...] = ()
-    """The automatic budget, and how many configurations were left out of the space and why; a sentence each."""
 
     @cached_property
     def configurations(self) -> Configurations:
@@ -61,10 +59,42 @@ class SearchProblem:
         """Return why a configuration cannot be in the space, whether or not its values are; None if it can."""
         return _refusal(self.configurations, hardware_of(self.base.device), self.settings.mathematics, choice)
 
-    @property
-    def directions(self) -> tuple[str, ...]:
-        """Optuna's direction of each objective: tokens per second and, for the Pareto front, peak bytes."""
-        return ("maximize", "minimize") if self.settings.objectives == "pareto" else ("maximize",)
+    def candidates(self, choices: Sequence[Choice]) -> list[Candidate]:
+        """Return the prediction of each configuration, in their order."""
+        return make_candidates(choices, [self.experiment(choice) for choice in choices], self.budget_bytes)
+
+    def runnable(self, choice: Choice) -> Experiment:
+        """Return the Experiment of one configuration."""
+        return self.experiment(choice)
+
+    def verified(self, choice: Choice) -> Experiment:
+        """Return the Experiment of a trial with as many optimizer steps as an answer is verified for."""
+        trial: Any = self.experiment(choice).settings  # has explicit policies in place of `checkpointing=auto`
+        changes = {"num_steps": num_verified_steps(self), "checkpointing": trial.checkpointing}
+        return make_experiment(merged(merged(self.run_values, nested(choice)), changes), "search")
+
+    def summary(self, runnable: Runnable, result: Result) -> Summary:
+        """Return the summary metrics of a run, with its predicted peaks."""
+        assert isinstance(runnable, Experiment)
+        return summary(runnable, result)
+
+    def roundoff(self, runs: Sequence[tuple[Choice, Result]]) -> float:
+        """Return the largest round-off of the number formats of these configurations' techniques."""
+        techniques = [each for choice, _ in runs for each in self.configurations.experiment(choice).techniques]
+        return max(ROUNDOFF[each.number_format] for each in techniques if each.number_format is not None)
+
+    def tokens_per_position(self, runnable: Runnable) -> float:
+        """Return the share of a typical step's tokens that is no padding."""
+        assert isinstance(runnable, Experiment)
+        return typical_step(runnable, runnable.read_corpus()).tokens_per_position
+
+    def why_none_runs(self, first: Result) -> None:
+        """Return None: each configuration may fail for a reason of its own."""
+        return
+
+    def how_to_fit(self, candidates: Sequence[Candidate]) -> str:
+        """Return the change of one setting that helps most, and what clipping costs."""
+        return what_would_help(self, candidates)
 
     @property
     def num_devices(self) -> int:
@@ -77,18 +107,14 @@ class SearchProblem:
         return is_named(str(self.run_values.get("device", "")))
 
     @property
-    def budget_bytes(self) -> int:
-        """The budget in bytes."""
-        budget = self.base.budget_bytes
-        assert budget is not None  # make_problem has set one
-        return budget
+    def output(self) -> Path:
+        """Folder of the results on local disk."""
+        return self.base.settings.output
 
     @property
-    def given_words(self) -> dict[str, str]:
-        """The settings of the command, by dotted name, as they are written on a command line."""
-        settings = dict(self.given)
-        space = {"space": settings.pop("space")} if "space" in settings else {}  # its dimensions are no settings
-        return {name: written(value) for name, value in [*dotted(settings), *space.items()]}
+    def seed(self) -> int:
+        """The seed of the runs."""
+        return self.base.settings.seed
 
     @property
     def baselines(self) -> list[Choice]:
@@ -124,28 +150,14 @@ class SearchProblem:
     def identity(self) -> dict[str, Any]:
         """Return the conditions of the measurements, which one study must have in common, as JSON values."""
         left_out = {*NOT_PART_OF_IDENTITY, *self.space.dimensions}
-        about = environment(self.base.device)
         facts = {
             **{name: value for name, value in self.base.params().items() if name not in left_out},
-            **{f"space.{name}": list(values) for name, values in self.space.dimensions.items()},
-            "space.mathematics": self.settings.mathematics,
+            **self.conditions,
             **self._user_techniques(),
             **({"lengths": "of each micro-batch"} if self.base.lengths_vary else {}),
-            **self._share_of_cores(),
-            "objectives": self.settings.objectives,
-            "device_name": about["device_name"],
-            "torch": about["torch"],
         }
         stored: dict[str, Any] = json.loads(json.dumps(facts))
         return stored
-
-    def _share_of_cores(self) -> dict[str, int]:
-        """Return how many cores each of several workers on a CPU has: measurements with others do not compare.
-
-        As many as torch's threads, which are set where the workers are opened.
-        """
-        is_shared = self.base.device.type == "cpu" and (self.settings.workers or 1) > 1
-        return {"cores_per_worker": torch.get_num_threads()} if is_shared else {}
 
     def _user_techniques(self) -> dict[str, str]:
         """Return a digest of the code of each user technique that has a dimension."""
@@ -155,6 +167,18 @@ class SearchProblem:
             if not technique.__module__.startswith("pipeline.")
             and set(technique.model_fields) & {*self.space.dimensions}
         }
+
+
+def num_verified_steps(problem: SearchProblem) -> int:
+    """Return for how many optimizer steps the answer is trained again.
+
+    Where the lengths of sequences vary, so many on a GPU that what its allocator reserves grows as in a training. On a
+    CPU nothing is reserved, and no step needs more than the first two.
+    """
+    settings = problem.settings
+    kinds = {problem.base.settings.sequences, *problem.space.dimensions.get("sequences", ())}
+    fragments = problem.base.device.type == "cuda" and not kinds.isdisjoint(VARYING)
+    return max(settings.verify_steps, settings.verify_varying_steps if fragments else 0)
 
 
 def _refusal(configurations: Configurations, hardware: Hardware, limit: Mathematics, choice: Choice) -> str | None:
@@ -194,7 +218,14 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
     unseen = (*not_predicted(experiments, device.type), *notes_on(experiments))
     of_each = {(one.settings.sequences, one.settings.sequence_length): one for one in experiments}
     lengths = [note for one in of_each.values() for note in (lengths_note(one), evaluation_note(one)) if note]
-    problem = SearchProblem(own, values, space, base, given, (*notes, *sentences(refusals), *unseen, *lengths))
+    problem = SearchProblem(
+        settings=own,
+        run_values=values,
+        space=space,
+        base=base,
+        given=given,
+        notes=(*notes, *sentences(refusals), *unseen, *lengths),
+    )
     _check(problem)
     return problem
 

@@ -8,8 +8,8 @@ from typing import Protocol
 from pipeline.config.space import Choice
 from pipeline.searching.acquisition import CONFIDENCE, Acquisition, quantile
 from pipeline.searching.certificate import NOT_PREDICTED, NOT_TRIED, SLOWER, UNFIT, Certificate, Unmeasured, stated
+from pipeline.searching.interface import Problem
 from pipeline.searching.optuna_samplers import choose, next_baseline
-from pipeline.searching.problem import SearchProblem
 from pipeline.searching.results import Measurement, Trial, one_per_configuration
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.study import StoredStudy
@@ -50,7 +50,7 @@ class Proposer(Protocol):
 class OptunaProposer:
     """Proposes the baselines by bisection, then what one of Optuna's samplers proposes."""
 
-    def __init__(self, problem: SearchProblem, study: StoredStudy) -> None:
+    def __init__(self, problem: Problem, study: StoredStudy) -> None:
         self._problem, self._study = problem, study
 
     def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
@@ -63,7 +63,7 @@ class OptunaProposer:
             study.taken,
             study.directions,
             problem.settings.sampler,
-            problem.base.settings.seed,
+            problem.seed,
         )
         return None if choice is None else Proposal(choice)
 
@@ -85,7 +85,7 @@ class OptunaProposer:
 class PredictiveProposer:
     """Proposes configurations that are predicted to fit and may be faster, until `gap` is reached."""
 
-    def __init__(self, problem: SearchProblem, study: StoredStudy, sampler: PredictiveSampler) -> None:
+    def __init__(self, problem: Problem, study: StoredStudy, sampler: PredictiveSampler) -> None:
         self._problem, self._study, self._sampler = problem, study, sampler
 
     def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
@@ -148,9 +148,7 @@ class PredictiveProposer:
     def _by_tpe(self, acquisition: Acquisition) -> Proposal | None:
         problem, study = self._problem, self._study
         possible = [self._sampler.candidates[number].choice for number in sorted(acquisition.possible)]
-        choice = choose(
-            possible, problem.space, study.trials, study.taken, study.directions, "tpe", problem.base.settings.seed
-        )
+        choice = choose(possible, problem.space, study.trials, study.taken, study.directions, "tpe", problem.seed)
         return None if choice is None else Proposal(choice)
 
     def _unmeasured(self, number: int, acquisition: Acquisition) -> Unmeasured:
@@ -173,7 +171,7 @@ class PredictiveProposer:
         )
 
 
-def make_proposer(problem: SearchProblem, study: StoredStudy, sampler: PredictiveSampler | None) -> Proposer:
+def make_proposer(problem: Problem, study: StoredStudy, sampler: PredictiveSampler | None) -> Proposer:
     """Return the predictive proposer with its sampler, or that of one of Optuna's samplers if `sampler` is None."""
     return OptunaProposer(problem, study) if sampler is None else PredictiveProposer(problem, study, sampler)
 

@@ -9,13 +9,16 @@ from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
 from pipeline.config.settings import default_values, written
 from pipeline.searching.certificate import Certificate
-from pipeline.training.metrics import limited_peak_mib, with_time
+from pipeline.training.metrics import limited_peak_mib, speed_in, with_time
 from pipeline.training.timing import is_slowed, mean_speed
 
 Item = TypeVar("Item")
 
+TOKENS, SAMPLES = "tokens/s", "samples/s"
+"""Units of speeds: of Fitproof's own training, and of commands, whose tokens are not counted."""
 FEW_DIMENSIONS = 4
 """Dimensions that are all shown, whether or not their values differ."""
+OWN_COMMAND = "fitproof main --config best.yaml"
 TOO_LARGE = (Outcome.OUT_OF_MEMORY, Outcome.OVER_BUDGET)
 """Outcomes of a configuration that does not fit."""
 
@@ -37,8 +40,13 @@ class Trial:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Throughput; None if the run did not complete."""
-        return self.metrics.get("tokens_per_second") if self.outcome in ("ok", "over_budget") else None
+        """Throughput, of a command in samples per second; None if the run did not complete."""
+        return speed_in(self.metrics) if self.outcome in ("ok", "over_budget") else None
+
+    @property
+    def speed_text(self) -> str:
+        """Throughput as text; `no speed` if the run did not complete."""
+        return "no speed" if self.tokens_per_second is None else speed_text(self.tokens_per_second, unit_of([self]))
 
     @property
     def predicted_mib(self) -> float | None:
@@ -48,9 +56,11 @@ class Trial:
     @property
     def summary(self) -> str:
         """Outcome, peak and throughput as text."""
+        if self.outcome == Outcome.CRASHED and self.detail:
+            return f"{self.outcome}: {self.detail.splitlines()[-1]}"
         if self.tokens_per_second is None or self.peak_bytes is None:
             return self.outcome
-        return f"{self.outcome}, {self.peak_bytes / MIB:,.1f} MiB, {self.tokens_per_second:,.0f} tokens/s"
+        return f"{self.outcome}, {self.peak_bytes / MIB:,.1f} MiB, {self.speed_text}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +72,24 @@ class Measurement:
     choice: Mapping[str, Any]
     outcome: str
     tokens_per_second: float | None
-    """None if the run did not complete."""
+    """Of a command in samples per second; None if the run did not complete."""
     peak_bytes: float | None
     """The peak that the budget limits."""
+
+
+def unit_of(rows: Iterable[Trial]) -> str:
+    """Return the unit of the speeds of trials."""
+    return SAMPLES if any("tokens_per_second" not in row.metrics and speed_in(row.metrics) for row in rows) else TOKENS
+
+
+def speed_text(speed: float, unit: str) -> str:
+    """Return a speed with its unit."""
+    return f"{speed_number(speed, unit)} {unit}"
+
+
+def speed_number(speed: float, unit: str) -> str:
+    """Return a speed without its unit: whole tokens, and four digits of samples."""
+    return f"{speed:,.0f}" if unit == TOKENS or speed >= 1000 else f"{speed:.4g}"
 
 
 def label(choice: Mapping[str, Any]) -> str:
@@ -197,6 +222,10 @@ class Verification:
     """Faster configurations that did not fit, did not complete or were slower when they were trained again."""
     was_slowed: bool = False
     """Whether this run of the answer was slowed, so that it does not count."""
+    losses: tuple[float, ...] = ()
+    """Of each optimizer step of the answer."""
+    plain_losses: tuple[float, ...] = ()
+    """The same of the plain configuration."""
     reserved_bytes: tuple[int, ...] = ()
     """What the caching allocator held after each optimizer step of the answer; empty on a CPU."""
 
@@ -206,7 +235,7 @@ class Verification:
         return any(failed) or self._is_slower_than_plain(gap)
 
     def _is_slower_than_plain(self, gap: float) -> bool:
-        speed, plain = (metrics.get("tokens_per_second") for metrics in (self.metrics, self.plain_metrics))
+        speed, plain = (speed_in(metrics) for metrics in (self.metrics, self.plain_metrics))
         is_ok = self.plain_outcome == Outcome.OK and self.outcome == Outcome.OK
         return is_ok and speed is not None and plain is not None and speed < (1 - gap) * plain
 
@@ -216,12 +245,25 @@ class Verification:
         return None if self.max_loss_difference is None else self.max_loss_difference <= self.tolerance
 
     @property
+    def difference(self) -> str:
+        """By how much and from which step on the losses differ, as text; empty if they agree."""
+        pairs = list(zip(self.losses, self.plain_losses, strict=False))
+        first = next((step for step, (one, other) in enumerate(pairs, 1) if abs(one - other) > self.tolerance), None)
+        if first is None or self.plain is None:
+            return ""
+        share = max(abs(one - other) / abs(other) for one, other in pairs if other)
+        differing = [name for name, value in self.choice.items() if value != self.plain.get(name)]
+        cause = ": accumulation is not the same training here" if differing == ["micro_batch_size"] else ""
+        return f"they differ by {100 * share:.2g} % at most, from step {first} on{cause}"
+
+    @property
     def verdict(self) -> str:
         """The result in one short sentence."""
         if self.same_training is None:
             return f"Trained again: {self.outcome}"
         verdict = "are" if self.same_training else "are NOT"
-        return f"Trained again, its losses {verdict} those of plain training"
+        difference = f"; {self.difference}" if self.difference else ""
+        return f"Trained again, its losses {verdict} those of plain training{difference}"
 
     @property
     def summary(self) -> str:
@@ -236,6 +278,7 @@ class Verification:
                 f"; against {label(self.plain)} its losses differ by at most {self.max_loss_difference:.2g} "
                 f"(tolerance {self.tolerance:.2g}): {verdict}"
             )
+            text += f"; {self.difference}" if self.difference else ""
         text += "".join(f"; {refuted}" for refuted in self.refuted)
         return text
 
@@ -266,6 +309,8 @@ class SearchFindings:
     settings: Mapping[str, Any]
     given: Mapping[str, str] = field(default_factory=dict)
     """The settings of the command that started the search, as they are written there."""
+    command: str = OWN_COMMAND
+    """What runs the answer, in the job's folder."""
     num_trials: int = 0
     """The setting: the most trials."""
     environment: Mapping[str, str]
@@ -294,9 +339,18 @@ class SearchFindings:
             return None
         return self.speed_of(best.choice) / self.speed_of(baseline.choice)
 
+    @property
+    def unit(self) -> str:
+        """The unit of all speeds."""
+        return unit_of(self.rows)
+
     def speed_of(self, choice: Mapping[str, Any]) -> float:
-        """Return the speed of a configuration by all of its runs that count, in tokens per second."""
+        """Return the speed of a configuration by all of its runs that count."""
         return speed_of(choice, self.rows, self.extra)
+
+    def speed_text(self, speed: float) -> str:
+        """Return a speed with its unit."""
+        return speed_text(speed, self.unit)
 
     def is_counted(self, run: Trial | Measurement) -> bool:
         """Return whether a run counts in the speed of its configuration."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.runtime.versions import versions, why_other_versions
-from pipeline.searching.problem import SearchProblem
+from pipeline.searching.interface import Problem
 from pipeline.searching.storage import open_storage, reachable, refuse_missing_file
 
 SESSION = "session"
@@ -40,7 +40,7 @@ class Session:
         return math.inf if self.ends_at is None else time.monotonic() + self.ends_at - time.time()
 
 
-def session_of(problem: SearchProblem, study_name: str, run_id: str | None, tracking_uri: str) -> Session:
+def session_of(problem: Problem, study_name: str, run_id: str | None, tracking_uri: str) -> Session:
     """Return the session of a search that begins on this machine."""
     own = problem.settings.model_dump(mode="json")
     settings = {**own, **problem.run_values, "study": study_name}

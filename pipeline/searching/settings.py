@@ -1,10 +1,13 @@
-"""The settings that the entry point `search` adds."""
+"""The settings of the entry point `search`."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from pipeline.config.space import SpaceSettings
+from pipeline.base.contracts import Settings
+from pipeline.config.settings import RunSettings
+from pipeline.config.space import SpaceSettings, Value
 from pipeline.searching.trial_length import PRECISION_PERCENT
 
 AUTO_STUDY = "auto"
@@ -46,3 +49,37 @@ class SearchSettings(SpaceSettings):
     """URL of the Optuna storage that keeps the study."""
     study: str = AUTO_STUDY
     """Name of the study in that storage; auto: derived from the settings, so the same command resumes its study."""
+
+
+class CommandSettings(Settings):
+    """What a search of a command needs in addition."""
+
+    command: str | None = None
+    """A training command with placeholders to search; on the command line it follows `--`."""
+
+
+class CommandSearchSettings(CommandSettings, SearchSettings):
+    """All settings of a search of a command: it has the others of a run itself."""
+
+    space: dict[str, list[Value] | Literal["divisors", "auto"]] = Field(default={})
+    """Values of placeholders, by name."""
+    effective_batch_size: PositiveInt
+    """Sequences in one optimizer step."""
+    world_size: PositiveInt | None = None
+    """Processes that the command starts to train together; none: as the options of its launcher say, else one."""
+    device: str = RunSettings.model_fields["device"].default
+    """Device to train on: auto, cpu, cuda or cuda:N."""
+    num_steps: PositiveInt = 10
+    """Optimizer steps of a trial, at most."""
+    timing_warmup_steps: PositiveInt = Field(default=2, ge=2)
+    """Optimizer steps at the start that are not timed."""
+    verify_steps: NonNegativeInt = 8
+    """Optimizer steps for which the answer and the plain configuration are trained again; 0: no verification."""
+    time_limit: PositiveFloat | None = None
+    """Seconds after which a run is stopped; none: no limit."""
+    output: Path = RunSettings.model_fields["output"].default
+    """Folder of the results on local disk."""
+
+
+class EntrySettings(SearchSettings, CommandSettings):
+    """What the entry point adds to the settings of a run."""

@@ -42,7 +42,7 @@ class TrialRecord:
         completed = verdict.state is TrialState.COMPLETE
         values = [float(value) for value in (verdict.tokens_per_second, verdict.peak_bytes) if value is not None]
         chosen = result.steps[:: len(result.steps) // MOST_INTERMEDIATE_VALUES + 1]
-        speeds = {record.step: record.tokens / record.seconds for record in chosen}
+        speeds = {record.step: (record.tokens or record.positions) / record.seconds for record in chosen}
         constraints = {} if verdict.violation_bytes is None else {CONSTRAINT: verdict.violation_bytes}
         return cls(
             state=verdict.state,

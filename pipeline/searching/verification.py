@@ -1,18 +1,15 @@
 """The verification of an answer: trained again in a clean process, and compared with a plain training."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pipeline.base.results import Outcome, Result
-from pipeline.base.technique import ROUNDOFF
-from pipeline.config.experiment import VARYING, Experiment, make_experiment
-from pipeline.config.settings import merged, nested
 from pipeline.config.space import Choice, size_of
+from pipeline.searching.interface import Problem
 from pipeline.searching.judge import peak_bytes
-from pipeline.searching.problem import SearchProblem
 from pipeline.searching.results import Measurement, Trial, Verification, label, one_per_configuration, speed_of, speeds
-from pipeline.training.metrics import against_baseline
+from pipeline.training.metrics import against_baseline, speed_in
 from pipeline.training.timing import is_slowed, mean_speed
 
 Measured = tuple[Result, dict[str, float]]
@@ -24,7 +21,7 @@ Baseline = Callable[[Choice], Choice | None]
 
 
 def verify(
-    problem: SearchProblem,
+    problem: Problem,
     trials: Sequence[Trial],
     baseline: Baseline,
     measure: Measure,
@@ -57,25 +54,6 @@ def verify(
     return _verification(problem, answer, tried, plain, against, runs)
 
 
-def verified_experiment(problem: SearchProblem, choice: Choice) -> Experiment:
-    """Return the experiment of a configuration's trial with as many optimizer steps as an answer is verified for."""
-    trial: Any = problem.experiment(choice).settings  # has explicit policies in place of `checkpointing=auto`
-    changes = {"num_steps": num_verified_steps(problem), "checkpointing": trial.checkpointing}
-    return make_experiment(merged(merged(problem.run_values, nested(choice)), changes), "search")
-
-
-def num_verified_steps(problem: SearchProblem) -> int:
-    """Return for how many optimizer steps the answer is trained again.
-
-    Where the lengths of sequences vary, so many on a GPU that what its allocator reserves grows as in a training. On a
-    CPU nothing is reserved, and no step needs more than the first two.
-    """
-    settings = problem.settings
-    kinds = {problem.base.settings.sequences, *problem.space.dimensions.get("sequences", ())}
-    fragments = problem.base.device.type == "cuda" and not kinds.isdisjoint(VARYING)
-    return max(settings.verify_steps, settings.verify_varying_steps if fragments else 0)
-
-
 @dataclass(frozen=True)
 class StopAfter:
     """Stops a run after so many optimizer steps, whose learning rates are those of the whole run."""
@@ -104,23 +82,25 @@ class _Again:
     @property
     def was_slowed(self) -> bool:
         """Whether its new run was slowed, so that it does not count; False if it did not complete."""
-        speed = self.measured[1].get("tokens_per_second") if self.is_ok else None
+        speed = speed_in(self.measured[1]) if self.is_ok else None
         return speed is not None and is_slowed(speed, [*self.before, speed])
 
     @property
     def speed(self) -> float:
         """The speed by all of its runs; defined only if `is_ok`."""
-        return mean_speed([*self.before, self.measured[1]["tokens_per_second"]])
+        speed = speed_in(self.measured[1])
+        assert speed is not None
+        return mean_speed([*self.before, speed])
 
 
-def _plain(problem: SearchProblem, choice: Choice, baseline: Choice | None) -> Choice | None:
+def _plain(problem: Problem, choice: Choice, baseline: Choice | None) -> Choice | None:
     """Return the baseline or, if that is the answer, the one with the next smaller micro-batch."""
     smaller = (other for other in problem.baseline_beside(choice) if size_of(other) < size_of(choice))
     return baseline if baseline != choice else next(smaller, None)
 
 
 def _verification(
-    problem: SearchProblem,
+    problem: Problem,
     answer: _Again,
     tried: Sequence[_Again],
     plain: Choice | None,
@@ -131,12 +111,7 @@ def _verification(
     compared = {} if against is None else _compared(answer.measured, against)
     num_compared = len(result.steps if against is None else against[0].steps)
     losses = [record.loss for record in result.steps[:num_compared]]
-    formats = [
-        technique.number_format
-        for one in (answer.choice, plain or answer.choice)
-        for technique in problem.configurations.experiment(one).techniques
-        if technique.number_format is not None
-    ]
+    compared_runs = [(answer.choice, result), *([] if against is None or plain is None else [(plain, against[0])])]
     failed = [
         f"{label(one.choice)} was faster in its trial, but ended {one.measured[0].outcome} when it was trained again"
         for one in tried
@@ -150,16 +125,18 @@ def _verification(
     return Verification(
         choice=answer.choice,
         plain=plain,
-        num_steps=len(result.steps) or num_verified_steps(problem),
+        num_steps=len(result.steps) or problem.verified(answer.choice).num_steps,
         outcome=result.outcome.value,
         metrics=metrics,
         plain_outcome=None if against is None else against[0].outcome.value,
         plain_metrics={} if against is None else against[1],
         max_loss_difference=compared.get("max_loss_difference"),
-        tolerance=max(ROUNDOFF[name] for name in formats) * max(losses, default=0.0),
+        tolerance=problem.roundoff(compared_runs) * max(map(abs, losses), default=0.0),
         seconds_measured=sum(result.seconds_total for _, _, (result, _) in runs),
         measurements=tuple(_measurement(*one) for one in runs),
         refuted=(*failed, *slower),
+        losses=tuple(one.loss for one in result.steps),
+        plain_losses=() if against is None else tuple(one.loss for one in against[0].steps),
         was_slowed=answer.was_slowed,
         reserved_bytes=tuple(one.reserved_bytes for one in result.steps if one.reserved_bytes is not None),
     )
@@ -169,7 +146,8 @@ def _compared(answer: Measured, plain: Measured) -> dict[str, float]:
     """Return the metrics that compare the answer with the plain training, over the steps that both have."""
     count = min(len(answer[0].steps), len(plain[0].steps))
     (one, metrics), (other, others) = ((replace(each, steps=each.steps[:count]), own) for each, own in (answer, plain))
-    return against_baseline(one, metrics, other, others)
+    found = against_baseline(one, metrics, other, others)
+    return {name: value for name, value in found.items() if not math.isnan(value)}  # a loss that is not known
 
 
 def _measurement(name: str, choice: Choice, measured: Measured) -> Measurement:
@@ -178,6 +156,6 @@ def _measurement(name: str, choice: Choice, measured: Measured) -> Measurement:
         name=name,
         choice=choice,
         outcome=result.outcome.value,
-        tokens_per_second=metrics.get("tokens_per_second") if result.outcome.completed else None,
+        tokens_per_second=speed_in(metrics) if result.outcome.completed else None,
         peak_bytes=peak_bytes(metrics),
     )

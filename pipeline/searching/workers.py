@@ -12,8 +12,8 @@ import torch
 from pipeline.base.errors import InvalidInputError
 from pipeline.runtime.placement import placements
 from pipeline.runtime.run import Execute, execute
+from pipeline.searching.interface import Problem
 from pipeline.searching.loop import Search, run_trials, search_and_verify
-from pipeline.searching.problem import SearchProblem
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Workers:
 
 
 @contextmanager
-def open_workers(problem: SearchProblem) -> Iterator[Workers]:
+def open_workers(problem: Problem) -> Iterator[Workers]:
     """Yield the workers that the search asks for: on this machine, or tasks of a Ray cluster.
 
     Raises:
@@ -51,7 +51,7 @@ def open_workers(problem: SearchProblem) -> Iterator[Workers]:
         yield Workers(executors, cancelled)
 
 
-def local_workers(problem: SearchProblem, num_workers: int | None) -> Workers:
+def local_workers(problem: Problem, num_workers: int | None) -> Workers:
     """Return workers on this machine: None stands for one for each visible GPU like the first, or one on a CPU.
 
     Several workers on a CPU share its cores. torch then uses so many threads in this process as well, since what

@@ -19,6 +19,7 @@ from mlflow.tracking.context.registry import resolve_tags
 
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import Outcome, Result, StepRecord
+from pipeline.config.experiment import Experiment
 from pipeline.runtime.environment import allocator_configuration, environment
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.ownership import this_process
@@ -170,8 +171,9 @@ class _ChildRun(Observer):
         self._child = TrackedRun(UnsentRun.create(run.folder, manifest), self._sender)
         self._sent_at = time.monotonic()
         self._child.params(experiment.params())
-        prepared = experiment.prepare()
-        self._child.dataset(experiment.settings.corpus, prepared.digest, prepared.source, len(prepared.train))
+        if isinstance(experiment, Experiment):
+            prepared = experiment.prepare()
+            self._child.dataset(experiment.settings.corpus, prepared.digest, prepared.source, len(prepared.train))
         self._child.existing_files((CONFIG, None))
 
     def step(self, record: StepRecord) -> None:

@@ -93,17 +93,24 @@ def summarize(
         metrics["seconds_per_step"] = median
         metrics["samples_per_second"] = effective_batch_size / median
         seconds_per_position = statistics.median(record.seconds / record.positions for record in typical)
-        metrics["tokens_per_second"] = tokens_per_position / seconds_per_position
+        if typical[0].tokens is not None:
+            metrics["tokens_per_second"] = tokens_per_position / seconds_per_position
     if len(timed) >= 2:
         low, _, high = statistics.quantiles(timed, n=4, method="inclusive")
         metrics["seconds_per_step_iqr"] = high - low
     if result.finished is not None:
-        metrics["block_forwards_per_step"] = float(result.finished.block_forwards_per_step)
+        if result.finished.block_forwards_per_step is not None:
+            metrics["block_forwards_per_step"] = float(result.finished.block_forwards_per_step)
         if result.finished.eval_loss is not None:
             metrics["eval_loss"] = result.finished.eval_loss
         if result.finished.gradient_underflow_percent is not None:
             metrics["gradient_underflow_percent"] = result.finished.gradient_underflow_percent
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def speed_in(metrics: Mapping[str, float]) -> float | None:
+    """Return the speed that a search compares: tokens per second, or samples where tokens are not counted."""
+    return metrics.get("tokens_per_second", metrics.get("samples_per_second"))
 
 
 def with_time(metrics: Mapping[str, float], factor: float) -> dict[str, float]:
@@ -155,7 +162,7 @@ def step_metrics(record: StepRecord) -> dict[str, float]:
         "loss": record.loss,
         "grad_norm": record.grad_norm,
         "seconds": record.seconds,
-        "tokens_per_second": record.tokens / record.seconds,
+        **_speed(record),
         "learning_rate": record.learning_rate,
     }
     if padding := padding_percent([record]):
@@ -170,7 +177,14 @@ def step_metrics(record: StepRecord) -> dict[str, float]:
 def padding_percent(steps: Sequence[StepRecord]) -> float:
     """Return the percentage of the tokens of some optimizer steps that are padding; 0 without steps."""
     num_positions = sum(record.positions for record in steps)
-    return 100 * (1 - sum(record.tokens for record in steps) / num_positions) if num_positions else 0.0
+    num_tokens = sum(record.positions if record.tokens is None else record.tokens for record in steps)
+    return 100 * (1 - num_tokens / num_positions) if num_positions else 0.0
+
+
+def _speed(record: StepRecord) -> dict[str, float]:
+    if record.tokens is None:
+        return {"samples_per_second": record.positions / record.seconds}
+    return {"tokens_per_second": record.tokens / record.seconds}
 
 
 def finite(value: Any) -> Any:
@@ -217,12 +231,13 @@ def _training(steps: Sequence[StepRecord]) -> dict[str, float]:
     losses = [record.loss for record in steps]
     norms = [record.grad_norm for record in steps if math.isfinite(record.grad_norm)]
     metrics = {
-        "tokens_seen": float(sum(record.tokens for record in steps)),
         "final_loss": losses[-1],
         "mean_loss": statistics.fmean(losses),
         "loss_std": statistics.pstdev(losses),
         "skipped_steps": float(sum(record.skipped for record in steps)),
     }
+    if tokens := [record.tokens for record in steps if record.tokens is not None]:
+        metrics["tokens_seen"] = float(sum(tokens))
     if metrics["mean_loss"]:
         metrics["loss_cv"] = metrics["loss_std"] / metrics["mean_loss"]
     if padding_percent(steps):

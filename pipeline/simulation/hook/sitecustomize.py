@@ -1,4 +1,4 @@
-"""Runs when a Python process on a simulated card starts: before everything else, Python imports a module of this name.
+"""Runs when a Python process starts that is watched or on a simulated card: Python imports a module of this name first.
 
 The user's own module of this name is run as if this one were not there. The files that SIMULATED_CARD_HOOKS names are
 run as soon as torch has been imported.
@@ -44,6 +44,6 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
 if "SIMULATED_CARD_RANK" in os.environ:
     runpy.run_path(os.path.join(os.path.dirname(__file__), "ranks.py"))["set_rank"]()  # noqa: PTH118, PTH120
-if "SIMULATED_CARD_NAME" in os.environ:
+if "SIMULATED_CARD_HOOKS" in os.environ:
     sys.meta_path.insert(0, _AfterTorch())
 _run_users_own()

@@ -1,4 +1,4 @@
-"""The plot of what the caching allocator holds after each optimizer step of a verified answer."""
+"""The plots of a verification: the losses of the answer and of the plain configuration, and what torch reserved."""
 
 import altair as alt
 
@@ -6,6 +6,16 @@ from pipeline.base.units import MIB
 from pipeline.report.curves import curves
 from pipeline.report.plot import Plot
 from pipeline.searching.results import Verification
+
+
+def losses_plots(verification: Verification) -> tuple[Plot, ...]:
+    """Return the losses of both over the steps; none if they were not compared."""
+    if verification.plain is None or verification.same_training is None:
+        return ()
+    runs = {"plain": verification.plain_losses, "answer": verification.losses}
+    series = {name: list(enumerate(losses, 1)) for name, losses in runs.items()}
+    title = "losses of the answer and of the plain configuration"
+    return (Plot(name="verified_losses", title=title, panels=(curves(title, series, "loss"),)),)
 
 
 def reserved_plots(verification: Verification, budget_bytes: int) -> tuple[Plot, ...]:

@@ -1,0 +1,278 @@
+"""The search of a command: its placeholders are the dimensions, and its runs are measured through a hook."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.results import Outcome, Result
+from pipeline.base.technique import ROUNDOFF
+from pipeline.base.units import parse_budget
+from pipeline.config.command import (
+    ACCUMULATION,
+    EFFECTIVE_BATCH,
+    MICRO_BATCH,
+    WORLD_SIZE,
+    Command,
+    Template,
+    derived_values,
+    divisors,
+)
+from pipeline.config.entry_points import yaml_file
+from pipeline.config.runnable import Runnable
+from pipeline.config.settings import validate, written
+from pipeline.config.space import Choice, Space, Value, sentences, size_of
+from pipeline.config.variants import read_yaml
+from pipeline.memory.device import find_device, is_named, total_bytes
+from pipeline.memory.work import Work
+from pipeline.runtime.run import measured_summary
+from pipeline.searching.candidates import Candidate
+from pipeline.searching.interface import Problem
+from pipeline.searching.optuna_samplers import baseline_choices
+from pipeline.searching.problem import automatic_budget
+from pipeline.searching.settings import CommandSearchSettings
+from pipeline.training.metrics import Summary
+
+WORK_OF_SEQUENCE, KERNELS_OF_PASS = 1e9, 1e3
+"""Assumed work of a pass: operations of a sequence, and kernels. The time model finds what each of them takes."""
+UPDATE_WORK = Work({"float32": WORK_OF_SEQUENCE}, num_kernels=KERNELS_OF_PASS)
+NOT_PREDICTED = "the memory of a command on this device is measured, not predicted"
+DERIVED = (ACCUMULATION, EFFECTIVE_BATCH)
+"""Placeholders that follow from others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandProblem(Problem):
+    """A search problem whose configurations are Commands."""
+
+    settings: CommandSearchSettings
+    template: Template
+    base: Command
+
+    def candidates(self, choices: Sequence[Choice]) -> list[Candidate]:
+        """Return each configuration with assumed work, whose memory is not predicted."""
+        return [_candidate(choice, self.runnable(choice)) for choice in choices]
+
+    def runnable(self, choice: Choice) -> Command:
+        """Return the command of a configuration."""
+        return _command(self.settings, self.template, choice, self.base.device, self.base.budget_bytes)
+
+    def verified(self, choice: Choice) -> Command:
+        """Return the command of a configuration with as many steps as an answer is verified for."""
+        settings = self.settings.model_copy(update={"num_steps": self.settings.verify_steps})
+        return _command(settings, self.template, choice, self.base.device, self.base.budget_bytes)
+
+    def summary(self, runnable: Runnable, result: Result) -> Summary:
+        """Return the summary metrics of a run."""
+        return measured_summary(runnable, result)
+
+    def roundoff(self, runs: Sequence[tuple[Choice, Result]]) -> float:
+        """Return the largest round-off of the number formats in which these runs were seen to compute."""
+        formats = {name for _, result in runs if result.finished for name in result.finished.number_formats}
+        return max(ROUNDOFF[name] for name in {"fp32", *formats})
+
+    def tokens_per_position(self, runnable: Runnable) -> float:
+        """Return 1: what is compared are sequences."""
+        return 1.0
+
+    def how_to_fit(self, candidates: Sequence[Candidate]) -> str:
+        """Return what a user can do."""
+        return "add values that need less memory, or choose a larger budget"
+
+    def why_none_runs(self, first: Result) -> str | None:
+        """Return what the command itself said, if its first run failed for another reason than memory."""
+        if first.outcome is not Outcome.CRASHED:
+            return None
+        return f"the command must train, and its first run failed: {first.detail}\nit was: {self.base.line}"
+
+    @property
+    def baselines(self) -> list[Choice]:
+        """Those with the first value of each placeholder, the largest micro-batch first."""
+        return baseline_choices(self.space, {name: values[0] for name, values in self.space.dimensions.items()})
+
+    def baseline_beside(self, choice: Choice) -> list[Choice]:
+        """Return the baselines."""
+        return self.baselines
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The command with its files, and the conditions of its runs."""
+        names = (EFFECTIVE_BATCH, WORLD_SIZE, "budget", "num_steps", "timing_warmup_steps")
+        params = self.base.params()
+        facts = {
+            "command": shlex.join(self.template.words),
+            **{name: params[name] for name in names},
+            **self.template.digests,
+            **self.conditions,
+        }
+        stored: dict[str, Any] = json.loads(json.dumps(facts))
+        return stored
+
+    @property
+    def num_devices(self) -> int:
+        """The most processes that the command starts: each trains on a device of its own."""
+        return max(int(str(size)) for size in self.space.dimensions.get(WORLD_SIZE, (self.base.world_size,)))
+
+    @property
+    def is_device_named(self) -> bool:
+        """Whether the setting names one GPU of several."""
+        return is_named(self.settings.device)
+
+    @property
+    def output(self) -> Path:
+        """Folder of the results on local disk."""
+        return self.settings.output
+
+    @property
+    def seed(self) -> int:
+        """Zero: the command has a seed of its own."""
+        return 0
+
+
+def make_command_problem(given: Mapping[str, Any]) -> CommandProblem:
+    """Return the problem of a command with placeholders.
+
+    Raises:
+        InvalidInputError: a setting or a placeholder is wrong, or there is nothing to search.
+
+    """
+    defaults = {name: value for name, value in read_yaml(yaml_file("search")).items() if name in _OF_A_RUN}
+    settings = validate(CommandSearchSettings, {**defaults, **given}, "search")
+    words = shlex.split(settings.command or "")
+    if not words:
+        raise InvalidInputError("a search needs a command behind --, and there is none; write it as in a shell")
+    template = Template(tuple(words))
+    device = find_device(settings.device)
+    budget_bytes, notes = _budget(settings, device)
+    space, refusals = Space(_dimensions(settings, template)).without(partial(_refusal, settings, template))
+    return CommandProblem(
+        settings=settings,
+        run_values=settings.model_dump(mode="json"),
+        space=space,
+        base=_command(settings, template, space.choices[0], device, budget_bytes),
+        given=given,
+        notes=(*notes, *sentences(refusals), *_notes(template, space)),
+        template=template,
+    )
+
+
+_OF_A_RUN = ("num_steps", "timing_warmup_steps", "verify_steps")
+"""Settings of search.yaml that hold for a command too."""
+
+
+def _budget(settings: CommandSearchSettings, device: torch.device) -> tuple[int, tuple[str, ...]]:
+    if settings.budget == "auto" and device.type == "cpu":
+        raise InvalidInputError("a search of a command on a CPU needs a budget; set one, such as --budget 2GiB")
+    text, notes = automatic_budget(device) if settings.budget == "auto" else (settings.budget, ())
+    return parse_budget(text, total_bytes(device)), notes
+
+
+def _dimensions(settings: CommandSearchSettings, template: Template) -> dict[str, tuple[Value, ...]]:
+    """Return the values of each placeholder that has several.
+
+    Raises:
+        InvalidInputError: there is no placeholder, or one without values.
+
+    """
+    placeholders = template.placeholders
+    if not placeholders:
+        raise InvalidInputError(_nothing_to_search(template))
+    if unknown := [name for name in settings.space if name not in placeholders or name in DERIVED]:
+        known = ", ".join(name for name in placeholders if name not in DERIVED)
+        raise InvalidInputError(
+            f"space has values of the command's placeholders, and {{{unknown[0]}}} is none of them; they are: {known}"
+        )
+    dimensions: dict[str, tuple[Value, ...]] = {}
+    for name, one in placeholders.items():
+        given = settings.space.get(name, "divisors" if name == MICRO_BATCH and not one.values else one.values)
+        if given == "divisors" and name == MICRO_BATCH:
+            dimensions[name] = divisors(settings.effective_batch_size)
+        elif isinstance(given, str) or (not given and name not in (*DERIVED, WORLD_SIZE)):
+            raise InvalidInputError(
+                f"the placeholder {{{name}}} needs values; write them as {{{name}:first,second}}, or as "
+                f"--space '{json.dumps({name: ['first', 'second']})}'; known without are {MICRO_BATCH}, "
+                f"{', '.join(DERIVED)} and {WORLD_SIZE}"
+            )
+        elif given:
+            dimensions[name] = tuple(given)
+    numbers = [name for name in (MICRO_BATCH, WORLD_SIZE) if name in dimensions]
+    return dimensions | {name: _whole_numbers(name, dimensions[name]) for name in numbers}
+
+
+def _whole_numbers(name: str, values: Sequence[Value]) -> tuple[Value, ...]:
+    if odd := [value for value in values if not str(value).isdecimal() or not int(str(value))]:
+        raise InvalidInputError(f"{{{name}}} takes whole numbers from 1 on, and has {odd[0]!r}; remove it")
+    return tuple(int(str(value)) for value in values)
+
+
+def _nothing_to_search(template: Template) -> str:
+    hint = " (in bash, quote a word with {name:value,value})" if template.looks_expanded else ""
+    return (
+        f"a search of a command needs a placeholder in it, and this has none{hint}: {shlex.join(template.words)}; "
+        "write {micro_batch_size} and {accumulation_steps} where it takes them, {dtype:fp32,bf16} for values of your "
+        "own, or {--flag} for an option that is there or not"
+    )
+
+
+def _world_size(settings: CommandSearchSettings, template: Template, choice: Choice) -> int:
+    """Return how many processes train together."""
+    if WORLD_SIZE in choice:
+        return int(str(choice[WORLD_SIZE]))
+    return settings.world_size or template.num_processes or 1
+
+
+def _refusal(settings: CommandSearchSettings, template: Template, choice: Choice) -> str | None:
+    """Return why a configuration is not in the space: its effective batch would be another."""
+    parallel = size_of(choice) * (world_size := _world_size(settings, template, choice))
+    if not parallel or settings.effective_batch_size % parallel == 0:
+        return None
+    of_each = f"micro_batch_size={size_of(choice)} in each of {world_size} processes"
+    return f"{of_each} does not divide the effective batch of {settings.effective_batch_size}"
+
+
+def _command(
+    settings: CommandSearchSettings, template: Template, choice: Choice, device: torch.device, budget_bytes: int
+) -> Command:
+    world_size = _world_size(settings, template, choice)
+    derived = derived_values(choice, settings.effective_batch_size, world_size)
+    if ACCUMULATION in template.placeholders and ACCUMULATION not in derived:
+        raise InvalidInputError("{accumulation_steps} follows from {micro_batch_size}, which is missing; add it")
+    return Command(
+        words=template.fill({**derived, **choice}),
+        choice=choice,
+        device=device,
+        effective_batch_size=settings.effective_batch_size,
+        micro_batch_size=size_of(choice) or None,
+        world_size=world_size,
+        budget_bytes=budget_bytes,
+        num_steps=settings.num_steps,
+        timing_warmup_steps=settings.timing_warmup_steps,
+        time_limit=settings.time_limit,
+    )
+
+
+def _notes(template: Template, space: Space) -> tuple[str, ...]:
+    dimensions = "; ".join(f"{name}: {', '.join(map(written, values))}" for name, values in space.dimensions.items())
+    expanded = "a word looks as if bash had expanded {name:value,value}: quote such words"
+    return (f"searched: {dimensions}", *([expanded] if template.looks_expanded else []))
+
+
+def _candidate(choice: Choice, command: Command) -> Candidate:
+    size, num_passes = command.micro_batch_size or 1, command.accumulation_steps or 1
+    return Candidate(
+        choice=choice,
+        micro_batch_size=size,
+        num_passes=num_passes,
+        num_tokens=float(command.effective_batch_size),
+        pass_work=Work({"float32": WORK_OF_SEQUENCE * size}, num_kernels=KERNELS_OF_PASS),
+        update_work=UPDATE_WORK,
+        predicted_bytes=None,
+        not_predicted=NOT_PREDICTED,
+        fits=lambda _: True,
+    )

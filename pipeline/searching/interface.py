@@ -1,0 +1,144 @@
+"""What a search needs of its problem: a prediction and a run of each configuration, whatever trains there."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.base.results import Result
+from pipeline.config.runnable import Runnable
+from pipeline.config.settings import dotted, written
+from pipeline.config.space import Choice, Space
+from pipeline.runtime.environment import environment
+from pipeline.searching.candidates import Candidate
+from pipeline.searching.settings import SearchSettings
+from pipeline.training.metrics import Summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem(ABC):
+    """A space of configurations, fully specified and checked: of Fitproof's own training, or of a command."""
+
+    settings: SearchSettings
+    run_values: Mapping[str, Any]
+    """Settings that all trials share."""
+    space: Space
+    base: Runnable
+    """The first configuration of the space."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of the command that started the search."""
+    notes: tuple[str, ...] = ()
+    """The automatic budget, and how many configurations were left out of the space and why; a sentence each."""
+
+    @abstractmethod
+    def candidates(self, choices: Sequence[Choice]) -> list[Candidate]:
+        """Return the prediction of each configuration, in their order."""
+
+    @abstractmethod
+    def runnable(self, choice: Choice) -> Runnable:
+        """Return what a trial of a configuration runs."""
+
+    @abstractmethod
+    def verified(self, choice: Choice) -> Runnable:
+        """Return what a verification of a configuration runs."""
+
+    @abstractmethod
+    def summary(self, runnable: Runnable, result: Result) -> Summary:
+        """Return the summary metrics of a run, with its predicted peaks."""
+
+    @abstractmethod
+    def roundoff(self, runs: Sequence[tuple[Choice, Result]]) -> float:
+        """Return by which share the number formats of these runs may change a loss."""
+
+    @abstractmethod
+    def tokens_per_position(self, runnable: Runnable) -> float:
+        """Return the share of what a run trains on that is no padding."""
+
+    @abstractmethod
+    def how_to_fit(self, candidates: Sequence[Candidate]) -> str:
+        """Return what could be changed if none of these fits, as the end of a sentence."""
+
+    @abstractmethod
+    def baseline_beside(self, choice: Choice) -> list[Choice]:
+        """Return the configurations to compare `choice` with, the largest micro-batch first.
+
+        They have the values that make it another training, and of the others those of the baselines, as far
+        as the space has such configurations.
+        """
+
+    @property
+    @abstractmethod
+    def baselines(self) -> list[Choice]:
+        """The plain configurations, the largest micro-batch first."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """The conditions of the measurements, which one study must have in common, as JSON values."""
+
+    @property
+    @abstractmethod
+    def num_devices(self) -> int:
+        """The most devices that a configuration of the space trains on."""
+
+    @property
+    @abstractmethod
+    def is_device_named(self) -> bool:
+        """Whether the setting names one GPU of several, as cuda:1 does."""
+
+    @property
+    @abstractmethod
+    def output(self) -> Path:
+        """Folder of the results on local disk."""
+
+    @property
+    @abstractmethod
+    def seed(self) -> int:
+        """Seed of Optuna's samplers."""
+
+    @abstractmethod
+    def why_none_runs(self, first: Result) -> str | None:
+        """Return why nothing can be measured, as the first run of a study shows; None if it does not."""
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """What measurements of any problem have in common: the space, the objectives, and the device."""
+        about = environment(self.base.device)
+        return {
+            **{f"space.{name}": list(values) for name, values in self.space.dimensions.items()},
+            "space.mathematics": self.settings.mathematics,
+            **self._share_of_cores(),
+            "objectives": self.settings.objectives,
+            "device_name": about["device_name"],
+            "torch": about["torch"],
+        }
+
+    def _share_of_cores(self) -> dict[str, int]:
+        """Return how many cores each of several workers on a CPU has: measurements with others do not compare.
+
+        As many as torch's threads, which are set where the workers are opened.
+        """
+        is_shared = self.base.device.type == "cpu" and (self.settings.workers or 1) > 1
+        return {"cores_per_worker": torch.get_num_threads()} if is_shared else {}
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """Optuna's direction of each objective: the speed and, for the Pareto front, peak bytes."""
+        return ("maximize", "minimize") if self.settings.objectives == "pareto" else ("maximize",)
+
+    @property
+    def budget_bytes(self) -> int:
+        """The budget in bytes."""
+        budget = self.base.budget_bytes
+        assert budget is not None  # whoever makes a problem sets one
+        return budget
+
+    @property
+    def given_words(self) -> dict[str, str]:
+        """The settings of the command, by dotted name, as they are written on a command line."""
+        settings = dict(self.given)
+        space = {"space": settings.pop("space")} if "space" in settings else {}  # its dimensions are no settings
+        return {name: written(value) for name, value in [*dotted(settings), *space.items()]}

@@ -1,0 +1,174 @@
+"""`search -- command`: a stranger's script, its placeholders as dimensions, its runs timed through the hook."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+from conftest import ROOT
+from mlflow.entities import Run
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.cli import main
+from pipeline.config.command import Template
+from pipeline.report.findings import read_findings
+from pipeline.searching.command_problem import CommandProblem, make_command_problem
+from pipeline.searching.results import SearchFindings
+
+SCRIPT = ROOT / "tests" / "commands" / "train.py"
+SHORT = ("--device", "cpu", "--num_trials", "2", "--num_steps", "4", "--verify_steps", "3")
+BATCH = ("--batch", "{micro_batch_size}", "--accumulate", "{accumulation_steps}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder of its own, with the script and a `sitecustomize` of the user's own on Python's path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "sitecustomize.py").write_text(f"open({str(tmp_path / 'own_start')!r}, 'w').close()\n")
+    (tmp_path / "train.py").write_text(SCRIPT.read_text())
+    return tmp_path
+
+
+def search(*words: str, budget: str = "100MiB", effective: int = 8, python: str = "") -> int:
+    """Search the words behind Python."""
+    from sys import executable
+
+    own = ("--effective_batch_size", str(effective), "--budget", budget)
+    return main(["search", *own, *SHORT, "--", python or executable, *words])
+
+
+def found(folder: Path) -> SearchFindings:
+    """Return what the last search found."""
+    findings = read_findings(sorted(folder.glob("runs/*-search-*"), key=lambda path: path.stat().st_mtime)[-1])
+    assert isinstance(findings, SearchFindings)
+    return findings
+
+
+def runs(folder: Path) -> list[Run]:
+    """Return all runs in MLflow, the parents first."""
+    client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    logged = client.search_runs([one.experiment_id for one in client.search_experiments()])
+    return sorted(logged, key=lambda run: run.info.start_time)
+
+
+def test_a_script_is_searched_verified_and_handed_back_as_a_command(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("train.py", *BATCH, "--steps", "20")
+    assert search(*words) == 0
+    findings, printed = found(folder), capsys.readouterr().out
+    best, verification = findings.best, findings.verification
+    assert best is not None and verification is not None and verification.plain is not None
+    size = int(best.choice["micro_batch_size"])
+    line = printed.rstrip().splitlines()[-1]
+    assert shlex.split(line)[1:] == ["train.py", "--batch", str(size), "--accumulate", str(8 // size), "--steps", "20"]
+    assert findings.command == line and (folder / "best.sh").read_text().strip() == line
+    assert verification.same_training and len(verification.losses) == len(verification.plain_losses) == 3
+    assert verification.max_loss_difference is not None and verification.max_loss_difference < 1e-5
+    assert findings.unit == "samples/s" and "samples/s" in printed and "tokens" not in printed
+    by_size = {row.choice["micro_batch_size"]: row.peak_bytes or 0 for row in findings.rows}
+    assert by_size[max(by_size)] > by_size[min(by_size)] > 2**20
+    assert (folder / "own_start").exists() and not (folder / "model.pt").exists()
+    [parent, *children] = runs(folder)
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    assert all(
+        run.data.params["command"].split()[1:4] == ["train.py", "--batch", one]
+        for run, one in ((run, run.data.params["micro_batch_size"]) for run in children)
+    )
+    assert all("samples_per_second" in run.data.metrics for run in children if run.data.tags["outcome"] == "ok")
+    assert (sorted(folder.glob("runs/*"))[-1] / "report.html").exists()
+    num_trials = len(findings.rows)
+
+    assert search(*words) == 0  # resumed: nothing is measured again but the answer
+    assert len(found(folder).rows) == num_trials
+
+
+def test_a_mean_of_means_is_seen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert search("train.py", *BATCH, "--mean_of_means") == 0
+    verification = found(folder).verification
+    assert verification is not None and verification.same_training is False
+    assert "accumulation is not the same training here" in verification.difference
+    assert verification.difference in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train.py", *BATCH, "--dtype", "{dtype:fp33,fp34}"], "invalid choice: 'fp33'"),
+        (
+            ["train.py", "--batch", "{micro_batch_size}"],
+            "takes 8 backward passes in an optimizer step, and",
+        ),
+        (["train.py", *BATCH, "--steps", "1"], "ended by itself after 1 optimizer steps, and 3 are needed"),
+        (["-c", "print(1)", "{--flag}"], "without an optimizer step"),
+    ],
+    ids=["refused by the script", "another effective batch", "ends early", "no optimizer"],
+)
+def test_a_command_that_cannot_be_measured_is_refused_once_in_its_own_words(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert search(*words) == 2
+    printed = capsys.readouterr()
+    assert printed.err.count(message) == 1 and message not in printed.out
+
+
+def problem(command: str, **others: Any) -> CommandProblem:
+    """Return the problem of a command."""
+    given = {"effective_batch_size": 8, "budget": "1GiB", "device": "cpu", **others}
+    return make_command_problem({"command": command, **given})
+
+
+@pytest.mark.parametrize(
+    ("command", "others", "message"),
+    [
+        ("python train.py --batch 4", {}, "this has none"),
+        ("python train.py --dtype dtype:fp32 bf16", {}, "in bash, quote a word"),
+        ("python train.py --dtype {dtype}", {}, "the placeholder {dtype} needs values"),
+        (
+            "python train.py {--compile}",
+            {"space": {"compiled": [True]}},
+            "{compiled} is none of them; they are",
+        ),
+        ("python train.py --n {accumulation_steps} {--x}", {}, "follows from {micro_batch_size}, which is missing"),
+        ("python train.py --b={--x}", {}, "a flag that is there or not is a word of its own"),
+        ("python train.py --b {micro_batch_size:1,two}", {}, "whole numbers from 1 on, and has 'two'"),
+        ("python train.py {--x}", {"budget": "auto"}, "on a CPU needs a budget"),
+        ("python train.py {--x}", {"model": "gpt2"}, "no setting is called model"),
+        (
+            "torchrun --nproc-per-node 16 train.py --b {micro_batch_size}",
+            {},
+            "does not divide the effective batch",
+        ),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_before_anything_runs(
+    command: str, others: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        problem(command, **others)
+    assert message in str(refused.value)
+
+
+def test_placeholders_become_words() -> None:
+    made = problem(
+        "torchrun --nproc_per_node=2 train.py --b={micro_batch_size} --n {accumulation_steps} "
+        "--all {effective_batch_size} {--compile} '{optimizer:--optim adamw,}' '{\"json\": 1}'"
+    )
+    lines = [shlex.split(made.runnable(choice).line)[2:] for choice in made.space.choices]
+    assert len(lines) == 3 * 2 * 2  # 8 sequences are at most 4 in each of two processes
+    json_word = json.dumps({"json": 1})
+    assert ["train.py", "--b=4", "--n", "1", "--all", "8", json_word] in lines
+    assert ["train.py", "--b=1", "--n", "4", "--all", "8", "--compile", "--optim", "adamw", json_word] in lines
+    assert made.baselines[0] == {"micro_batch_size": 4, "compile": False, "optimizer": "--optim adamw"}
+    assert Template(("accelerate", "--num_processes", "4", "--nnodes=2")).num_processes == 8
+
+
+def test_a_script_that_has_changed_is_another_study(folder: Path) -> None:
+    before = problem("python train.py {--x}").identity
+    assert problem("python train.py {--x}").identity == before
+    (folder / "train.py").write_text("# changed")
+    assert problem("python train.py {--x}").identity != before
