@@ -2,22 +2,31 @@
 
 import json
 import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import pytest
+import torch
 from conftest import ROOT
 from mlflow.entities import Run
 
+from fitproof import simulate
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.units import MIB
 from pipeline.cli import main
-from pipeline.config.command import Template
+from pipeline.config.command_template import Template
+from pipeline.config.patched_file import read_patched_file
 from pipeline.report.findings import read_findings
+from pipeline.searching.certificate import UNFIT
 from pipeline.searching.command_problem import CommandProblem, make_command_problem
 from pipeline.searching.results import SearchFindings
 
 SCRIPT = ROOT / "tests" / "commands" / "train.py"
+CUDA_PYTHON = ROOT / ".venv-cuda" / "bin" / "python"
+needs_cuda_build = pytest.mark.skipif(not CUDA_PYTHON.exists(), reason="needs .venv-cuda, which `make test-cuda` makes")
 SHORT = ("--device", "cpu", "--num_trials", "2", "--num_steps", "4", "--verify_steps", "3")
 BATCH = ("--batch", "{micro_batch_size}", "--accumulate", "{accumulation_steps}")
 
@@ -33,12 +42,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def search(*words: str, budget: str = "100MiB", effective: int = 8, python: str = "") -> int:
-    """Search the words behind Python."""
-    from sys import executable
-
-    own = ("--effective_batch_size", str(effective), "--budget", budget)
-    return main(["search", *own, *SHORT, "--", python or executable, *words])
+def search(*words: str, budget: str = "100MiB", own: Sequence[str] = ()) -> int:
+    """Search the words behind Python, with settings of the test's own."""
+    settings = ("--effective_batch_size", "8", "--budget", budget, *SHORT, *own)
+    return main(["search", *settings, "--", sys.executable, *words])
 
 
 def found(folder: Path) -> SearchFindings:
@@ -114,6 +121,70 @@ def test_a_command_that_cannot_be_measured_is_refused_once_in_its_own_words(
     assert search(*words) == 2
     printed = capsys.readouterr()
     assert printed.err.count(message) == 1 and message not in printed.out
+
+
+JSON = '{"dtype": "fp32", "train": {"micro_batch_size": 8, "gradient_accumulation_steps": 1}}'
+YAML = "# mine\ndtype: fp32\ntrain:\n  micro_batch_size: 8\n  gradient_accumulation_steps: 1\n"
+TOML = 'dtype = "fp32"\n[train]  # mine\nmicro_batch_size = 8\ngradient_accumulation_steps = 1\n'
+
+
+def test_keys_of_a_file_are_dimensions_and_the_file_stays_as_it_is(folder: Path) -> None:
+    (folder / "run.json").write_text(JSON)
+    patch = ("--patch", "run.json dtype=bf16", "--verify_steps", "0")
+    assert search("train.py", "--config", "run.json", own=patch) == 0
+    best = found(folder).best
+    assert best is not None and best.choice["dtype"] == "bf16"
+    size = best.choice["micro_batch_size"]
+    written = json.loads((folder / "best-run.json").read_text())
+    assert written == {"dtype": "bf16", "train": {"micro_batch_size": size, "gradient_accumulation_steps": 8 // size}}
+    assert found(folder).command.endswith("train.py --config best-run.json")
+    assert (folder / "run.json").read_text() == JSON
+    assert all("bf16" in row.choice.values() for row in found(folder).rows)
+
+
+@pytest.mark.parametrize(("name", "text"), [("run.yaml", YAML), ("run.toml", TOML), ("run.json", JSON)])
+def test_a_patched_file_has_the_values_in_their_types(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    command = f"python train.py --config={name} {{{name}}}"
+    made = problem(command, patch=f"{name} dtype=fp32,bf16", env="OMP_NUM_THREADS=,1")
+    assert [*made.space.dimensions] == ["micro_batch_size", "dtype", "OMP_NUM_THREADS"]
+    one = made.runnable({"micro_batch_size": 2, "dtype": "bf16", "OMP_NUM_THREADS": "1"})
+    copy = read_patched_file(str(write(folder / f"copy-{name}", one.files[name])))
+    train = {"train.micro_batch_size": 2, "train.gradient_accumulation_steps": 4}
+    assert copy.values == {"dtype": "bf16", **train} and ("# mine" in copy.text) == (name == "run.toml")
+    assert one.with_names("best-")[-2:] == (f"--config=best-{name}", f"best-{name}")
+    assert one.environment == {"OMP_NUM_THREADS": "1"} and one.line.startswith("OMP_NUM_THREADS=1 python ")
+    for patch, message in ((f"{name} dtyp=1", "has no dtyp; close are dtype"), ("none.yaml a=1", "none.yaml must be")):
+        with pytest.raises(InvalidInputError, match=message):
+            problem(command, patch=patch)
+    with pytest.raises(InvalidInputError, match="one that the command reads"):
+        problem("python train.py", patch=f"{name} dtype=fp32,bf16")
+
+
+def write(file: Path, text: str) -> Path:
+    """Write a file and return its path."""
+    file.write_text(text)
+    return file
+
+
+@needs_cuda_build
+def test_a_card_decides_what_fits_and_this_machine_what_is_fast(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = folder / "cache"
+    monkeypatch.setenv("FITPROOF_CACHE", str(cache))
+    (cache / "simulated_card").mkdir(parents=True)
+    (cache / "simulated_card" / f"torch-{torch.__version__.partition('+')[0]}").symlink_to(CUDA_PYTHON.parents[1])
+    words = ("train.py", "--batch", "{micro_batch_size:1,8}", "--accumulate", "{accumulation_steps}")
+    assert search(*words, budget="24MiB", own=("--gpu", "t4", "--verify_steps", "0")) == 0
+    [row], printed = found(folder).rows, capsys.readouterr().out
+    [too_large] = found(folder).certificate.unmeasured  # type: ignore[union-attr]
+    assert row.choice == {"micro_batch_size": 1} and row.tokens_per_second
+    assert too_large.reason == UNFIT and (too_large.predicted_peak_bytes or 0) > 24 * MIB >= (row.peak_bytes or 0)
+    command = [str(CUDA_PYTHON), "train.py", "--batch", "1", "--accumulate", "8"]
+    simulated = simulate(command=command, gpu="t4").largest
+    assert simulated is not None and row.peak_bytes == simulated.peak_reserved_bytes
+    assert row.metrics["peak_cpu_allocated_mib"] > 0 and "memory is that of a simulated Tesla T4" in printed
 
 
 def problem(command: str, **others: Any) -> CommandProblem:

@@ -1,38 +1,18 @@
-"""Command: anybody's training command with every placeholder filled in, and the template that it is made from.
+"""Command: one run of anybody's training command, with every placeholder filled in."""
 
-`{name}` and `{name:value,value}` in a word of the template stand for values, `{--flag}` for a flag that is there or
-not.
-"""
-
-import hashlib
-import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
-from pipeline.base.errors import InvalidInputError
-from pipeline.config.space import Choice, Value
+from pipeline.config.space import Value
 
-MICRO_BATCH, ACCUMULATION, EFFECTIVE_BATCH, WORLD_SIZE = (
-    "micro_batch_size",
-    "accumulation_steps",
-    "effective_batch_size",
-    "world_size",
-)
-"""Placeholders whose values follow from the effective batch."""
-PLACEHOLDER = re.compile(r"\{(?P<flag>--)?(?P<name>[A-Za-z_][\w.-]*)(?::(?P<values>[^{}]*))?\}")
-PROCESSES = re.compile(r"--(nproc[-_]per[-_]node|num[-_]processes|nnodes)(=(?P<value>\d+))?")
-"""Options by which torchrun and accelerate are told how many processes and machines there are."""
-EXPANDED = re.compile(r"[a-z_]\w*:[\w.+-]+")
-"""What bash makes of the first value of an unquoted {name:value,value}."""
-LARGEST_FILE = 2**24
-"""Bytes of the largest file of a command that is read, to tell whether it has changed."""
+MICRO_BATCH, ACCUMULATION, WORLD_SIZE = "micro_batch_size", "accumulation_steps", "world_size"
+"""Names of what follows from the effective batch, in params and as placeholders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +28,15 @@ class Command:
     """Sequences in one forward and backward pass; None if the command does not have it as a placeholder."""
     world_size: int
     """Processes that the command starts to train together."""
-    budget_bytes: int
+    budget_bytes: int | None
+    """None if its memory is that of a simulated card, and its run is on another device."""
     num_steps: int
     timing_warmup_steps: int
     time_limit: float | None
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the search sets."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The text of patched files, by the name that the command gives them."""
 
     @property
     def title(self) -> str:
@@ -84,12 +67,12 @@ class Command:
             ACCUMULATION: self.accumulation_steps,
             WORLD_SIZE: self.world_size,
             "device": str(self.device),
-            "budget": f"{self.budget_bytes / 2**20:g}MiB",
+            "budget": None if self.budget_bytes is None else f"{self.budget_bytes / 2**20:g}MiB",
             "num_steps": self.num_steps,
             "timing_warmup_steps": self.timing_warmup_steps,
             "time_limit": self.time_limit,
         }
-        return {**{name: value for name, value in own.items() if value is not None}, **self.choice}
+        return {**{name: value for name, value in own.items() if value is not None}, **self.choice, **self.environment}
 
     @property
     def line(self) -> str:
@@ -97,120 +80,28 @@ class Command:
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         return " ".join([*variables, shlex.join(self.words)])
 
+    def with_copies(self, folder: Path) -> tuple[str, ...]:
+        """Write the patched files into a folder, and return the words of the command that reads them there."""
+        for path, text in self.files.items():
+            (folder / Path(path).name).write_text(text)
+        return self.with_names(f"{folder}/")
+
+    def with_names(self, prefix: str) -> tuple[str, ...]:
+        """Return the words of the command that reads patched files whose names have a prefix in place of a folder."""
+        words = self.words
+        for path in self.files:
+            words = tuple(_with_path(word, path, f"{prefix}{Path(path).name}") for word in words)
+        return words
+
     def to_yaml(self) -> str:
         """Return the params as YAML."""
         return yaml.safe_dump(self.params(), sort_keys=False)
 
 
-@dataclass(frozen=True)
-class Placeholder:
-    """A placeholder of a template."""
-
-    name: str
-    is_flag: bool
-    values: tuple[Value, ...]
-    """Those that are written behind its name; a flag has False and True."""
+def names_file(word: str, path: str) -> bool:
+    """Whether a word of a command is a file, or an option with it."""
+    return word == path or word.endswith(f"={path}")
 
 
-@dataclass(frozen=True)
-class Template:
-    """A command with placeholders."""
-
-    words: tuple[str, ...]
-
-    @cached_property
-    def placeholders(self) -> Mapping[str, Placeholder]:
-        """The placeholders by name, in their order.
-
-        Raises:
-            InvalidInputError: a flag is not a word of its own, or a placeholder has values in two places.
-
-        """
-        found: dict[str, Placeholder] = {}
-        for word in self.words:
-            for match in PLACEHOLDER.finditer(word):
-                one = _placeholder(match, word)
-                known = found.get(one.name, one)
-                if known.values and one.values and known.values != one.values:
-                    raise InvalidInputError(
-                        f"the placeholder {{{one.name}}} has values in two places, {_written(known.values)} and "
-                        f"{_written(one.values)}; write them behind the first alone"
-                    )
-                found[one.name] = known if known.values else one
-        return found
-
-    def fill(self, values: Mapping[str, Value]) -> tuple[str, ...]:
-        """Return the words of the command; a word that is one placeholder with an empty value is left out."""
-        return tuple(filled for word in self.words for filled in _filled(word, values))
-
-    @property
-    def looks_expanded(self) -> bool:
-        """Whether the shell seems to have taken the braces of a placeholder with values for its own."""
-        pairs = zip(self.words, self.words[1:], strict=False)
-        return any(EXPANDED.fullmatch(word) and not following.startswith("-") for word, following in pairs)
-
-    @property
-    def num_processes(self) -> int | None:
-        """How many processes the command starts, by the options of its launcher; None if they do not say it."""
-        counts = []
-        for word, following in zip(self.words, (*self.words[1:], ""), strict=True):
-            if match := PROCESSES.fullmatch(word):
-                text = match["value"] or following
-                counts += [int(text)] if text.isdecimal() else []
-        return None if not counts else _product(counts)
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """A digest of each file that the command names: other content may be another training."""
-        files = [path for path in map(Path, self.words) if path.is_file() and path.stat().st_size <= LARGEST_FILE]
-        return {f"file.{path}": hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in files}
-
-
-def divisors(number: int) -> tuple[int, ...]:
-    """Return the divisors of a number, the smallest first."""
-    return tuple(n for n in range(1, number + 1) if number % n == 0)
-
-
-def derived_values(choice: Choice, effective_batch_size: int, world_size: int) -> dict[str, Value]:
-    """Return the values of the placeholders that follow from a choice."""
-    found: dict[str, Value] = {EFFECTIVE_BATCH: effective_batch_size, WORLD_SIZE: world_size}
-    if MICRO_BATCH in choice:
-        found[ACCUMULATION] = effective_batch_size // (int(str(choice[MICRO_BATCH])) * world_size)
-    return found
-
-
-def _placeholder(match: re.Match[str], word: str) -> Placeholder:
-    name, text = match["name"], match["values"]
-    if match["flag"] is None:
-        return Placeholder(name, False, () if text is None else tuple(dict.fromkeys(text.split(","))))
-    if match[0] != word or text is not None:
-        raise InvalidInputError(
-            f"a flag that is there or not is a word of its own without values, and is {word!r}; write {{--{name}}}"
-        )
-    return Placeholder(name, True, (False, True))
-
-
-def _filled(word: str, values: Mapping[str, Value]) -> Iterator[str]:
-    whole = PLACEHOLDER.fullmatch(word)
-    if whole is None:
-        yield PLACEHOLDER.sub(lambda match: _text(values[match["name"]]), word)
-    elif whole["flag"]:
-        if values[whole["name"]]:
-            yield f"--{whole['name']}"
-    else:
-        yield from shlex.split(_text(values[whole["name"]]))
-
-
-def _text(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
-
-
-def _written(values: Sequence[Value]) -> str:
-    return ",".join(map(_text, values))
-
-
-def _product(numbers: Sequence[int]) -> int:
-    result = 1
-    for number in numbers:
-        result *= number
-    return result
+def _with_path(word: str, path: str, other: str) -> str:
+    return word.removesuffix(path) + other if names_file(word, path) else word

@@ -72,12 +72,19 @@ class _CommandAnswer:
     command: Command
 
     def write(self, findings: SearchFindings, job: Any) -> SearchFindings:
-        _write(job, BEST_SCRIPT, f"{self.command.line}\n")
-        return replace(findings, command=self.command.line)
+        for path, text in self.command.files.items():
+            _write(job, f"best-{Path(path).name}", text)
+        _write(job, BEST_SCRIPT, f"{self._best.line}\n")
+        return replace(findings, command=self._best.line)
 
     def hand_over(self, job: Any, console: Console) -> None:
         console.print("run it:", highlight=False)
-        console.print(self.command.line, highlight=False, soft_wrap=True)
+        console.print(self._best.line, highlight=False, soft_wrap=True)
+
+    @property
+    def _best(self) -> Command:
+        """The command that reads the patched files of the current folder."""
+        return replace(self.command, words=self.command.with_names("best-"))
 
 
 def _write(job: Any, name: str, content: str) -> None:

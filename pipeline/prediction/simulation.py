@@ -124,8 +124,11 @@ def simulate(
     *,
     may_need_values: bool = False,
     finds_smallest: bool = True,
+    is_hidden: bool = False,
 ) -> Simulation:
     """Run the command on the simulated card and return what it needs; `say` receives what is being done.
+
+    The command's output is shown or, if it `is_hidden`, written into log files in `folder`.
 
     Once it reads from the card what is not known and may steer it, and `may_need_values`, it is ended and begins again
     with the values of small tensors, which are computed on the host: generation, for one, would never end without. So
@@ -140,11 +143,11 @@ def simulate(
         InvalidInputError: the command cannot be started, or uses no card.
 
     """
-    run = _run(wanted, folder / "first", ends_at_steering_read=may_need_values)
+    run = _run(wanted, folder / "first", ends_at_steering_read=may_need_values, is_hidden=is_hidden)
     if may_need_values and (has_steering_read(folder / "first") or _may_have_failed_by_reading(run)):
         say("it reads numbers from the card that nothing has computed; running it again with those of small tensors")
         wanted = replace(wanted, values=True)
-        run = _run(wanted, folder / "with_values")
+        run = _run(wanted, folder / "with_values", is_hidden=is_hidden)
     verdict, failed, notes, roomy = _verdict(run), out_of_memory(run), _notes(wanted, run), run
     bytes_with_workspaces = None
     if verdict is Verdict.FITS and _uses_cudnn(run):
@@ -188,10 +191,13 @@ def simulate(
     )
 
 
-def _run(wanted: Simulate, folder: Path, *, ends_at_steering_read: bool = False) -> SimulatedRun:
-    """Run the command, whose output is shown; refuse one that uses no card."""
+def _run(
+    wanted: Simulate, folder: Path, *, ends_at_steering_read: bool = False, is_hidden: bool = False
+) -> SimulatedRun:
+    """Run the command; refuse one that uses no card."""
     folder.mkdir(parents=True)
-    run = run_command(wanted, folder, ends_at_steering_read=ends_at_steering_read)
+    log = folder.with_suffix(".log") if is_hidden else None
+    run = run_command(wanted, folder, log, ends_at_steering_read=ends_at_steering_read)
     if not run.records and run.exit_code == 0:
         raise InvalidInputError(
             f"the command must train on a GPU with torch, and {' '.join(wanted.command)} ended without using one; "

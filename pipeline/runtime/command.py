@@ -44,7 +44,8 @@ def run_command(command: Command, _: None, emit: Callable[[Any], None], *, stop:
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(path)
             server.listen()
-            process = subprocess.Popen(command.words, env=_variables(command, path), stdin=subprocess.DEVNULL)
+            words = command.with_copies(Path(folder))
+            process = subprocess.Popen(words, env=_variables(command, path), stdin=subprocess.DEVNULL)
             try:
                 received = _Received(command, emit, stop, process.pid)
                 _receive(server, received, process)

@@ -130,10 +130,10 @@ def _candidate(
         untraced=frozenset(untimed & choice.keys()),
         predicted_bytes=prediction.peak_bytes if prediction else None,
         not_predicted=first_line(outcome) if isinstance(outcome, InvalidInputError) else None,
-        fits=prediction.fits if prediction else _may_fit,
+        fits=prediction.fits if prediction else may_fit,
     )
 
 
-def _may_fit(_: int) -> bool:
+def may_fit(_: int) -> bool:
     """Return True: without a prediction any configuration may fit."""
     return True

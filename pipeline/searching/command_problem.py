@@ -1,43 +1,47 @@
 """The search of a command: its placeholders are the dimensions, and its runs are measured through a hook."""
 
 import json
+import math
+import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeline.base.errors import InvalidInputError
-from pipeline.base.results import Outcome, Result
+from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.results import Outcome as RunOutcome
+from pipeline.base.results import Result
 from pipeline.base.technique import ROUNDOFF
-from pipeline.base.units import parse_budget
-from pipeline.config.command import (
-    ACCUMULATION,
+from pipeline.base.units import MIB, parse_budget
+from pipeline.config.command import ACCUMULATION, MICRO_BATCH, WORLD_SIZE, Command
+from pipeline.config.command_template import (
+    ALLOCATOR,
     EFFECTIVE_BATCH,
-    MICRO_BATCH,
-    WORLD_SIZE,
-    Command,
     Template,
     derived_values,
     divisors,
+    make_template,
 )
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.runnable import Runnable
 from pipeline.config.settings import validate, written
 from pipeline.config.space import Choice, Space, Value, sentences, size_of
 from pipeline.config.variants import read_yaml
-from pipeline.memory.device import find_device, is_named, total_bytes
+from pipeline.memory.device import device_name, find_device, is_named, total_bytes
 from pipeline.memory.work import Work
+from pipeline.prediction.command import CommandPrediction, Outcome, predict_commands
 from pipeline.runtime.run import measured_summary
-from pipeline.searching.candidates import Candidate
+from pipeline.searching.candidates import Candidate, may_fit
 from pipeline.searching.interface import Problem
 from pipeline.searching.optuna_samplers import baseline_choices
 from pipeline.searching.problem import automatic_budget
 from pipeline.searching.settings import CommandSearchSettings
-from pipeline.training.metrics import Summary
+from pipeline.simulation.cards import Card, find_card
+from pipeline.training.metrics import PREDICTION, Summary
 
 WORK_OF_SEQUENCE, KERNELS_OF_PASS = 1e9, 1e3
 """Assumed work of a pass: operations of a sequence, and kernels. The time model finds what each of them takes."""
@@ -54,10 +58,32 @@ class CommandProblem(Problem):
     settings: CommandSearchSettings
     template: Template
     base: Command
+    limit_bytes: int
+    """The budget."""
+    card: Card | None = None
+    """The card on which the memory is simulated; None: it is only measured."""
+
+    @property
+    def budget_bytes(self) -> int:
+        """The budget in bytes."""
+        return self.limit_bytes
 
     def candidates(self, choices: Sequence[Choice]) -> list[Candidate]:
-        """Return each configuration with assumed work, whose memory is not predicted."""
-        return [_candidate(choice, self.runnable(choice)) for choice in choices]
+        """Return each configuration with assumed work, and the memory of its command on the simulated card.
+
+        Raises:
+            InvalidInputError: none can be simulated.
+
+        """
+        commands = [self.runnable(choice) for choice in choices]
+        outcomes: Sequence[Outcome] = [InvalidInputError(NOT_PREDICTED)] * len(commands)
+        if self.card is not None:
+            outcomes = predict_commands(commands, self.card, self.settings.install)
+            if isinstance(outcomes[0], InvalidInputError) and not any(
+                isinstance(one, CommandPrediction) for one in outcomes
+            ):
+                raise InvalidInputError(f"no configuration can be simulated: {outcomes[0]}\nit was: {commands[0].line}")
+        return list(map(_candidate, choices, commands, outcomes))
 
     def runnable(self, choice: Choice) -> Command:
         """Return the command of a configuration."""
@@ -69,8 +95,24 @@ class CommandProblem(Problem):
         return _command(settings, self.template, choice, self.base.device, self.base.budget_bytes)
 
     def summary(self, runnable: Runnable, result: Result) -> Summary:
-        """Return the summary metrics of a run."""
-        return measured_summary(runnable, result)
+        """Return the summary metrics of a run, with its peaks on the simulated card.
+
+        On a CPU these are the run's own, beside what it allocated there.
+        """
+        measured = measured_summary(runnable, result)
+        if self.card is None or not isinstance(runnable, Command):
+            return measured
+        [outcome] = predict_commands([runnable], self.card, self.settings.install)
+        if isinstance(outcome, InvalidInputError):
+            return replace(measured, tags={PREDICTION: f"not predicted: {first_line(outcome)}"})
+        peaks = {
+            "peak_allocated_mib": outcome.peak_allocated_bytes / MIB,
+            "peak_reserved_mib": outcome.peak_reserved_bytes / MIB,
+        }
+        metrics = {**measured.metrics, **{f"predicted_{name}": peak for name, peak in peaks.items()}}
+        if self.base.device.type == "cpu" and result.outcome.completed:
+            metrics |= {"peak_cpu_allocated_mib": metrics.pop("peak_allocated_mib", math.nan), **peaks}
+        return replace(measured, metrics={name: one for name, one in metrics.items() if math.isfinite(one)})
 
     def roundoff(self, runs: Sequence[tuple[Choice, Result]]) -> float:
         """Return the largest round-off of the number formats in which these runs were seen to compute."""
@@ -85,11 +127,12 @@ class CommandProblem(Problem):
         """Return what a user can do."""
         return "add values that need less memory, or choose a larger budget"
 
-    def why_none_runs(self, first: Result) -> str | None:
+    def why_none_runs(self, choice: Choice, first: Result) -> str | None:
         """Return what the command itself said, if its first run failed for another reason than memory."""
-        if first.outcome is not Outcome.CRASHED:
+        if first.outcome is not RunOutcome.CRASHED:
             return None
-        return f"the command must train, and its first run failed: {first.detail}\nit was: {self.base.line}"
+        line = self.runnable(choice).line
+        return f"the command must train, and its first run failed: {first.detail}\nit was: {line}"
 
     @property
     def baselines(self) -> list[Choice]:
@@ -103,13 +146,15 @@ class CommandProblem(Problem):
     @property
     def identity(self) -> dict[str, Any]:
         """The command with its files, and the conditions of its runs."""
-        names = (EFFECTIVE_BATCH, WORLD_SIZE, "budget", "num_steps", "timing_warmup_steps")
+        names = (EFFECTIVE_BATCH, WORLD_SIZE, "num_steps", "timing_warmup_steps")
         params = self.base.params()
         facts = {
             "command": shlex.join(self.template.words),
             **{name: params[name] for name in names},
             **self.template.digests,
             **self.conditions,
+            "budget": f"{self.budget_bytes / MIB:g}MiB",
+            "gpu": None if self.card is None else self.card.name,
         }
         stored: dict[str, Any] = json.loads(json.dumps(facts))
         return stored
@@ -144,21 +189,26 @@ def make_command_problem(given: Mapping[str, Any]) -> CommandProblem:
     """
     defaults = {name: value for name, value in read_yaml(yaml_file("search")).items() if name in _OF_A_RUN}
     settings = validate(CommandSearchSettings, {**defaults, **given}, "search")
-    words = shlex.split(settings.command or "")
-    if not words:
+    template = make_template(settings.command or "", settings.patch, settings.env)
+    if not template.words:
         raise InvalidInputError("a search needs a command behind --, and there is none; write it as in a shell")
-    template = Template(tuple(words))
     device = find_device(settings.device)
-    budget_bytes, notes = _budget(settings, device)
+    if device.type == "cuda" and not {ALLOCATOR, "PYTORCH_ALLOC_CONF"} & {*template.variables, *os.environ}:
+        template = replace(template, variables={**template.variables, ALLOCATOR: ("", "expandable_segments:True")})
+    card = None if settings.gpu is None else find_card(settings.gpu)
+    budget_bytes, notes = _budget(settings, device, card)
+    limit_bytes = None if card is not None and device.type == "cpu" else budget_bytes
     space, refusals = Space(_dimensions(settings, template)).without(partial(_refusal, settings, template))
     return CommandProblem(
         settings=settings,
         run_values=settings.model_dump(mode="json"),
         space=space,
-        base=_command(settings, template, space.choices[0], device, budget_bytes),
+        base=_command(settings, template, space.choices[0], device, limit_bytes),
         given=given,
-        notes=(*notes, *sentences(refusals), *_notes(template, space)),
+        notes=(*notes, *sentences(refusals), *_notes(template, space, card, device)),
         template=template,
+        limit_bytes=budget_bytes,
+        card=card,
     )
 
 
@@ -166,9 +216,17 @@ _OF_A_RUN = ("num_steps", "timing_warmup_steps", "verify_steps")
 """Settings of search.yaml that hold for a command too."""
 
 
-def _budget(settings: CommandSearchSettings, device: torch.device) -> tuple[int, tuple[str, ...]]:
+def _budget(settings: CommandSearchSettings, device: torch.device, card: Card | None) -> tuple[int, tuple[str, ...]]:
+    """Return the budget in bytes, and a sentence about one that was chosen: of a card it is what its context leaves."""
+    if card is not None:
+        free_mib = card.memory_mib - card.context.mib
+        if settings.budget == "auto":
+            return free_mib * MIB, (f"budget: {free_mib:,} MiB, all of {card.name} beside its context",)
+        return parse_budget(settings.budget, free_mib * MIB), ()
     if settings.budget == "auto" and device.type == "cpu":
-        raise InvalidInputError("a search of a command on a CPU needs a budget; set one, such as --budget 2GiB")
+        raise InvalidInputError(
+            "a search of a command on a CPU needs a budget or a card; set --budget 2GiB, or --gpu t4"
+        )
     text, notes = automatic_budget(device) if settings.budget == "auto" else (settings.budget, ())
     return parse_budget(text, total_bytes(device)), notes
 
@@ -237,14 +295,17 @@ def _refusal(settings: CommandSearchSettings, template: Template, choice: Choice
 
 
 def _command(
-    settings: CommandSearchSettings, template: Template, choice: Choice, device: torch.device, budget_bytes: int
+    settings: CommandSearchSettings, template: Template, choice: Choice, device: torch.device, budget_bytes: int | None
 ) -> Command:
     world_size = _world_size(settings, template, choice)
     derived = derived_values(choice, settings.effective_batch_size, world_size)
     if ACCUMULATION in template.placeholders and ACCUMULATION not in derived:
         raise InvalidInputError("{accumulation_steps} follows from {micro_batch_size}, which is missing; add it")
+    filled = template.fill({**derived, **choice})
     return Command(
-        words=template.fill({**derived, **choice}),
+        words=filled.words,
+        files=filled.files,
+        environment=filled.environment,
         choice=choice,
         device=device,
         effective_batch_size=settings.effective_batch_size,
@@ -257,13 +318,14 @@ def _command(
     )
 
 
-def _notes(template: Template, space: Space) -> tuple[str, ...]:
+def _notes(template: Template, space: Space, card: Card | None, device: torch.device) -> tuple[str, ...]:
     dimensions = "; ".join(f"{name}: {', '.join(map(written, values))}" for name, values in space.dimensions.items())
     expanded = "a word looks as if bash had expanded {name:value,value}: quote such words"
-    return (f"searched: {dimensions}", *([expanded] if template.looks_expanded else []))
+    where = () if card is None else (f"memory is that of a simulated {card.name}, times are of {device_name(device)}",)
+    return (f"searched: {dimensions}", *where, *([expanded] if template.looks_expanded else []))
 
 
-def _candidate(choice: Choice, command: Command) -> Candidate:
+def _candidate(choice: Choice, command: Command, outcome: Outcome) -> Candidate:
     size, num_passes = command.micro_batch_size or 1, command.accumulation_steps or 1
     return Candidate(
         choice=choice,
@@ -272,7 +334,7 @@ def _candidate(choice: Choice, command: Command) -> Candidate:
         num_tokens=float(command.effective_batch_size),
         pass_work=Work({"float32": WORK_OF_SEQUENCE * size}, num_kernels=KERNELS_OF_PASS),
         update_work=UPDATE_WORK,
-        predicted_bytes=None,
-        not_predicted=NOT_PREDICTED,
-        fits=lambda _: True,
+        predicted_bytes=outcome.peak_reserved_bytes if isinstance(outcome, CommandPrediction) else None,
+        not_predicted=first_line(outcome) if isinstance(outcome, InvalidInputError) else None,
+        fits=outcome.fits if isinstance(outcome, CommandPrediction) else may_fit,
     )

@@ -100,7 +100,7 @@ class Problem(ABC):
         """Seed of Optuna's samplers."""
 
     @abstractmethod
-    def why_none_runs(self, first: Result) -> str | None:
+    def why_none_runs(self, choice: Choice, first: Result) -> str | None:
         """Return why nothing can be measured, as the first run of a study shows; None if it does not."""
 
     @property

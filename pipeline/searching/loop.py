@@ -261,7 +261,7 @@ def _run_trial(search: Search, to_beat: float | None, began: Callable[[], None])
         stop = _trial_length(search.problem, experiment, None if queued.is_repeat else to_beat)
         summarize = partial(_summary, search.problem, experiment, queued)
         result, metrics = search.run(names[0], experiment, labels, stop, summarize)
-        if not search.trials and (reason := search.problem.why_none_runs(result)):
+        if not search.trials and (reason := search.problem.why_none_runs(queued.choice, result)):
             raise InvalidInputError(reason)
         return judge(result, metrics, search.problem.budget_bytes), result, metrics
 

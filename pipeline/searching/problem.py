@@ -88,7 +88,7 @@ class SearchProblem(Problem):
         assert isinstance(runnable, Experiment)
         return typical_step(runnable, runnable.read_corpus()).tokens_per_position
 
-    def why_none_runs(self, first: Result) -> None:
+    def why_none_runs(self, choice: Choice, first: Result) -> None:
         """Return None: each configuration may fail for a reason of its own."""
         return
 

@@ -56,6 +56,14 @@ class CommandSettings(Settings):
 
     command: str | None = None
     """A training command with placeholders to search; on the command line it follows `--`."""
+    patch: str | None = None
+    """Files of a command whose keys are dimensions, as 'FILE key=value,value ...'; each run reads a copy."""
+    env: str | None = None
+    """Variables of a command's environment that are dimensions, as 'NAME=value,value ...'; an empty value changes nothing."""
+    gpu: str | None = None
+    """Of a command: the card whose memory counts, by simulation; none: this machine's own, and what is measured."""
+    install: bool = False
+    """Of a command: whether torch's CUDA build may be fetched (0.7 GB) for simulated cards."""
 
 
 class CommandSearchSettings(CommandSettings, SearchSettings):

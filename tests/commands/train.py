@@ -1,7 +1,9 @@
 """A training script in the style of nanoGPT: the same data whatever the micro-batch, and a loss that accumulates."""
 
 import argparse
+import json
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -14,7 +16,12 @@ parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
 parser.add_argument("--mean_of_means", action="store_true")
 parser.add_argument("--steps", type=int, default=50)
 parser.add_argument("--out", default="model.pt")
+parser.add_argument("--config")
 given = parser.parse_args()
+if given.config:
+    config = json.loads(Path(given.config).read_text())
+    given.batch, given.accumulate = config["train"]["micro_batch_size"], config["train"]["gradient_accumulation_steps"]
+    given.dtype = config["dtype"]
 
 VOCABULARY, LENGTH, WIDTH, EFFECTIVE = 512, 64, 64, given.batch * given.accumulate
 

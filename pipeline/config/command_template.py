@@ -1,0 +1,235 @@
+"""The template of a command: `{name}` and `{name:value,value}` stand for values, `{--flag}` for a flag or nothing."""
+
+import hashlib
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import yaml
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.config.command import ACCUMULATION, MICRO_BATCH, WORLD_SIZE, names_file
+from pipeline.config.patched_file import PatchedFile, read_patched_file
+from pipeline.config.space import Choice, Value
+
+EFFECTIVE_BATCH = "effective_batch_size"
+PLACEHOLDER = re.compile(r"\{(?P<flag>--)?(?P<name>[A-Za-z_][\w.-]*)(?::(?P<values>[^{}]*))?\}")
+PROCESSES = re.compile(r"--(nproc[-_]per[-_]node|num[-_]processes|nnodes)(=(?P<value>\d+))?")
+"""Options by which torchrun and accelerate are told how many processes and machines there are."""
+EXPANDED = re.compile(r"[a-z_]\w*:[\w.+-]+")
+"""What bash makes of the first value of an unquoted {name:value,value}."""
+LARGEST_FILE = 2**24
+"""Bytes of the largest file of a command that is read, to tell whether it has changed."""
+MICRO_BATCH_KEYS = ("micro_batch_size", "per_device_train_batch_size")
+ACCUMULATION_KEYS = ("gradient_accumulation_steps",)
+"""Keys of files that axolotl, TRL, LLaMA-Factory and transformers call the two by."""
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """A placeholder of a template."""
+
+    name: str
+    is_flag: bool
+    values: tuple[Value, ...]
+    """Those that are written behind its name; a flag has False and True."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A file of which each run reads a copy."""
+
+    file: PatchedFile
+    texts: Mapping[str, str]
+    """The placeholder of each key that has other values, with its values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filled:
+    """A template with values in place of its placeholders."""
+
+    words: tuple[str, ...]
+    files: Mapping[str, str]
+    """The text of each patched file, by its name in the command."""
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Template:
+    """A command with placeholders, in its words, in the files that it reads, and among its environment variables."""
+
+    words: tuple[str, ...]
+    patches: tuple[Patch, ...] = ()
+    variables: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    """The values of environment variables; an empty one leaves it as it is."""
+
+    @cached_property
+    def placeholders(self) -> Mapping[str, Placeholder]:
+        """The placeholders by name, in their order.
+
+        Raises:
+            InvalidInputError: a flag is not a word of its own, or a placeholder has values in two places.
+
+        """
+        found: dict[str, Placeholder] = {}
+        files = {patch.file.path for patch in self.patches}
+        texts = [text for patch in self.patches for text in patch.texts.values()]
+        for text in (*self.words, *texts):
+            for match in PLACEHOLDER.finditer(text):
+                one = _placeholder(match, text)
+                known = found.get(one.name, one)
+                if known.values and one.values and known.values != one.values:
+                    raise InvalidInputError(
+                        f"the placeholder {{{one.name}}} has values in two places, {_written(known.values)} and "
+                        f"{_written(one.values)}; write them behind the first alone"
+                    )
+                if one.name not in files:
+                    found[one.name] = known if known.values else one
+        return found | {name: Placeholder(name, False, values) for name, values in self.variables.items()}
+
+    def fill(self, values: Mapping[str, Value]) -> Filled:
+        """Return it with values; a word that is one placeholder with an empty value is left out."""
+        known = {**values, **{patch.file.path: patch.file.path for patch in self.patches}}
+        files = {
+            patch.file.path: patch.file.with_values(
+                {key: yaml.safe_load(_replaced(text, known)) for key, text in patch.texts.items()}
+            )
+            for patch in self.patches
+        }
+        return Filled(
+            words=tuple(filled for word in self.words for filled in _filled(word, known)),
+            files=files,
+            environment={name: _text(values[name]) for name in self.variables if values[name]},
+        )
+
+    @property
+    def looks_expanded(self) -> bool:
+        """Whether the shell seems to have taken the braces of a placeholder with values for its own."""
+        pairs = zip(self.words, self.words[1:], strict=False)
+        return any(EXPANDED.fullmatch(word) and not following.startswith("-") for word, following in pairs)
+
+    @property
+    def num_processes(self) -> int | None:
+        """How many processes the command starts, by the options of its launcher; None if they do not say it."""
+        counts = []
+        for word, following in zip(self.words, (*self.words[1:], ""), strict=True):
+            if match := PROCESSES.fullmatch(word):
+                text = match["value"] or following
+                counts += [int(text)] if text.isdecimal() else []
+        return None if not counts else _product(counts)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """A digest of each file that the command names: other content may be another training."""
+        words = [*self.words, *(patch.file.path for patch in self.patches)]
+        files = [path for path in map(Path, words) if path.is_file() and path.stat().st_size <= LARGEST_FILE]
+        return {f"file.{path}": hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in files}
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors of a number, the smallest first."""
+    return tuple(n for n in range(1, number + 1) if number % n == 0)
+
+
+def derived_values(choice: Choice, effective_batch_size: int, world_size: int) -> dict[str, Value]:
+    """Return the values of the placeholders that follow from a choice."""
+    found: dict[str, Value] = {EFFECTIVE_BATCH: effective_batch_size, WORLD_SIZE: world_size}
+    if MICRO_BATCH in choice:
+        found[ACCUMULATION] = effective_batch_size // (int(str(choice[MICRO_BATCH])) * world_size)
+    return found
+
+
+def make_template(command: str, patch: str | None, variables: str | None) -> Template:
+    """Return the template of a command line, with `FILE key=value,value ...` to patch and `NAME=value,value ...`.
+
+    Raises:
+        InvalidInputError: one of them is not of that form, a file has no such key, or the command does not read it.
+
+    """
+    words = tuple(shlex.split(command))
+    return Template(words, tuple(_patches(words, shlex.split(patch or ""))), dict(_variables(variables or "")))
+
+
+def _patches(words: Sequence[str], parts: Sequence[str]) -> Iterator[Patch]:
+    if parts and "=" in parts[0]:
+        raise InvalidInputError(f"patch begins with a file, and is {parts[0]!r}; write --patch 'FILE key=value,value'")
+    starts = [number for number, part in enumerate(parts) if "=" not in part]
+    for start, end in zip(starts, [*starts[1:], len(parts)], strict=False):
+        file = read_patched_file(parts[start])
+        if not any(names_file(word, file.path) or f"{{{file.path}}}" in word for word in words):
+            raise InvalidInputError(
+                f"a patched file is one that the command reads, and {file.path} is not in {shlex.join(words)}; name it "
+                f"there in the same way, or write {{{file.path}}} where it belongs"
+            )
+        given = [part.partition("=") for part in parts[start + 1 : end]]
+        texts = {key: text if PLACEHOLDER.search(text) else f"{{{key}:{text}}}" for key, _, text in given}
+        for key in texts:
+            file.check(key)
+        yield Patch(file, {**_usual_keys(words, file, texts), **texts})
+
+
+def _usual_keys(words: Sequence[str], file: PatchedFile, texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the placeholders of the micro-batch and the accumulation that a file has by their usual names."""
+    if any(f"{{{MICRO_BATCH}" in text for text in (*words, *texts.values())):
+        return {}
+    known = list(file.values)
+    sizes = [key for key in known if key.rpartition(".")[2] in MICRO_BATCH_KEYS]
+    steps = [key for key in known if key.rpartition(".")[2] in ACCUMULATION_KEYS]
+    if len(sizes) != 1 or len(steps) != 1:
+        return {}
+    return {sizes[0]: f"{{{MICRO_BATCH}}}", steps[0]: f"{{{ACCUMULATION}}}"}
+
+
+def _variables(text: str) -> Iterator[tuple[str, tuple[Value, ...]]]:
+    for part in shlex.split(text):
+        name, equals, values = part.partition("=")
+        if not equals or not name.isidentifier():
+            raise InvalidInputError(
+                f"env is written as NAME=value,value, and has {part!r}; an empty value leaves it as it is"
+            )
+        yield name, tuple(dict.fromkeys(values.split(",")))
+
+
+def _placeholder(match: re.Match[str], word: str) -> Placeholder:
+    name, text = match["name"], match["values"]
+    if match["flag"] is None:
+        return Placeholder(name, False, () if text is None else tuple(dict.fromkeys(text.split(","))))
+    if match[0] != word or text is not None:
+        raise InvalidInputError(
+            f"a flag that is there or not is a word of its own without values, and is {word!r}; write {{--{name}}}"
+        )
+    return Placeholder(name, True, (False, True))
+
+
+def _filled(word: str, values: Mapping[str, Value]) -> Iterator[str]:
+    whole = PLACEHOLDER.fullmatch(word)
+    if whole is None:
+        yield _replaced(word, values)
+    elif whole["flag"]:
+        if values[whole["name"]]:
+            yield f"--{whole['name']}"
+    else:
+        yield from shlex.split(_text(values[whole["name"]]))
+
+
+def _replaced(text: str, values: Mapping[str, Value]) -> str:
+    return PLACEHOLDER.sub(lambda match: _text(values[match["name"]]), text)
+
+
+def _text(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
+
+
+def _written(values: Sequence[Value]) -> str:
+    return ",".join(map(_text, values))
+
+
+def _product(numbers: Sequence[int]) -> int:
+    result = 1
+    for number in numbers:
+        result *= number
+    return result

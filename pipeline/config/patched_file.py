@@ -1,0 +1,125 @@
+"""A YAML, JSON or TOML file whose keys are dimensions of a search: each run reads a copy with other values."""
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.config.space import Value
+
+FORMATS = (".yaml", ".yml", ".json", ".toml")
+TABLE = re.compile(r"\s*\[(?P<name>[^\[\]]+)\]\s*(#.*)?")
+
+
+@dataclass(frozen=True)
+class PatchedFile:
+    """A file of the user's, which is never written."""
+
+    path: str
+    """As the command names it."""
+    text: str
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The value of each key that is no group of others, by its dotted name.
+
+        Raises:
+            InvalidInputError: the file is not what its name says.
+
+        """
+        try:
+            return dict(_dotted(_read(self.path, self.text)))
+        except (yaml.YAMLError, ValueError) as error:  # tomllib's and json's errors are ValueErrors
+            raise InvalidInputError(f"{self.path} cannot be read ({error}); correct it") from error
+
+    def with_values(self, changes: Mapping[str, Value]) -> str:
+        """Return its text with other values of some of its keys.
+
+        Raises:
+            InvalidInputError: it has no such key.
+
+        """
+        for key in changes:
+            self.check(key)
+        if self.path.endswith(".toml"):
+            return _patched_toml(self.text, changes)
+        content = _read(self.path, self.text)
+        for key, value in changes.items():
+            *groups, last = key.split(".")
+            group = content
+            for name in groups:
+                group = group[name]
+            group[last] = value
+        if self.path.endswith(".json"):
+            return json.dumps(content, indent=2) + "\n"
+        return yaml.safe_dump(content, sort_keys=False)
+
+    def check(self, key: str) -> None:
+        """Raise InvalidInputError, with the names that are close, if it has no such key."""
+        known = list(self.values)
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=3, cutoff=0.4) or known
+            raise InvalidInputError(
+                f"a patch changes keys that the file has, and {self.path} has no {key}; close are {', '.join(close)}"
+            )
+
+
+def read_patched_file(path: str) -> PatchedFile:
+    """Return a file that is to be patched.
+
+    Raises:
+        InvalidInputError: it cannot be read, or its name does not say its format.
+
+    """
+    if not path.endswith(FORMATS):
+        raise InvalidInputError(f"a patched file ends in {', '.join(FORMATS)}, and {path} does not; rename it")
+    try:
+        return PatchedFile(path, Path(path).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"{path} must be a readable file ({error}); check the path in patch") from error
+
+
+def _read(path: str, text: str) -> Any:
+    if path.endswith(".toml"):
+        return tomllib.loads(text)
+    return json.loads(text) if path.endswith(".json") else yaml.safe_load(text) or {}
+
+
+def _dotted(content: Any, prefix: str = "") -> Any:
+    """Yield each key with a value of its own, by its dotted name."""
+    for name, value in content.items() if isinstance(content, dict) else ():
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _patched_toml(text: str, changes: Mapping[str, Value]) -> str:
+    """Return TOML with other values; whatever else stands in it stays, comments too.
+
+    Raises:
+        InvalidInputError: a key is written in a way that is not known here, such as over several lines.
+
+    """
+    lines, table = [], ""
+    for line in text.splitlines():
+        if header := TABLE.fullmatch(line):
+            table = f"{header['name'].strip()}."
+        name, equals, _ = line.partition("=")
+        key = f"{table}{name.strip()}"
+        lines.append(f"{name}{equals} {json.dumps(changes[key])}" if equals and key in changes else line)
+    patched = "\n".join(lines) + "\n"
+    try:
+        found = dict(_dotted(tomllib.loads(patched)))
+    except tomllib.TOMLDecodeError:
+        found = {}
+    if wrong := [key for key, value in changes.items() if found.get(key) != value]:
+        raise InvalidInputError(f"the value of {wrong[0]} must stand in one line behind its key; write it so")
+    return patched
