@@ -161,6 +161,72 @@ def test_a_patched_file_has_the_values_in_their_types(folder: Path, name: str, t
         problem("python train.py", patch=f"{name} dtype=fp32,bf16")
 
 
+TRAINER = """
+import torch
+from torch.utils.data import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
+
+
+class Tokens(Dataset):
+    def __len__(self):
+        return 1024
+
+    def __getitem__(self, index):
+        tokens = torch.randint(512, (32,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": tokens, "labels": tokens}
+
+
+[arguments] = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+torch.manual_seed(0)
+config = GPT2Config(vocab_size=512, n_positions=32, n_embd=32, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0,
+                    attn_pdrop=0)
+Trainer(GPT2LMHeadModel(config), arguments, train_dataset=Tokens()).train()
+"""
+
+
+@pytest.mark.slow
+def test_a_trainer_script_needs_no_placeholder_and_trains_the_same(folder: Path) -> None:
+    (folder / "trainer.py").write_text(TRAINER)
+    words = ("--output_dir", "out", "--max_steps", "50", "--report_to", "none", "--use_cpu", "true")
+    space = (
+        "--space",
+        json.dumps({"micro_batch_size": [2, 8], "gradient_checkpointing": ["false"], "bf16": ["false"]}),
+    )
+    assert search("trainer.py", *words, own=space) == 0
+    findings = found(folder)
+    best, verification = findings.best, findings.verification
+    assert best is not None and verification is not None and verification.same_training
+    size = best.choice["micro_batch_size"]
+    assert f"--per_device_train_batch_size {size} --gradient_accumulation_steps {8 // size}" in findings.command
+    assert not list(folder.glob("out/checkpoint-*"))
+
+
+def test_known_commands_have_their_levers_and_obey_what_these_change(folder: Path) -> None:
+    (folder / "trainer.py").write_text(TRAINER)
+    (folder / "sft.yaml").write_text("micro_batch_size: 8\ngradient_accumulation_steps: 1\noptimizer: adamw_torch\n")
+    script = problem("python trainer.py --per_device_train_batch_size 8 --bf16 true")
+    assert [*script.space.dimensions] == ["micro_batch_size", "gradient_checkpointing"]  # bf16 is given
+    line = script.runnable({"micro_batch_size": 2, "gradient_checkpointing": "true"}).line
+    options = (
+        "--per_device_train_batch_size 2 --bf16 true --gradient_accumulation_steps 4 --gradient_checkpointing true"
+    )
+    assert line == f"python trainer.py {options}"
+    trl = problem("trl sft --config sft.yaml --bf16=true")
+    assert trl.baselines[0] == {"micro_batch_size": 8, "gradient_checkpointing": "true"}
+    optimizers = {"optim": ["adamw_torch_fused", "adafactor"]}
+    exact = problem("trl sft --bf16 true", space=optimizers)
+    assert exact.space.dimensions["optim"] == ("adamw_torch_fused",) and "is different" in " ".join(exact.notes)
+    different = problem("trl sft --bf16 true", space=optimizers, mathematics="different")
+    adafactor = {"micro_batch_size": 4, "gradient_checkpointing": "false", "optim": "adafactor"}
+    assert different.baseline_beside(adafactor)[0] == {
+        "micro_batch_size": 8,
+        "gradient_checkpointing": "true",
+        "optim": "adafactor",
+    }
+    axolotl = problem("axolotl train sft.yaml")
+    assert "gradient_accumulation_steps: 4" in axolotl.runnable({"micro_batch_size": 2}).files["sft.yaml"]
+
+
 def write(file: Path, text: str) -> Path:
     """Write a file and return its path."""
     file.write_text(text)

@@ -3,7 +3,7 @@
 import hashlib
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,9 @@ import yaml
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.command import ACCUMULATION, MICRO_BATCH, WORLD_SIZE, names_file
+from pipeline.config.known_command import KnownCommand, Lever
 from pipeline.config.patched_file import PatchedFile, read_patched_file
+from pipeline.config.settings import discover
 from pipeline.config.space import Choice, Value
 
 EFFECTIVE_BATCH = "effective_batch_size"
@@ -23,6 +25,7 @@ EXPANDED = re.compile(r"[a-z_]\w*:[\w.+-]+")
 """What bash makes of the first value of an unquoted {name:value,value}."""
 LARGEST_FILE = 2**24
 """Bytes of the largest file of a command that is read, to tell whether it has changed."""
+KNOWN = discover("config.known_commands", KnownCommand)  # type: ignore[type-abstract]
 MICRO_BATCH_KEYS = ("micro_batch_size", "per_device_train_batch_size")
 ACCUMULATION_KEYS = ("gradient_accumulation_steps",)
 """Keys of files that axolotl, TRL, LLaMA-Factory and transformers call the two by."""
@@ -66,6 +69,8 @@ class Template:
     patches: tuple[Patch, ...] = ()
     variables: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     """The values of environment variables; an empty one leaves it as it is."""
+    levers: Mapping[str, Lever] = field(default_factory=dict)
+    """Of a known command, by name; placeholders or not."""
 
     @cached_property
     def placeholders(self) -> Mapping[str, Placeholder]:
@@ -143,15 +148,49 @@ def derived_values(choice: Choice, effective_batch_size: int, world_size: int) -
     return found
 
 
-def make_template(command: str, patch: str | None, variables: str | None) -> Template:
+def make_template(command: str, patch: str | None, variables: str | None, asked_for: Iterable[str] = ()) -> Template:
     """Return the template of a command line, with `FILE key=value,value ...` to patch and `NAME=value,value ...`.
+
+    A known command without a placeholder has those of its micro-batch, its accumulation and its usual levers, and in
+    any case the levers that are `asked_for`.
 
     Raises:
         InvalidInputError: one of them is not of that form, a file has no such key, or the command does not read it.
 
     """
-    words = tuple(shlex.split(command))
-    return Template(words, tuple(_patches(words, shlex.split(patch or ""))), dict(_variables(variables or "")))
+    words, parts = tuple(shlex.split(command)), shlex.split(patch or "")
+    known = next((one for one in KNOWN.values() if one.recognizes(words)), None)
+    if known is not None and known.settings_file is not None and not parts:
+        parts = [words[known.settings_file]]
+    levers = {} if known is None else {lever.name: lever for lever in known.levers}
+    if known is not None and known.settings_file is None:
+        words = _with_options(words, known, set(asked_for))
+    return Template(words, tuple(_patches(words, parts)), dict(_variables(variables or "")), levers)
+
+
+def _with_options(words: tuple[str, ...], known: type[KnownCommand], asked_for: set[str]) -> tuple[str, ...]:
+    """Return the words of a known command with placeholders for its options: the usual ones if it has none itself."""
+    is_plain = not any(map(PLACEHOLDER.search, words))
+    options = {known.micro_batch: f"{{{MICRO_BATCH}}}", known.accumulation: f"{{{ACCUMULATION}}}"} if is_plain else {}
+    for lever in known.levers:
+        is_set = any(word.partition("=")[0] == f"--{lever.name}" for word in words)
+        if lever.name in asked_for or (lever.is_usual and is_plain and not is_set):
+            options[lever.name] = f"{{{lever.name}:{','.join(lever.values)}}}"
+    for name, placeholder in options.items():
+        words = _with_option(words, name, placeholder)
+    return words
+
+
+def _with_option(words: tuple[str, ...], name: str, value: str) -> tuple[str, ...]:
+    """Return the words with an option, in place of the value that it may have already."""
+    option = f"--{name}"
+    for number, word in enumerate(words):
+        if word.startswith(f"{option}="):
+            return (*words[:number], f"{option}={value}", *words[number + 1 :])
+        if word == option:
+            has_value = number + 1 < len(words) and not words[number + 1].startswith("-")
+            return (*words[: number + 1], value, *words[number + 1 + has_value :])
+    return (*words, option, value)
 
 
 def _patches(words: Sequence[str], parts: Sequence[str]) -> Iterator[Patch]:

@@ -15,7 +15,7 @@ import torch
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import Outcome as RunOutcome
 from pipeline.base.results import Result
-from pipeline.base.technique import ROUNDOFF
+from pipeline.base.technique import ROUNDOFF, Mathematics
 from pipeline.base.units import MIB, parse_budget
 from pipeline.config.command import ACCUMULATION, MICRO_BATCH, WORLD_SIZE, Command
 from pipeline.config.command_template import (
@@ -27,6 +27,7 @@ from pipeline.config.command_template import (
     make_template,
 )
 from pipeline.config.entry_points import yaml_file
+from pipeline.config.known_command import Lever
 from pipeline.config.runnable import Runnable
 from pipeline.config.settings import validate, written
 from pipeline.config.space import Choice, Space, Value, sentences, size_of
@@ -140,8 +141,14 @@ class CommandProblem(Problem):
         return baseline_choices(self.space, {name: values[0] for name, values in self.space.dimensions.items()})
 
     def baseline_beside(self, choice: Choice) -> list[Choice]:
-        """Return the baselines."""
-        return self.baselines
+        """Return the baselines, with the values of known levers that make `choice` another training."""
+        levers = self.template.levers.items()
+        kept = {
+            name: choice[name]
+            for name, lever in levers
+            if lever.mathematics is Mathematics.DIFFERENT and _changes(lever, choice)
+        }
+        return [one for one in ({**baseline, **kept} for baseline in self.baselines) if one in self.space.choices]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -189,7 +196,7 @@ def make_command_problem(given: Mapping[str, Any]) -> CommandProblem:
     """
     defaults = {name: value for name, value in read_yaml(yaml_file("search")).items() if name in _OF_A_RUN}
     settings = validate(CommandSearchSettings, {**defaults, **given}, "search")
-    template = make_template(settings.command or "", settings.patch, settings.env)
+    template = make_template(settings.command or "", settings.patch, settings.env, settings.space)
     if not template.words:
         raise InvalidInputError("a search needs a command behind --, and there is none; write it as in a shell")
     device = find_device(settings.device)
@@ -242,7 +249,7 @@ def _dimensions(settings: CommandSearchSettings, template: Template) -> dict[str
     if not placeholders:
         raise InvalidInputError(_nothing_to_search(template))
     if unknown := [name for name in settings.space if name not in placeholders or name in DERIVED]:
-        known = ", ".join(name for name in placeholders if name not in DERIVED)
+        known = ", ".join(name for name in (*placeholders, *template.levers) if name not in DERIVED)
         raise InvalidInputError(
             f"space has values of the command's placeholders, and {{{unknown[0]}}} is none of them; they are: {known}"
         )
@@ -286,12 +293,23 @@ def _world_size(settings: CommandSearchSettings, template: Template, choice: Cho
 
 
 def _refusal(settings: CommandSearchSettings, template: Template, choice: Choice) -> str | None:
-    """Return why a configuration is not in the space: its effective batch would be another."""
+    """Return why a configuration is not in the space: its training, or its effective batch, would be another."""
+    for name, lever in template.levers.items():
+        if _changes(lever, choice) and not settings.mathematics.includes(lever.mathematics):
+            return (
+                f"mathematics is {settings.mathematics} at most in this space, and that of {name}={choice[name]} is "
+                f"{lever.mathematics}; set mathematics={lever.mathematics} to allow it"
+            )
     parallel = size_of(choice) * (world_size := _world_size(settings, template, choice))
     if not parallel or settings.effective_batch_size % parallel == 0:
         return None
     of_each = f"micro_batch_size={size_of(choice)} in each of {world_size} processes"
     return f"{of_each} does not divide the effective batch of {settings.effective_batch_size}"
+
+
+def _changes(lever: Lever, choice: Choice) -> bool:
+    """Whether a configuration has another value of a lever than the plain one."""
+    return lever.name in choice and choice[lever.name] != lever.values[0]
 
 
 def _command(

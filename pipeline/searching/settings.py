@@ -59,7 +59,7 @@ class CommandSettings(Settings):
     patch: str | None = None
     """Files of a command whose keys are dimensions, as 'FILE key=value,value ...'; each run reads a copy."""
     env: str | None = None
-    """Variables of a command's environment that are dimensions, as 'NAME=value,value ...'; an empty value changes nothing."""
+    """Environment variables that are dimensions of a command, as 'NAME=value,value ...'; an empty value sets none."""
     gpu: str | None = None
     """Of a command: the card whose memory counts, by simulation; none: this machine's own, and what is measured."""
     install: bool = False

@@ -1,0 +1,1 @@
+"""Training commands that many use: one file each, found by its name."""
