@@ -263,7 +263,7 @@ def problem(command: str, **others: Any) -> CommandProblem:
     ("command", "others", "message"),
     [
         ("python train.py --batch 4", {}, "this has none"),
-        ("python train.py --dtype dtype:fp32 bf16", {}, "in bash, quote a word"),
+        ("python train.py --dtype dtype:fp32 bf16", {}, "put quotes around it"),
         ("python train.py --dtype {dtype}", {}, "the placeholder {dtype} needs values"),
         (
             "python train.py {--compile}",

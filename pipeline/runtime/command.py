@@ -26,8 +26,8 @@ from pipeline.training.loop import Stop
 SECONDS_BETWEEN_LOOKS = 0.1
 SECONDS_TO_END = 10.0
 """How long the command may take to end once its hook has ended its process."""
-QUIET = {"WANDB_MODE": "disabled", "KINETO_LOG_LEVEL": "5"}
-"""Variables that keep a run from being uploaded, and the profiler from printing, unless the user has set them."""
+NO_UPLOADS = {"WANDB_MODE": "disabled"}
+"""Variables that keep a run from being uploaded, unless the user has set them."""
 NO_STEP = (
     "it ended by itself without an optimizer step: a command must train with an optimizer of torch.optim, by a Python "
     "that reads PYTHONPATH"
@@ -65,7 +65,7 @@ def _variables(command: Command, path: str) -> dict[str, str]:
     }
     if command.device.type == "cuda":
         own[command_hook.BUDGET] = str(command.budget_bytes)
-    return {**QUIET, **os.environ, **own}
+    return {**NO_UPLOADS, **os.environ, **own}
 
 
 def _receive(server: socket.socket, received: "_Received", process: "subprocess.Popen[bytes]") -> None:

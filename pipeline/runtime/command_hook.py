@@ -16,7 +16,7 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 SOCKET = "COMMAND_SOCKET"
@@ -179,7 +179,8 @@ class Steps:
         """Sum the allocations that the profiler has recorded; their largest sum is the peak."""
         if self._profile is None:
             return
-        self._profile.__exit__(None, None, None)
+        with _silent():
+            self._profile.__exit__(None, None, None)
         events = [one for one in self._profile.kineto_results.events() if one.name() == "[memory]"]
         self._profile = None
         live = peak = 0
@@ -227,6 +228,20 @@ def _peak_process_bytes() -> int:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Let nothing be written to stderr: the profiler announces its end there."""
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _end() -> None:

@@ -48,6 +48,7 @@ WORK_OF_SEQUENCE, KERNELS_OF_PASS = 1e9, 1e3
 """Assumed work of a pass: operations of a sequence, and kernels. The time model finds what each of them takes."""
 UPDATE_WORK = Work({"float32": WORK_OF_SEQUENCE}, num_kernels=KERNELS_OF_PASS)
 NOT_PREDICTED = "the memory of a command on this device is measured, not predicted"
+EXPANDED = "the shell seems to have expanded {name:value,value}: put quotes around it"
 DERIVED = (ACCUMULATION, EFFECTIVE_BATCH)
 """Placeholders that follow from others."""
 
@@ -199,6 +200,15 @@ def make_command_problem(given: Mapping[str, Any]) -> CommandProblem:
     template = make_template(settings.command or "", settings.patch, settings.env, settings.space)
     if not template.words:
         raise InvalidInputError("a search needs a command behind --, and there is none; write it as in a shell")
+    try:
+        return _problem(given, settings, template)
+    except InvalidInputError as error:
+        if template.looks_expanded:
+            raise InvalidInputError(f"{error}; {EXPANDED}") from error
+        raise
+
+
+def _problem(given: Mapping[str, Any], settings: CommandSearchSettings, template: Template) -> CommandProblem:
     device = find_device(settings.device)
     if device.type == "cuda" and not {ALLOCATOR, "PYTORCH_ALLOC_CONF"} & {*template.variables, *os.environ}:
         template = replace(template, variables={**template.variables, ALLOCATOR: ("", "expandable_segments:True")})
@@ -277,9 +287,8 @@ def _whole_numbers(name: str, values: Sequence[Value]) -> tuple[Value, ...]:
 
 
 def _nothing_to_search(template: Template) -> str:
-    hint = " (in bash, quote a word with {name:value,value})" if template.looks_expanded else ""
     return (
-        f"a search of a command needs a placeholder in it, and this has none{hint}: {shlex.join(template.words)}; "
+        f"a search of a command needs a placeholder in it, and this has none: {shlex.join(template.words)}; "
         "write {micro_batch_size} and {accumulation_steps} where it takes them, {dtype:fp32,bf16} for values of your "
         "own, or {--flag} for an option that is there or not"
     )
@@ -338,9 +347,8 @@ def _command(
 
 def _notes(template: Template, space: Space, card: Card | None, device: torch.device) -> tuple[str, ...]:
     dimensions = "; ".join(f"{name}: {', '.join(map(written, values))}" for name, values in space.dimensions.items())
-    expanded = "a word looks as if bash had expanded {name:value,value}: quote such words"
     where = () if card is None else (f"memory is that of a simulated {card.name}, times are of {device_name(device)}",)
-    return (f"searched: {dimensions}", *where, *([expanded] if template.looks_expanded else []))
+    return (f"searched: {dimensions}", *where, *([EXPANDED] if template.looks_expanded else []))
 
 
 def _candidate(choice: Choice, command: Command, outcome: Outcome) -> Candidate:
