@@ -105,7 +105,7 @@ def _measure(
         return findings
 
     with open_job("search", subject, problem.output) as job, study.storage_errors():
-        job.params({**problem.base.params(), **problem.settings.model_dump(mode="json")})
+        job.params({**problem.params, **problem.settings.model_dump(mode="json")})
         job.tags({"device": str(problem.base.device), "study": study.name})
         job.file("environment.json", json.dumps(environment(problem.base.device), indent=1))
         study.announce(session_of(problem, study.name, job.run_id, job.tracking_uri))

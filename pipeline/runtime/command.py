@@ -165,6 +165,9 @@ class _Received:
 
 def _contradiction(command: Command, rank: Mapping[str, Any]) -> str | None:
     """Return how the passes of an optimizer step contradict the effective batch; None if they do not."""
+    if rank["world_size"] != command.world_size:
+        started = f"the command started {rank['world_size']} processes, and world_size is {command.world_size}"
+        return f"{started}; set --world_size {rank['world_size']}"
     expected, found = command.accumulation_steps, rank["num_passes"]
     if expected is None or not found or found % expected == 0:
         return None

@@ -18,30 +18,24 @@ from pipeline.base.results import Result
 from pipeline.base.technique import ROUNDOFF, Mathematics
 from pipeline.base.units import MIB, parse_budget
 from pipeline.config.command import ACCUMULATION, MICRO_BATCH, WORLD_SIZE, Command
-from pipeline.config.command_template import (
-    ALLOCATOR,
-    EFFECTIVE_BATCH,
-    Template,
-    derived_values,
-    divisors,
-    make_template,
-)
+from pipeline.config.command_template import ALLOCATOR, Template, make_template
 from pipeline.config.entry_points import yaml_file
-from pipeline.config.known_command import Lever
+from pipeline.config.experiment import why_untimed
 from pipeline.config.runnable import Runnable
 from pipeline.config.settings import validate, written
-from pipeline.config.space import Choice, Space, Value, sentences, size_of
+from pipeline.config.space import Choice, Space, sentences
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import device_name, find_device, is_named, total_bytes
 from pipeline.memory.work import Work
 from pipeline.prediction.command import CommandPrediction, Outcome, predict_commands
 from pipeline.runtime.run import measured_summary
 from pipeline.searching.candidates import Candidate, may_fit
+from pipeline.searching.command_space import changes_training, command_of, dimensions_of, why_refused
 from pipeline.searching.interface import Problem
 from pipeline.searching.optuna_samplers import baseline_choices
 from pipeline.searching.problem import automatic_budget
 from pipeline.searching.settings import CommandSearchSettings
-from pipeline.simulation.cards import Card, find_card
+from pipeline.simulation.cards import CARDS, Card, find_card
 from pipeline.training.metrics import PREDICTION, Summary
 
 WORK_OF_SEQUENCE, KERNELS_OF_PASS = 1e9, 1e3
@@ -49,8 +43,6 @@ WORK_OF_SEQUENCE, KERNELS_OF_PASS = 1e9, 1e3
 UPDATE_WORK = Work({"float32": WORK_OF_SEQUENCE}, num_kernels=KERNELS_OF_PASS)
 NOT_PREDICTED = "the memory of a command on this device is measured, not predicted"
 EXPANDED = "the shell seems to have expanded {name:value,value}: put quotes around it"
-DERIVED = (ACCUMULATION, EFFECTIVE_BATCH)
-"""Placeholders that follow from others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,23 +70,36 @@ class CommandProblem(Problem):
 
         """
         commands = [self.runnable(choice) for choice in choices]
-        outcomes: Sequence[Outcome] = [InvalidInputError(NOT_PREDICTED)] * len(commands)
-        if self.card is not None:
-            outcomes = predict_commands(commands, self.card, self.settings.install)
-            if isinstance(outcomes[0], InvalidInputError) and not any(
-                isinstance(one, CommandPrediction) for one in outcomes
-            ):
-                raise InvalidInputError(f"no configuration can be simulated: {outcomes[0]}\nit was: {commands[0].line}")
+        outcomes = self._predicted(commands)
+        errors = [one for one in outcomes if isinstance(one, InvalidInputError)]
+        if self.settings.gpu is not None and len(errors) == len(outcomes):
+            raise InvalidInputError(f"no configuration can be simulated: {errors[0]}\nit was: {commands[0].line}")
         return list(map(_candidate, choices, commands, outcomes))
+
+    def _predicted(self, commands: Sequence[Command]) -> Sequence[Outcome]:
+        """Return the prediction of each command.
+
+        Raises:
+            InvalidInputError: the card that the user has named cannot be simulated.
+
+        """
+        if self.card is None:
+            return [InvalidInputError(NOT_PREDICTED)] * len(commands)
+        try:
+            return predict_commands(commands, self.card, self.settings.install)
+        except InvalidInputError as error:
+            if self.settings.gpu is not None:
+                raise
+            return [error] * len(commands)  # this machine's own card is measured in any case
 
     def runnable(self, choice: Choice) -> Command:
         """Return the command of a configuration."""
-        return _command(self.settings, self.template, choice, self.base.device, self.base.budget_bytes)
+        return command_of(self.settings, self.template, choice, self.base.device, self.base.budget_bytes)
 
     def verified(self, choice: Choice) -> Command:
         """Return the command of a configuration with as many steps as an answer is verified for."""
         settings = self.settings.model_copy(update={"num_steps": self.settings.verify_steps})
-        return _command(settings, self.template, choice, self.base.device, self.base.budget_bytes)
+        return command_of(settings, self.template, choice, self.base.device, self.base.budget_bytes)
 
     def summary(self, runnable: Runnable, result: Result) -> Summary:
         """Return the summary metrics of a run, with its peaks on the simulated card.
@@ -104,7 +109,7 @@ class CommandProblem(Problem):
         measured = measured_summary(runnable, result)
         if self.card is None or not isinstance(runnable, Command):
             return measured
-        [outcome] = predict_commands([runnable], self.card, self.settings.install)
+        [outcome] = self._predicted([runnable])
         if isinstance(outcome, InvalidInputError):
             return replace(measured, tags={PREDICTION: f"not predicted: {first_line(outcome)}"})
         peaks = {
@@ -147,25 +152,34 @@ class CommandProblem(Problem):
         kept = {
             name: choice[name]
             for name, lever in levers
-            if lever.mathematics is Mathematics.DIFFERENT and _changes(lever, choice)
+            if lever.mathematics is Mathematics.DIFFERENT and changes_training(lever, choice)
         }
         return [one for one in ({**baseline, **kept} for baseline in self.baselines) if one in self.space.choices]
 
     @property
     def identity(self) -> dict[str, Any]:
         """The command with its files, and the conditions of its runs."""
-        names = (EFFECTIVE_BATCH, WORLD_SIZE, "num_steps", "timing_warmup_steps")
-        params = self.base.params()
+        not_part = ("device", "time_limit")
         facts = {
-            "command": shlex.join(self.template.words),
-            **{name: params[name] for name in names},
+            **{name: value for name, value in self.params.items() if name not in not_part},
             **self.template.digests,
             **self.conditions,
-            "budget": f"{self.budget_bytes / MIB:g}MiB",
-            "gpu": None if self.card is None else self.card.name,
+            "patch": self.settings.patch,
+            "env": self.settings.env,
         }
         stored: dict[str, Any] = json.loads(json.dumps(facts))
         return stored
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The command with its placeholders, and what all of its runs share."""
+        varied = {MICRO_BATCH, ACCUMULATION, *self.space.dimensions}
+        return {
+            **{name: value for name, value in self.base.params().items() if name not in varied},
+            "command": shlex.join(self.template.words),
+            "budget": f"{self.budget_bytes / MIB:g}MiB",
+            "gpu": None if self.card is None else self.card.name,
+        }
 
     @property
     def num_devices(self) -> int:
@@ -212,15 +226,19 @@ def _problem(given: Mapping[str, Any], settings: CommandSearchSettings, template
     device = find_device(settings.device)
     if device.type == "cuda" and not {ALLOCATOR, "PYTORCH_ALLOC_CONF"} & {*template.variables, *os.environ}:
         template = replace(template, variables={**template.variables, ALLOCATOR: ("", "expandable_segments:True")})
-    card = None if settings.gpu is None else find_card(settings.gpu)
+    for name in ("num_steps", "verify_steps"):
+        reason = why_untimed(name, num_steps := getattr(settings, name), settings.timing_warmup_steps)
+        if reason and num_steps:  # without steps nothing is verified
+            raise InvalidInputError(reason)
+    card = _card(settings, device)
     budget_bytes, notes = _budget(settings, device, card)
     limit_bytes = None if card is not None and device.type == "cpu" else budget_bytes
-    space, refusals = Space(_dimensions(settings, template)).without(partial(_refusal, settings, template))
+    space, refusals = Space(dimensions_of(settings, template)).without(partial(why_refused, settings, template))
     return CommandProblem(
         settings=settings,
         run_values=settings.model_dump(mode="json"),
         space=space,
-        base=_command(settings, template, space.choices[0], device, limit_bytes),
+        base=command_of(settings, template, space.choices[0], device, limit_bytes),
         given=given,
         notes=(*notes, *sentences(refusals), *_notes(template, space, card, device)),
         template=template,
@@ -233,9 +251,16 @@ _OF_A_RUN = ("num_steps", "timing_warmup_steps", "verify_steps")
 """Settings of search.yaml that hold for a command too."""
 
 
+def _card(settings: CommandSearchSettings, device: torch.device) -> Card | None:
+    """Return the card to simulate: the one that is named, else the GPU of this machine if it is known."""
+    if settings.gpu is not None:
+        return find_card(settings.gpu)
+    return next((card for card in CARDS.values() if card.name == device_name(device)), None)
+
+
 def _budget(settings: CommandSearchSettings, device: torch.device, card: Card | None) -> tuple[int, tuple[str, ...]]:
     """Return the budget in bytes, and a sentence about one that was chosen: of a card it is what its context leaves."""
-    if card is not None:
+    if card is not None and settings.gpu is not None:
         free_mib = card.memory_mib - card.context.mib
         if settings.budget == "auto":
             return free_mib * MIB, (f"budget: {free_mib:,} MiB, all of {card.name} beside its context",)
@@ -248,107 +273,14 @@ def _budget(settings: CommandSearchSettings, device: torch.device, card: Card | 
     return parse_budget(text, total_bytes(device)), notes
 
 
-def _dimensions(settings: CommandSearchSettings, template: Template) -> dict[str, tuple[Value, ...]]:
-    """Return the values of each placeholder that has several.
-
-    Raises:
-        InvalidInputError: there is no placeholder, or one without values.
-
-    """
-    placeholders = template.placeholders
-    if not placeholders:
-        raise InvalidInputError(_nothing_to_search(template))
-    if unknown := [name for name in settings.space if name not in placeholders or name in DERIVED]:
-        known = ", ".join(name for name in (*placeholders, *template.levers) if name not in DERIVED)
-        raise InvalidInputError(
-            f"space has values of the command's placeholders, and {{{unknown[0]}}} is none of them; they are: {known}"
-        )
-    dimensions: dict[str, tuple[Value, ...]] = {}
-    for name, one in placeholders.items():
-        given = settings.space.get(name, "divisors" if name == MICRO_BATCH and not one.values else one.values)
-        if given == "divisors" and name == MICRO_BATCH:
-            dimensions[name] = divisors(settings.effective_batch_size)
-        elif isinstance(given, str) or (not given and name not in (*DERIVED, WORLD_SIZE)):
-            raise InvalidInputError(
-                f"the placeholder {{{name}}} needs values; write them as {{{name}:first,second}}, or as "
-                f"--space '{json.dumps({name: ['first', 'second']})}'; known without are {MICRO_BATCH}, "
-                f"{', '.join(DERIVED)} and {WORLD_SIZE}"
-            )
-        elif given:
-            dimensions[name] = tuple(given)
-    numbers = [name for name in (MICRO_BATCH, WORLD_SIZE) if name in dimensions]
-    return dimensions | {name: _whole_numbers(name, dimensions[name]) for name in numbers}
-
-
-def _whole_numbers(name: str, values: Sequence[Value]) -> tuple[Value, ...]:
-    if odd := [value for value in values if not str(value).isdecimal() or not int(str(value))]:
-        raise InvalidInputError(f"{{{name}}} takes whole numbers from 1 on, and has {odd[0]!r}; remove it")
-    return tuple(int(str(value)) for value in values)
-
-
-def _nothing_to_search(template: Template) -> str:
-    return (
-        f"a search of a command needs a placeholder in it, and this has none: {shlex.join(template.words)}; "
-        "write {micro_batch_size} and {accumulation_steps} where it takes them, {dtype:fp32,bf16} for values of your "
-        "own, or {--flag} for an option that is there or not"
-    )
-
-
-def _world_size(settings: CommandSearchSettings, template: Template, choice: Choice) -> int:
-    """Return how many processes train together."""
-    if WORLD_SIZE in choice:
-        return int(str(choice[WORLD_SIZE]))
-    return settings.world_size or template.num_processes or 1
-
-
-def _refusal(settings: CommandSearchSettings, template: Template, choice: Choice) -> str | None:
-    """Return why a configuration is not in the space: its training, or its effective batch, would be another."""
-    for name, lever in template.levers.items():
-        if _changes(lever, choice) and not settings.mathematics.includes(lever.mathematics):
-            return (
-                f"mathematics is {settings.mathematics} at most in this space, and that of {name}={choice[name]} is "
-                f"{lever.mathematics}; set mathematics={lever.mathematics} to allow it"
-            )
-    parallel = size_of(choice) * (world_size := _world_size(settings, template, choice))
-    if not parallel or settings.effective_batch_size % parallel == 0:
-        return None
-    of_each = f"micro_batch_size={size_of(choice)} in each of {world_size} processes"
-    return f"{of_each} does not divide the effective batch of {settings.effective_batch_size}"
-
-
-def _changes(lever: Lever, choice: Choice) -> bool:
-    """Whether a configuration has another value of a lever than the plain one."""
-    return lever.name in choice and choice[lever.name] != lever.values[0]
-
-
-def _command(
-    settings: CommandSearchSettings, template: Template, choice: Choice, device: torch.device, budget_bytes: int | None
-) -> Command:
-    world_size = _world_size(settings, template, choice)
-    derived = derived_values(choice, settings.effective_batch_size, world_size)
-    if ACCUMULATION in template.placeholders and ACCUMULATION not in derived:
-        raise InvalidInputError("{accumulation_steps} follows from {micro_batch_size}, which is missing; add it")
-    filled = template.fill({**derived, **choice})
-    return Command(
-        words=filled.words,
-        files=filled.files,
-        environment=filled.environment,
-        choice=choice,
-        device=device,
-        effective_batch_size=settings.effective_batch_size,
-        micro_batch_size=size_of(choice) or None,
-        world_size=world_size,
-        budget_bytes=budget_bytes,
-        num_steps=settings.num_steps,
-        timing_warmup_steps=settings.timing_warmup_steps,
-        time_limit=settings.time_limit,
-    )
-
-
 def _notes(template: Template, space: Space, card: Card | None, device: torch.device) -> tuple[str, ...]:
-    dimensions = "; ".join(f"{name}: {', '.join(map(written, values))}" for name, values in space.dimensions.items())
-    where = () if card is None else (f"memory is that of a simulated {card.name}, times are of {device_name(device)}",)
-    return (f"searched: {dimensions}", *where, *([EXPANDED] if template.looks_expanded else []))
+    values = {name: ", ".join(written(one) or "none" for one in some) for name, some in space.dimensions.items()}
+    searched = "; ".join(f"{name}: {some}" for name, some in values.items())
+    where = []
+    if card is not None:
+        times = "" if device.type == "cuda" else f", times are of {device_name(device)}"
+        where = [f"memory is that of a simulated {card.name}{times}"]
+    return (f"searched: {searched}", *where, *([EXPANDED] if template.looks_expanded else []))
 
 
 def _candidate(choice: Choice, command: Command, outcome: Outcome) -> Candidate:

@@ -104,6 +104,11 @@ class Problem(ABC):
         """Return why nothing can be measured, as the first run of a study shows; None if it does not."""
 
     @property
+    def params(self) -> dict[str, Any]:
+        """The settings of its runs, by dotted name."""
+        return self.base.params()
+
+    @property
     def conditions(self) -> dict[str, Any]:
         """What measurements of any problem have in common: the space, the objectives, and the device."""
         about = environment(self.base.device)

@@ -324,7 +324,7 @@ def findings_of(
         verification=verification,
         extra=tuple(extra),
         notes=problem.notes,
-        settings={name: value for name, value in problem.base.params().items() if name not in problem.space.dimensions},
+        settings={name: value for name, value in problem.params.items() if name not in problem.space.dimensions},
         given=problem.given_words,
         num_trials=problem.settings.num_trials,
         environment=environment(problem.base.device),

@@ -104,7 +104,7 @@ def label(choice: Mapping[str, Any]) -> str:
             name: value for name, value in choice.items() if name == "micro_batch_size" or value != defaults.get(name)
         }
     return (
-        ", ".join(f"{heading(name)} {written(value)}" for name, value in shown.items())
+        ", ".join(f"{heading(name)} {written(value) or 'none'}" for name, value in shown.items())
         or "all settings at their defaults"
     )
 

@@ -61,7 +61,7 @@ class CommandSettings(Settings):
     env: str | None = None
     """Environment variables that are dimensions of a command, as 'NAME=value,value ...'; an empty value sets none."""
     gpu: str | None = None
-    """Of a command: the card whose memory counts, by simulation; none: this machine's own, and what is measured."""
+    """Of a command: the card whose memory counts, by simulation; none: that of this machine."""
     install: bool = False
     """Of a command: whether torch's CUDA build may be fetched (0.7 GB) for simulated cards."""
 
