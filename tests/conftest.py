@@ -51,7 +51,7 @@ LONGEST = (
     *("entry_points", "faults", "search_faults", "tracking_faults", "docs", "compare", "plan", "ui"),
     *("tracking_network", "worker_pool", "user_functions", "passwords", "finetune", "export", "export_trl", "lengths"),
     *("qlora", "levers", "adapter", "claims", "peers", "data_parallel", "evaluation_memory"),
-    *("prediction", "pretrained", "optimizer", "search", "search_benchmarks"),
+    *("prediction", "pretrained", "optimizer", "search", "search_command", "search_benchmarks"),
 )
 """Files of tests that take longest, by what follows `test_`; the first makes what others share."""
 

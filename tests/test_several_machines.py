@@ -21,7 +21,7 @@ from pipeline.runtime import ray_executor
 from pipeline.runtime.observer import Observer
 from pipeline.runtime.ray_executor import ray_executors
 from pipeline.runtime.versions import versions
-from pipeline.searching import problem as problem_module
+from pipeline.searching import interface as problem_module
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.session import SESSION, Session, session_of
 from pipeline.searching.study import StoredStudy
