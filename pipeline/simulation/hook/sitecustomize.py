@@ -1,4 +1,4 @@
-"""Runs when a Python process starts that is watched or on a simulated card: Python imports a module of this name first.
+"""Runs when a Python process starts that is watched, as on a simulated card: Python imports a module of this name.
 
 The user's own module of this name is run as if this one were not there. The files that SIMULATED_CARD_HOOKS names are
 run as soon as torch has been imported.
