@@ -82,8 +82,7 @@ def predicted(experiment: Experiment) -> dict[str, Any]:
     start = time.perf_counter()
     made: Prediction = predict(experiment, hardware_of(experiment.device))
     values = {name: getattr(made, name) for name in QUANTITIES.values()}
-    phases = dict(made.phase_bytes)
-    return {**values, "phases": phases, "peak_phase": made.breakdown.phase, "seconds": time.perf_counter() - start}
+    return {**values, "seconds": time.perf_counter() - start}
 
 
 def measured(experiment: Experiment) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 import csv
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 
-def add_missing(table: Path, kind: type[Any], names: Iterable[str], make: Callable[[str], Any]) -> None:
+def add_missing(
+    table: Path, kind: type[Any], names: Iterable[str], make: Callable[[str], Any], num_at_once: int = 1
+) -> None:
     """Append a row for each name that the first column does not have, as soon as it is made.
 
     Args:
@@ -15,6 +18,7 @@ def add_missing(table: Path, kind: type[Any], names: Iterable[str], make: Callab
         kind: the dataclass of the rows, whose first field is the name.
         names: of all cases, in the order of the file.
         make: makes the row of a name.
+        num_at_once: rows that are made at a time.
 
     """
     columns = [field.name for field in fields(kind)]
@@ -22,9 +26,10 @@ def add_missing(table: Path, kind: type[Any], names: Iterable[str], make: Callab
         table.write_text(",".join(columns) + "\n")
     with table.open(newline="") as file:
         done = {row[columns[0]] for row in csv.DictReader(file)}
-    for name in names:
-        if name not in done:
-            row = asdict(make(name))
+    left = [name for name in names if name not in done]
+    with ThreadPoolExecutor(num_at_once) as pool, table.open("a", newline="") as file:
+        for made in pool.map(make, left):
+            row = asdict(made)
             print(*list(row.values())[:10], sep=", ", flush=True)
-            with table.open("a", newline="") as file:
-                csv.DictWriter(file, columns, lineterminator="\n").writerow(row)
+            csv.DictWriter(file, columns, lineterminator="\n").writerow(row)
+            file.flush()

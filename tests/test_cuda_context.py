@@ -97,7 +97,7 @@ def test_predictions_and_plans_use_the_measured_context(measured: list[list[str]
 
 def test_the_context_of_another_card_has_the_assumed_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "_own_device", lambda card: None)
-    assert context_bytes_of(T4) == 141 * MIB and context_bytes_of(find_card("h200")) == 512 * MIB
+    assert context_bytes_of(T4) == 141 * MIB and context_bytes_of(find_card("h200")) == 764 * MIB
     cpu = hardware_of(CPU)
     assert context_bytes_of(cpu) == 0 and budget_bytes_on(None, cpu) == cpu.memory_bytes
 

@@ -109,6 +109,12 @@ def test_what_the_machine_lacks_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "cuda.h").touch()
     (tmp_path / "include" / "cuda_runtime_api.h").write_text("#define CUDART_VERSION  13000\n")
+    with pytest.raises(InvalidInputError, match='"nvidia-cuda-crt==13.0'):
+        library_for(torch)
+    other = tmp_path / "triton" / "backends" / "nvidia" / "include" / "crt"  # of another version than torch's
+    other.mkdir(parents=True)
+    (other / "host_defines.h").touch()
+    assert torch.headers() == [tmp_path / "include", other.parent]
     monkeypatch.setattr(library.shutil, "which", lambda name: None)
     with pytest.raises(InvalidInputError, match="needs a C compiler"):
         library_for(torch)

@@ -21,7 +21,7 @@ from pipeline.prediction.smallest_memory import (
     with_room,
 )
 from pipeline.prediction.snapshot import history_of
-from pipeline.simulation.cards import ASSUMED_CONTEXT, cards_with
+from pipeline.simulation.cards import cards_with
 from pipeline.simulation.record import Record
 from pipeline.simulation.report import UnknownRead, has_steering_read
 from pipeline.simulation.run import Simulate, SimulatedRun, note_on_kernels, run_command
@@ -156,7 +156,8 @@ def simulate(
         if out_of_memory(largest) is not None:
             verdict, notes = Verdict.NONE, (NEEDS_KNOWN_WORKSPACES, *notes)
         elif largest.exit_code == 0:
-            bytes_with_workspaces = max(device_bytes(largest, record) for record in largest.records)
+            most, without = (max(device_bytes(one, record) for record in one.records) for one in (largest, run))
+            bytes_with_workspaces = most if most > without else None
     if verdict is Verdict.DOES_NOT_FIT:
         say(f"it does not fit; running it on a card with {UNLIMITED_MIB // 1024} GiB, to see what it needs")
         roomy = run_hidden(with_room(wanted), folder / "with_room")
@@ -333,7 +334,7 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
         found.append(
             "It allocated so often that only the latest allocations are known: lines and purposes are of these."
         )
-    if wanted.card.context == ASSUMED_CONTEXT:
+    if wanted.card.context.is_assumed:
         found.append(
             f"The CUDA context of {wanted.card.name} was not measured: {wanted.card.context.mib} MiB are assumed."
         )

@@ -48,17 +48,21 @@ class Context:
     mib: int
     source: str
     """Who measured it, on which versions."""
+    is_assumed: bool = False
+    """Whether it is not of this card."""
 
 
-ASSUMED_CONTEXT = Context(512, "assumed")
-"""Of a card whose context nobody measured after training: rather too large than too small.
+ASSUMED_CONTEXT = Context(512, "assumed", is_assumed=True)
+"""Of a card whose context nobody measured after training, nor that of one with the same chip.
 
 Without any kernel it takes 120 to 550 MiB, which depends on the card (llama.cpp pull request 20595): 256 on an RTX 3090
 (InvokeAI issue 9413), 426 on an RTX 6000 Ada (unsloth-zoo pull request 1053).
 """
 T4_CONTEXT = Context(141, "140.875 MiB after steps in float16, torch 2.10+cu128 and 2.14+cu130: Anassbzdd/fitcheck")
-CONTEXTS = {"t4": T4_CONTEXT}
-"""By the card's name in CARDS; of all others it is assumed."""
+H200_CONTEXT = Context(764, "763.6 MiB after steps in bfloat16, torch 2.11+cu130, driver 580.159.04: measured here")
+SAME_CHIP = replace(H200_CONTEXT, source="that of an H200, which has the same chip", is_assumed=True)
+CONTEXTS = {"t4": T4_CONTEXT, "h200": H200_CONTEXT, "h100": SAME_CHIP, "gh200": SAME_CHIP}
+"""By the card's name in CARDS; of all others it is ASSUMED_CONTEXT."""
 
 
 @dataclass(frozen=True)

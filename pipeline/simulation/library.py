@@ -91,7 +91,7 @@ def _build(torch: TorchBuild, others: Sequence[Path], work: Path) -> None:
     every = _linked(torch, others)
     names = sorted({name for library in every for name in _nvidias(library)} | set(OPENED_BY_NAME))
     compiled = (
-        *(compiler, "-O1", "-fPIC", "-w", f"-isystem{headers}", f"-I{SOURCES}"),
+        *(compiler, "-O1", "-fPIC", "-w", *(f"-isystem{folder}" for folder in headers), f"-I{SOURCES}"),
         f"-DSIMULATED_CUDA_VERSION={torch.cuda_number}",
         f"-DCUDNN_VERSION={torch.cudnn_number()}",
         f"-DBUILT_CAPABILITIES={torch.capabilities()}",

@@ -12,8 +12,18 @@ from pathlib import Path
 
 from pipeline.base.errors import InvalidInputError
 
-HEADERS = ("triton/backends/nvidia/include", "nvidia/cu{major}/include", "nvidia/cuda_runtime/include")
+HEADERS = (
+    "triton/backends/nvidia/include",
+    "nvidia/cu{major}/include",
+    "nvidia/cuda_runtime/include",
+    "nvidia/cuda_nvcc/include",
+)
 """Folders of installed packages that hold CUDA's headers: Triton's, and those of NVIDIA's runtime."""
+PACKAGES = ("nvidia-cuda-runtime", "nvidia-cuda-crt")
+PACKAGES_12 = ("nvidia-cuda-runtime-cu12", "nvidia-cuda-nvcc-cu12")
+"""The packages with those headers, and with those of CUDA 12."""
+APART = "crt/host_defines.h"
+"""A header that NVIDIA's runtime includes, and that another of its packages has since CUDA 13."""
 TOOLKIT = "/usr/local/cuda"
 """Where CUDA's toolkit is, if CUDA_HOME does not say it."""
 FALLBACK_CUDNN = (9, 10, 0)
@@ -52,23 +62,28 @@ class TorchBuild:
         """Return the shared libraries of installed packages that require torch."""
         return sorted({file for package in self._packages() for file in _libraries_of(package)})
 
-    def headers(self) -> Path:
-        """Return the folder with the headers of this version of CUDA.
+    def headers(self) -> list[Path]:
+        """Return the folders with headers of CUDA, those of this version first.
+
+        What these include and do not have is taken from another version: it declares no function.
 
         Raises:
-            InvalidInputError: there is none.
+            InvalidInputError: there are none.
 
         """
         major = self.cuda.partition(".")[0]
-        places = [self.folder.parent / place.format(major=major) for place in HEADERS]
+        parents = dict.fromkeys([self.folder.parent, *map(Path, self.search_path)])
+        places = [parent / place.format(major=major) for parent in parents for place in HEADERS]
         places += [Path(os.environ.get("CUDA_HOME", TOOLKIT)) / "include"]
-        for place in places:
-            if _runtime_major(place) == major:
-                return place
+        complete = [place for place in places if (place / APART).exists()]
+        own = next((place for place in places if _runtime_major(place) == major), None)
+        if own is not None and complete:
+            return [own, *(place for place in complete if place != own)]
+        packages = PACKAGES_12 if major == "12" else PACKAGES
+        named = " ".join(f'"{name}=={self.cuda}.*"' for name in packages)
         raise InvalidInputError(
-            f"a simulated card needs the headers of CUDA {major}, and neither Triton nor NVIDIA's runtime is installed "
-            f'beside {self.folder}; run: pip install "nvidia-cuda-runtime{"" if int(major) > 12 else f"-cu{major}"}'
-            f'=={self.cuda}.*"'
+            f"a simulated card needs the headers of CUDA {major}, and neither Triton nor NVIDIA's runtime has them all "
+            f"beside {self.folder}; run: pip install {named}"
         )
 
     def capabilities(self) -> str:
