@@ -87,10 +87,10 @@ def test_every_setting_that_names_a_path_is_checked_or_is_written() -> None:
     for entry in (*entry_points(), *TOOLS):
         kind = settings_of(entry)
         for name in setting_names(kind):
-            first, _, rest = name.partition(".")
+            first, *others = name.split(".")
             field = kind.model_fields[first]
-            if rest:
-                field = field.annotation.model_fields[rest]  # type: ignore[union-attr]
+            for part in others:
+                field = field.annotation.model_fields[part]  # type: ignore[union-attr]
             if field.annotation in (Path, Path | None):
                 paths.add(name)
     assert paths == {*EXISTING, "output"}

@@ -4,10 +4,10 @@ import json
 import math
 import random
 import re
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import NormalDist
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +19,7 @@ from project import as_words
 from test_metrics import record, result
 from test_report import rows
 
-from pipeline.base.results import Outcome, Result
+from pipeline.base.results import Outcome, Result, StepRecord
 from pipeline.base.units import MIB
 from pipeline.cli import main
 from pipeline.config.experiment import Experiment
@@ -200,7 +200,7 @@ def test_intervals_of_runs_of_another_job_are_made_anew() -> None:
     narrow = [replace(row, timings=()) for row in with_times(timed[:2])]
     wide = with_times([*narrow, *timed[2:]])
     assert [row.metrics[ERROR] for row in narrow] == [row.metrics[ERROR] for row in wide[:2]]
-    normal = NormalDist()
+    normal = statistics.NormalDist()
     for before, after in zip(narrow, wide, strict=False):
         for row, num_compared in ((before, 1), (after, 3)):
             quantile = normal.inv_cdf(1 - 0.05 / 2 / num_compared)
@@ -271,6 +271,22 @@ def test_one_disturbed_step_of_nine_is_no_uncertainty_and_of_two_is() -> None:
     nine, two = (timing_of([record(n, seconds=18.0 if n == 1 else 1.0) for n in range(num)], 0) for num in (9, 2))
     assert nine is not None and two is not None
     assert (nine.error, two.error > 1) == (0.0, True)
+
+
+def test_the_error_of_a_median_falls_with_the_root_of_the_number_of_steps() -> None:
+    source = random.Random(0)
+    nums = (81, 144, 2_500, 40_000)
+    errors = [
+        statistics.fmean(made.error for _ in range(9) if (made := timing_of(noisy(source, num), 0)) is not None)
+        for num in nums
+    ]
+    for num, error in zip(nums, errors, strict=True):
+        assert error == pytest.approx(0.05 * math.sqrt(math.pi / 2 / num), rel=0.3)
+
+
+def noisy(source: random.Random, num: int) -> list[StepRecord]:
+    """Return steps whose times differ by 5 %."""
+    return [record(n, seconds=math.exp(source.gauss(0, 0.05))) for n in range(num)]
 
 
 def timed(seconds: Sequence[float], margin_percent: float) -> list[Row]:

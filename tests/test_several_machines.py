@@ -1,5 +1,6 @@
 """Bad input of workers that join a search, and of a Ray cluster: the rule, the value and the remedy, exit code 2."""
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -270,7 +271,7 @@ def test_a_task_whose_events_nobody_receives_is_cancelled(
 
 def test_a_task_on_another_card_or_of_another_version_is_refused_with_the_difference() -> None:
     experiment, own = tiny(corpus="quick_fox"), versions()
-    with pytest.raises(InvalidInputError, match=f"{device_name(CPU)} is not another card"):
+    with pytest.raises(InvalidInputError, match=f"{re.escape(device_name(CPU))} is not another card"):
         next(ray_executor._task(experiment, "another card", own, None, never_stop))
     with pytest.raises(InvalidInputError, match="torch is .*, and is 2.9.0 there; install the same"):
         next(ray_executor._task(experiment, device_name(CPU), {**own, "torch": "2.9.0"}, None, never_stop))

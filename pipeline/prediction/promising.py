@@ -48,12 +48,12 @@ def predict_promising(
     Those go on to be predicted that are expected to take up to `slower` more time than the fastest, as a share of it.
     Of a small space, or on a CPU, all are predicted.
     """
+    if target.kind != "cuda" or len(experiments) <= FEWEST:
+        yield from predict_each(experiments, target, budget_bytes=budget_bytes)
+        return
     known: dict[int, Outcome] = {}
-    wanted: list[int] = list(range(len(experiments)))
     space = _Space(experiments, choices, budget_bytes, prior, slower)
-    if target.kind == "cuda" and len(experiments) > FEWEST:
-        wanted = space.first()
-    num_fruitless = 0
+    wanted, num_fruitless = space.first(), 0
     while wanted:
         with closing(
             predict_each([experiments[number] for number in wanted], target, budget_bytes=budget_bytes)

@@ -18,6 +18,11 @@ SLOWED = 2 * math.sqrt(2) * max(NOISES)
 Two standard deviations of the difference of two runs with the most noise that is expected: 0.34, or 40 %.
 """
 
+MANY = 100
+"""Steps from which on the number of those below the median is normal to three digits."""
+MANY_DEVIATIONS = 3.0
+"""Standard deviations of that number to either side of the median, between which two steps are taken."""
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -110,6 +115,9 @@ def _error_of_median(ordered: Sequence[float]) -> float:
     num = len(ordered)
     if num < 2:
         return max(NOISES)
+    if num > MANY:  # the number of steps below the median is about normal
+        rank = round((num - MANY_DEVIATIONS * math.sqrt(num)) / 2)
+        return (ordered[num - rank] - ordered[rank - 1]) / 2 / MANY_DEVIATIONS
     rank = (num + 2) // 4
     inside = 1 - 2 * sum(math.comb(num, below) for below in range(rank)) / 2**num
     width = ordered[num - rank] - ordered[rank - 1]
