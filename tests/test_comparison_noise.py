@@ -117,8 +117,8 @@ def test_one_disturbed_run_of_the_baseline_is_no_finding(run: Callable[..., tupl
     assert "None is faster than none beyond noise." in out
     assert "(none: 1 of 3)" in out and "running 3 variants again" in out
     metrics = runs()["every_layer"].data.metrics
-    assert metrics["time_overhead_low_percent"] < 30 < metrics["time_overhead_high_percent"] < 40
-    assert runs()["none"].data.metrics["seconds_per_step"] == pytest.approx(1.01, rel=0.02)
+    assert metrics["speed/time_overhead_low_percent"] < 30 < metrics["speed/time_overhead_high_percent"] < 40
+    assert runs()["none"].data.metrics["speed/seconds_per_step"] == pytest.approx(1.01, rel=0.02)
     [page] = tmp_path.glob("runs/*/report.html")
     assert not re.search(r"% less time|e\+0[23]", page.read_text().partition("<script")[0])
     [findings] = tmp_path.glob("runs/*/findings.json")

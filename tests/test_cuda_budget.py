@@ -77,13 +77,13 @@ def test_a_run_fits_its_predicted_smallest_budget_and_no_smaller_one(project: Pr
     }
     assert reserved_mib(runs["refused"]) <= less and reserved_mib(runs["fitting"]) <= more
     assert f"{less}.00 MiB allowed" in " ".join(done.stdout.split())
-    for kind in ("peak_allocated_mib", "peak_reserved_mib"):
+    for kind in ("memory/peak_allocated_mib", "memory/peak_reserved_mib"):
         assert runs["again"].data.metrics[kind] == runs["unlimited"].data.metrics[kind]
     assert (runs["refused"].info.status, runs["again"].info.status) == ("FAILED", "FINISHED")
 
 
 def reserved_mib(run: Run) -> float:
-    peak: float = run.data.metrics["peak_reserved_mib"]
+    peak: float = run.data.metrics["memory/peak_reserved_mib"]
     return peak
 
 
@@ -103,7 +103,7 @@ def test_the_trials_of_a_search_never_exceed_its_budget(project: Project) -> Non
     assert all(one["peak_bytes"] <= BUDGET_MIB * MIB for one in found["verification"]["measurements"])
     assert (job / "report.html").exists() and (job / "handover" / "train.py").exists()
     best = read_yaml(project.folder / "best.yaml")
-    assert parent.data.metrics["best_peak_reserved_mib"] <= BUDGET_MIB and best["budget"] == SEARCH["budget"]
+    assert parent.data.metrics["memory/peak_reserved_mib"] <= BUDGET_MIB and best["budget"] == SEARCH["budget"]
     again = project.here("main", {"config": "best.yaml"})
     assert again.returncode == 0, again.stdout
 

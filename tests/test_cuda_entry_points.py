@@ -45,8 +45,12 @@ RUNS = {
 THIS = "h200"
 """The card that the tests themselves run as."""
 ENTRIES_OF_CARDS = [(card, entry) for card, entries in RUNS.items() for entry in entries]
-MEMORY = ("peak_allocated_mib", "peak_reserved_mib", "peak_device_mib")
-PREDICTED = ("predicted_peak_allocated_mib", "predicted_peak_reserved_mib", "prediction_error_percent")
+MEMORY = ("memory/peak_allocated_mib", "memory/peak_reserved_mib", "memory/peak_device_mib")
+PREDICTED = (
+    "memory/predicted_peak_allocated_mib",
+    "memory/predicted_peak_reserved_mib",
+    "check/prediction_error_percent",
+)
 
 
 def project_on(card: str, folder: Path, num_devices: int = 1) -> Project:
@@ -105,9 +109,9 @@ def assert_is_measured(run: Run, card: str, name: str, device: str = "cuda:0") -
     assert (tags["outcome"], tags["device"], tags["device_name"]) == ("ok", device, card), name
     assert {*MEMORY, *PREDICTED} <= set(metrics), (name, tags.get("prediction"))
     allocated, reserved, on_device = (metrics[kind] for kind in MEMORY)
-    assert 0 < allocated <= reserved <= on_device and metrics["allocation_retries"] == 0, name
-    assert abs(metrics["prediction_error_percent"]) < 0.2, name
-    assert abs(metrics["predicted_peak_reserved_mib"] - reserved) <= 2, name  # a small segment of the allocator
+    assert 0 < allocated <= reserved <= on_device and metrics["memory/allocation_retries"] == 0, name
+    assert abs(metrics["check/prediction_error_percent"]) < 0.2, name
+    assert abs(metrics["memory/predicted_peak_reserved_mib"] - reserved) <= 2, name  # a small segment of the allocator
 
 
 def test_a_format_that_a_card_does_not_support_is_skipped_with_the_reason(finished_on: FinishedOn) -> None:
@@ -147,8 +151,9 @@ def test_a_plan_for_the_card_of_this_machine_says_what_its_runs_need(finished_on
     planned = pd.read_csv(file).set_index(["micro-batch", "checkpointing", "precision"])
     [main] = project.children_of(project.parent_of("main")).values()
     row, metrics = planned.loc[(8, "none", "fp32")], main.data.metrics
-    assert row["reserved MiB"] == metrics["peak_reserved_mib"] and row["device MiB"] == metrics["peak_device_mib"]
-    assert row["allocated MiB"] == metrics["predicted_peak_allocated_mib"]
+    assert row["reserved MiB"] == metrics["memory/peak_reserved_mib"]
+    assert row["device MiB"] == metrics["memory/peak_device_mib"]
+    assert row["allocated MiB"] == metrics["memory/predicted_peak_allocated_mib"]
 
 
 def test_a_profile_has_the_snapshot_and_the_timeline_of_its_memory(finished_on: FinishedOn) -> None:
@@ -189,7 +194,7 @@ def test_a_budget_limits_the_second_card(two_cards: Project) -> None:
     said = " ".join(done.stdout.split())
     assert "GPU 1 has a total capacity of" in said and "22.00 MiB allowed" in said
     [run] = two_cards.children_of(two_cards.parent_of("main")).values()
-    assert run.data.tags["outcome"] == "out_of_memory" and run.data.metrics["peak_reserved_mib"] <= 22
+    assert run.data.tags["outcome"] == "out_of_memory" and run.data.metrics["memory/peak_reserved_mib"] <= 22
 
 
 def test_a_search_verifies_its_answer_for_100_steps_of_the_lengths_of_the_corpus(tmp_path: Path) -> None:
@@ -202,10 +207,10 @@ def test_a_search_verifies_its_answer_for_100_steps_of_the_lengths_of_the_corpus
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Trained again for 100 optimizer steps in a fresh process: ok" in " ".join(done.stdout.split())
     parent = project.parent_of("search")
-    run = project.children_of(parent)["verification: answer"]
-    held = MlflowClient(project.store).get_metric_history(run.info.run_id, "reserved_mib")
+    [run] = [run for name, run in project.children_of(parent).items() if name.startswith("verification: answer: ")]
+    held = MlflowClient(project.store).get_metric_history(run.info.run_id, "step/reserved_mib")
     assert [one.step for one in held] == [*range(100)]
-    assert 0 < max(one.value for one in held) <= run.data.metrics["peak_reserved_mib"] < 200
+    assert 0 < max(one.value for one in held) <= run.data.metrics["memory/peak_reserved_mib"] < 200
     [job] = project.folder.glob("runs/*-search-*")
     checked = json.loads((job / "findings.json").read_text())["verification"]
     assert checked["reserved_bytes"] == [2**20 * one.value for one in held]
@@ -249,7 +254,7 @@ def test_a_budget_that_the_weights_exceed_ends_the_run_out_of_memory(tmp_path: P
     done = project.here("main", {**NANO, "budget": "1MiB"})
     assert done.returncode == 1 and "fp32: out_of_memory, OutOfMemoryError: CUDA" in " ".join(done.stdout.split())
     [run] = project.children_of(project.parent_of("main")).values()
-    assert run.data.metrics["peak_reserved_mib"] == 0
+    assert run.data.metrics["memory/peak_reserved_mib"] == 0
 
 
 def test_ctrl_c_in_the_middle_of_a_run_on_a_card_keeps_what_was_measured(tmp_path: Path) -> None:
@@ -264,5 +269,5 @@ def test_ctrl_c_in_the_middle_of_a_run_on_a_card_keeps_what_was_measured(tmp_pat
     parent = project.parent_of("main")
     [child] = project.children_of(parent).values()
     assert parent.info.status == child.info.status == "KILLED"
-    assert child.data.metrics["peak_reserved_mib"] > 0 and child.data.metrics["tokens_seen"] > 0
+    assert child.data.metrics["memory/peak_reserved_mib"] > 0 and child.data.metrics["data/tokens_seen"] > 0
     assert not unsent(project)

@@ -19,34 +19,35 @@ from project import Project
 
 from pipeline.config.entry_points import SINGLE
 from pipeline.report.findings import read_findings
+from pipeline.searching.results import label
 
 SUMMARY = {
-    "peak_allocated_mib",
-    "peak_process_mib",
-    "seconds_per_step",
-    "seconds_total",
-    "tokens_per_second",
-    "samples_per_second",
-    "tokens_seen",
-    "final_loss",
-    "mean_loss",
-    "loss_std",
-    "loss_cv",
-    "mean_grad_norm",
-    "std_grad_norm",
-    "skipped_steps",
-    "effective_batch_size",
-    "predicted_peak_allocated_mib",
-    "prediction_error_percent",
+    "memory/peak_allocated_mib",
+    "memory/peak_process_mib",
+    "speed/seconds_per_step",
+    "speed/seconds_total",
+    "speed/tokens_per_second",
+    "speed/samples_per_second",
+    "data/tokens_seen",
+    "loss/final",
+    "loss/mean",
+    "loss/std",
+    "loss/cv",
+    "gradient/mean_norm",
+    "gradient/std_norm",
+    "gradient/skipped_steps",
+    "data/effective_batch_size",
+    "memory/predicted_peak_allocated_mib",
+    "check/prediction_error_percent",
 }
-PER_STEP = {"loss", "grad_norm", "seconds", "tokens_per_second", "learning_rate"}
+PER_STEP = {"step/loss", "step/grad_norm", "step/seconds", "step/tokens_per_second", "step/learning_rate"}
 AGAINST_BASELINE = {
-    "memory_saving_percent",
-    "time_overhead_percent",
-    "time_overhead_low_percent",
-    "time_overhead_high_percent",
-    "speedup",
-    "max_loss_difference",
+    "memory/saving_percent",
+    "speed/time_overhead_percent",
+    "speed/time_overhead_low_percent",
+    "speed/time_overhead_high_percent",
+    "speed/speedup",
+    "check/max_loss_difference",
 }
 TABLES = {
     "main": {"comparison", "single"},
@@ -144,13 +145,13 @@ def test_each_variant_is_a_child_with_all_that_was_measured(entry: str, project:
         assert (tags["outcome"], tags["device"], tags["allocator"]) == ("ok", "cpu", "default")
         assert {"torch", "transformers", "device_name"} <= set(tags)
         assert set(run.data.metrics) >= SUMMARY | PER_STEP
-        assert "peak_reserved_mib" not in run.data.metrics
-        history = client.get_metric_history(run.info.run_id, "loss")
+        assert "memory/peak_reserved_mib" not in run.data.metrics
+        history = client.get_metric_history(run.info.run_id, "step/loss")
         assert [point.step for point in history] == [0, 1, 2, 3]
-        assert run.data.metrics["final_loss"] == history[-1].value
+        assert run.data.metrics["loss/final"] == history[-1].value
         assert artifacts(project, run.info.run_id) >= {"config.yaml", "result.json"}
         if run.data.params["precision"] == "fp32":  # in 16 bits oneDNN's workspace shows in peaks of a few MiB
-            assert abs(run.data.metrics["prediction_error_percent"]) < 1.5
+            assert abs(run.data.metrics["check/prediction_error_percent"]) < 1.5
         [dataset] = run.inputs.dataset_inputs
         assert dataset.dataset.name == run.data.params["corpus"]
 
@@ -164,9 +165,11 @@ def test_variants_are_measured_against_their_baseline(entry: str, project: Proje
         for row in rows[~rows.baseline].to_dict("records"):
             metrics = child_of(children, comparison, row["variant"]).data.metrics
             saving = 100 * (1 - row["peak_allocated_mib"] / baseline["peak_allocated_mib"])
-            assert metrics["memory_saving_percent"] == pytest.approx(saving)
-            assert metrics["speedup"] == pytest.approx(row["samples_per_second"] / baseline["samples_per_second"])
-            expected = AGAINST_BASELINE if same_batch(row, baseline) else AGAINST_BASELINE - {"max_loss_difference"}
+            assert metrics["memory/saving_percent"] == pytest.approx(saving)
+            assert metrics["speed/speedup"] == pytest.approx(row["samples_per_second"] / baseline["samples_per_second"])
+            expected = (
+                AGAINST_BASELINE if same_batch(row, baseline) else AGAINST_BASELINE - {"check/max_loss_difference"}
+            )
             assert set(metrics) & AGAINST_BASELINE == expected
             assert not AGAINST_BASELINE & set(child_of(children, comparison, baseline["variant"]).data.metrics)
 
@@ -224,26 +227,11 @@ def test_exact_params_of_one_run(project: Project, done: Done) -> None:
         "compile": "none",
         "expandable_segments": "False",
         "gelu": "model",
-        "loss_chunk_tokens": "none",
         "loss_kernel": "full",
-        "offloading_min_mib": "1.0",
         "optimizer_in_backward": "False",
         "optimizer": "adamw",
-        "adamw_8bit_embeddings": "float32",
-        "adafactor_beta2_decay": "-0.8",
-        "adafactor_clipping": "1.0",
-        "sgd_momentum": "0.9",
-        "muon_momentum": "0.95",
-        "muon_scaling": "match_rms_adamw",
         "weights": "float32",
         "adapter": "none",
-        "adapter_rank": "16",
-        "adapter_alpha": "32",
-        "adapter_dropout": "0.0",
-        "adapter_targets": "all",
-        "adapter_weights": "float32",
-        "qlora_double_quantization": "True",
-        "qlora_float32_rest": "True",
         "precision": "bf16",
         "initial_loss_scale": "65536.0",
         "causal_lm.pretrained": "False",
@@ -253,9 +241,9 @@ def test_exact_params_of_one_run(project: Project, done: Done) -> None:
         "causal_lm.vocabulary_size": "none",
         "causal_lm.dropout": "none",
     }
-    assert run.data.metrics["block_forwards_per_step"] == 4 * (2 + 2)
-    assert run.data.metrics["tokens_seen"] == 4 * 8 * 32
-    assert run.data.metrics["effective_batch_size"] == 8
+    assert run.data.metrics["speed/block_forwards_per_step"] == 4 * (2 + 2)
+    assert run.data.metrics["data/tokens_seen"] == 4 * 8 * 32
+    assert run.data.metrics["data/effective_batch_size"] == 8
 
 
 def test_precision_reports_stability_and_skips_tf32_with_the_reason(project: Project, done: Done) -> None:
@@ -266,7 +254,7 @@ def test_precision_reports_stability_and_skips_tf32_with_the_reason(project: Pro
     assert stability["last loss scale"].notna().to_dict() == {"fp32": False, "fp16": True, "bf16": False}
     assert stability["gradient lost in unscaled fp16 %"].between(0, 100).all()
     fp16 = project.children_of(parent)["fp16"]
-    assert fp16.data.metrics["loss_scale"] == 65536.0
+    assert fp16.data.metrics["step/loss_scale"] == 65536.0
 
 
 def test_accumulation_counts_passes_and_updates(project: Project, done: Done) -> None:
@@ -317,14 +305,14 @@ def test_checkpointing_stands_beside_theory(project: Project, done: Done) -> Non
 def test_a_parent_has_the_metrics_of_its_fastest_run(entry: str, project: Project, done: Done) -> None:
     parent = project.parent_of(entry)
     runs = [run.data.metrics for run in project.children_of(parent).values()]
-    fastest = max(runs, key=lambda metrics: metrics["tokens_per_second"])
-    for name in ("tokens_per_second", "seconds_per_step", "peak_allocated_mib", "final_loss"):
-        assert parent.data.metrics[f"best_{name}"] == fastest[name]
-    savings = [metrics["memory_saving_percent"] for metrics in runs if "memory_saving_percent" in metrics]
-    assert parent.data.metrics.get("largest_memory_saving_percent") == max(savings, default=None)
-    low, high = "time_overhead_low_percent", "time_overhead_high_percent"
-    speedups = [metrics["speedup"] for metrics in runs if low in metrics and metrics[low] * metrics[high] > 0]
-    assert parent.data.metrics.get("largest_speedup") == pytest.approx(max(speedups, default=None))
+    fastest = max(runs, key=lambda metrics: metrics["speed/tokens_per_second"])
+    for name in ("speed/tokens_per_second", "speed/seconds_per_step", "memory/peak_allocated_mib", "loss/final"):
+        assert parent.data.metrics[name] == fastest[name]
+    savings = [metrics["memory/saving_percent"] for metrics in runs if "memory/saving_percent" in metrics]
+    assert parent.data.metrics.get("memory/largest_saving_percent") == max(savings, default=None)
+    low, high = "speed/time_overhead_low_percent", "speed/time_overhead_high_percent"
+    speedups = [metrics["speed/speedup"] for metrics in runs if low in metrics and metrics[low] * metrics[high] > 0]
+    assert parent.data.metrics.get("speed/largest_speedup") == pytest.approx(max(speedups, default=None))
 
 
 def test_the_parent_of_a_plan_has_the_metrics_of_what_it_recommends(project: Project, done: Done) -> None:
@@ -333,8 +321,8 @@ def test_the_parent_of_a_plan_has_the_metrics_of_what_it_recommends(project: Pro
     [card] = json.loads(file.read_text())["cards"]
     fitting = [row for row in card["rows"] if row["fits"]]
     speeds = [row["tokens"] / row["seconds"] for row in fitting]
-    assert metrics["num_configurations_that_fit"] == len(fitting) > 0
-    assert metrics["best_predicted_tokens_per_second"] == pytest.approx(max(speeds))
+    assert metrics["check/num_configurations_that_fit"] == len(fitting) > 0
+    assert metrics["speed/predicted_tokens_per_second"] == pytest.approx(max(speeds))
 
 
 def test_the_study_opens_in_optunas_dashboard(project: Project, done: Done) -> None:
@@ -371,13 +359,18 @@ def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) ->
     of_answer = [trials[name] == value for name, value in checked["choice"].items()]
     best = trials[np.logical_and.reduce(of_answer)].iloc[0]
     answer = read_findings(findings.parent).best  # by all runs of that configuration, the verification's too
-    assert parent.data.metrics["best_tokens_per_second"] == pytest.approx(answer.tokens_per_second)
-    assert parent.data.metrics["best_speedup"] > 0
-    assert parent.data.metrics.get("bound_percent") == (None if bound is None else pytest.approx(100 * max(bound, gap)))
+    assert parent.data.metrics["speed/tokens_per_second"] == pytest.approx(answer.tokens_per_second)
+    assert parent.data.metrics["speed/speedup"] > 0
+    assert parent.data.metrics.get("check/bound_percent") == (
+        None if bound is None else pytest.approx(100 * max(bound, gap))
+    )
     children = project.children_of(parent)
     roles = {name.partition(":")[0].removesuffix(" (measured again)") for name in children}
     assert {role for role in roles if "verification" not in role} == {f"trial {n}" for n in range(1, 5)}
-    assert "verification: answer" in children and checked["outcome"] == checked["plain_outcome"] == "ok"
+    assert (
+        f"verification: answer: {label(checked['choice'])}" in children
+        and checked["outcome"] == checked["plain_outcome"] == "ok"
+    )
     assert checked["max_loss_difference"] <= checked["tolerance"]
     assert best.fits
     assert trials.predicted_seconds_per_step.notna().sum() == 3  # all but the first
@@ -387,7 +380,7 @@ def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) ->
     again = project.mlflow_run_here("main", {"config": "best.yaml"})
     assert again.returncode == 0, again.stderr
     [run] = project.children_of(project.parent_of("main")).values()
-    assert run.data.metrics["peak_allocated_mib"] == pytest.approx(best["peak_allocated_mib"])
+    assert run.data.metrics["memory/peak_allocated_mib"] == pytest.approx(best["peak_allocated_mib"])
 
 
 def test_a_logged_config_runs_again_with_the_same_losses(project: Project, done: Done) -> None:
@@ -397,7 +390,7 @@ def test_a_logged_config_runs_again_with_the_same_losses(project: Project, done:
     assert again.returncode == 0, again.stderr
     store = project.parent_of("main")
     [run] = project.children_of(store).values()
-    assert run.data.metrics["final_loss"] == first.data.metrics["final_loss"]
+    assert run.data.metrics["loss/final"] == first.data.metrics["loss/final"]
     assert run.data.params == first.data.params
 
 

@@ -116,7 +116,7 @@ def test_a_loss_that_is_not_a_number_is_named_with_its_step(project: Project) ->
     parent = project.parent_of("main")
     [child] = project.children_of(parent).values()
     assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("FAILED", "FAILED", "diverged")
-    points = mlflow.MlflowClient(project.store).get_metric_history(child.info.run_id, "loss")
+    points = mlflow.MlflowClient(project.store).get_metric_history(child.info.run_id, "step/loss")
     assert [point.step for point in points] == list(range(6))
     assert not unsent(project)
 
@@ -127,7 +127,10 @@ def test_a_run_that_cannot_be_predicted_is_measured_and_says_why(project: Projec
     done = project.pipeline("main", {**small, "model": "picky", "corpus": "random_vectors", "picky.width": "48"})
     assert done.returncode == 0, done.stderr
     [child] = project.children_of(project.parent_of("main")).values()
-    assert child.data.metrics["peak_allocated_mib"] > 0 and "predicted_peak_allocated_mib" not in child.data.metrics
+    assert (
+        child.data.metrics["memory/peak_allocated_mib"] > 0
+        and "memory/predicted_peak_allocated_mib" not in child.data.metrics
+    )
     assert child.data.tags["prediction"].startswith("not predicted: picky_loss (pipeline/models/picky.py:")
     assert child.data.tags["prediction"] in " ".join(done.stdout.split())
 
@@ -145,7 +148,7 @@ def test_a_training_killed_in_the_middle_of_a_step_keeps_the_steps_before(projec
     [child] = project.children_of(parent).values()
     assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("FAILED", "FAILED", "out_of_memory")
     [result] = project.folder.glob("runs/*/*/result.json")
-    points = mlflow.MlflowClient(project.store).get_metric_history(child.info.run_id, "loss")
+    points = mlflow.MlflowClient(project.store).get_metric_history(child.info.run_id, "step/loss")
     assert [point.step for point in points] == list(range(len(json.loads(result.read_text())["result"]["steps"])))
     assert not unsent(project)
 
@@ -224,7 +227,7 @@ def test_ctrl_c_marks_the_runs_killed_and_keeps_what_was_measured(entry: str, wa
     # `mlflow run` writes FAILED over whatever the project says of its own run when it is interrupted.
     assert parent.info.status == ("FAILED" if way == "mlflow run" else "KILLED")
     assert parent.data.tags["outcome"] == child.data.tags["outcome"] == "interrupted"
-    assert child.data.metrics["tokens_seen"] > 0
+    assert child.data.metrics["data/tokens_seen"] > 0
     [result] = project.folder.glob("runs/*/*/result.json")
     assert '"interrupted"' in result.read_text()
     assert not unsent(project)

@@ -23,7 +23,7 @@ from pipeline.searching.judge import judge
 from pipeline.searching.loop import Search, SearchObserver, findings_of, run_trials, search_and_verify
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import Proposal
-from pipeline.searching.results import Measurement, Trial, speeds
+from pipeline.searching.results import Measurement, Trial, label, speeds
 from pipeline.searching.study import Queued, StoredStudy
 from pipeline.searching.trial_record import Judged
 
@@ -86,7 +86,8 @@ def test_a_check_that_contradicts_the_answer_becomes_a_trial_and_is_verified(
     verification = one.verification
     assert [dict(trial.choice) for trial in one.trials] == [choice_of(2), choice_of(4)]
     assert verification is not None and verification.choice == choice_of(4)
-    assert one.names[1:4] == ["verification: answer", "verification: plain", "verification 2: answer"]
+    roles = ((2, "verification: answer"), (4, "verification: plain"), (4, "verification 2: answer"))
+    assert one.names[1:4] == [f"{role}: {label(choice_of(size))}" for size, role in roles]
 
 
 def test_a_check_that_agrees_ends_the_search_and_is_a_trial_all_the_same(
@@ -97,7 +98,8 @@ def test_a_check_that_agrees_ends_the_search_and_is_a_trial_all_the_same(
     verification = one.verification
     assert verification is not None and verification.choice == choice_of(2)
     assert [dict(trial.choice) for trial in one.trials] == [choice_of(2), choice_of(1)]
-    assert one.names[1:] == ["verification: answer", "verification: plain"]
+    roles = ((2, "verification: answer"), (1, "verification: plain"))
+    assert one.names[1:] == [f"{role}: {label(choice_of(size))}" for size, role in roles]
 
 
 @pytest.mark.quick

@@ -86,7 +86,7 @@ def test_a_script_is_searched_verified_and_handed_back_as_a_command(
         run.data.params["command"].split()[1:4] == ["train.py", "--batch", one]
         for run, one in ((run, run.data.params["micro_batch_size"]) for run in children)
     )
-    assert all("samples_per_second" in run.data.metrics for run in children if run.data.tags["outcome"] == "ok")
+    assert all("speed/samples_per_second" in run.data.metrics for run in children if run.data.tags["outcome"] == "ok")
     assert (sorted(folder.glob("runs/*"))[-1] / "report.html").exists()
     num_trials = len(findings.rows)
 

@@ -120,7 +120,7 @@ def test_a_search_killed_by_sigkill_resumes(project: Project) -> None:
     outcomes = sorted(run.data.tags["outcome"] for run in project.runs() if parent_id(run))
     assert outcomes.count("ok") == 6 and set(outcomes) <= {"ok", "interrupted"} and len(outcomes) <= 7
     for name, run in project.children_of(killed).items():
-        points = mlflow.MlflowClient(project.store).get_metric_history(run.info.run_id, "loss")
+        points = mlflow.MlflowClient(project.store).get_metric_history(run.info.run_id, "step/loss")
         assert [point.step for point in points] == list(range(len(points))), name
 
     for name, value in {"budget": "60MiB", "effective_batch_size": "4", "seed": "1", "causal_lm.width": "64"}.items():

@@ -86,7 +86,7 @@ def test_a_script_that_fits_is_told_in_bytes_lines_and_cards(project: Project) -
     assert {"l4", "rtx4090", "l40s"} <= {card.gpu for card in alike} and {card.capability for card in alike} == {(8, 9)}
     assert [card.memory_mib for card in alike] == sorted(card.memory_mib for card in alike)
     run = project.parent_of("simulate")
-    assert run.data.metrics["peak_allocated_mib"] == pytest.approx(largest.peak_allocated_bytes / 2**20)
+    assert run.data.metrics["memory/peak_allocated_mib"] == pytest.approx(largest.peak_allocated_bytes / 2**20)
     assert (run.data.tags["verdict"], run.data.tags["with_values"]) == ("fits", "false")
 
 

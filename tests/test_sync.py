@@ -58,7 +58,7 @@ def leave(output: Path, name: str, uri: str, experiment_id: str, owner: Mapping[
     run.update(
         params={"seed": "0"},
         dataset={"name": "text", "digest": "abc", "source": "{}", "profile": "{}"},
-        metrics=({"values": {"mean_loss": 0.5}, "step": 400, "time": start + 400},),
+        metrics=({"values": {"mean_loss": 0.5}, "time": start + 400},),
         artifacts=(("result.json", None),),
         tags={"technique": "main", "outcome": "ok"},
         status="FINISHED",
@@ -103,8 +103,8 @@ def test_what_was_left_is_sent_once_however_often_it_is_sent(
     [(_, params, tags, points, files, datasets)] = once
     assert params == {"seed": "0"} and files == ["result.json"] and datasets == [("text", "abc")]
     assert (tags["outcome"], tags[KEY]) == ("ok", "one")
-    assert points["loss"] == [(step, 1 / (step + 1)) for step in range(400)]
-    assert points["mean_loss"] == [(400, 0.5)]
+    assert points["step/loss"] == [(step, 1 / (step + 1)) for step in range(400)]
+    assert points["loss/mean"] == [(0, 0.5)]
 
     file.write_bytes(content)
     assert main(["sync", "--output", str(output)]) == 0
@@ -122,7 +122,7 @@ def test_a_damaged_file_is_reported_and_everything_else_is_sent(
     first, *others = capsys.readouterr().out.splitlines()
     assert f"{damaged.folder / NAME} cannot be read" in first and "the results are in the files next to it" in first
     assert others == [f"{torn.folder}: sent", f"{whole.folder}: sent"]
-    assert [len(points["loss"]) for _, _, _, points, _, _ in state(client, experiment_id)] == [399, 400]
+    assert [len(points["step/loss"]) for _, _, _, points, _, _ in state(client, experiment_id)] == [399, 400]
     assert (damaged.folder / NAME).exists()
 
 
@@ -143,18 +143,18 @@ def test_a_run_whose_creation_was_not_answered_is_not_created_twice(
     monkeypatch.undo()
     assert run.send(client) is None and run.is_sent
     [(_, _, _, points, _, _)] = state(client, experiment_id)
-    assert len(points["loss"]) == 400
+    assert len(points["step/loss"]) == 400
 
 
 def test_what_mlflow_refuses_does_not_hold_up_the_rest(
     client: MlflowClient, experiment_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = leave(tmp_path, "one", client.tracking_uri, experiment_id)
-    run.update(metrics=({"values": {"an \\ invalid \n name": 1.0}, "step": 0, "time": 0},))
+    run.update(metrics=({"values": {"an \\ invalid \n name": 1.0}, "time": 0},))
     assert main(["sync", "--output", str(tmp_path)]) == 1
     assert f"delete {run.folder / NAME} to skip it in future" in capsys.readouterr().out
     [stored] = client.search_runs([experiment_id])
-    assert stored.info.status == "FINISHED" and stored.data.metrics["loss"] == 1 / 400
+    assert stored.info.status == "FINISHED" and stored.data.metrics["step/loss"] == 1 / 400
 
 
 def test_params_that_the_run_has_already_stay_as_they_are(

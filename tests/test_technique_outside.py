@@ -125,7 +125,7 @@ def test_a_search_has_it_as_a_dimension(tmp_path: Path) -> None:
     trials = [child for child in children if "trial" in child.data.tags]
     assert {child.data.params["recomputed_mlp"] for child in trials} == {"False", "True"}
     for child in trials:
-        assert child.data.metrics["prediction_error_percent"] == pytest.approx(0, abs=0.01)
+        assert child.data.metrics["check/prediction_error_percent"] == pytest.approx(0, abs=0.01)
     [folder] = [file.parent for file in tmp_path.glob("runs/*/handover")]
     assert "recomputed_mlp" in (folder / "best.yaml").read_text()
     assert "recomputed_mlp" in (folder / "report.html").read_text()

@@ -67,7 +67,7 @@ def test_results_that_find_the_disk_full_end_the_job_with_a_line(tmp_path: Path)
     assert "No space left on device" in done.stderr
     parent = project.parent_of("main")
     [child] = project.children_of(parent).values()
-    assert (parent.info.status, child.info.status, child.data.metrics["loss"] > 0) == ("FAILED", "KILLED", True)
+    assert (parent.info.status, child.info.status, child.data.metrics["step/loss"] > 0) == ("FAILED", "KILLED", True)
 
 
 def test_files_that_find_the_disk_full_are_kept_and_sent_once_there_is_room(artifact_disk: Path) -> None:
@@ -77,7 +77,11 @@ def test_files_that_find_the_disk_full_are_kept_and_sent_once_there_is_room(arti
     assert "No space left on device" in done.stderr and "fitproof sync" in done.stderr
     parent = project.parent_of("main")
     [child] = project.children_of(parent).values()
-    assert (parent.info.status, child.info.status, child.data.metrics["loss"] > 0) == ("FINISHED", "FINISHED", True)
+    assert (parent.info.status, child.info.status, child.data.metrics["step/loss"] > 0) == (
+        "FINISHED",
+        "FINISHED",
+        True,
+    )
     full = project.here("sync", {})
     assert full.returncode == 1 and "No space left on device" in full.stdout
 
@@ -157,7 +161,7 @@ def test_a_server_that_restarts_during_a_run_misses_nothing(server: Server) -> N
     settings = {**SMALL, "model": "patient:build", "num_steps": MANY}
     with started(project, "python", "-m", "fitproof", "main", *as_words(settings)) as training:
         wait_for(
-            lambda: any("loss" in run.data.metrics for run in project.runs(server.address)),
+            lambda: any("step/loss" in run.data.metrics for run in project.runs(server.address)),
             "the first steps",
             pause=0.5,
         )

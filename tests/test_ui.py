@@ -112,7 +112,7 @@ def test_the_list_shows_parents_with_their_children_and_metrics(page: Page, proj
     page.locator("body").press("Escape")
     for name, child in children.items():
         expect(row(page, name)).to_be_visible()
-        peak = str(child.data.metrics["peak_allocated_mib"])[:8]
+        peak = str(child.data.metrics["memory/peak_allocated_mib"])[:8]
         expect(page.get_by_role("gridcell", name=re.compile(rf"^{re.escape(peak)}")).first).to_be_visible()
     keep(page, "runs")
 

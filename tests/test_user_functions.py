@@ -90,7 +90,7 @@ def test_every_kind_of_entry_point_takes_them(project: Project) -> None:
     [child] = project.children_of(project.parent_of("main")).values()
     assert child.data.params["model"] == EXAMPLE["model"]
     assert len(child.data.params["user_code"].split()) == 2
-    assert child.data.metrics["prediction_error_percent"] == pytest.approx(0, abs=2)
+    assert child.data.metrics["check/prediction_error_percent"] == pytest.approx(0, abs=2)
     again = mlflow.MlflowClient(project.store).download_artifacts(child.info.run_id, "config.yaml")
     assert project.here("main", {"config": again}).returncode == 0
 

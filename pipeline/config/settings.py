@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, create_model, field_validator
 
@@ -133,6 +133,26 @@ AllSettings = _all_settings()
 def default_values() -> dict[str, Any]:
     """Return the default of every setting, by its dotted name."""
     return dict(dotted(AllSettings().model_dump()))
+
+
+def in_use(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without those of techniques that are not in use, and of values that a technique does not have.
+
+    Whether a technique is in use is said by its first setting, and `qlora_...` is a setting of the value `qlora`. A
+    setting that differs from its default stays.
+    """
+    left_out: set[str] = set()
+    for technique in TECHNIQUES.values():
+        switch, *others = technique.model_fields
+        if switch not in params:
+            continue
+        value, default = params[switch], technique.model_fields[switch].default
+        for name in others:
+            of = [one for one in get_args(technique.model_fields[switch].annotation) if name.startswith(f"{one}_")]
+            if value == default or (of and not any(one in value for one in of)):
+                left_out.add(name)
+    defaults = default_values()
+    return {name: value for name, value in params.items() if name not in left_out or value != defaults[name]}
 
 
 def validate(kind: type[SettingsClass], values: Mapping[str, Any], entry: str) -> SettingsClass:

@@ -33,7 +33,7 @@ class CompareSettings(Settings):
     experiment: str | None = None
     """Name of an MLflow experiment, whose measured runs are compared."""
     filter: str | None = None
-    """MLflow filter string that selects among them: params.precision = 'bf16' and metrics.final_loss < 7."""
+    """MLflow filter string that selects among them: params.precision = 'bf16' and metrics.`loss/final` < 7."""
     baseline: str | None = None
     """Id of the run that the others are compared with; none: the first baseline of a job, else the first."""
     output: Path = RunSettings.model_fields["output"].default

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
-from pipeline.jobs.answer_metrics import answer_metrics
+from pipeline.jobs.answer_values import answer_metrics, answer_settings
 from pipeline.report.findings import FILE, Findings, progress_of, report_of, to_json
 from pipeline.report.page import Report, to_html, to_markdown
 from pipeline.tracking.job import Job
@@ -21,6 +21,7 @@ def publish(
     if progress := progress_of(findings):
         job.tags({"interrupted": progress})
     job.metrics(answer_metrics(findings))
+    job.params(answer_settings(findings))
     for name, content in csv.items():
         job.file(name, content)
     report = report_of(findings)

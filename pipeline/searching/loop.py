@@ -219,10 +219,10 @@ def _verify(search: Search, trials: Sequence[Trial]) -> Verification | None:
     title = "verification" if number == 1 else f"verification {number}"
 
     def measure(choice: Choice, role: str) -> Measured:
-        name, labels = f"{title}: {role}", {"variant": label(choice), "verification": role}
+        name, labels = f"{title}: {role}: {label(choice)}", {"variant": label(choice), "verification": role}
         stop = StopAfter(search.problem.settings.verify_steps) if role == "plain" else never_stop
         done = search.run(name, search.problem.verified(choice), labels, stop)
-        search.observer.check(f"{name}: {label(choice)}", done[0])
+        search.observer.check(name, done[0])
         if role == "plain" and store_measurement(search, choice, *done):
             stored.append(choice)
         return done

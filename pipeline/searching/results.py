@@ -68,7 +68,7 @@ class Measurement:
     """A run of a configuration in addition to its trials: one of a verification."""
 
     name: str
-    """As its run is called: `verification: answer`."""
+    """How the name of its run begins: `verification: answer`."""
     choice: Mapping[str, Any]
     outcome: str
     tokens_per_second: float | None

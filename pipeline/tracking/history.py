@@ -10,14 +10,17 @@ from mlflow.tracking import get_tracking_uri
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result, StepRecord
-from pipeline.config.settings import AllSettings, dotted, nested, validate
+from pipeline.config.settings import TECHNIQUES, AllSettings, dotted, nested, validate
+from pipeline.tracking.metric_names import PHASES_MIB, STEP, SUMMARIES, phases_of, summaries_of
 from pipeline.tracking.store import connect, unreachable
 from pipeline.training.metrics import PREDICTION, Row
 from pipeline.training.time_differences import ERROR
 from pipeline.training.timing import timing_of
 
-PER_STEP = ("loss", "grad_norm", "seconds", "learning_rate", "loss_scale")
-"""Metrics that say something of one optimizer step alone."""
+PER_STEP = ("loss", "grad_norm", "seconds", "learning_rate", "loss_scale", "tokens_per_second", "padding_percent")
+"""Metrics of an optimizer step that are read back."""
+STEP_ALONE = ("loss", "grad_norm", "seconds", "learning_rate", "loss_scale", "reserved_mib")
+"""Those of an optimizer step alone, by the names that versions before 0.2 gave to series and summaries alike."""
 CONDITIONS = ("device_name", "torch", "transformers", "cuda", "allocator")
 """Tags that say under which conditions a run was measured."""
 OUTCOMES = {"FINISHED": Outcome.OK, "FAILED": Outcome.CRASHED}
@@ -81,7 +84,7 @@ class History:
         except MlflowException as error:
             raise InvalidInputError(
                 f"filter must be a filter string of MLflow: {str(error).splitlines()[0]}; write for example "
-                "\"params.precision = 'bf16' and metrics.final_loss < 7\""
+                f"\"params.precision = 'bf16' and metrics.`{SUMMARIES['final_loss']}` < 7\""
             ) from error
         measured = [run for run in runs if _is_measured(run)]
         if not measured:
@@ -97,7 +100,8 @@ class History:
         params |= {name: tags[name] for name in CONDITIONS if name in tags}
         digests = [entry.dataset.digest for entry in run.inputs.dataset_inputs]
         params |= {"corpus_digest": ", ".join(digests)} if digests else {}
-        metrics = {key: value for key, value in run.data.metrics.items() if key not in PER_STEP}
+        metrics = {key: value for key, value in summaries_of(run.data.metrics).items() if key not in STEP_ALONE}
+        metrics |= phases_of(self._series(run, PHASES_MIB))
         steps = tuple(self._steps(run))
         warmup_steps = params.get("timing_warmup_steps")
         timing = timing_of(steps, warmup_steps) if isinstance(warmup_steps, int) and ERROR not in metrics else None
@@ -125,14 +129,10 @@ class History:
 
     def _steps(self, run: Run) -> list[StepRecord]:
         """Return the optimizer steps of which the loss and the time are known."""
-        series = {
-            name: {point.step: point.value for point in self._client.get_metric_history(run.info.run_id, name)}
-            for name in (*PER_STEP, "tokens_per_second", "padding_percent")
-            if name in run.data.metrics
-        }
-        steps = sorted(series.get("loss", {}).keys() & series.get("seconds", {}).keys())
-        rates, norms, scales = (series.get(name, {}) for name in ("learning_rate", "grad_norm", "loss_scale"))
-        speeds, paddings = (series.get(name, {}) for name in ("tokens_per_second", "padding_percent"))
+        series = {name: self._series(run, STEP + name) or self._series(run, name) for name in PER_STEP}
+        steps = sorted(series["loss"].keys() & series["seconds"].keys())
+        rates, norms, scales = (series[name] for name in ("learning_rate", "grad_norm", "loss_scale"))
+        speeds, paddings = (series[name] for name in ("tokens_per_second", "padding_percent"))
         tokens = {step: speeds.get(step, 0.0) * series["seconds"][step] for step in steps}
         return [
             StepRecord(
@@ -148,6 +148,12 @@ class History:
             )
             for step in steps
         ]
+
+    def _series(self, run: Run, name: str) -> dict[int, float]:
+        """Return the values of a metric by step; none if the run does not have it."""
+        if name not in run.data.metrics:
+            return {}
+        return {point.step: point.value for point in self._client.get_metric_history(run.info.run_id, name)}
 
     def _children(self, parent: Run) -> list[Run]:
         """Return the measured runs of a job, in the order in which they ran."""
@@ -176,15 +182,21 @@ def is_simulation(run: Run) -> bool:
 
 def _is_measured(run: Run) -> bool:
     """Return whether a run has metrics, or is one of a job's that came to none; not the job itself."""
+    if "technique" in run.data.tags and "mlflow.parentRunId" not in run.data.tags:
+        return False
     is_of_job = "outcome" in run.data.tags and "mlflow.parentRunId" in run.data.tags
-    return is_of_job or {"peak_allocated_mib", "seconds_per_step"} <= set(run.data.metrics)
+    return is_of_job or {"peak_allocated_mib", "seconds_per_step"} <= set(summaries_of(run.data.metrics))
 
 
 def _typed(params: Mapping[str, str]) -> dict[str, Any]:
-    """Parse params, which MLflow stores as text, to settings; a param that is not a setting stays text."""
+    """Parse params, which MLflow stores as text, to settings, with the defaults of techniques that are not in use.
+
+    A param that is not a setting stays text.
+    """
     try:
         settings = validate(AllSettings, nested(params), "compare")
     except InvalidInputError:
         return dict(params)
     values = dict(dotted(settings.model_dump(mode="json")))
-    return {name: values[name] for name in params}
+    of_techniques = {name for technique in TECHNIQUES.values() for name in technique.model_fields}
+    return {name: value for name, value in values.items() if name in params or name in of_techniques}

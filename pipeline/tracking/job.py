@@ -20,11 +20,13 @@ from mlflow.tracking.context.registry import resolve_tags
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import Outcome, Result, StepRecord
 from pipeline.config.experiment import Experiment
+from pipeline.config.settings import in_use
 from pipeline.runtime.environment import allocator_configuration, environment
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.ownership import this_process
 from pipeline.runtime.run_folder import CONFIG, LOG, RESULT, milliseconds_now, write_result_file
 from pipeline.runtime.signals import interrupt_on_signal
+from pipeline.tracking.description import description
 from pipeline.tracking.experiment import find_or_create, set_kind
 from pipeline.tracking.lost import end_lost
 from pipeline.tracking.sender import Sender
@@ -35,6 +37,8 @@ from pipeline.training.metrics import Summary
 
 SECONDS_BETWEEN_BATCHES = 5.0
 """How often the optimizer steps of a run are sent while it trains."""
+DESCRIPTION = "mlflow.note.content"
+"""The tag that MLflow shows as a run's description."""
 TAG_CHARACTERS = 5000
 """The longest tag that every MLflow store takes."""
 RANDOM_NAME = re.compile(r"[a-z]+-[a-z]+-\d+")
@@ -61,8 +65,8 @@ class TrackedRun:
         return self._unsent.manifest.run_id
 
     def params(self, params: Mapping[str, Any]) -> None:
-        """Log params; None is logged as `none`, as it is written on the command line."""
-        values = {name: "none" if value is None else str(value) for name, value in params.items()}
+        """Log settings, those of techniques that are in use; None is logged as on the command line, as `none`."""
+        values = {name: "none" if value is None else str(value) for name, value in in_use(params).items()}
         self._update(params={**self._unsent.manifest.params, **values})
 
     def tags(self, tags: Mapping[str, str]) -> None:
@@ -70,9 +74,9 @@ class TrackedRun:
         values = {name: text[:TAG_CHARACTERS] for name, text in tags.items()}
         self._update(tags={**self._unsent.manifest.tags, **values})
 
-    def metrics(self, values: Mapping[str, float], step: int = 0) -> None:
-        """Log summary metrics."""
-        line = {"values": dict(values), "step": step, "time": milliseconds_now()}
+    def metrics(self, values: Mapping[str, float]) -> None:
+        """Log summary metrics, by their names in files."""
+        line = {"values": dict(values), "time": milliseconds_now()}
         self._update(metrics=(*self._unsent.manifest.metrics, line))
 
     def dataset(self, name: str, digest: str, source: str, num_sequences: int) -> None:
@@ -122,10 +126,10 @@ class Job(TrackedRun):
         """The address of the tracking store, without a password."""
         return self._unsent.manifest.uri
 
-    def describe(self, question: str, answer: str, description: str) -> None:
+    def describe(self, question: str, answer: str, report: str) -> None:
         """Log question and answer as tags, and the report as the run's description in Markdown."""
         self.tags({"question": question, "answer": answer})
-        self._update(tags={**self._unsent.manifest.tags, "mlflow.note.content": description})
+        self._update(tags={**self._unsent.manifest.tags, DESCRIPTION: report})
 
 
 @dataclass(frozen=True)
@@ -150,12 +154,15 @@ class _ChildRun(Observer):
 
     def __init__(self, parent: Manifest, sender: Sender, entry: str) -> None:
         self._parent, self._sender, self._entry = parent, sender, entry
+        self._run: Run | None = None
+        self._ended: tuple[Result, Mapping[str, float]] | None = None
+        """The result and the summary metrics, once it has ended."""
         self._child: TrackedRun | None = None
         self._sent_at = 0.0
-        self._num_steps = 0
 
     def started(self, run: Run) -> None:
         """Begin the child run."""
+        self._run = run
         experiment, about = run.experiment, environment(run.experiment.device)
         tags = {
             **resolve_tags(),
@@ -184,14 +191,15 @@ class _ChildRun(Observer):
 
     def finished(self, result: Result, summary: Summary) -> None:
         """End the child run with its outcome, summary metrics and files."""
-        child = self._child
-        if child is None:
+        run, child = self._run, self._child
+        if run is None or child is None:
             return
         try:
-            self._num_steps = len(result.steps)
-            child.metrics(summary.metrics, step=self._num_steps)
+            child.metrics(summary.metrics)
+            self._ended = result, summary.metrics
             detail = {"outcome_detail": result.detail} if result.detail else {}
-            child.tags({"outcome": result.outcome.value, **detail, **summary.tags})
+            note = description(run, result, summary.metrics)
+            child.tags({"outcome": result.outcome.value, **detail, DESCRIPTION: note, **summary.tags})
             names = [RESULT, *([LOG] if result.outcome in (Outcome.CRASHED, Outcome.OUT_OF_MEMORY) else [])]
             traces = sorted(child.folder.glob("traces/*"))
             files = [(name, None) for name in names] + [(f"traces/{trace.name}", "traces") for trace in traces]
@@ -200,9 +208,11 @@ class _ChildRun(Observer):
             child.end(STATUS[result.outcome])
 
     def amended(self, metrics: Mapping[str, float]) -> None:
-        """Replace summary metrics of the child run, which has ended."""
-        if self._child is not None:
-            self._child.metrics(metrics, step=self._num_steps)
+        """Replace summary metrics of the child run, which has ended, there and in its description."""
+        if self._run is not None and self._child is not None and self._ended is not None:
+            result, before = self._ended
+            self._child.metrics(metrics)
+            self._child.tags({DESCRIPTION: description(self._run, result, {**before, **metrics})})
 
 
 @dataclass(frozen=True)

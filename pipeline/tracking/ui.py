@@ -10,8 +10,9 @@ import webbrowser
 from mlflow import MlflowClient
 from mlflow.tracking import get_tracking_uri
 
-from pipeline.tracking.experiment import find_or_create
+from pipeline.tracking.experiment import find_or_create, set_kind
 from pipeline.tracking.store import connect, unreachable
+from pipeline.tracking.view import save_view
 
 SECONDS_BETWEEN_ATTEMPTS = 0.5
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
@@ -21,13 +22,16 @@ DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 def main(port: int) -> int:
     """Serve the UI until it is interrupted, and return its exit code; a store that is a server has a UI already."""
     try:
-        experiment = last_used(connect())
+        client = connect()
+        experiment = last_used(client)
+        set_kind(client, experiment)
+        view = save_view(client, experiment)
     except Exception as error:  # any error of a store, its driver or its network
         print(f"error: {unreachable(error)}", file=sys.stderr)  # noqa: T201
         return 2
     uri = get_tracking_uri()
     if uri.startswith("http"):
-        _show(f"{uri}/#/experiments/{experiment}/runs")
+        _show(f"{uri}/#/experiments/{experiment}/runs{view}")
         return 0
     address = f"http://127.0.0.1:{port}"
     words = ("--host", "127.0.0.1", "--port", str(port), "--workers", "1")
@@ -37,7 +41,7 @@ def main(port: int) -> int:
             while server.poll() is None and not _answers(address):
                 time.sleep(SECONDS_BETWEEN_ATTEMPTS)
             if server.poll() is None:
-                _show(f"{address}/#/experiments/{experiment}/runs")
+                _show(f"{address}/#/experiments/{experiment}/runs{view}")
             return server.wait()
         except KeyboardInterrupt:  # the server has received it too
             server.wait()

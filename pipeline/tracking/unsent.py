@@ -18,6 +18,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
 from pipeline.runtime.run_folder import STEPS, read_steps, write_result_file
+from pipeline.tracking.metric_names import STEP, summary_points
 from pipeline.tracking.store import is_refusal
 
 Item = TypeVar("Item")
@@ -47,7 +48,7 @@ class Manifest:
     params: Mapping[str, str] = field(default_factory=dict)
     dataset: Mapping[str, str] | None = None
     metrics: tuple[Mapping[str, Any], ...] = ()
-    """Summary metrics: `values` by name, `step` and `time`."""
+    """Summary metrics: `values` by name, and `time`."""
     artifacts: tuple[tuple[str, str | None], ...] = ()
     """Files of the folder, each with its folder among the run's artifacts."""
     status: str | None = None
@@ -176,7 +177,11 @@ class UnsentRun:
 
     def _steps(self) -> Iterator[Part]:
         steps, end = read_steps(self.folder / STEPS, self._steps_end)
-        metrics = [_metric(name, value, line) for line in steps for name, value in line["values"].items()]
+        metrics = [
+            Metric(STEP + name, value, line["time"], line["step"])
+            for line in steps
+            for name, value in line["values"].items()
+        ]
 
         def send(client: MlflowClient, run_id: str) -> None:
             for batch in _batches(metrics, METRICS_IN_A_BATCH):
@@ -220,7 +225,7 @@ def _dataset(manifest: Manifest) -> Iterator[Part]:
 
 def _summary_metrics(manifest: Manifest) -> Iterator[Part]:
     for number, line in enumerate(manifest.metrics):
-        metrics = [_metric(name, value, line) for name, value in line["values"].items()]
+        metrics = [Metric(name, value, line["time"], step) for name, value, step in summary_points(line["values"])]
         yield Part(("metrics", number), partial(MlflowClient.log_batch, metrics=metrics))
 
 
@@ -234,10 +239,6 @@ def _end(manifest: Manifest) -> Iterator[Part]:
     if manifest.status is not None:
         end = partial(MlflowClient.set_terminated, status=manifest.status, end_time=manifest.end_time)
         yield Part(("end", manifest.status), end)
-
-
-def _metric(name: str, value: float, line: Mapping[str, Any]) -> Metric:
-    return Metric(name, value, line["time"], line["step"])
 
 
 def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
