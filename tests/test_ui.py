@@ -34,7 +34,9 @@ ARGUMENTS = (
 )
 NO_ASSISTANT = "localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')"
 SECONDS = 60
-COLUMNS = ("peak_allocated_mib", "memory_saving_percent", "tokens_per_second", "final_loss")
+SECONDS_TO_DRAW = 5
+"""Until charts are drawn whose data MLflow's pages fetch one after the other."""
+COLUMNS = ("memory/peak_allocated_mib", "speed/tokens_per_second", "loss/final", "micro_batch_size", "checkpointing")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium")
 
 
@@ -44,15 +46,21 @@ def project(finished: tuple[Project, Done]) -> Project:
 
 
 @pytest.fixture(scope="module")
-def address(project: Project) -> Iterator[str]:
-    """Serve the MLflow UI on the finished project's store."""
+def view(project: Project) -> Iterator[str]:
+    """Serve the MLflow UI on the finished project's store, and give the address with which it opens."""
     without_screen = Project(project.folder, {"DISPLAY": "", "WAYLAND_DISPLAY": ""})
     words = ("python", "-m", "pipeline.tracking.ui", str(free_port()))
     with started(without_screen, *words, stderr=subprocess.DEVNULL) as ui:
         lines = iter(ui.stdout or [])
         shown = next(line for line in lines if line.startswith("the runs: "))
         threading.Thread(target=lambda: deque(lines, maxlen=0), daemon=True).start()
-        yield re.sub(r"experiments/\d+", "experiments/0", shown.removeprefix("the runs: ").strip())
+        yield shown.removeprefix("the runs: ").strip()
+
+
+@pytest.fixture(scope="module")
+def address(view: str) -> str:
+    """Give the address of the list of runs, as MLflow itself shows it."""
+    return re.sub(r"experiments/\d+/runs.*", "experiments/0/runs", view)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +83,7 @@ def keep(page: Page, name: str) -> None:
     """Keep a picture of the page where screenshots are wanted, without the path of this machine."""
     folder = os.environ.get("FITPROOF_SCREENSHOTS")
     if folder:
+        page.wait_for_timeout(SECONDS_TO_DRAW * 1000)
         workspaces = [page.get_by_text(re.compile("^Path: "))]
         page.screenshot(path=Path(folder) / f"{name}.png", mask=workspaces, mask_color="white")
 
@@ -99,22 +108,39 @@ def test_it_opens_on_the_experiment_that_was_used_last(tmp_path: Path) -> None:
     assert last_used(client) == first
 
 
-def test_the_list_shows_parents_with_their_children_and_metrics(page: Page, project: Project, address: str) -> None:
-    parent = project.parent_of("combined")
-    children = project.children_of(parent)
-    unfold(page, address, str(parent.info.run_name))
-    page.get_by_role("button", name="Columns", exact=True).click()
-    for name in ("Dataset", "Source", "Models", *COLUMNS):  # the first three are shown by default
-        page.get_by_placeholder("Search columns").fill(name)
-        node = page.locator("[class*=tree-treenode]").filter(has_text=re.compile(rf"^{name}$"))
-        node.locator("[class*=tree-checkbox]").first.click()
-    page.mouse.click(800, 20)
-    page.locator("body").press("Escape")
-    for name, child in children.items():
-        expect(row(page, name)).to_be_visible()
-        peak = str(child.data.metrics["memory/peak_allocated_mib"])[:8]
+def test_it_opens_with_the_charts_of_the_last_job(page: Page, project: Project, view: str) -> None:
+    trials = [name for name in project.children_of(project.parent_of("search")) if name.startswith("trial")]
+    page.goto(view)
+    for name in ("memory/peak_allocated_mib", "speed/tokens_per_second", "Parallel Coordinates", "step/loss"):
+        expect(page.get_by_text(name, exact=True).first).to_be_attached()
+    expect(page.locator(".js-plotly-plot .bars .point").first).to_be_visible()
+    for name in trials:
+        expect(page.get_by_role("link", name=name, exact=True)).to_be_visible()
+    expect(page.get_by_role("link", name=str(project.parent_of("combined").info.run_name))).to_have_count(0)
+    keep(page, "mlflow_charts")
+    page.get_by_text("step/loss", exact=True).first.hover()
+    page.mouse.wheel(0, 600)
+    expect(page.get_by_text("memory/over_the_step_mib", exact=True).first).to_be_visible()
+    expect(page.locator(".js-plotly-plot .scatterlayer .lines").first).to_be_visible()
+    keep(page, "mlflow_lines")
+
+
+def test_jobs_and_their_runs_share_columns(page: Page, project: Project, view: str) -> None:
+    page.goto(view.replace("CHART", "TABLE"))
+    trial = next(name for name in project.children_of(project.parent_of("search")) if name.startswith("trial 1"))
+    expect(row(page, trial)).to_be_visible()
+    for name in COLUMNS:
+        expect(page.get_by_role("columnheader", name=name, exact=True).first).to_be_attached()
+    keep(page, "mlflow_runs")
+    page.get_by_placeholder("metrics.rmse").fill("params.`answer/micro_batch_size` != ''")
+    page.keyboard.press("Enter")
+    expect(row(page, trial)).to_have_count(0)
+    for entry in ("search", "combined"):
+        parent = project.parent_of(entry)
+        expect(row(page, str(parent.info.run_name))).to_be_visible()
+        peak = str(parent.data.metrics["memory/peak_allocated_mib"])[:8]
         expect(page.get_by_role("gridcell", name=re.compile(rf"^{re.escape(peak)}")).first).to_be_visible()
-    keep(page, "runs")
+    keep(page, "mlflow_jobs")
 
 
 def test_runs_are_compared_with_charts(page: Page, project: Project, address: str) -> None:
@@ -126,7 +152,7 @@ def test_runs_are_compared_with_charts(page: Page, project: Project, address: st
     expect(page.locator(".js-plotly-plot .parcoords").first).to_be_visible()
     for name in ("micro_batch_size", "checkpointing", "fp32", "all three"):
         expect(page.get_by_text(name, exact=True).first).to_be_attached()
-    keep(page, "compare")
+    keep(page, "mlflow_compare")
 
 
 def test_a_run_says_what_was_asked_and_found(page: Page, project: Project, address: str) -> None:

@@ -8,7 +8,7 @@ import base64
 import json
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -19,23 +19,24 @@ from pipeline.tracking.metric_names import PHASES_MIB, STEP, SUMMARIES
 
 KEY, NAME = "fitproof", "Fitproof: the last job's runs"
 TAG = f"mlflow.sharedViewState.{KEY}"
-TAG_CHARACTERS = 5000
-"""The longest tag of an experiment that MLflow stores."""
-RUNS_READ, RUNS_SHOWN, SETTINGS_SHOWN = 1000, 48, 6
-"""The latest runs that are looked at; of the last job, the most runs in charts, and the most settings that differ."""
+RUNS_READ, RUNS_SHOWN, SETTINGS_SHOWN = 1000, 100, 6
+"""The latest runs that are looked at, the most runs in a chart, and the most settings that it shows."""
+COLUMN_PIXELS = 210
+"""Width of a column, so that the names of metrics are not cut."""
 COLUMNS = (
     "peak_allocated_mib",
     "peak_reserved_mib",
     "memory_saving_percent",
     "tokens_per_second",
-    "samples_per_second",
     "speedup",
     "final_loss",
     "prediction_error_percent",
 )
 """Metrics that the list of runs shows, if any run has them."""
-FOLLOWING = ("accumulation_steps", "output", "user_code")
-"""Settings that follow from others, or say nothing of the training."""
+PEAKS, SPEEDS = ("peak_reserved_mib", "peak_allocated_mib"), ("tokens_per_second", "samples_per_second")
+"""What is compared first: the peak that a budget limits, and the speed by which the runs are sorted."""
+NOT_SHOWN = ("accumulation_steps", "num_steps", "output", "user_code")
+"""Settings that follow from others, or say nothing of what a step costs."""
 SECTION = "comparison"
 """The section of the charts below; those that MLflow makes itself are in sections of the metrics' names, folded."""
 
@@ -44,22 +45,19 @@ def save_view(client: MlflowClient, experiment_id: str) -> str:
     """Save the view in the experiment's tags, and return what opens it after the address of the experiment's runs."""
     runs = client.search_runs([experiment_id], order_by=["attributes.start_time DESC"], max_results=RUNS_READ)
     now = int(time.time() * 1000)
-    for num_shown in (RUNS_SHOWN, RUNS_SHOWN // 2, 0):
-        packed = base64.b64encode(zlib.compress(json.dumps(_state(runs, num_shown)).encode(), 9)).decode()
-        tag = json.dumps({"name": NAME, "createdAt": now, "updatedAt": now, "state": f"deflate;{packed}"})
-        if len(tag) <= TAG_CHARACTERS:
-            client.set_experiment_tag(experiment_id, TAG, tag)
-            break
+    packed = base64.b64encode(zlib.compress(json.dumps(_state(runs)).encode(), 9)).decode()
+    view = {"name": NAME, "createdAt": now, "updatedAt": now, "state": f"deflate;{packed}"}
+    client.set_experiment_tag(experiment_id, TAG, json.dumps(view))
     mode = {"compareRunsMode": "CHART", "workflowType": "machine_learning", "viewStateShareKey": KEY}
     return f"?{urlencode(mode)}"
 
 
-def _state(runs: Sequence[Run], num_shown: int) -> dict[str, Any]:
+def _state(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the state of the page of an experiment with these runs, the latest first."""
-    children = _of_last_job(runs)[:num_shown]
-    measured = {name for run in runs for name in run.data.metrics}
+    parent, children = _last_job(runs)
+    measured = {name for run in children or runs for name in run.data.metrics}
     metrics = [SUMMARIES[name] for name in COLUMNS if SUMMARIES[name] in measured]
-    settings = _differing(children)
+    settings, (peak, speed) = _differing(children), (_first(names, measured) for names in (PEAKS, SPEEDS))
     columns = [
         *(f"metrics.`{name}`" for name in metrics),
         *(f"params.`{name}`" for name in settings),
@@ -67,8 +65,8 @@ def _state(runs: Sequence[Run], num_shown: int) -> dict[str, Any]:
     ]
     names = dict.fromkeys((*(name.partition("/")[0] for name in SUMMARIES.values()), STEP.rstrip("/")))
     return {
-        "searchFilter": "",
-        "orderByKey": "attributes.start_time",
+        "searchFilter": "" if parent is None else f"tags.mlflow.parentRunId = '{parent}'",
+        "orderByKey": f"metrics.`{speed}`" if parent and speed else "attributes.start_time",
         "orderByAsc": False,
         "startTime": "ALL",
         "lifecycleFilter": "Active",
@@ -76,14 +74,13 @@ def _state(runs: Sequence[Run], num_shown: int) -> dict[str, Any]:
         "modelVersionFilter": "All Runs",
         "selectedColumns": columns,
         "columnOrder": columns,
-        "columnWidths": {},
-        "runsExpanded": {run.data.tags["mlflow.parentRunId"]: True for run in children[:1]},
-        "runsPinned": [],
-        "runsHidden": [],
-        "runsHiddenMode": "HIDE_ALL" if children else "FIRST_10_RUNS",
-        "runsVisibilityMap": {run.info.run_id: True for run in children},
-        "compareRunCharts": list(_charts(metrics, settings)),
-        "compareRunSections": [_section(SECTION, is_open=True), *(_section(name, is_open=False) for name in names)],
+        "columnWidths": dict.fromkeys(columns, COLUMN_PIXELS),
+        "runsHiddenMode": "SHOW_ALL",
+        "compareRunCharts": list(_charts([name for name in (peak, speed) if name], settings)),
+        "compareRunSections": [
+            {**_section(SECTION), "display": True, "columns": 2},
+            *(_section(name) for name in names),
+        ],
         "isAccordionReordered": True,
         "viewMaximized": False,
         "runListHidden": False,
@@ -96,12 +93,11 @@ def _state(runs: Sequence[Run], num_shown: int) -> dict[str, Any]:
     }
 
 
-def _of_last_job(runs: Iterable[Run]) -> list[Run]:
-    """Return the runs of the job to which the latest run belongs that is one of a job."""
-    children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
-    return [
-        run for run in children if run.data.tags["mlflow.parentRunId"] == children[0].data.tags["mlflow.parentRunId"]
-    ]
+def _last_job(runs: Sequence[Run]) -> tuple[str | None, list[Run]]:
+    """Return the id and the runs of the job to which the latest run belongs that is one of a job."""
+    parents = {run.info.run_id: run.data.tags.get("mlflow.parentRunId") for run in runs}
+    parent = next((parent for parent in parents.values() if parent is not None), None)
+    return parent, [run for run in runs if parent is not None and parents[run.info.run_id] == parent]
 
 
 def _differing(runs: Sequence[Run]) -> list[str]:
@@ -110,27 +106,25 @@ def _differing(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         for name, value in run.data.params.items():
             values.setdefault(name, set()).add(value)
-    names = [name for name in values if len(values[name]) > 1 and name not in FOLLOWING]
+    names = [name for name in values if len(values[name]) > 1 and name not in NOT_SHOWN]
     return sorted(names, key=lambda name: -len(values[name]))[:SETTINGS_SHOWN]
 
 
-def _charts(metrics: Sequence[str], settings: Sequence[str]) -> Iterable[dict[str, Any]]:
-    """Yield bars of memory, speed and loss, the settings that differ beside both, and memory and loss as lines."""
-    peak = next(
-        (name for name in (SUMMARIES["peak_reserved_mib"], SUMMARIES["peak_allocated_mib"]) if name in metrics), ""
-    )
-    speeds = (SUMMARIES["tokens_per_second"], SUMMARIES["samples_per_second"])
-    speed = next((name for name in speeds if name in metrics), "")
-    found = [name for name in (peak, speed) if name]
-    for name in found:
+def _first(names: Iterable[str], measured: Container[str]) -> str | None:
+    """Return the first of these metrics that any run has, by its name in MLflow."""
+    return next((SUMMARIES[name] for name in names if SUMMARIES[name] in measured), None)
+
+
+def _charts(compared: Sequence[str], settings: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield bars of memory and speed, the settings that differ beside both, and memory and loss as lines."""
+    for name in compared:
         yield _chart("BAR", name, metricKey=name)
-    if settings and found:
-        yield _chart("PARALLEL", "settings", selectedParams=list(settings), selectedMetrics=found, showAllRuns=False)
+    if settings and compared:
+        yield _chart("PARALLEL", "settings", selectedParams=list(settings), selectedMetrics=list(compared))
     for name in (f"{STEP}loss", PHASES_MIB):
         yield _chart("LINE", name, **LINE, metricKey=name, selectedMetricKeys=[name])
     for name in (SUMMARIES["final_loss"], SUMMARIES["prediction_error_percent"]):
-        if name in metrics:
-            yield _chart("BAR", name, metricKey=name)
+        yield _chart("BAR", name, metricKey=name)
 
 
 LINE: Mapping[str, Any] = {
@@ -154,12 +148,6 @@ def _chart(kind: str, name: str, **own: Any) -> dict[str, Any]:
     return {**about, "deleted": False, "isGenerated": False, **own}
 
 
-def _section(name: str, *, is_open: bool) -> dict[str, Any]:
-    return {
-        "uuid": name,
-        "name": name,
-        "display": is_open,
-        "isReordered": False,
-        "deleted": False,
-        "isGenerated": not is_open,
-    }
+def _section(name: str) -> dict[str, Any]:
+    """Return a folded section, to which MLflow adds the charts of metrics whose names begin with its name."""
+    return {"uuid": name, "name": name, "display": False, "isReordered": False, "deleted": False, "isGenerated": True}
