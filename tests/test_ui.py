@@ -152,7 +152,7 @@ def test_runs_are_compared_with_charts(page: Page, project: Project, address: st
     expect(page.locator(".js-plotly-plot .parcoords").first).to_be_visible()
     for name in ("micro_batch_size", "checkpointing", "fp32", "all three"):
         expect(page.get_by_text(name, exact=True).first).to_be_attached()
-    keep(page, "mlflow_compare")
+    keep(page, "compare")
 
 
 def test_a_run_says_what_was_asked_and_found(page: Page, project: Project, address: str) -> None:

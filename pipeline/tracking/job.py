@@ -32,6 +32,7 @@ from pipeline.tracking.lost import end_lost
 from pipeline.tracking.sender import Sender
 from pipeline.tracking.store import STATUS, connect, portable_uri, unreachable
 from pipeline.tracking.sync import send_abandoned
+from pipeline.tracking.system_metrics import system_metrics
 from pipeline.tracking.unsent import Manifest, UnsentRun
 from pipeline.training.metrics import Summary
 
@@ -274,7 +275,8 @@ def open_job(entry: str, subject: str, output: Path) -> Iterator[Job]:
         raise
     status = "FAILED"
     try:
-        yield job
+        with system_metrics(run.info.run_id):
+            yield job
         status = "FINISHED" if job.succeeded else "FAILED"
     except KeyboardInterrupt:
         status = STATUS[Outcome.INTERRUPTED]

@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
+import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
@@ -19,6 +20,8 @@ from pipeline.tracking.metric_names import PHASES_MIB, STEP, SUMMARIES
 
 KEY, NAME = "fitproof", "Fitproof: the last job's runs"
 TAG = f"mlflow.sharedViewState.{KEY}"
+NAMED_SINCE = (3, 15)
+"""The version of MLflow since which a view has a name; before, the tag holds the state alone."""
 RUNS_READ, RUNS_SHOWN, SETTINGS_SHOWN = 1000, 100, 6
 """The latest runs that are looked at, the most runs in a chart, and the most settings that it shows."""
 COLUMN_PIXELS = 210
@@ -47,7 +50,8 @@ def save_view(client: MlflowClient, experiment_id: str) -> str:
     now = int(time.time() * 1000)
     packed = base64.b64encode(zlib.compress(json.dumps(_state(runs)).encode(), 9)).decode()
     view = {"name": NAME, "createdAt": now, "updatedAt": now, "state": f"deflate;{packed}"}
-    client.set_experiment_tag(experiment_id, TAG, json.dumps(view))
+    has_name = tuple(map(int, mlflow.__version__.split(".")[:2])) >= NAMED_SINCE
+    client.set_experiment_tag(experiment_id, TAG, json.dumps(view) if has_name else str(view["state"]))
     mode = {"compareRunsMode": "CHART", "workflowType": "machine_learning", "viewStateShareKey": KEY}
     return f"?{urlencode(mode)}"
 
