@@ -149,6 +149,11 @@ def test_each_variant_is_a_child_with_all_that_was_measured(entry: str, project:
         history = client.get_metric_history(run.info.run_id, "step/loss")
         assert [point.step for point in history] == [0, 1, 2, 3]
         assert run.data.metrics["loss/final"] == history[-1].value
+        assert {point.step for name in SUMMARY for point in client.get_metric_history(run.info.run_id, name)} == {0}
+        phases = client.get_metric_history(run.info.run_id, "memory/over_the_step_mib")
+        assert [point.step for point in phases] == [*range(7)], "loading, and three phases of two optimizer steps"
+        peak = f"peak {run.data.metrics['memory/peak_allocated_mib']:,.1f} MiB"
+        assert tags["variant"] in tags["mlflow.note.content"] and f"Outcome ok: {peak}" in tags["mlflow.note.content"]
         assert artifacts(project, run.info.run_id) >= {"config.yaml", "result.json"}
         if run.data.params["precision"] == "fp32":  # in 16 bits oneDNN's workspace shows in peaks of a few MiB
             assert abs(run.data.metrics["check/prediction_error_percent"]) < 1.5
@@ -304,8 +309,11 @@ def test_checkpointing_stands_beside_theory(project: Project, done: Done) -> Non
 @pytest.mark.parametrize("entry", [entry for entry in SETTINGS if entry not in ("plan", "search")])
 def test_a_parent_has_the_metrics_of_its_fastest_run(entry: str, project: Project, done: Done) -> None:
     parent = project.parent_of(entry)
-    runs = [run.data.metrics for run in project.children_of(parent).values()]
-    fastest = max(runs, key=lambda metrics: metrics["speed/tokens_per_second"])
+    children = project.children_of(parent).values()
+    runs = [run.data.metrics for run in children]
+    best = max(children, key=lambda run: run.data.metrics["speed/tokens_per_second"])
+    fastest = best.data.metrics
+    assert parent.data.params["answer/micro_batch_size"] == best.data.params["micro_batch_size"]
     for name in ("speed/tokens_per_second", "speed/seconds_per_step", "memory/peak_allocated_mib", "loss/final"):
         assert parent.data.metrics[name] == fastest[name]
     savings = [metrics["memory/saving_percent"] for metrics in runs if "memory/saving_percent" in metrics]
@@ -361,6 +369,8 @@ def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) ->
     answer = read_findings(findings.parent).best  # by all runs of that configuration, the verification's too
     assert parent.data.metrics["speed/tokens_per_second"] == pytest.approx(answer.tokens_per_second)
     assert parent.data.metrics["speed/speedup"] > 0
+    in_params = {name: parent.data.params[f"answer/{name}"] for name in answer.choice}
+    assert in_params == {name: str(value) for name, value in answer.choice.items()}
     assert parent.data.metrics.get("check/bound_percent") == (
         None if bound is None else pytest.approx(100 * max(bound, gap))
     )

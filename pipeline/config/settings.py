@@ -149,7 +149,7 @@ def in_use(params: Mapping[str, Any]) -> dict[str, Any]:
         value, default = params[switch], technique.model_fields[switch].default
         for name in others:
             of = [one for one in get_args(technique.model_fields[switch].annotation) if name.startswith(f"{one}_")]
-            if value == default or (of and not any(one in value for one in of)):
+            if value == default or (of and not any(one in str(value) for one in of)):
                 left_out.add(name)
     defaults = default_values()
     return {name: value for name, value in params.items() if name not in left_out or value != defaults[name]}

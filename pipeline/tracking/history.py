@@ -198,5 +198,5 @@ def _typed(params: Mapping[str, str]) -> dict[str, Any]:
     except InvalidInputError:
         return dict(params)
     values = dict(dotted(settings.model_dump(mode="json")))
-    of_techniques = {name for technique in TECHNIQUES.values() for name in technique.model_fields}
-    return {name: value for name, value in values.items() if name in params or name in of_techniques}
+    left_out = {name for technique in TECHNIQUES.values() for name in technique.model_fields if "model" in params}
+    return {name: value for name, value in values.items() if name in params or name in left_out}

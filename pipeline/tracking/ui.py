@@ -6,11 +6,13 @@ import sys
 import time
 import urllib.request
 import webbrowser
+from contextlib import suppress
 
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import get_tracking_uri
 
-from pipeline.tracking.experiment import find_or_create, set_kind
+from pipeline.tracking.experiment import find_or_create
 from pipeline.tracking.store import connect, unreachable
 from pipeline.tracking.view import save_view
 
@@ -22,10 +24,10 @@ DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 def main(port: int) -> int:
     """Serve the UI until it is interrupted, and return its exit code; a store that is a server has a UI already."""
     try:
-        client = connect()
+        client, view = connect(), "?workflowType=machine_learning"
         experiment = last_used(client)
-        set_kind(client, experiment)
-        view = save_view(client, experiment)
+        with suppress(MlflowException):  # a server may let nobody change an experiment: it is shown without the view
+            view = save_view(client, experiment)
     except Exception as error:  # any error of a store, its driver or its network
         print(f"error: {unreachable(error)}", file=sys.stderr)  # noqa: T201
         return 2

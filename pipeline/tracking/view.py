@@ -63,7 +63,7 @@ def _state(runs: Sequence[Run]) -> dict[str, Any]:
     metrics = [SUMMARIES[name] for name in COLUMNS if SUMMARIES[name] in measured]
     settings, (peak, speed) = _differing(children), (_first(names, measured) for names in (PEAKS, SPEEDS))
     columns = [
-        *(f"metrics.`{name}`" for name in metrics),
+        *(f"metrics.`{name}`" for name in dict.fromkeys((*metrics, *filter(None, (peak, speed))))),
         *(f"params.`{name}`" for name in settings),
         "tags.`outcome`",
     ]
