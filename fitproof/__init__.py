@@ -1,4 +1,4 @@
-"""Fitproof from Python: what `plan`, `search` and `simulate` do, and the interfaces that extensions implement.
+"""Fitproof from Python: `plan`, `search`, `simulate`, a callback of trainers, and what extensions implement.
 
 The implementation is the package `pipeline`, whose names may change; those of this package do not.
 """
@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from pipeline.base.errors import InvalidInputError
     from pipeline.base.technique import Mathematics, Stage, Step, Technique
     from pipeline.export.target import Target
+    from pipeline.jobs.fit_callback import DoesNotFitError, FitCallback
     from pipeline.prediction.simulation import Simulation
     from pipeline.searching.sampler import PredictiveSampler
 
 __all__ = [
     "Corpus",
+    "DoesNotFitError",
+    "FitCallback",
     "InvalidInputError",
     "Mathematics",
     "Model",
@@ -48,6 +51,8 @@ __all__ = [
 
 _MODULES = {
     "Corpus": "pipeline.base.contracts",
+    "DoesNotFitError": "pipeline.jobs.fit_callback",
+    "FitCallback": "pipeline.jobs.fit_callback",
     "InvalidInputError": "pipeline.base.errors",
     "Mathematics": "pipeline.base.technique",
     "Model": "pipeline.base.contracts",

@@ -92,7 +92,7 @@ def _simulated(wanted: Simulate, folder: Path) -> Outcome:
     except InvalidInputError as error:  # it used no card, or reads what it must not
         return error
     if found.verdict is not Verdict.FITS or not found.processes:
-        return InvalidInputError(_why_not(folder, found.exit_code, found.notes))
+        return InvalidInputError(why_not(folder, found.exit_code, found.notes))
     return CommandPrediction(
         peak_allocated_bytes=max(one.peak_allocated_bytes for one in found.processes),
         peak_reserved_bytes=max(one.peak_reserved_bytes for one in found.processes),
@@ -100,7 +100,7 @@ def _simulated(wanted: Simulate, folder: Path) -> Outcome:
     )
 
 
-def _why_not(folder: Path, exit_code: int, notes: Sequence[str]) -> str:
+def why_not(folder: Path, exit_code: int, notes: Sequence[str]) -> str:
     """Return what the command said last, or what limits the simulation."""
     if not exit_code:
         return " ".join(notes) or "it ended before its second optimizer step"
