@@ -27,6 +27,11 @@ from pipeline.searching.results import SearchFindings
 SCRIPT = ROOT / "tests" / "commands" / "train.py"
 CUDA_PYTHON = ROOT / ".venv-cuda" / "bin" / "python"
 needs_cuda_build = pytest.mark.skipif(not CUDA_PYTHON.exists(), reason="needs .venv-cuda, which `make test-cuda` makes")
+ASKS_FOR_TORCH = """import importlib.util
+
+importlib.util.find_spec("torch")
+"""
+"""What libraries do that need not have torch."""
 SHORT = ("--device", "cpu", "--num_trials", "2", "--num_steps", "4", "--verify_steps", "3")
 BATCH = ("--batch", "{micro_batch_size}", "--accumulate", "{accumulation_steps}")
 
@@ -38,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "sitecustomize.py").write_text(f"open({str(tmp_path / 'own_start')!r}, 'w').close()\n")
-    (tmp_path / "train.py").write_text(SCRIPT.read_text())
+    (tmp_path / "train.py").write_text(ASKS_FOR_TORCH + SCRIPT.read_text())
     return tmp_path
 
 

@@ -23,17 +23,26 @@ def _run_users_own() -> None:
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Runs the files of SIMULATED_CARD_HOOKS once torch has been imported."""
+    """Runs the files of SIMULATED_CARD_HOOKS once torch has been imported.
+
+    Libraries that ask whether torch is there look for it as well, and do not import it.
+    """
+
+    _is_looking = False
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != "torch":
+        if name != "torch" or self._is_looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._is_looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_looking = False
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_follow(module: ModuleType) -> None:
+                sys.meta_path.remove(self)
                 execute(module)
                 for file in filter(None, os.environ.get("SIMULATED_CARD_HOOKS", "").split(os.pathsep)):
                     runpy.run_path(file, run_name="simulated_card_hook")
