@@ -151,9 +151,14 @@ def test_what_cannot_be_predicted_is_said_and_the_training_goes_on(
     for _ in range(2):
         with fresh("stop"):
             pass
-    first, second = lines_of(capsys.readouterr().err)
+    monkeypatch.setattr(FitCallback, "_has_begun", False)
+    monkeypatch.setattr(sys, "ps1", "In [1]: ", raising=False)
+    with fresh(gpu="t4"):
+        pass
+    first, second, third = lines_of(capsys.readouterr().err)
     assert first.startswith("it is not known whether this run fits: there is no GPU; name one")
     assert second.endswith("only the first training of a process can be simulated, and this is another")
+    assert "a session without a file has none" in third
 
 
 def test_a_process_that_is_simulated_or_measured_already_predicts_nothing(
