@@ -23,7 +23,7 @@ from pipeline import longest, plan, search, simulate  # noqa: E402
 
 if TYPE_CHECKING:
     from pipeline.base.contracts import Corpus, Model
-    from pipeline.base.errors import InvalidInputError
+    from pipeline.base.errors import InvalidInputError, NothingMeasuredError
     from pipeline.base.technique import Mathematics, Stage, Step, Technique
     from pipeline.export.target import Target
     from pipeline.jobs.fit_callback import DoesNotFitError, FitCallback
@@ -37,6 +37,7 @@ __all__ = [
     "InvalidInputError",
     "Mathematics",
     "Model",
+    "NothingMeasuredError",
     "PredictiveSampler",
     "Simulation",
     "Stage",
@@ -56,6 +57,7 @@ _MODULES = {
     "InvalidInputError": "pipeline.base.errors",
     "Mathematics": "pipeline.base.technique",
     "Model": "pipeline.base.contracts",
+    "NothingMeasuredError": "pipeline.base.errors",
     "PredictiveSampler": "pipeline.searching.sampler",
     "Simulation": "pipeline.prediction.simulation",
     "Stage": "pipeline.base.technique",

@@ -2,29 +2,29 @@
 
 import logging
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pipeline.prediction.longest import LongestFindings
-    from pipeline.prediction.plan import PlanFindings
-    from pipeline.prediction.simulation import Simulation
+    from pipeline.config.options import PlanOptions, SearchOptions, SimulateOptions
     from pipeline.prediction.three_steps import Inputs, MakeOptimizer, Model
-    from pipeline.searching.results import SearchFindings
+    from pipeline.report.shown import Longest, Plan, Searched, Simulated
 
 # peft imports bitsandbytes, which says on a CPU that it has no kernel for inference.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
-def plan(*, log: bool = False, **settings: Any) -> "PlanFindings":
-    """Return the predicted memory of every configuration on the cards `gpu`, as `fitproof plan` does, without output.
+def plan(*, log: bool = False, **settings: "Unpack[PlanOptions]") -> "Plan":
+    """Return the predicted memory of every configuration on the cards `gpu`, as `fitproof plan` does.
 
     Settings have the names of the command line; a dotted one is given as a dictionary, causal_lm={"num_layers": 2}.
-    With `log` the report is written to MLflow and to the folder `output`, as the command does.
+    A terminal or a notebook shows progress. With `log` the report is written to MLflow and to the folder `output`, as
+    the command does.
 
     Raises:
         InvalidInputError: a setting is wrong, as for the command.
@@ -32,42 +32,72 @@ def plan(*, log: bool = False, **settings: Any) -> "PlanFindings":
     """
     given, console = _started(settings)
     from pipeline.jobs.plan import log_plan, make_plan
+    from pipeline.report.shown import Plan
 
-    findings = make_plan(given, console)
-    if log:
-        log_plan(findings, given, console)
-    return findings
+    with _progress():
+        findings = make_plan(given, console)
+        if log:
+            log_plan(findings, given, console)
+    return Plan.of(findings)
 
 
-def longest(**settings: Any) -> "LongestFindings":
+def longest(**settings: "Unpack[PlanOptions]") -> "Longest":
     """Return the longest sequences that fit the cards `gpu`, as `fitproof plan --sequence_length auto` does.
 
     Raises:
         InvalidInputError: a setting is wrong, as for the command.
 
     """
-    given, console = _started(settings)
+    given, _ = _started(settings)
     from pipeline.jobs.longest import find_longest
+    from pipeline.report.shown import Longest
 
-    return find_longest(given, console)
+    with _progress():
+        return Longest.of(find_longest(given))
 
 
-def search(**settings: Any) -> "SearchFindings | None":
-    """Search for the fastest configuration, as `fitproof search` does, without output; return what was found.
+def search(**settings: "Unpack[SearchOptions]") -> "Searched":
+    """Search for the fastest configuration, as `fitproof search` does, and return what was found.
 
-    Trials run in processes of their own and are logged to MLflow. The result is None if nothing was measured.
+    Trials run in processes of their own and are logged to MLflow. The answer is `best`, which is None if nothing that
+    was measured fits; printing the result says so.
 
     Raises:
-        InvalidInputError: a setting is wrong, as for the command.
+        InvalidInputError: a setting is wrong, as for the command, or nothing is predicted to fit.
+        NothingMeasuredError: the search ended before a configuration was measured.
 
     """
     given, console = _started(settings)
+    from pipeline.base.errors import NothingMeasuredError
     from pipeline.jobs.search import run_search
+    from pipeline.report.shown import Searched
 
-    return run_search(given, console)
+    with _progress():
+        found = run_search(given, console)
+    if found is None:
+        raise NothingMeasuredError(
+            "the search ended before a configuration was measured; raise search_time_limit or num_trials"
+        )
+    return Searched.of(found)
 
 
-def _started(settings: dict[str, Any]) -> tuple[dict[str, Any], "Console"]:
+@contextmanager
+def _progress() -> Iterator[None]:
+    """Show progress on stderr in a terminal or a notebook."""
+    from rich.console import Console
+
+    from pipeline.base.progress import listening
+    from pipeline.jobs.progress_bar import ProgressBar
+
+    console = Console(stderr=True)
+    if not (console.is_terminal or console.is_jupyter):
+        yield
+        return
+    with listening(ProgressBar(console)):
+        yield
+
+
+def _started(settings: Mapping[str, Any]) -> tuple[dict[str, Any], "Console"]:
     """Return the settings group by group and a console that shows nothing, while worker processes begin to load."""
     from rich.console import Console
 
@@ -80,13 +110,15 @@ def _started(settings: dict[str, Any]) -> tuple[dict[str, Any], "Console"]:
 
 
 @overload
-def simulate(*, command: str | Sequence[str], gpu: str, **settings: Any) -> "Simulation": ...
-@overload
-def simulate(function: Callable[..., object], /, *arguments: Any, gpu: str, **settings: Any) -> "Simulation": ...
+def simulate(*, command: str | Sequence[str], gpu: str, **settings: "Unpack[SimulateOptions]") -> "Simulated": ...
 @overload
 def simulate(
-    *, model: "Model", inputs: "Inputs", optimizer: "MakeOptimizer", gpu: str, **settings: Any
-) -> "Simulation": ...
+    function: Callable[..., object], /, *arguments: Any, gpu: str, **settings: "Unpack[SimulateOptions]"
+) -> "Simulated": ...
+@overload
+def simulate(
+    *, model: "Model", inputs: "Inputs", optimizer: "MakeOptimizer", gpu: str, **settings: "Unpack[SimulateOptions]"
+) -> "Simulated": ...
 def simulate(
     function: Callable[..., object] | None = None,
     /,
@@ -96,8 +128,8 @@ def simulate(
     model: Any = None,
     inputs: Any = None,
     optimizer: Any = None,
-    **settings: Any,
-) -> "Simulation":
+    **settings: "Unpack[SimulateOptions]",
+) -> "Simulated":
     """Return what a training needs of a card, as `fitproof simulate` finds it on a simulated one; nothing is logged.
 
     The training is a command, a function with its arguments, or three optimizer steps of a model: `model` is a module
@@ -115,6 +147,7 @@ def simulate(
     from pipeline.base.errors import InvalidInputError
     from pipeline.config.settings import nested, validate
     from pipeline.jobs.simulate import SimulateSettings, run_simulation
+    from pipeline.report.shown import Simulated
     from pipeline.simulation.call import command_of, name_of
 
     of_model = {"model": model, "inputs": inputs, "optimizer": optimizer}
@@ -137,4 +170,4 @@ def simulate(
         words = command if isinstance(command, str) else shlex.join(command)
         given_settings = nested({**settings, "gpu": gpu, "command": words})
         found = run_simulation(validate(SimulateSettings, given_settings, "simulate"), Path(folder), lambda text: None)
-    return found if shown is None else replace(found, command=(shown,))
+    return Simulated.of(found if shown is None else replace(found, command=(shown,)))

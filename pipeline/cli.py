@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import dropwhile, takewhile
 from pathlib import Path
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from pipeline.base.contracts import Settings
 
-WIDTH_OF_FILES = 120
+WIDTH_OF_FILES = 100
 """Columns of the tables where the output is no terminal."""
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 """Words that ask for the settings that most people set, and for all."""
@@ -62,12 +63,12 @@ def main(argv: list[str] | None = None) -> int:
             close = difflib.get_close_matches(entry, names, n=2, cutoff=0.6)
             hint = f"did you mean {' or '.join(close)}?" if close else f"the entry points are {', '.join(names)}"
             raise InvalidInputError(f"no entry point is called {entry!r}; {hint}")
-        return _run_with_bar(entry, parse(entry, rest))
+        return _run_entry_point(entry, rest)
     except InvalidInputError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 2
     except KeyboardInterrupt:
-        print("interrupted: everything measured so far is kept", file=sys.stderr)  # noqa: T201
+        print(f"interrupted: everything measured so far is kept{_how_to_go_on(entry)}", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
 
 
@@ -191,13 +192,25 @@ def _run_tool(name: str, words: list[str]) -> int:
     return code
 
 
-def _run_with_bar(entry: str, given: dict[str, Any]) -> int:
-    """Run an entry point that shows how far the tokenization of its corpus is."""
-    from pipeline.base.progress import listening
+def _how_to_go_on(entry: str) -> str:
+    """Return what goes on after Ctrl-C."""
+    return "; the same command goes on from there" if entry in ("search", "finetune", "worker") else ""
+
+
+def _run_entry_point(entry: str, words: list[str]) -> int:
+    """Run an entry point; it says at once what it does, and how far it is whenever that takes long."""
+    if _asks_for_help(words):
+        parse(entry, words)
+    from pipeline.base.progress import listening, progress
     from pipeline.jobs.progress_bar import ProgressBar
 
     console = _console()
+    console.print(f"fitproof {entry}: {questions()[entry]}", style="dim", highlight=False, soft_wrap=True)
     with listening(ProgressBar(console)):
+        with progress("loading PyTorch"):
+            given = parse(entry, words)
+            import_module("pipeline.jobs.comparison")
+        interrupt_on_signal()
         return _run(entry, given, console)
 
 
@@ -292,6 +305,31 @@ def _parser(
             flag: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
             group.add_argument(f"--{name}", metavar=_type_name(field.annotation), help=text.replace("%", "%%"), **flag)
     return parser
+
+
+@dataclass(frozen=True)
+class Described:
+    """A setting as the reference shows it."""
+
+    name: str
+    type: str
+    default: str
+    description: str
+
+
+def described(entry: str) -> Iterator[tuple[str, list[Described]]]:
+    """Yield titles with the settings of an entry point below them, for docs/reference.md."""
+    kind = settings_of(entry)
+    defaults = _defaults(entry, kind)
+    for title, names in _groups(entry, kind):
+        fields = {name: _field(kind, name) for name in names}
+        yield (
+            title,
+            [
+                Described(name, _type_name(field.annotation), _written(defaults[name]), str(field.description))
+                for name, field in fields.items()
+            ],
+        )
 
 
 def _groups(entry: str, kind: "type[Settings]") -> Iterator[tuple[str, list[str]]]:

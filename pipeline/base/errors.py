@@ -10,6 +10,10 @@ class InvalidInputError(ValueError):
         super().__init__(without_passwords(message))
 
 
+class NothingMeasuredError(RuntimeError):
+    """A search ended before a configuration was measured."""
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message."""
     return without_passwords((str(error).splitlines() or [type(error).__name__])[0])

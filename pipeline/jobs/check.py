@@ -155,9 +155,7 @@ def _write(file: Path, content: str) -> None:
 
 def _show(checked: MemoryCheck, console: Console) -> None:
     """Print the tables, and the answer last, where a reader of a long output looks."""
-    from pipeline.jobs.publish import show_tables
+    from pipeline.jobs.publish import show
     from pipeline.report.memory_check import check_report
 
-    report = check_report(checked)
-    show_tables(report, console)
-    console.print(report.answer, highlight=False)
+    show(check_report(checked), console)

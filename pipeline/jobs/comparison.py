@@ -9,19 +9,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.status import Status
 
+from pipeline.base.progress import Advance, progress
 from pipeline.base.results import Result, StepRecord
 from pipeline.config.experiment import Experiment
 from pipeline.config.variants import Comparison, EntryPoint, Variant
 from pipeline.jobs.lengths import corpus_notes, document_lengths, predicted_truncations
 from pipeline.jobs.live_page import LivePage
 from pipeline.jobs.policies import with_policies
+from pipeline.jobs.printing import say, say_notes
 from pipeline.jobs.published_type import published_type_note
 from pipeline.report.sections import check_sections
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import Summarize, run
+from pipeline.runtime.run_folder import folder_name
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.trial_length import PRECISION_PERCENT, TrialLength
 from pipeline.tracking.job import Job, open_job
@@ -34,9 +36,6 @@ from pipeline.training.typical_step import evaluation_note, lengths_note
 if TYPE_CHECKING:
     from pipeline.report.comparison import ComparisonFindings
 
-REFRESHES_PER_SECOND = 4
-"""Of the progress line: each refresh takes time from a training that uses every core."""
-
 
 def measure(plan: EntryPoint, console: Console) -> int:
     """Run every variant of `plan`, print and log the report; return the exit code: 1 if none completed."""
@@ -45,13 +44,13 @@ def measure(plan: EntryPoint, console: Console) -> int:
     plan = with_policies(plan)
     first = next(plan.variants).experiment
     about = environment(first.device)
-    for note in filter(None, (*corpus_notes(first), lengths_note(first), evaluation_note(first))):
-        console.print(note, style="yellow", highlight=False)
+    say_notes(console, filter(None, (*corpus_notes(first), lengths_note(first), evaluation_note(first))))
     with open_job(plan.entry, first.settings.model, first.settings.output) as job:
         job.params(common_settings([variant.experiment.params() for variant in plan.variants]))
         job.tags({"device": str(first.device)})
         job.file("environment.json", json.dumps(about, indent=1))
         measuring = _Measuring(plan, job, about, console)
+        say(console, measuring.amount, "dim")
         is_whole = False
         try:
             measuring.run_all()
@@ -62,7 +61,8 @@ def measure(plan: EntryPoint, console: Console) -> int:
                 measuring.send_times()
                 findings = measuring.findings()
                 if is_whole:
-                    findings = _with_predictions(plan, findings)
+                    with progress("predicting the memory of other lengths"):
+                        findings = _with_predictions(plan, findings)
                 else:  # whoever has pressed Ctrl-C does not wait for predictions
                     findings = replace(findings, interrupted=measuring.progress)
                 _report(findings, job, console)
@@ -70,15 +70,15 @@ def measure(plan: EntryPoint, console: Console) -> int:
     return 0 if job.succeeded else 1
 
 
-class ProgressLine(Observer):
-    """The line of the terminal that shows the optimizer step and loss of a run."""
+class StepProgress(Observer):
+    """Reports each optimizer step of a run, with its loss, as progress."""
 
-    def __init__(self, status: Status, label: str, num_steps: int) -> None:
-        self._status, self._label, self._num_steps = status, label, num_steps
+    def __init__(self, advance: Advance, num_steps: int) -> None:
+        self._advance, self._num_steps = advance, num_steps
 
     def step(self, record: StepRecord) -> None:
-        """Show an optimizer step."""
-        self._status.update(f"{self._label}: step {record.step + 1} of {self._num_steps}, loss {record.loss:.4f}")
+        """Report an optimizer step."""
+        self._advance(1, f"step {record.step + 1} of {self._num_steps}, loss {record.loss:.4f}")
 
 
 class _Measuring:
@@ -92,6 +92,15 @@ class _Measuring:
         """The first run of each row, and the observer that mirrors it in MLflow; None where it was skipped."""
         self.rows: list[Row] = []
         """What was measured, with the metrics of first runs."""
+
+    @property
+    def amount(self) -> str:
+        """What is going to be run."""
+        num_steps = {variant.experiment.num_steps for variant in self._plan.variants}
+        steps = " or ".join(map(str, sorted(num_steps)))
+        if self._num_variants == 1:
+            return f"training {steps} optimizer steps"
+        return f"training {self._num_variants} variants, {steps} optimizer steps each"
 
     @property
     def progress(self) -> str:
@@ -122,7 +131,7 @@ class _Measuring:
             return
         seconds_left = sum(row.result.seconds_total for row in self.rows if row.result is not None)
         text = f"running {len(compared)} variants again, to see the noise of their times: at most {seconds_left:.0f} s"
-        self._console.print(text, style="dim", highlight=False)
+        say(self._console, text, "dim")
         for _ in range(repeats + 1):
             for number in compared:
                 if self._lacks_runs(number) and seconds_left > 0:
@@ -165,7 +174,7 @@ class _Measuring:
         this = Run(
             name=name,
             experiment=variant.experiment,
-            folder=self._job.folder / name.replace("/", "-"),
+            folder=self._job.folder / folder_name(name),
             labels={"comparison": comparison.name, "variant": variant.name, "baseline": str(is_baseline).lower()},
         )
         observer = self._job.children.observer()
@@ -211,11 +220,11 @@ class _Measuring:
         stop: Stop = never_stop,
     ) -> tuple[Result, Summary]:
         """Run under a progress line of the terminal."""
-        with self._console.status(f"{label}: starting", refresh_per_second=REFRESHES_PER_SECOND) as status:
-            progress = ProgressLine(status, label, this.experiment.num_steps)
-            result, summary = run(this, [*observers, progress], stop=stop, summarize=summarize)
-        text = f"{label}: {result.outcome} in {result.seconds_total:.1f} s"
-        self._console.print(text, style="dim", highlight=False)
+        num_steps = this.experiment.num_steps
+        with progress(label, num_steps) as advance:
+            shown = StepProgress(advance, num_steps)
+            result, summary = run(this, [*observers, shown], stop=stop, summarize=summarize)
+        say(self._console, f"{label}: {result_text(result, summary)}", "dim")
         return result, summary
 
     @property
@@ -232,6 +241,14 @@ class _Measuring:
         return num_counting(row.timings) <= self._plan.repeats and not row.note
 
 
+def result_text(result: Result, summary: Summary) -> str:
+    """Return how a run ended: its outcome, memory, speed and seconds."""
+    metrics = summary.metrics
+    memory = [f"{metrics['peak_allocated_mib']:,.1f} MiB"] if "peak_allocated_mib" in metrics else []
+    speed = [f"{metrics['tokens_per_second']:,.0f} tokens/s"] if "tokens_per_second" in metrics else []
+    return f"{', '.join((result.outcome.value, *memory, *speed))} in {result.seconds_total:.1f} s"
+
+
 def _summarize(variant: Variant, baseline: Row | None, result: Result) -> Summary:
     """Return the summary of a variant, with the metrics against the baseline if there is one, but for its times."""
     from pipeline.prediction.summary import summary  # imported after the training has started
@@ -245,8 +262,9 @@ def _summarize(variant: Variant, baseline: Row | None, result: Result) -> Summar
 
 def _report(findings: "ComparisonFindings", job: Job, console: Console) -> None:
     """Print and log the report."""
-    from pipeline.jobs.publish import publish
-    from pipeline.report.comparison import comparison_frame
+    with progress("making the report"):
+        from pipeline.jobs.publish import publish
+        from pipeline.report.comparison import comparison_frame
 
     publish(findings, {"comparison.csv": comparison_frame(findings.rows).to_csv(index=False)}, job, console)
 

@@ -143,11 +143,9 @@ def _of_command(settings: ExplainSettings, messages: Messages, console: Console)
                 lambda text: console.print(text, highlight=False),
                 may_need_values=settings.values == "auto",
             )
-        publish(found, {}, job, console, is_answer_last=True)
+        publish(found, {}, job, console)
         job.tags({"change": "none" if found.answer is None else found.answer.shown})
         job.succeeded = _exit_code(found) != 1
-    if found.answer is not None:
-        console.print(f"run it: {shlex.join(found.answer_command)}", highlight=False, soft_wrap=True)
     return found
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.progress import progress
 from pipeline.base.units import MIB
 from pipeline.config.entry_points import SPACES, yaml_file
 from pipeline.config.experiment import Experiment, make_experiment, notes_on
@@ -17,7 +18,9 @@ from pipeline.config.settings import MODELS, AllSettings, dotted, merged, nested
 from pipeline.config.space import FOLLOWING
 from pipeline.config.variants import Comparison, EntryPoint, Variant, read_config, read_yaml
 from pipeline.jobs.comparison import measure
+from pipeline.jobs.finetune_plan import plan_kinds
 from pipeline.jobs.plan import make_plan
+from pipeline.jobs.printing import say, say_notes
 from pipeline.jobs.search import search
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.plan import CardPlan, PlannedRow
@@ -40,6 +43,10 @@ class FinetuneSettings(SearchSettings):
 
     kind: str = AUTO_KIND
     """The kind of fine-tuning to search: one of those in finetune.yaml; auto: the first that fits the budget."""
+    gpu: str | None = None
+    """Cards, as of plan, to say which kinds fit them and how fast; nothing is trained then."""
+    longest: bool = False
+    """With gpu: whether the longest sequences that each kind can train are found as well, which takes longer."""
 
 
 class ComparedSettings(Settings):
@@ -104,6 +111,8 @@ def _least(plan: CardPlan) -> PlannedRow:
 def finetune(given: Mapping[str, Any], console: Console) -> int:
     """Compare the kinds that fit, then search one; return the exit code: 1 if none fits or the search finds nothing.
 
+    With `gpu` nothing is trained: the kinds are planned on these cards.
+
     Raises:
         InvalidInputError: a setting is wrong, no kind can run here, the weights of each exceed the budget, or a storage
             cannot be reached.
@@ -116,22 +125,27 @@ def finetune(given: Mapping[str, Any], console: Console) -> int:
     _check(own, asked, given)
     of_config = _of_config(own, given)
     length = {name: of_config.pop(name) for name in LENGTH if name in of_config}  # of the answer, not of comparing
-    shared = _shared(merged(nested(values), of_config), given, console)
+    settings = merged(nested(values), of_config)
+    if given.get("gpu") not in (None, "none"):
+        kinds = {name: settings for name, settings in own.kinds.items() if asked in (AUTO_KIND, name)}
+        return plan_kinds(kinds, own.compared.space, _shared_of_cards(settings, given), given, console)
+    shared = _shared(settings, given, console)
     experiments = {name: _experiment(own, shared, settings, SMALLEST) for name, settings in own.kinds.items()}
     if asked != AUTO_KIND:
         _check_supported(experiments[asked])
-    next(
-        iter(experiments.values())
-    ).prepare()  # what is wrong with data or weights is said before anything is predicted
-    with console.status(f"predicting the memory of {len(own.kinds)} kinds of fine-tuning"):
-        kinds = list(_planned(own, shared))
-    for note in notes_on(experiments.values()):
-        console.print(note, style="yellow", highlight=False)
-    is_any_done = measure(_comparison(own, shared, kinds), console) == 0
-    chosen = next((one for one in kinds if one.name == asked or (asked == AUTO_KIND and one.skipped is None)), None)
+    first = next(iter(experiments.values()))
+    first.prepare()  # what is wrong with data or weights is said before anything is predicted
+    planned = []
+    with progress(f"planning {len(own.kinds)} kinds of fine-tuning", len(own.kinds)) as advance:
+        for kind in _planned(own, shared):
+            planned.append(kind)
+            advance(1)
+    say_notes(console, notes_on(experiments.values()))
+    is_any_done = measure(_comparison(own, shared, planned), console) == 0
+    chosen = next((one for one in planned if one.name == asked or (asked == AUTO_KIND and one.skipped is None)), None)
     if chosen is None:
         return 0 if is_any_done else 1
-    console.print(f"searching the fastest configuration of the kind {chosen.name}", highlight=False)
+    say(console, f"searching the fastest configuration of the kind {chosen.name}")
     return search(merged(merged(length, _search_settings(shared, given)), nested(chosen.settings)), console)
 
 
@@ -157,6 +171,12 @@ def _check_supported(experiment: Experiment) -> None:
         reason = technique.unsupported(hardware) or technique.unsuited(model, experiment.settings.model)
         if reason is not None:
             raise InvalidInputError(reason)
+
+
+def _shared_of_cards(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that all kinds share on cards, whose memory is the budget unless another one is given."""
+    shared = _shared(values, {"budget": "100%", **given}, Console(quiet=True))
+    return shared if "budget" in given else {name: value for name, value in shared.items() if name != "budget"}
 
 
 def _shared(values: Mapping[str, Any], given: Mapping[str, Any], console: Console) -> dict[str, Any]:

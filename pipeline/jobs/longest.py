@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.progress import progress
 from pipeline.config.experiment import AUTO_MODEL, Experiment, notes_on
 from pipeline.config.settings import RunSettings, dotted, validate
 from pipeline.config.space import Space, read_space, sentences, space_values
@@ -40,7 +40,7 @@ EXAMPLE_LENGTH = 256
 """Length at which the corpus is read for the shape of an example."""
 
 
-def find_longest(given: Mapping[str, Any], console: Console) -> LongestFindings:
+def find_longest(given: Mapping[str, Any]) -> LongestFindings:
     """Return the longest sequences of every configuration; show progress only, and log nothing.
 
     Raises:
@@ -63,7 +63,7 @@ def find_longest(given: Mapping[str, Any], console: Console) -> LongestFindings:
     values["sequence_length"] = min(EXAMPLE_LENGTH, limit)
     spaces = [read_space(own, values, given, "plan", card)[1] for card in cards]
     found = tuple(
-        _of_card(card, budget_bytes_on(budget, own.other_processes, card), values, space, own, console)
+        _of_card(card, budget_bytes_on(budget, own.other_processes, card), values, space, own)
         for card, space in zip(cards, spaces, strict=True)
     )
     if not any(card.rows for card in found):
@@ -129,24 +129,20 @@ def _of_card(
     values: Mapping[str, Any],
     space: Space,
     own: PlanSettings,
-    console: Console,
 ) -> CardLengths:
     experiments, choices, refusals = experiments_on(target, values, space, own.mathematics, budget_bytes)
     prior, rows, unpredicted = cost_prior(target), dict[int, LongestRow](), dict[str, None]()
-    shown = track(
-        _search(experiments, target, budget_bytes),
-        target.name,
-        len(experiments),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    for number, found in shown:
-        if isinstance(found, str):
-            unpredicted[found] = None
-            continue
-        planned = planned_row(choices[number], found.experiment, found.prediction, budget_bytes, prior)
-        rows[number] = LongestRow(sequence_length=found.length, planned=planned, next_peak_bytes=found.next_peak_bytes)
+    text = f"predicting the longest sequences of {len(experiments)} configurations on {target.name}"
+    with progress(text, len(experiments)) as advance:
+        for number, found in _search(experiments, target, budget_bytes):
+            advance(1)
+            if isinstance(found, str):
+                unpredicted[found] = None
+                continue
+            planned = planned_row(choices[number], found.experiment, found.prediction, budget_bytes, prior)
+            rows[number] = LongestRow(
+                sequence_length=found.length, planned=planned, next_peak_bytes=found.next_peak_bytes
+            )
     notes = (
         *notes_on_card(target),
         note_on_rates(target),

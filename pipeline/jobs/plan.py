@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.progress import progress
 from pipeline.base.units import MIB
 from pipeline.config.experiment import AUTO_MODEL, Experiment, notes_on
 from pipeline.config.settings import default_values, dotted, validate
@@ -33,6 +33,7 @@ from pipeline.jobs.plan_settings import (
     planned_row,
     targets,
 )
+from pipeline.jobs.printing import say_notes
 from pipeline.memory.breakdown import Breakdown
 from pipeline.prediction.card_processes import card_processes, python_on_cuda_build
 from pipeline.prediction.cards import notes_on_card
@@ -61,7 +62,7 @@ def plan(given: Mapping[str, Any], console: Console) -> int:
 
     """
     if _read(given)[1].get("sequence_length") == AUTO_LENGTH:
-        return 0 if log_longest(find_longest(given, console), given, console) else 1
+        return 0 if log_longest(find_longest(given), given, console) else 1
     return 0 if log_plan(make_plan(given, console), given, console) else 1
 
 
@@ -97,7 +98,7 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
             )
     cards = tuple(
         replace(
-            _card_plan(target, budget, batch, space, own, console),
+            _card_plan(target, budget, batch, space, own),
             effective_batch_size=batch["effective_batch_size"] if own.effective_batch_sizes else None,
         )
         for (target, batch), (_, space) in zip(planned, spaces, strict=True)
@@ -106,8 +107,7 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
         raise InvalidInputError("\n".join(f"{card.name}: {nothing_left(card.skipped)}" for card in cards))
     if len(cards) == 1:
         _refuse_hopeless(cards[0], Experiment(shared))
-    for note in corpus_notes(Experiment(shared)):
-        console.print(note, style="yellow", highlight=False)
+    say_notes(console, corpus_notes(Experiment(shared)))
     differing = ("effective_batch_size", "accumulation_steps") if own.effective_batch_sizes else ()
     return PlanFindings(
         entry="plan",
@@ -149,7 +149,7 @@ def _read(given: Mapping[str, Any]) -> tuple[PlanSettings, dict[str, Any]]:
 
 
 def _card_plan(
-    target: Hardware, budget: str | None, values: Mapping[str, Any], space: Space, own: PlanSettings, console: Console
+    target: Hardware, budget: str | None, values: Mapping[str, Any], space: Space, own: PlanSettings
 ) -> CardPlan:
     """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
     budget_bytes = budget_bytes_on(budget, own.other_processes, target)
@@ -172,13 +172,14 @@ def _card_plan(
         if prediction.breakdown is not None:
             breakdowns[number] = prediction.breakdown
 
-    with closing(predictions):
-        num_shown = len(experiments) if own.all else None  # how many it takes is not known before
-        shown = track(
-            predictions, target.name, num_shown, console=console, transient=True, disable=not console.is_terminal
-        )
-        for number, prediction in shown:
+    num_at_most = f"{'' if own.all or target.kind == 'cpu' else 'at most '}{len(experiments)}"
+    with (
+        closing(predictions),
+        progress(f"predicting {num_at_most} configurations on {target.name}", len(experiments)) as advance,
+    ):
+        for number, prediction in predictions:
             keep(number, prediction)
+            advance(1)
     num_seen = len(rows) + len(causes)
     beside = [number for number in _compared(rows, choices) if number not in breakdowns]
     num_seen += len({*beside} - {*rows})

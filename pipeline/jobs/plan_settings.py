@@ -130,7 +130,7 @@ def log_findings(
     from pipeline.tracking.job import open_job
 
     output = Path(values.get("output", RunSettings.model_fields["output"].default))
-    with open_job("plan", subject, output) as job:
+    with open_job(findings.entry, subject, output) as job:
         shared = {"model": findings.model, "effective_batch_size": findings.effective_batch_size}
         job.params({**shared, **params})
         job.file("environment.json", json.dumps(dict(findings.environment), indent=1))

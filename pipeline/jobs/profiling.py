@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.progress import progress
 from pipeline.base.results import Result
 from pipeline.config.experiment import Experiment
 from pipeline.config.variants import EntryPoint
+from pipeline.jobs.comparison import StepProgress
 from pipeline.jobs.lengths import corpus_notes
 from pipeline.jobs.policies import with_policies
+from pipeline.jobs.printing import say, say_notes
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import Summarize, run
+from pipeline.runtime.run_folder import folder_name
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.tracking.job import Job, open_job
 from pipeline.training.metrics import PREDICTION, Row, Summary
@@ -46,20 +50,30 @@ def profiling(plan: EntryPoint, console: Console) -> int:
     [variant] = with_policies(plan).variants
     experiment = variant.experiment
     settings, about = experiment.settings, environment(experiment.device)
-    for note in corpus_notes(experiment):
-        console.print(note, style="yellow", highlight=False)
+    say_notes(console, corpus_notes(experiment))
     with open_job(plan.entry, settings.model, settings.output) as job:
         job.params(experiment.params())
         job.tags({"device": str(experiment.device)})
         job.file("environment.json", json.dumps(about, indent=1))
-        with console.status("measuring, then profiling"):
-            folder = job.folder / variant.name
+        num_steps = settings.num_steps
+        say(console, f"training {num_steps} optimizer steps, then recording memory and time in a few more", "dim")
+        with progress(variant.name, num_steps) as advance:
+            observers = [job.children.observer(), _Progress(advance, num_steps)]
+            folder = job.folder / folder_name(variant.name)
             row, profile = measure_and_profile(
-                experiment, variant.name, folder, [job.children.observer()], partial(_summarize, experiment)
+                experiment, variant.name, folder, observers, partial(_summarize, experiment)
             )
         _report(plan.entry, QUESTION.format(name=variant.name), experiment, row, profile, about, job, console)
         job.succeeded = row.completed
     return 0 if job.succeeded else 1
+
+
+class _Progress(StepProgress):
+    """Reports the optimizer steps, then what is recorded."""
+
+    def message(self, message: Any) -> None:
+        """Report that a profile has arrived."""
+        self._advance(0, "recording memory" if isinstance(message, MemoryProfile) else "recording time")
 
 
 class Profile(Observer):
@@ -146,9 +160,11 @@ def _report(
     console: Console,
 ) -> None:
     """Print and log the report; pandas and Altair are imported here, after the runs."""
-    from pipeline.jobs.publish import publish
+    with progress("making the report"):
+        from pipeline.jobs.publish import publish
 
-    publish(findings_of(entry, question, experiment, row, profile, about), {}, job, console)
+        findings = findings_of(entry, question, experiment, row, profile, about)
+    publish(findings, {}, job, console)
 
 
 def _summarize(experiment: Experiment, result: Result) -> Summary:

@@ -12,7 +12,8 @@ from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.jobs.lengths import corpus_notes
 from pipeline.jobs.live_page import LivePage
-from pipeline.jobs.search_answer import answer_of
+from pipeline.jobs.printing import say, say_notes
+from pipeline.jobs.search_answer import write_answer
 from pipeline.jobs.search_progress import SearchProgress
 from pipeline.jobs.session_clock import PREDICTING, SessionClock
 from pipeline.runtime.environment import environment
@@ -48,8 +49,7 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
     start_server()
     problem = problem_of(given)
     of_corpus = corpus_notes(problem.base) if isinstance(problem.base, Experiment) else ()
-    for note in (*problem.notes, *of_corpus):
-        console.print(note, highlight=False)
+    say_notes(console, (*problem.notes, *of_corpus))
     with open_workers(problem) as workers:
         return _predict_and_measure(problem, workers, clock, console)
 
@@ -57,14 +57,12 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
 def _predict_and_measure(
     problem: Problem, workers: Workers, clock: SessionClock, console: Console
 ) -> SearchFindings | None:
-    status = f"predicting the memory of {len(problem.space.choices)} configurations"
     clock.begin(PREDICTING)
-    with console.status(status), loading("pipeline.tracking.job"):  # MLflow is imported while workers predict
+    with loading("pipeline.tracking.job"):  # MLflow is imported while workers predict
         sampler = make_sampler(problem)
     clock.end(PREDICTING)
     notes = not_predicted_notes(sampler.candidates) if sampler else ()
-    for note in notes:
-        console.print(note, style="yellow", highlight=False)
+    say_notes(console, notes)
     problem = replace(problem, notes=(*problem.notes, *notes))
     interrupt_on_signal()
     return _measure(problem, sampler, workers, clock, console)
@@ -92,11 +90,12 @@ def _measure(
             if trials := one.trials:
                 page.write(partial(_findings, one, trials, clock), f"{len(trials)} of at most {total} trials")
 
-        progress = SearchProgress(console, total, clock, write_page, partial(job.children.lost, study.key))
-        one = Search(problem, study, proposer, job.folder, job.children.observer, progress)
+        shown = SearchProgress(console, total, clock, write_page, partial(job.children.lost, study.key))
+        one = Search(problem, study, proposer, job.folder, job.children.observer, shown)
         is_whole = False
         try:
-            with progress:
+            say(console, f"measuring at most {total} of {len(problem.space.choices)} configurations", "dim")
+            with shown:
                 search_with(workers, one)
             is_whole = True
         finally:
@@ -137,10 +136,8 @@ def _report(
         return None
     findings = replace(_findings(search, trials, clock), interrupted=interrupted)
     best = findings.best
-    answer = None if best is None else answer_of(problem, dict(best.choice))
-    if answer is not None:
-        findings = answer.write(findings, job)
-    publish(findings, {"trials.csv": trials_frame(trials).to_csv(index=False)}, job, console)
-    if answer is not None:
-        answer.hand_over(job, console)
+    if best is not None:
+        findings = write_answer(problem, dict(best.choice), findings, job)
+    csv = {"trials.csv": trials_frame(trials).to_csv(index=False)}
+    publish(findings, csv, job, console, said=problem.notes)
     return findings

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import cache_folder, write_atomically
+from pipeline.base.progress import progress
 from pipeline.config.command import Command
 from pipeline.config.command_template import Template
 from pipeline.memory.device import cores
@@ -58,8 +59,13 @@ def predict_commands(commands: Sequence[Command], card: Card, may_install: bool)
     """
     first = on_cuda_build(commands[0].words, may_install)
     environment(card, python=python_of(first))  # so that one thread alone installs and compiles what all need
-    with ThreadPoolExecutor(max(1, len(cores()))) as pool:
-        return list(pool.map(partial(_predict, card=card, may_install=may_install), commands))
+    outcomes = []
+    text = f"simulating {len(commands)} commands on {card.name}"
+    with ThreadPoolExecutor(max(1, len(cores()))) as pool, progress(text, len(commands)) as advance:
+        for outcome in pool.map(partial(_predict, card=card, may_install=may_install), commands):
+            outcomes.append(outcome)
+            advance(1)
+    return outcomes
 
 
 def _predict(command: Command, card: Card, may_install: bool) -> Outcome:

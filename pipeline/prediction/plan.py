@@ -62,14 +62,19 @@ class CardPlan:
     """What training on the card needs besides memory, a sentence each."""
     effective_batch_size: int | None = None
     """Where the plan has several; None for that of the plan."""
+    kind: str | None = None
+    """The kind of fine-tuning, where the plan compares several."""
+    longest_length: int | None = None
+    """The longest sequences that its configuration with the smallest peak can train; None where it is not known."""
     num_configurations: int | None = None
     """Configurations of the space, where only those are predicted that may be the fastest; None: all are."""
 
     @property
     def name(self) -> str:
-        """The card, with the effective batch where the plan has several."""
+        """The card, with the kind of fine-tuning and the effective batch where the plan has several."""
+        card = self.card if self.kind is None else f"{self.card}, {self.kind}"
         size = self.effective_batch_size
-        return self.card if size is None else f"{self.card} (effective batch {size})"
+        return card if size is None else f"{card} (effective batch {size})"
 
     @property
     def recommended(self) -> PlannedRow | None:
@@ -89,6 +94,8 @@ class PlanFindings:
     cards: tuple[CardPlan, ...]
     settings: Mapping[str, Any]
     environment: Mapping[str, str]
+    command: str | None = None
+    """What goes on from the plan on a machine with the card; None: the run of the recommended configuration."""
 
     @property
     def effective_batch_sizes(self) -> tuple[int, ...]:
@@ -101,5 +108,5 @@ class PlanFindings:
 
     @property
     def recommended(self) -> PlannedRow | None:
-        """Return the recommended configuration for the first card; None if nothing fits."""
+        """The recommended configuration for the first card; None if nothing fits."""
         return self.cards[0].recommended

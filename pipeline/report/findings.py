@@ -54,7 +54,8 @@ REPORTS: dict[type[Any], Callable[[Any], Report]] = {
 
 def report_of(findings: Findings) -> Report:
     """Return the report of these findings; that of an interrupted job begins with how far it came."""
-    report, progress = REPORTS[type(findings)](findings), progress_of(findings)
+    make = next(REPORTS[kind] for kind in type(findings).__mro__ if kind in REPORTS)
+    report, progress = make(findings), progress_of(findings)
     if progress is None:
         return report
     begin = f"Interrupted after {progress}."

@@ -49,11 +49,11 @@ def plan_report(findings: PlanFindings) -> Report:
             f"What would {findings.model} need at an effective batch of {sizes} on "
             f"{', '.join(dict.fromkeys(card.card for card in findings.cards))}?"
         ),
-        answer=" ".join([*map(_answer, findings.cards), *([ESTIMATED] if recommended else [])]),
+        answer=" ".join([*_answers(findings.cards), *([ESTIMATED] if recommended else [])]),
         headlines=figures,
         lead=_lead(findings.cards) if recommended else None,
-        command=None if several else _command(findings),
-        command_title="Run it on that device",
+        command=findings.command if several or findings.command else _command(findings),
+        command_title="Search the fastest configuration there" if findings.command else "Run it on that device",
         sections=tuple(sections),
         environment=findings.environment,
         settings=findings.settings,
@@ -81,6 +81,37 @@ def _command(findings: PlanFindings) -> str | None:
 def _speed_text(row: PlannedRow) -> str:
     """Return an estimated throughput in as many digits as an estimate has."""
     return f"{float(f'{row.tokens_per_second:.3g}'):,.0f} tokens/s"
+
+
+def _answers(cards: Sequence[CardPlan]) -> list[str]:
+    """Return a sentence for each card: where to start, or which kinds of fine-tuning fit."""
+    if all(card.kind is None for card in cards):
+        return [_answer(card) for card in cards]
+    sentences = []
+    for name in dict.fromkeys(card.card for card in cards):
+        kinds = [card for card in cards if card.card == name]
+        fitting = [_kind_that_fits(card, card.recommended) for card in kinds if card.recommended is not None]
+        sentences.append(
+            f"On {name} {len(fitting)} of {len(kinds)} kinds fit{': ' * bool(fitting)}{'; '.join(fitting)}."
+        )
+        if left_out := [_kind_that_does_not(card) for card in kinds if card.recommended is None]:
+            sentences.append(f"Not {'; '.join(left_out)}.")
+    return sentences
+
+
+def _kind_that_fits(card: CardPlan, best: PlannedRow) -> str:
+    longest = "" if card.longest_length is None else f", sequences of up to {card.longest_length:,} tokens"
+    return (
+        f"{card.kind} ({label(best.choice)}: {best.peak_bytes / MIB:,.0f} of {card.budget_bytes / MIB:,.0f} MiB, about "
+        f"{_speed_text(best)}{longest})"
+    )
+
+
+def _kind_that_does_not(card: CardPlan) -> str:
+    if not card.rows:
+        return f"{card.kind} ({'; '.join(card.skipped).rstrip('.')})"
+    smallest = min(row.peak_bytes for row in card.rows) / MIB
+    return f"{card.kind} (needs {smallest:,.0f} of {card.budget_bytes / MIB:,.0f} MiB at least)"
 
 
 def _answer(card: CardPlan) -> str:
@@ -117,7 +148,8 @@ def _which(card: CardPlan) -> str:
 
 def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | None, num_cells: int) -> Section:
     size = card.effective_batch_size
-    choice = (card.card, *([] if size is None else [f"effective batch {size}"]))
+    kind = [] if card.kind is None else [card.kind]
+    choice = (card.card, *kind, *([] if size is None else [f"effective batch {size}"]))
     if not card.rows:
         return Section(title=card.name, notes=(*card.notes, *card.skipped), choice=choice)
     name = re.sub(r"[^a-z0-9]+", "_", card.name.lower()).strip("_")
@@ -235,6 +267,8 @@ def _cards_table(cards: Sequence[CardPlan]) -> Table:
     for card in cards:
         best = card.recommended
         line: dict[str, Any] = {"card": card.card, "GiB": card.budget_bytes / 2**30}
+        if card.kind is not None:
+            line["kind"] = card.kind
         if card.effective_batch_size is not None:
             line["effective batch"] = card.effective_batch_size
         if best is not None:
@@ -244,6 +278,8 @@ def _cards_table(cards: Sequence[CardPlan]) -> Table:
             line["headroom MiB"] = (card.budget_bytes - best.peak_bytes) / MIB
             line["seconds per step"] = best.seconds
             line["tokens/s"] = best.tokens_per_second
+        if card.longest_length is not None:
+            line["longest sequence"] = card.longest_length
         lines.append(line)
     forms = {"GiB": "{:,.1f}", "predicted MiB": "{:,.0f}", "headroom MiB": "{:,.0f}"}
     forms |= {"seconds per step": "{:.3g}", "tokens/s": "{:,.0f}"}

@@ -37,6 +37,7 @@ def simulation_report(simulation: Simulation) -> Report:
         headlines=_headlines(simulation),
         command=_command(simulation),
         command_title="Simulate it again",
+        is_repeated=True,
         sections=(
             Section(title="memory", plots=plots, notes=simulation.notes),
             Section(title="tables", tables=(*tables, *processes)),

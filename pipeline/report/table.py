@@ -59,6 +59,10 @@ class Table:
         """The note, and the number of rows that are only in the CSV file."""
         return self._below(len(self.lines))
 
+    def first(self, num_rows: int) -> pd.DataFrame:
+        """Return the first rows as text."""
+        return pd.DataFrame(self.lines[:num_rows], columns=self.headings)
+
     def is_numeric(self, heading: str) -> bool:
         """Whether a column holds numbers, which are aligned right and sorted by value."""
         return self.frame[heading].dtype.kind in "iuf"

@@ -1,6 +1,7 @@
 """The files of one run on local disk: configuration, optimizer steps and result."""
 
 import json
+import re
 import sys
 import time
 from dataclasses import asdict
@@ -15,6 +16,11 @@ from pipeline.training.metrics import Summary, finite, step_metrics
 
 CONFIG, STEPS, RESULT, LOG = "config.yaml", "steps.jsonl", "result.json", "log.txt"
 """File names in a run's folder; LOG is what the run's process printed."""
+
+
+def folder_name(name: str) -> str:
+    """Return the name of the folder of a run of this name, which has neither spaces nor colons nor commas."""
+    return re.sub(r"[^\w.+-]+", "-", name).strip("-")
 
 
 class RunFolder:

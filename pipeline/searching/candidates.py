@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.progress import progress
 from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice, Value
 from pipeline.memory.device import hardware_of
@@ -58,7 +59,11 @@ def make_candidates(
     """
     target = hardware_of(experiments[0].device)
     shapes = [experiment.with_random_weights("cpu") for experiment in experiments]
-    outcomes = dict(predict_each(shapes, target, budget_bytes=budget_bytes))
+    outcomes: dict[int, Prediction | InvalidInputError] = {}
+    with progress(f"predicting the memory of {len(shapes)} configurations", len(shapes)) as advance:
+        for number, outcome in predict_each(shapes, target, budget_bytes=budget_bytes):
+            outcomes[number] = outcome
+            advance(1)
     predictions = {number: outcome for number, outcome in outcomes.items() if isinstance(outcome, Prediction)}
     sizes = [experiment.micro_batch_size for experiment in experiments]
     works = _works(choices, sizes, predictions)

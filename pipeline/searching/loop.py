@@ -17,6 +17,7 @@ from pipeline.config.space import Choice
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import Execute, Summarize, execute, run
+from pipeline.runtime.run_folder import folder_name
 from pipeline.searching.certificate import Certificate
 from pipeline.searching.interface import Problem
 from pipeline.searching.judge import CONSTRAINT, OUTCOME, judge, peak_bytes
@@ -92,14 +93,14 @@ class Search:
     def run(
         self,
         name: str,
+        folder: str,
         experiment: Runnable,
         labels: dict[str, str],
         stop: Stop = never_stop,
         summarize: Summarize | None = None,
     ) -> tuple[Result, dict[str, float]]:
-        """Run a configuration of this search; return its result and summary metrics."""
-        folder = self.folder / name.replace("/", "-")
-        one = Run(name=name, experiment=experiment, folder=folder, labels=labels)
+        """Run a configuration of this search in a folder of this name; return its result and summary metrics."""
+        one = Run(name=name, experiment=experiment, folder=self.folder / folder_name(folder), labels=labels)
         conclude = summarize or partial(self.problem.summary, experiment)
         observers = [self.tracker(), self.observer]
         result, found = run(one, observers, stop=stop, summarize=conclude, executor=self.executor)
@@ -221,7 +222,7 @@ def _verify(search: Search, trials: Sequence[Trial]) -> Verification | None:
     def measure(choice: Choice, role: str) -> Measured:
         name, labels = f"{title}: {role}: {label(choice)}", {"variant": label(choice), "verification": role}
         stop = StopAfter(search.problem.settings.verify_steps) if role == "plain" else never_stop
-        done = search.run(name, search.problem.verified(choice), labels, stop)
+        done = search.run(name, f"verification-{number:02} {role}", search.problem.verified(choice), labels, stop)
         search.observer.check(name, done[0])
         if role == "plain" and store_measurement(search, choice, *done):
             stored.append(choice)
@@ -260,7 +261,7 @@ def _run_trial(search: Search, to_beat: float | None, began: Callable[[], None])
         labels = {"variant": label(queued.choice), **of_study, "trial": str(queued.number + 1)}
         stop = _trial_length(search.problem, experiment, None if queued.is_repeat else to_beat)
         summarize = partial(_summary, search.problem, experiment, queued)
-        result, metrics = search.run(names[0], experiment, labels, stop, summarize)
+        result, metrics = search.run(names[0], f"trial-{queued.number + 1:02}", experiment, labels, stop, summarize)
         if not search.trials and (reason := search.problem.why_none_runs(queued.choice, result)):
             raise InvalidInputError(reason)
         return judge(result, metrics, search.problem.budget_bytes), result, metrics

@@ -1,0 +1,130 @@
+"""The settings as types of keyword arguments, for editors and type checkers; a test compares them with the models."""
+
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+
+class RunOptions(TypedDict, total=False):
+    """Settings of a run; those of a model family or a corpus are a dictionary: causal_lm={"num_layers": 2}."""
+
+    model: str
+    corpus: str
+    sequences: Literal["packed", "packed_documents", "fixed_length", "padded", "grouped"]
+    sequence_length: int
+    vocabulary_size: int
+    device: str
+    seed: int
+    num_steps: int
+    num_epochs: float | None
+    timing_warmup_steps: int
+    learning_rate: float
+    learning_rate_scaling: Literal["none", "linear", "sqrt"]
+    base_batch_size: int
+    learning_rate_warmup_steps: int
+    learning_rate_warmup_ratio: float | None
+    learning_rate_schedule: Literal["constant", "linear", "cosine"]
+    weight_decay: float
+    max_grad_norm: float | None
+    eval_steps: int
+    gradient_underflow: bool
+    dataset_size: int
+    budget: str | None
+    time_limit: float | None
+    output: str | Path
+    micro_batch_size: int | None
+    accumulation_steps: int | None
+    effective_batch_size: int | None
+    world_size: int
+    activation_offloading: bool
+    offloading_min_mib: float
+    adapter: Literal["none", "lora", "qlora"]
+    adapter_rank: int
+    adapter_alpha: int
+    adapter_dropout: float
+    adapter_targets: str
+    adapter_weights: Literal["float32", "bfloat16"]
+    qlora_double_quantization: bool
+    qlora_float32_rest: bool
+    attention: Literal["sdpa", "eager", "flash"]
+    checkpointing: str
+    compile: Literal["none", "layers"]
+    expandable_segments: bool
+    gelu: Literal["model", "fused"]
+    loss_kernel: Literal["full", "chunked", "fused", "liger"]
+    loss_chunk_tokens: int | None
+    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd", "muon"]
+    adamw_8bit_embeddings: Literal["float32", "8bit"]
+    adafactor_beta2_decay: float
+    adafactor_clipping: float
+    sgd_momentum: float
+    muon_momentum: float
+    muon_scaling: Literal["match_rms_adamw", "original"]
+    optimizer_in_backward: bool
+    precision: Literal["fp32", "tf32", "fp16", "bf16"]
+    initial_loss_scale: float
+    weights: Literal["float32", "bfloat16"]
+    causal_lm: dict[str, Any]
+    encoder_stack: dict[str, Any]
+    user_model: dict[str, Any]
+    chat: dict[str, Any]
+    hub: dict[str, Any]
+    python_docs: dict[str, Any]
+    quick_fox: dict[str, Any]
+    random_vectors: dict[str, Any]
+    text_files: dict[str, Any]
+    user_corpus: dict[str, Any]
+
+
+class PlanOptions(RunOptions, total=False):
+    """Settings of `plan`."""
+
+    space: dict[str, Any]
+    mathematics: Literal["exact", "rounding", "different"]
+    config: str | Path | None
+    gpu: str
+    other_processes: str | None
+    install: bool
+    all: bool
+    effective_batch_sizes: list[int]
+
+
+class SearchOptions(RunOptions, total=False):
+    """Settings of `search`."""
+
+    space: dict[str, Any]
+    mathematics: Literal["exact", "rounding", "different"]
+    config: str | Path | None
+    num_trials: int
+    search_time_limit: float | None
+    sampler: Literal["predictive", "tpe", "gp", "random", "brute", "nsga2"]
+    gap: float
+    fit_confidence: float
+    precision_percent: float
+    verify_steps: int
+    verify_varying_steps: int
+    objectives: Literal["throughput", "pareto"]
+    workers: int | None
+    executor: Literal["local", "ray"]
+    ray_address: str | None
+    worker_timeout: int
+    storage: str
+    study: str
+    command: str | None
+    patch: str | None
+    env: str | None
+    gpu: str | None
+    install: bool
+
+
+class SimulateOptions(TypedDict, total=False):
+    """Settings of `simulate`."""
+
+    gpus: int
+    world_size: int
+    rank: int
+    budget: str | None
+    other_processes: str | None
+    values: Literal["auto", "on", "off"]
+    steps: str
+    time_limit: float | None
+    install: bool

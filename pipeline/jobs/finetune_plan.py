@@ -1,0 +1,124 @@
+"""`fitproof finetune --gpu CARD`: which kinds of fine-tuning fit a card, at which length, and how fast."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.progress import progress
+from pipeline.config.experiment import Experiment, make_experiment
+from pipeline.config.settings import dotted, merged, nested
+from pipeline.jobs.plan import make_plan
+from pipeline.jobs.plan_settings import budget_bytes_on, log_findings, targets
+from pipeline.prediction.cuda_context import context_bytes_of
+from pipeline.prediction.longest import longest_that_fits
+from pipeline.prediction.plan import CardPlan, PlanFindings
+from pipeline.report.command import command_line
+
+Settings = Mapping[str, Any]
+LEANEST: Settings = {"micro_batch_size": [1], "checkpointing": ["every_layer"], "loss_kernel": ["chunked"]}
+"""Of each dimension the value that needs the least memory."""
+
+
+def plan_kinds(
+    kinds: Mapping[str, Settings], space: Settings, shared: Settings, given: Settings, console: Console
+) -> int:
+    """Plan each kind on the cards `gpu`, print and log the report; return the exit code: 1 if no kind fits any card.
+
+    Raises:
+        InvalidInputError: a setting or a card is wrong, no kind can be planned, or the tracking store cannot be
+            reached.
+
+    """
+    gpu, is_longest_wanted = str(given["gpu"]), str(given.get("longest", "false")).lower() == "true"
+    plans: dict[str, PlanFindings] = {}
+    reasons: dict[str, str] = {}
+    with progress(f"planning {len(kinds)} kinds of fine-tuning", len(kinds)) as advance:
+        for name, settings in kinds.items():
+            values = {**merged(shared, nested(settings)), "gpu": gpu}
+            try:
+                plans[name] = _plan(values, space)
+            except InvalidInputError as error:
+                reasons[name] = str(error)
+            else:
+                if is_longest_wanted:
+                    plans[name] = replace(plans[name], cards=tuple(_with_longest(plans[name], values)))
+            advance(1, name)
+    if not plans:
+        raise InvalidInputError("\n".join(dict.fromkeys(reasons.values())))
+    first = next(iter(plans.values()))
+    cards = []
+    for number, target in enumerate(targets(gpu)):
+        for name in kinds:
+            if name in plans:
+                cards.append(replace(plans[name].cards[number], kind=name))
+            else:
+                budget_bytes = budget_bytes_on(shared.get("budget"), None, target)
+                cards.append(
+                    CardPlan(
+                        card=target.name,
+                        budget_bytes=budget_bytes,
+                        rows=(),
+                        skipped=(reasons[name],),
+                        breakdown=None,
+                        kind=name,
+                    )
+                )
+    findings = replace(
+        first,
+        entry="finetune",
+        cards=tuple(cards),
+        settings={
+            name: value
+            for name, value in first.settings.items()
+            if all(name in plan.settings and plan.settings[name] == value for plan in plans.values())
+        },
+        command=_command(cards, given),
+    )
+    fits = any(card.recommended is not None for card in cards)
+    subject = f"{findings.model} on {gpu}"
+    log_findings(findings, subject, {"gpu": gpu}, shared, console, succeeded=fits)
+    return 0 if fits else 1
+
+
+def _plan(values: Settings, space: Settings) -> PlanFindings:
+    """Return the plan of a kind: of its leanest configurations and, if one of them fits a card, of the others.
+
+    The others have the number format that is expected to be the fastest of the leanest ones.
+    """
+    least = make_plan({**values, "space": {**space, **LEANEST}}, Console(quiet=True))
+    start = next((card.recommended for card in least.cards if card.recommended is not None), None)
+    if start is None:
+        return least
+    others = {**space, "loss_kernel": LEANEST["loss_kernel"], "precision": [start.choice["precision"]]}
+    return make_plan({**values, "space": others}, Console(quiet=True))
+
+
+def _with_longest(plan: PlanFindings, values: Settings) -> Iterator[CardPlan]:
+    """Yield the plan of each card with the longest sequences of its configuration with the smallest peak."""
+    for card, target in zip(plan.cards, targets(str(values["gpu"])), strict=True):
+        if card.recommended is None:
+            yield card
+            continue
+        least = min(card.rows, key=lambda row: row.peak_bytes)
+        of_run = {name: value for name, value in values.items() if name not in ("gpu", "space", "budget")}
+        experiment = make_experiment(
+            merged(of_run, nested({**least.choice, "device": "cpu", "model": plan.model})), "finetune"
+        )
+        found = longest_that_fits(_random(experiment), target, card.budget_bytes, context_bytes_of(target))
+        yield replace(card, longest_length=found.length)
+
+
+def _random(experiment: Experiment) -> Experiment:
+    """Return the experiment without pretrained weights, which change no memory."""
+    return experiment.with_random_weights("cpu")
+
+
+def _command(cards: list[CardPlan], given: Settings) -> str | None:
+    """Return the command that searches, on a machine with the card, the first kind that fits; None if none does."""
+    kind = next((card.kind for card in cards if card.recommended is not None), None)
+    if kind is None:
+        return None
+    return command_line("finetune", {**dict(dotted({k: v for k, v in given.items() if k != "gpu"})), "kind": kind})

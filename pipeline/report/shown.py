@@ -1,0 +1,94 @@
+"""What Python's API returns: findings that show themselves in three lines, and in a notebook as the answer's table."""
+
+import textwrap
+from dataclasses import fields
+from html import escape
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pipeline.prediction.longest import LongestFindings
+from pipeline.prediction.plan import PlanFindings
+from pipeline.prediction.simulation import Simulation
+from pipeline.report.findings import Findings, report_of
+from pipeline.report.page import Report
+from pipeline.report.table import Table
+from pipeline.searching.results import SearchFindings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CHARACTERS = 200
+"""Of the answer in the text of a result."""
+NUM_ROWS = 10
+"""Rows of the table in a notebook."""
+
+
+class Shown:
+    """Findings that show themselves."""
+
+    table: ClassVar[str | None] = None
+    """The name of the table of the answer; None: the first one of the report."""
+
+    @classmethod
+    def of(cls, findings: Any) -> Self:
+        """Return the findings as a result of the API."""
+        return cls(**{field.name: getattr(findings, field.name) for field in fields(findings)})
+
+    @property
+    def answer(self) -> str:
+        """The answer in words."""
+        return self._report.lead or self._report.answer
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Return the table of the answer: a row for each configuration, card, trial or process."""
+        return self._table.frame
+
+    def __repr__(self) -> str:
+        """Return three lines: the question, the answer, and what to go on with."""
+        rest = f"{len(self._table.frame)} rows in to_frame(): {self._table.title}"
+        answer = textwrap.shorten(self.answer, CHARACTERS, placeholder=" ...")
+        return f"{self._report.question}\n{answer}\n{rest}"
+
+    def _repr_html_(self) -> str:
+        """Return the answer and its table for a notebook."""
+        table = self._table
+        below = escape(table.note or "")
+        return (
+            f"<p><b>{escape(self.answer)}</b></p>"
+            f"{table.first(NUM_ROWS).to_html(index=False, border=0)}"
+            f"<p>{below} {len(table.frame)} rows in to_frame().</p>"
+        )
+
+    @property
+    def _report(self) -> Report:
+        findings: Findings = self  # type: ignore[assignment]
+        return report_of(findings)
+
+    @property
+    def _table(self) -> Table:
+        tables = self._report.tables
+        return next((table for table in tables if table.name == self.table), tables[0])
+
+
+class Plan(Shown, PlanFindings):
+    """The predicted memory and time of configurations on cards."""
+
+    __repr__ = Shown.__repr__
+
+
+class Longest(Shown, LongestFindings):
+    """The longest sequences that fit cards."""
+
+    __repr__ = Shown.__repr__
+
+
+class Searched(Shown, SearchFindings):
+    """The fastest configuration that fits, and how sure that is."""
+
+    table: ClassVar[str | None] = "ranking"
+    __repr__ = Shown.__repr__
+
+
+class Simulated(Shown, Simulation):
+    """What a training needs of a card."""
+
+    __repr__ = Shown.__repr__
