@@ -1,0 +1,65 @@
+"""Write docs/reference.md: every setting with its type and default, and the Python API, from the code.
+
+python docs/make_reference.py
+"""
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import fitproof
+from pipeline.cli import Described, described
+from pipeline.config.entry_points import SINGLE, SPACES, TOOLS, questions
+
+FILE = Path(__file__).with_name("reference.md")
+OF_RUN = "main"
+"""The entry point whose settings, but for its own, are those of a run."""
+
+
+def reference() -> str:
+    """Return the page."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "# Reference\n"
+    yield "Every setting of the command line, of YAML files and of `-P name=value`, and the Python API. Written by"
+    yield "`python docs/make_reference.py` from the code. What is measured:"
+    yield "[metrics](metrics.md). What to use them for: [README](../README.md), [tutorial](tutorial.md).\n"
+    yield "## Settings of an entry point\n"
+    yield "Beside these, every entry point takes the [settings of a run](#settings-of-a-run); the tools take none of"
+    yield "them. Entry points that compare variants have the setting `repeats`.\n"
+    for entry in (*SINGLE, *SPACES, "combined", *TOOLS):
+        own = next(iter(described(entry)))[1]
+        yield f"### {entry}\n"
+        yield f"{questions().get(entry, TOOLS.get(entry))}\n"
+        yield from _table(own)
+    (_, shared), *families = list(described(OF_RUN))[1:]
+    yield "## Settings of a run\n"
+    yield from _table(shared)
+    for title, settings in families:
+        name, _, text = title.partition(": ")
+        yield f"### {name}\n"
+        yield f"{text}.\n"
+        yield from _table(settings)
+    yield "## Python\n"
+    yield "`import fitproof`: settings are keyword arguments with the names above, dotted ones dictionaries.\n"
+    for name in fitproof.__all__:
+        member = getattr(fitproof, name)
+        text = inspect.cleandoc(member.__doc__ or "").partition("\n\nRaises:")[0]
+        yield f"### {name}\n"
+        yield f"{text}\n"
+
+
+def _table(settings: list[Described]) -> Iterator[str]:
+    yield "| setting | type | default | meaning |"
+    yield "|---|---|---|---|"
+    for one in settings:
+        cells = (f"`{one.name}`", one.type, f"`{one.default}`", re.sub(r"\s+", " ", one.description))
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    yield ""
+
+
+if __name__ == "__main__":
+    FILE.write_text(reference())
