@@ -16,7 +16,10 @@ from conftest import ROOT, TINY
 from project import Project
 
 import pipeline
-from pipeline.base.errors import InvalidInputError
+from pipeline.base.errors import InvalidInputError, NothingMeasuredError
+from pipeline.cli import settings_of
+from pipeline.config.options import PlanOptions, RunOptions, SearchOptions, SimulateOptions
+from pipeline.config.settings import AllSettings
 from pipeline.prediction.plan import PlanFindings
 from pipeline.report.findings import read_findings
 from pipeline.searching.results import SearchFindings
@@ -55,8 +58,9 @@ def test_the_python_of_the_readme_runs(block: str, tmp_path: Path) -> None:
     (tmp_path / "notebook.py").write_text(ast.unparse(ast.fix_missing_locations(tree)))
     done = project.call("python", "notebook.py")
     assert done.returncode == 0, done.stderr
-    first, *rows, last = done.stdout.splitlines()
-    assert "should need" in first and "tokens/s" in last and len(rows) == 4
+    question, answer, in_frame, *rows, last = done.stdout.splitlines()
+    assert question.startswith("What would gpt2 need") and answer.startswith("Start with") and "to_frame()" in in_frame
+    assert "tokens/s" in last and len(rows) == 4
     assert len(project.children_of(project.parent_of("search"))) == 2
 
 
@@ -175,3 +179,35 @@ def test_importing_it_loads_nothing_heavy() -> None:
     words = "import sys; from fitproof import plan, search; print([m for m in ('torch', 'mlflow') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_results_show_themselves_and_are_frames(folder: Path) -> None:
+    planned = pipeline.plan(
+        **SMALL, model="gpt2-nano", gpu="cpu", effective_batch_size=2, space=FEW, budget="64MiB", device="cpu"
+    )
+    assert len(repr(planned).splitlines()) == 3 and "Start with" in repr(planned)
+    frame = planned.to_frame()
+    assert len(frame) == len(planned.cards[0].rows) == 4 and {"fits", "tokens/s"} <= {*frame.columns}
+    shown = planned._repr_html_()
+    assert "<table" in shown and "start here" in shown and planned.answer.split(":")[0] in shown
+
+
+def test_a_search_that_measured_nothing_says_so(folder: Path) -> None:
+    few: dict[str, Any] = {"space": FEW, "search_time_limit": 1e-9}
+    with pytest.raises(NothingMeasuredError, match="raise search_time_limit"):
+        pipeline.search(**SMALL, device="cpu", budget="64MiB", effective_batch_size=2, **few)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("options", "entry", "without"),
+    [
+        (RunOptions, None, set[str]()),
+        (PlanOptions, "plan", set[str]()),
+        (SearchOptions, "search", set[str]()),
+        (SimulateOptions, "simulate", {"gpu", "command", "answer", "output"}),
+    ],
+)
+def test_the_typed_settings_are_all_settings(options: Any, entry: str | None, without: set[str]) -> None:
+    kind = AllSettings if entry is None else settings_of(entry)
+    assert {*options.__annotations__} | without == {*kind.model_fields}

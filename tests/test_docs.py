@@ -29,7 +29,7 @@ from pipeline.config.variants import load_entry_point
 from pipeline.tracking.metric_names import SUMMARIES
 
 PAGES = ["README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
-README_LINES = 220
+README_LINES = 160
 WORDS = "the fastest way to train a model in the memory you have "
 COMPUTED = ("worst error", "bound true")
 """Words of tables that are computed from several committed rows, in tests of their own."""
@@ -157,7 +157,7 @@ def test_a_command_of_the_readme_runs_through_mlflow(command: str, project: Proj
 def test_all_commands_of_the_readme_are_tested() -> None:
     assert len(HERE) >= 5 and THROUGH_MLFLOW
     others = set(README_COMMANDS) - {*HERE, *THROUGH_MLFLOW}
-    assert others == {"make search", "make test", "make ui"}
+    assert others == {"make ui"}
 
 
 def test_make_search_is_the_search_through_mlflow(project: Project) -> None:
@@ -216,8 +216,8 @@ def test_the_layers_are_those_of_the_contract() -> None:
     assert [int(row[0]) for row in table[1:]] == [*range(len(layers), 0, -1)]
 
 
-def test_the_diagram_of_the_readme_has_every_folder_in_its_layer() -> None:
-    [diagram] = blocks("README.md", "mermaid")
+def test_the_diagram_of_the_architecture_page_has_every_folder_in_its_layer() -> None:
+    [diagram] = [block for block in blocks("docs/architecture.md", "mermaid") if block.startswith("flowchart")]
     layers = [set(re.findall(r"<b>(\w+)/</b>", line)) for line in diagram.splitlines() if "<b>" in line]
     assert layers == [layer for layer in layers_of_the_contract() if (ROOT / "pipeline" / min(layer)).is_dir()]
     folders = {path.parent.name for path in (ROOT / "pipeline").glob("*/__init__.py")}

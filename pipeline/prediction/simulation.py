@@ -143,6 +143,8 @@ def simulate(
         InvalidInputError: the command cannot be started, or uses no card.
 
     """
+    steps = "to its end" if wanted.num_steps is None else f"for {wanted.num_steps} optimizer steps"
+    say(f"running the command on a simulated {wanted.card.name}, {steps}")
     run = _run(wanted, folder / "first", ends_at_steering_read=may_need_values, is_hidden=is_hidden)
     if may_need_values and (has_steering_read(folder / "first") or _may_have_failed_by_reading(run)):
         say("it reads numbers from the card that nothing has computed; running it again with those of small tensors")
