@@ -31,7 +31,7 @@ CASES = [
         ["finetune", "--lora_r", "8", "--bf16"],
         "called lora_r; did you mean adapter_rank?\nno setting is called bf16; did you mean precision=bf16?",
     ),
-    (["search", "--gpu", "rtx4090"], "no setting is called gpu; did you mean device or budget?"),
+    (["search", "--gpu", "rtx4090"], "gpu belongs to a search of a command, and there is none; write it behind --"),
     (["main", "--bf16", "true"], "no setting is called bf16; did you mean precision=bf16?"),
     (["main", "--warmup_steps", "5"], "did you mean learning_rate_warmup_steps?"),
     (["main", "--zzz", "5"], "no setting is called zzz; --help-all lists all settings"),

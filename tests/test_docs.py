@@ -343,7 +343,7 @@ def sections_with_data(page: str) -> Iterator[tuple[str, str]]:
             yield section, "\n".join(((ROOT / page).parent / link).read_text() for link in links)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/evidence.md"])
+@pytest.mark.parametrize("page", ["docs/evidence.md"])
 def test_numbers_of_tables_are_those_of_the_files_that_the_section_links_to(page: str) -> None:
     """A number may be rounded; the first cell of a row is a label."""
     checked = 0
