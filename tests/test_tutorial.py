@@ -11,7 +11,7 @@ from conftest import ROOT
 from project import Project
 
 CUDA_PYTHON = ROOT / ".venv-cuda" / "bin" / "python"
-FEW = ["--num_trials", "2", "--verify_steps", "2"]
+FEW = ["--num_trials", "2", "--verify_steps", "0"]
 """What makes the tutorial's search short."""
 
 
