@@ -35,7 +35,7 @@ def plan_kinds(
     gpu, is_longest_wanted = str(given["gpu"]), str(given.get("longest", "false")).lower() == "true"
     plans: dict[str, PlanFindings] = {}
     reasons: dict[str, str] = {}
-    with progress(f"planning {len(kinds)} kinds of fine-tuning", len(kinds)) as advance:
+    with progress(f"planning fine-tuning: {', '.join(kinds)}", len(kinds)) as advance:
         for name, settings in kinds.items():
             values = {**merged(shared, nested(settings)), "gpu": gpu}
             try:
