@@ -6,10 +6,12 @@ FITPROOF_SCREENSHOTS=docs/images keeps what was seen; README shows it.
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -46,9 +48,22 @@ def project(finished: tuple[Project, Done]) -> Project:
 
 
 @pytest.fixture(scope="module")
-def view(project: Project) -> Iterator[str]:
-    """Serve the MLflow UI on the finished project's store, and give the address with which it opens."""
-    without_screen = Project(project.folder, {"DISPLAY": "", "WAYLAND_DISPLAY": ""})
+def view(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve the MLflow UI on a copy of the finished project's store, and give the address with which it opens.
+
+    Without the jobs that other tests have added, so that the search is the last one with runs.
+    """
+    copy = Project.copy(tmp_path_factory.mktemp("ui"), with_store=False)
+    with (
+        closing(sqlite3.connect(project.folder / "mlflow.db")) as store,
+        closing(sqlite3.connect(copy.folder / "mlflow.db")) as other,
+    ):
+        store.backup(other)  # another test may be writing there
+    last = project.parent_of("search").info.start_time
+    for run in copy.runs():
+        if run.info.start_time > last and run.data.tags["technique"] != "search":
+            MlflowClient(copy.store).delete_run(run.info.run_id)
+    without_screen = Project(copy.folder, {"DISPLAY": "", "WAYLAND_DISPLAY": ""})
     words = ("python", "-m", "pipeline.tracking.ui", str(free_port()))
     with started(without_screen, *words, stderr=subprocess.DEVNULL) as ui:
         lines = iter(ui.stdout or [])
