@@ -91,7 +91,7 @@ def test_predictions_and_plans_use_the_measured_context(measured: list[list[str]
     for prediction in (alone, one_of_many):
         assert prediction.peak_reserved_bytes is not None
         assert prediction.peak_device_bytes == prediction.peak_reserved_bytes + 321 * MIB
-    assert budget_bytes_on(None, T4) == T4.memory_bytes - 321 * MIB
+    assert budget_bytes_on(None, None, T4) == T4.memory_bytes - 321 * MIB
     assert len(measured) == 2
 
 
@@ -99,7 +99,7 @@ def test_the_context_of_another_card_has_the_assumed_size(monkeypatch: pytest.Mo
     monkeypatch.setattr(context, "_own_device", lambda card: None)
     assert context_bytes_of(T4) == 141 * MIB and context_bytes_of(find_card("h200")) == 764 * MIB
     cpu = hardware_of(CPU)
-    assert context_bytes_of(cpu) == 0 and budget_bytes_on(None, cpu) == cpu.memory_bytes
+    assert context_bytes_of(cpu) == 0 and budget_bytes_on(None, None, cpu) == cpu.memory_bytes
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_a_log_comes_as_text_as_a_file_or_on_stdin(
         (["no memory error here"], "looked for are torch's"),
         ([""], "looked for are torch's"),
         (
-            [old("1.00 GiB", "5.93 GiB", *NUMBERS[1:]), "--", sys.executable, "x.py"],
+            [old("1.00 GiB", "5.21 GiB", *NUMBERS[1:]), "--", sys.executable, "x.py"],
             "no card that Fitproof knows has the",
         ),
         (["CUDA error: out of memory", "--", sys.executable, "x.py"], "it must be named; add --gpu"),

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -240,6 +241,8 @@ def test_findings_are_plain_json(finished: tuple[Project, Done]) -> None:
 
 def test_ctrl_c_leaves_nothing(project: Project) -> None:
     cache = project.folder / "cache"
+    cache.mkdir()
+    (cache / "simulated_card").symlink_to(Path(os.environ["FITPROOF_CACHE"]) / "simulated_card")
     project.environment["FITPROOF_CACHE"] = str(cache)
     before = len(project.runs())
     words = ["python", "-m", "fitproof", "plan", "--gpu", "t4", "--model", "gpt2-large"]

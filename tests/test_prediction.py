@@ -21,7 +21,7 @@ from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import MemoryUse, StepRecord
 from pipeline.base.torch_version import SUPPORTED
-from pipeline.config.experiment import Experiment, notes_on
+from pipeline.config.experiment import Experiment, make_experiment, notes_on
 from pipeline.config.settings import AllSettings, merged, validate
 from pipeline.memory.flops import operations_of
 from pipeline.memory.timeline import same_memory
@@ -256,8 +256,7 @@ def test_pretrained_weights_are_not_needed(tmp_path: Path) -> None:
     built.config.save_pretrained(tmp_path)  # type: ignore[union-attr, operator]
     settings = merged(TINY, {"model": str(tmp_path), "causal_lm": dict.fromkeys(("num_layers", "width", "num_heads"))})
     settings["causal_lm"]["pretrained"] = True
-    experiment = Experiment(validate(AllSettings, {**settings, "accumulation_steps": 1, "effective_batch_size": 8}, ""))
-    prediction = predict(experiment, CPU, tiny().read_corpus())
+    prediction = predict(make_experiment(settings, "main"), CPU, tiny().read_corpus())
     assert prediction.breakdown.peak_bytes == predict(tiny(), CPU).breakdown.peak_bytes
 
 

@@ -31,6 +31,7 @@ WIDE: dict[str, Any] = {
     "vocabulary_size": 2048,
 }
 RECOMPUTED: dict[str, Any] = {"micro_batch_size": 8, "precision": "bf16", "checkpointing": "every_layer", **WIDE}
+NANO: dict[str, Any] = {"model": "gpt2-nano", "micro_batch_size": 8, "checkpointing": "every_layer"}
 OWN_RUN = """
 import json, sys
 from pathlib import Path
@@ -111,7 +112,7 @@ def test_device_bytes_exceed_reserved_bytes_which_exceed_allocated_bytes(predict
 
 def test_a_budget_between_allocated_and_reserved_bytes_is_tried(prediction: Prediction, tmp_path: Path) -> None:
     """Cached memory is released at the cap: a run within the smallest budget that was found fits, and has a peak."""
-    values = {"model": "gpt2-nano", "num_steps": 3, "eval_steps": 0, "precision": "bf16", "micro_batch_size": 8}
+    values = {**NANO, "num_steps": 3, "eval_steps": 0}
     experiment = make_experiment({**values, "device": "cpu"}, "main")
     plain = predict(experiment, A100)
     assert plain.peak_reserved_bytes is not None
@@ -128,15 +129,15 @@ def test_a_budget_between_allocated_and_reserved_bytes_is_tried(prediction: Pred
     assert prediction.peak_within(prediction.peak_allocated_bytes - 1) is None
 
 
-def test_expandable_segments_follow_the_environment_of_the_run(
-    prediction: Prediction, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_expandable_segments_follow_the_environment_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, grown = (
+        make_experiment({**NANO, "device": "cpu", "expandable_segments": grows}, "main") for grows in (False, True)
+    )
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    expandable = predict(tiny(**RECOMPUTED), A100)
-    assert expandable.peak_reserved_bytes != prediction.peak_reserved_bytes
+    expandable = predict(plain, A100)
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
-    assert predict(tiny(**RECOMPUTED), A100) == prediction
-    assert predict(tiny(**RECOMPUTED, expandable_segments=True), A100) == expandable
+    assert expandable.peak_reserved_bytes != predict(plain, A100).peak_reserved_bytes
+    assert predict(grown, A100) == expandable
 
 
 def test_memory_of_gpt2_that_was_measured_by_other_means_before() -> None:
@@ -162,15 +163,28 @@ def test_what_a_card_cannot_do_or_a_simulation_cannot_know_is_said(code: Path, m
     code.write_text(
         """
 from torch import nn
-class Reads(nn.Linear):
+class Reads(nn.Module):
     def forward(self, inputs):
-        return super().forward(inputs) if inputs.abs().mean() < 1e9 else inputs
-def build():
-    return nn.Sequential(Reads(32, 32))
+        return self.inner(inputs) if inputs.abs().mean() < 1e9 else inputs
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(32, 32)
+class Own(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(size, 32), nn.Linear(32, size)
+        self.layers = nn.ModuleList(Reads() for _ in range(2))
+    def forward(self, tokens):
+        hidden = self.embedding(tokens)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(hidden)
+def build(vocabulary_size):
+    return Own(vocabulary_size)
 """
     )
     experiments = [
-        tiny(model="own_code:build", corpus="random_vectors", random_vectors__width=32),
+        tiny(model="own_code:build"),
         tiny(precision="tf32"),
     ]
     (_, refused), (_, unread) = sorted(predict_each(experiments[::-1], T4), key=lambda pair: pair[0])
