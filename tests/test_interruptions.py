@@ -96,13 +96,13 @@ def test_the_search_goes_on_where_the_verification_refutes_the_answer(tmp_path: 
             return Proposal(choice_of(2)) if is_refuted and len(trials) == 1 else None
 
     class Refuting(MadeUpSearch):
-        def run(self, name: str, experiment: Experiment, *rest: Any) -> Any:
+        def run(self, name: str, folder: str, experiment: Experiment, *rest: Any) -> Any:
             if "verification" in name and experiment.micro_batch_size == 4:
                 failed = Result(
                     outcome=Outcome.OUT_OF_MEMORY, detail=None, steps=(), memory=None, finished=None, seconds_total=1.0
                 )
                 return failed, {}
-            return super().run(name, experiment, *rest)
+            return super().run(name, folder, experiment, *rest)
 
     space = {"micro_batch_size": [1, 2, 4], "checkpointing": ["none"], "precision": ["fp32"]}
     problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})

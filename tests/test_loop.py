@@ -60,7 +60,7 @@ class MadeUpSearch(Search):
     speeds: dict[int, float] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
 
-    def run(self, name: str, experiment: Experiment, *_: Any) -> tuple[Result, dict[str, float]]:
+    def run(self, name: str, folder: str, experiment: Experiment, *_: Any) -> tuple[Result, dict[str, float]]:
         self.names.append(name)
         result = Result(outcome=Outcome.OK, detail=None, steps=(), memory=None, finished=None, seconds_total=1.0)
         return result, {"tokens_per_second": self.speeds[experiment.micro_batch_size], "peak_allocated_mib": 1.0}
@@ -141,10 +141,10 @@ def test_what_was_verified_is_kept_when_a_later_trial_is_interrupted(problem: Se
     """The verification refutes the answer, and Ctrl-C ends the next trial but one."""
 
     class Interrupted(MadeUpSearch):
-        def run(self, name: str, experiment: Experiment, *rest: Any) -> tuple[Result, dict[str, float]]:
+        def run(self, name: str, folder: str, experiment: Experiment, *rest: Any) -> tuple[Result, dict[str, float]]:
             if experiment.micro_batch_size == 1 and name.startswith("trial"):
                 raise KeyboardInterrupt
-            result, metrics = super().run(name, experiment, *rest)
+            result, metrics = super().run(name, folder, experiment, *rest)
             is_refuted = experiment.micro_batch_size == 4 and name.startswith("verification")
             return (replace(result, outcome=Outcome.OUT_OF_MEMORY), {}) if is_refuted else (result, metrics)
 
@@ -198,8 +198,8 @@ def test_a_trial_has_the_mean_speed_to_beat_and_a_repeat_has_nothing(problem: Se
             return proposal and replace(proposal, is_repeat=any(one.choice == proposal.choice for one in trials))
 
     class Slower(MadeUpSearch):
-        def run(self, name: str, experiment: Experiment, *rest: Any) -> tuple[Result, dict[str, float]]:
-            result, metrics = super().run(name, experiment, *rest)
+        def run(self, name: str, folder: str, experiment: Experiment, *rest: Any) -> tuple[Result, dict[str, float]]:
+            result, metrics = super().run(name, folder, experiment, *rest)
             to_beat.append(rest[1].seconds_to_beat)
             self.speeds[experiment.micro_batch_size] *= 0.96
             return result, metrics
@@ -252,10 +252,10 @@ def test_a_lost_trial_that_is_found_as_the_last_one_begins_is_reported(problem: 
     """Its run in MLflow would stay RUNNING."""
 
     class Finding(MadeUpSearch):
-        def run(self, name: str, experiment: Experiment, *rest: Any) -> tuple[Result, dict[str, float]]:
+        def run(self, name: str, folder: str, experiment: Experiment, *rest: Any) -> tuple[Result, dict[str, float]]:
             self.study._lost.put((7, True))
             labels.append(rest[0])
-            return super().run(name, experiment, *rest)
+            return super().run(name, folder, experiment, *rest)
 
     class Lost(SearchObserver):
         def lost(self, number: int, is_measured_again: bool) -> None:

@@ -216,13 +216,16 @@ def _stands(verification: Verification, trials: Sequence[Trial], extra: Sequence
 
 def _verify(search: Search, trials: Sequence[Trial]) -> Verification | None:
     """Verify the answer; its runs become trials or are added to the search's other measurements."""
-    number, stored = len(search.verifications) + 1, list[Choice]()
+    number, stored, roles = len(search.verifications) + 1, list[Choice](), list[str]()
     title = "verification" if number == 1 else f"verification {number}"
 
     def measure(choice: Choice, role: str) -> Measured:
         name, labels = f"{title}: {role}: {label(choice)}", {"variant": label(choice), "verification": role}
         stop = StopAfter(search.problem.settings.verify_steps) if role == "plain" else never_stop
-        done = search.run(name, f"verification-{number:02} {role}", search.problem.verified(choice), labels, stop)
+        roles.append(role)
+        again = f" {roles.count(role)}" if roles.count(role) > 1 else ""  # an answer that fails gives way to another
+        folder = f"verification-{number:02} {role}{again}"
+        done = search.run(name, folder, search.problem.verified(choice), labels, stop)
         search.observer.check(name, done[0])
         if role == "plain" and store_measurement(search, choice, *done):
             stored.append(choice)
