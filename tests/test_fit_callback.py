@@ -118,13 +118,16 @@ def test_a_training_is_told_its_peaks_before_and_beside_what_it_measured(framewo
     assert (
         len((project.folder / "starts").read_text().split()) == 2
     )  # this one and the simulated one, which starts none
-    own = [run for run in project.runs() if run.data.metrics.get("peak_allocated_mib")]
+    own = [run for run in project.runs() if run.data.metrics.get("memory/peak_allocated_mib")]
     [metrics] = [run.data.metrics for run in own]
     assert [run.info.status for run in own] == ["FINISHED"]
     assert {run.info.status for run in project.runs()} <= {"FINISHED", "KILLED"}
-    assert (metrics["peak_allocated_mib"], metrics["predicted_peak_allocated_mib"]) == (allocated, allocated)
+    assert (metrics["memory/peak_allocated_mib"], metrics["memory/predicted_peak_allocated_mib"]) == (
+        allocated,
+        allocated,
+    )
     assert (metrics["peak_reserved_mib"], metrics["predicted_peak_reserved_mib"]) == (reserved, reserved)
-    assert metrics["prediction_error_percent"] == 0
+    assert metrics["check/prediction_error_percent"] == 0
 
 
 @needs_cuda_build
@@ -134,7 +137,10 @@ def test_a_training_that_does_not_fit_another_card_is_stopped_before_its_first_s
     assert done.returncode == 1 and "step" not in done.stdout
     assert re.search(r"DoesNotFitError: Does not fit NVIDIA A100.*: train.py:\d+ asks for", done.stderr)
     [run] = project.runs()
-    assert run.data.metrics.keys() == {"predicted_peak_allocated_mib", "predicted_peak_reserved_mib"}
+    assert run.data.metrics.keys() == {
+        "memory/predicted_peak_allocated_mib",
+        "memory/predicted_peak_reserved_mib",
+    }
 
 
 @pytest.fixture

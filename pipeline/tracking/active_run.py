@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.tracking.metric_names import summary_points
+
 
 @dataclass(frozen=True)
 class ActiveRun:
@@ -15,9 +17,9 @@ class ActiveRun:
     run_id: str
 
     def metrics(self, values: Mapping[str, float]) -> None:
-        """Log metrics."""
-        for name, value in values.items():
-            self.client.log_metric(self.run_id, name, value)
+        """Log summary metrics, by their names in files."""
+        for name, value, step in summary_points(values):
+            self.client.log_metric(self.run_id, name, value, step=step)
 
     def set_killed(self) -> None:
         """End the run as KILLED: its process will be ended, and would leave it RUNNING."""
