@@ -138,7 +138,7 @@ def test_the_tools_read_what_ran_on_a_card(finished_on: FinishedOn) -> None:
         "export": {"config": "best.yaml"},
         "sync": {},
     }
-    assert {*given, "check", "simulate", "worker"} == set(TOOLS)
+    assert {*given, "check", "explain", "simulate", "worker"} == set(TOOLS)
     for tool, settings in given.items():
         done = project.here(tool, settings)
         assert done.returncode == 0, (tool, done.stdout, done.stderr)
@@ -170,6 +170,7 @@ def test_a_profile_has_the_snapshot_and_the_timeline_of_its_memory(finished_on: 
     assert course is not None and [phase for phase, _ in course["phases"]] == ["forward", "backward", "optimizer"]
 
 
+@pytest.fixture(scope="module")
 def two_cards(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return project_on("a100", tmp_path_factory.mktemp("two"), num_devices=2)
 
@@ -207,7 +208,8 @@ def test_a_search_verifies_its_answer_for_100_steps_of_the_lengths_of_the_corpus
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Trained again for 100 optimizer steps in a fresh process: ok" in " ".join(done.stdout.split())
     parent = project.parent_of("search")
-    [run] = [run for name, run in project.children_of(parent).items() if name.startswith("verification: answer: ")]
+    runs = {name: run for name, run in project.children_of(parent).items() if ": answer: " in name}
+    run = runs[max(runs, key=lambda name: runs[name].info.start_time)]  # a verification that is doubted is repeated
     held = MlflowClient(project.store).get_metric_history(run.info.run_id, "step/reserved_mib")
     assert [one.step for one in held] == [*range(100)]
     assert 0 < max(one.value for one in held) <= run.data.metrics["memory/peak_reserved_mib"] < 200

@@ -147,7 +147,7 @@ def losses(server: Server) -> list[int]:
     project = server.project
     client = MlflowClient(server.address)
     children = project.children_of(project.parent_of("main", server.address), server.address)
-    return [step for run in children.values() for step, _ in history(client, run).get("loss", [])]
+    return [step for run in children.values() for step, _ in history(client, run).get("step/loss", [])]
 
 
 def measured_steps(project: Project) -> list[int]:

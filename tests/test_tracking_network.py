@@ -56,7 +56,9 @@ WORDS = [
 def losses(project: Project, server: MlflowServer) -> list[int]:
     """Return the steps whose loss the newest child run has in the tracking server, in order."""
     children = project.children_of(project.parent_of("main", server.address), server.address)
-    return [step for run in children.values() for step, _ in history(MlflowClient(server.address), run).get("loss", [])]
+    return [
+        step for run in children.values() for step, _ in history(MlflowClient(server.address), run).get("step/loss", [])
+    ]
 
 
 def num_steps(project: Project) -> int:
