@@ -61,7 +61,7 @@ def test_the_python_of_the_readme_runs(block: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     question, answer, in_frame, *rows, last = done.stdout.splitlines()
     assert question.startswith("What would gpt2 need") and answer.startswith("Start with") and "to_frame()" in in_frame
-    assert "tokens/s" in last and len(rows) == 4
+    assert last.startswith("Train with micro-batch ") and len(rows) == 4
     assert len(project.children_of(project.parent_of("search"))) == 2
 
 
@@ -197,7 +197,11 @@ def test_results_show_themselves_and_are_frames(folder: Path) -> None:
 
 
 def test_a_search_that_measured_nothing_says_so(folder: Path) -> None:
-    few: dict[str, Any] = {"space": FEW, "search_time_limit": 1e-9}
+    few: dict[str, Any] = {
+        "space": FEW,
+        "search_time_limit": 1e-9,
+        "seed": 7,
+    }  # no other test has trials with this seed
     with pytest.raises(NothingMeasuredError, match="raise search_time_limit"):
         pipeline.search(**SMALL, device="cpu", budget="64MiB", effective_batch_size=2, **few)
 

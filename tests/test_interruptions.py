@@ -127,7 +127,7 @@ def test_what_the_verification_measured_is_stored_while_another_process_measures
     proposer: Any = ListedProposer([], baseline_size=1)
     one = MadeUpSearch(problem, study, proposer, tmp_path, Observer, SearchObserver(), speeds={1: 50.0})
     assert study.enqueue(choice_of(4), problem.space)  # what another worker measures at this moment
-    measured = one.run("verification: plain", problem.experiment(choice_of(1)))
+    measured = one.run("verification: plain", "verification-01 plain", problem.experiment(choice_of(1)))
     assert [store_measurement(one, choice_of(1), *measured) for _ in range(2)] == [True, False]
     assert [dict(trial.choice) for trial in one.trials] == [choice_of(1)]
 
