@@ -17,8 +17,10 @@ from project import Project
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.cli import main
+from pipeline.config.command_options import option_of, with_option
+from pipeline.config.command_template import Template
 from pipeline.memory.out_of_memory import OutOfMemoryMessage, Place, read_messages
-from pipeline.prediction.command_levers import levers_of, option_of, template_of, with_option
+from pipeline.prediction.command_levers import command_with, levers_of
 from pipeline.report.findings import read_findings
 from pipeline.report.out_of_memory import sentences, size
 
@@ -312,7 +314,7 @@ def test_levers_are_those_that_the_script_takes(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "own.py").write_text('parser.add_argument("--gradient_checkpointing", action="store_true")')
 
     def shown(*command: str, **own: tuple[str, ...]) -> list[list[str]]:
-        template = template_of(["python", *command])
+        template = Template(("python", *command))
         found = levers_of(template, own, Path(sys.executable), (8, 0))
         return [[change.shown for change in changes] for changes in found if "optim" not in changes[0].lever]
 
@@ -330,12 +332,12 @@ def test_levers_are_those_that_the_script_takes(tmp_path: Path, monkeypatch: pyt
     assert shown("absent.py", "{rows:8,4}", '{"json":1}', size=("2", "1")) == [
         *(expandable, ["rows=4"], ["--size 2", "--size 1"])
     ]
-    assert template_of(["python", "{rows:8,4}"]).command() == ("python", "8")
+    assert command_with(Template(("python", "{rows:8,4}"))) == ("python", "8")
 
 
 def test_marks_of_one_name_must_agree() -> None:
     with pytest.raises(InvalidInputError, match="another name"):
-        template_of(["{a:1,2}", "{a:1,3}"])
+        command_with(Template(("{a:1,2}", "{a:1,3}")))
 
 
 SCRIPT = """

@@ -12,6 +12,7 @@ import yaml
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.command import ACCUMULATION, MICRO_BATCH, WORLD_SIZE, names_file
+from pipeline.config.command_options import option_of, with_option
 from pipeline.config.known_command import KnownCommand, Lever
 from pipeline.config.patched_file import PatchedFile, read_patched_file
 from pipeline.config.settings import discover
@@ -90,14 +91,17 @@ class Template:
                 if known.values and one.values and known.values != one.values:
                     raise InvalidInputError(
                         f"the placeholder {{{one.name}}} has values in two places, {_written(known.values)} and "
-                        f"{_written(one.values)}; write them behind the first alone"
+                        f"{_written(one.values)}; write them behind the first alone, or give one of them another name"
                     )
                 if one.name not in files:
                     found[one.name] = known if known.values else one
         return found | {name: Placeholder(name, False, values) for name, values in self.variables.items()}
 
     def fill(self, values: Mapping[str, Value]) -> Filled:
-        """Return it with values; a word that is one placeholder with an empty value is left out."""
+        """Return it with values; a word that is one placeholder with an empty value is left out.
+
+        A placeholder without a value stays as it is written.
+        """
         known = {**values, **{patch.file.path: patch.file.path for patch in self.patches}}
         files = {
             patch.file.path: patch.file.with_values(
@@ -173,24 +177,11 @@ def _with_options(words: tuple[str, ...], known: type[KnownCommand], asked_for: 
     is_plain = not any(map(PLACEHOLDER.search, words))
     options = {known.micro_batch: f"{{{MICRO_BATCH}}}", known.accumulation: f"{{{ACCUMULATION}}}"} if is_plain else {}
     for lever in known.levers:
-        is_set = any(word.partition("=")[0] == f"--{lever.name}" for word in words)
-        if lever.name in asked_for or (lever.is_usual and is_plain and not is_set):
+        if lever.name in asked_for or (lever.is_usual and is_plain and option_of(words, lever.name) is None):
             options[lever.name] = f"{{{lever.name}:{','.join(lever.values)}}}"
     for name, placeholder in options.items():
-        words = _with_option(words, name, placeholder)
+        words = with_option(words, name, placeholder)
     return words
-
-
-def _with_option(words: tuple[str, ...], name: str, value: str) -> tuple[str, ...]:
-    """Return the words with an option, in place of the value that it may have already."""
-    option = f"--{name}"
-    for number, word in enumerate(words):
-        if word.startswith(f"{option}="):
-            return (*words[:number], f"{option}={value}", *words[number + 1 :])
-        if word == option:
-            has_value = number + 1 < len(words) and not words[number + 1].startswith("-")
-            return (*words[: number + 1], value, *words[number + 1 + has_value :])
-    return (*words, option, value)
 
 
 def _patches(words: Sequence[str], parts: Sequence[str]) -> Iterator[Patch]:
@@ -236,7 +227,9 @@ def _variables(text: str) -> Iterator[tuple[str, tuple[Value, ...]]]:
 def _placeholder(match: re.Match[str], word: str) -> Placeholder:
     name, text = match["name"], match["values"]
     if match["flag"] is None:
-        return Placeholder(name, False, () if text is None else tuple(dict.fromkeys(text.split(","))))
+        return Placeholder(
+            name, False, () if text is None else tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+        )
     if match[0] != word or text is not None:
         raise InvalidInputError(
             f"a flag that is there or not is a word of its own without values, and is {word!r}; write {{--{name}}}"
@@ -246,7 +239,7 @@ def _placeholder(match: re.Match[str], word: str) -> Placeholder:
 
 def _filled(word: str, values: Mapping[str, Value]) -> Iterator[str]:
     whole = PLACEHOLDER.fullmatch(word)
-    if whole is None:
+    if whole is None or whole["name"] not in values:
         yield _replaced(word, values)
     elif whole["flag"]:
         if values[whole["name"]]:
@@ -256,7 +249,7 @@ def _filled(word: str, values: Mapping[str, Value]) -> Iterator[str]:
 
 
 def _replaced(text: str, values: Mapping[str, Value]) -> str:
-    return PLACEHOLDER.sub(lambda match: _text(values[match["name"]]), text)
+    return PLACEHOLDER.sub(lambda match: _text(values[match["name"]]) if match["name"] in values else match[0], text)
 
 
 def _text(value: Value) -> str:

@@ -21,6 +21,16 @@ class Lever:
     """Whether it is searched without being asked for."""
 
 
+LIGER = Lever(name="use_liger_kernel", values=("false", "true"), mathematics=Mathematics.ROUNDING)
+COMPILE = Lever(name="torch_compile", values=("false", "true"), mathematics=Mathematics.ROUNDING)
+OPTIMIZER = Lever(
+    name="optim",
+    values=("adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "adafactor"),
+    mathematics=Mathematics.DIFFERENT,
+)
+"""Options of transformers' TrainingArguments, which other commands take too."""
+
+
 class KnownCommand(ABC):
     """A training command of which options or keys are known; a file of `known_commands` has one subclass."""
 

@@ -121,14 +121,15 @@ def _of_command(settings: ExplainSettings, messages: Messages, console: Console)
             "The command is not simulated: Fitproof simulates NVIDIA's cards, and it is not one that is full."
         )
         return None
+    from pipeline.config.command_template import Template
     from pipeline.jobs.publish import publish
-    from pipeline.prediction.command_levers import levers_of, template_of
+    from pipeline.prediction.command_levers import command_with, levers_of
     from pipeline.prediction.explanation import explain as explain_command
     from pipeline.simulation.environment import python_of
     from pipeline.tracking.job import open_job
 
-    template = template_of(shlex.split(str(settings.command)))
-    wanted = _wanted(settings, message, shlex.join(template.command()), console)
+    template = Template(tuple(shlex.split(str(settings.command))))
+    wanted = _wanted(settings, message, shlex.join(command_with(template)), console)
     own = {name: tuple(map(str, values)) for name, values in (settings.levers or {}).items()}
     levers = levers_of(template, own, python_of(wanted.command), wanted.card.capability)
     with open_job("explain", shlex.join(wanted.command)[:100], settings.output) as job:

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.base.errors import InvalidInputError
+from pipeline.config.command_options import option_of, with_option
+from pipeline.config.command_template import ALLOCATOR, Template
+from pipeline.config.space import Value
 
-ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 EXPANDABLE = "expandable_segments:True"
-MARKED = re.compile(r"\{(\w+):([^{}:,]+(?:,[^{}:,]+)+)\}")
-"""A part of a command with the values that it may have, the first of which it has now: {batch:8,4,2}."""
 TAKES_ALL_ARGUMENTS = re.compile(r"HfArgumentParser|TrlParser")
 """A script that mentions one of these takes every option of transformers' TrainingArguments."""
 DEFAULT_BATCH_SIZE = 8
@@ -36,46 +35,30 @@ class Change:
     """What it is expected to cost in time, and what else it changes."""
     options: Mapping[str, str | None] = field(default_factory=dict)
     """Options of the command and their values; None for an option without one."""
-    marked: Mapping[str, str] = field(default_factory=dict)
+    marked: Mapping[str, Value] = field(default_factory=dict)
+    """Values of placeholders."""
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Template:
-    """A command with marked values."""
+def marks_of(template: Template) -> dict[str, tuple[Value, ...]]:
+    """Return the values of each placeholder that has several; the command has the first of each.
 
-    words: tuple[str, ...]
-    values: Mapping[str, tuple[str, ...]]
-    """The values of each mark; the command has the first of each."""
-
-    def command(self, changes: Sequence[Change] = ()) -> tuple[str, ...]:
-        """Return the command with these changes."""
-        chosen = {name: values[0] for name, values in self.values.items()}
-        for change in changes:
-            chosen.update(change.marked)
-        words = tuple(MARKED.sub(lambda found: chosen[found[1]], word) for word in self.words)
-        for change in changes:
-            for name, value in change.options.items():
-                words = with_option(words, name, value)
-        return words
-
-
-def template_of(words: Sequence[str]) -> Template:
-    """Return the command with its marks.
-
-    Raises:
-        InvalidInputError: two marks of one name have other values.
-
+    Those with a colon are a mapping of YAML, which stays as it is written.
     """
-    values: dict[str, tuple[str, ...]] = {}
-    for found in (found for word in words for found in MARKED.finditer(word)):
-        own = tuple(part.strip() for part in found[2].split(","))
-        if values.setdefault(found[1], own) != own:
-            raise InvalidInputError(
-                f"a marked value has the same values wherever it stands, and {found[1]} has {','.join(own)} after "
-                f"{','.join(values[found[1]])}; give one of them another name"
-            )
-    return Template(words=tuple(words), values=values)
+    values = {name: one.values for name, one in template.placeholders.items() if len(one.values) > 1}
+    return {name: own for name, own in values.items() if not any(":" in str(value) for value in own)}
+
+
+def command_with(template: Template, changes: Sequence[Change] = ()) -> tuple[str, ...]:
+    """Return the command with these changes; what is written like a placeholder without values stays."""
+    chosen = {name: values[0] for name, values in marks_of(template).items()}
+    for change in changes:
+        chosen.update(change.marked)
+    words = template.fill(chosen).words
+    for change in changes:
+        for name, value in change.options.items():
+            words = with_option(words, name, value)
+    return words
 
 
 def levers_of(
@@ -86,7 +69,7 @@ def levers_of(
     Levers that keep the training come first, in the order of what they cost in time; then those that round differently,
     then those that train differently. `own` has options of the command with the values to try.
     """
-    words = template.command()
+    words = command_with(template)
     script = _script_of(words)
     takes_all = TAKES_ALL_ARGUMENTS.search(script) is not None
     found = [
@@ -95,7 +78,7 @@ def levers_of(
         if _has_package(python, "liger_kernel")
         else (),
         _attention(words),
-        *(_marked(name, values) for name, values in template.values.items()),
+        *(_marked(name, values) for name, values in marks_of(template).items()),
         *(_option(name, values) for name, values in own.items()),
         _accumulation(words, script, takes_all),
         _switch(words, script, takes_all, "gradient_checkpointing", RECOMPUTED),
@@ -103,42 +86,6 @@ def levers_of(
         _optimizer(words, takes_all, python),
     ]
     return tuple(changes for changes in found if changes)
-
-
-def option_of(words: Sequence[str], name: str) -> str | None:
-    """Return the value of an option as it is written, or an empty text if it has none; None without the option."""
-    place = _place_of(words, name)
-    if place is None:
-        return None
-    _, equals, value = words[place].partition("=")
-    if equals:
-        return value
-    following = words[place + 1 : place + 2]
-    return following[0] if following and not following[0].startswith("--") else ""
-
-
-def with_option(words: Sequence[str], name: str, value: str | None) -> tuple[str, ...]:
-    """Return the words with an option at another value, or with the option added at the end."""
-    place = _place_of(words, name)
-    if place is None:
-        return (*words, f"--{name}", *([] if value is None else [value]))
-    old, equals, _ = words[place].partition("=")
-    if equals:
-        return (*words[:place], f"{old}={value}", *words[place + 1 :])
-    num_old = 1 if option_of(words, name) == "" else 2
-    return (*words[:place], old, *([] if value is None else [value]), *words[place + num_old :])
-
-
-def _place_of(words: Sequence[str], name: str) -> int | None:
-    """Return where an option stands; the last counts, and - is as good as _."""
-    names = [word.partition("=")[0] for word in words]
-    wanted = name.lstrip("-").replace("-", "_")
-    places = [number for number, one in enumerate(names) if one.startswith("-") and _plain(one) == wanted]
-    return places[-1] if places else None
-
-
-def _plain(option: str) -> str:
-    return option.lstrip("-").replace("-", "_")
 
 
 def _script_of(words: Sequence[str]) -> str:
@@ -170,7 +117,7 @@ def _expandable() -> tuple[Change, ...]:
     return (Change(lever=ALLOCATOR, shown=shown, price="none: no work is added", variables={ALLOCATOR: value}),)
 
 
-def _marked(name: str, values: Sequence[str]) -> tuple[Change, ...]:
+def _marked(name: str, values: Sequence[Value]) -> tuple[Change, ...]:
     return tuple(
         Change(lever=name, shown=f"{name}={value}", price=UNKNOWN_PRICE, marked={name: value}) for value in values[1:]
     )

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from pipeline.config.command_template import ALLOCATOR, Template
 from pipeline.memory.out_of_memory import OutOfMemoryMessage
-from pipeline.prediction.command_levers import ALLOCATOR, Change, Template
+from pipeline.prediction.command_levers import Change, command_with
 from pipeline.prediction.failed_allocation import with_tensor
 from pipeline.prediction.simulation import Simulation, Verdict, simulate
 from pipeline.prediction.smallest_memory import device_bytes, replayed, run_hidden, with_room
@@ -88,7 +89,7 @@ def explain(
         simulation=found,
         tries=tries,
         answer=answer,
-        answer_command=(*variables, *template.command(changes)),
+        answer_command=(*variables, *command_with(template, changes)),
     )
 
 
@@ -158,7 +159,7 @@ class _Tries:
     def _try(self, changes: tuple[Change, ...]) -> Try:
         variables = {name: value for change in changes for name, value in change.variables.items()}
         others = {name: value for name, value in variables.items() if name != ALLOCATOR}
-        wanted, run, failure = self._run(self._template.command(changes), tuple(others.items()))
+        wanted, run, failure = self._run(command_with(self._template, changes), tuple(others.items()))
         if failure is not None:
             return Try(changes=changes, needed_bytes=None, fits=False, failure=failure)
         allocator = {name: value for name, value in variables.items() if name == ALLOCATOR}
@@ -184,7 +185,7 @@ class _Tries:
         """Whether the command with these changes runs on the card."""
         variables = {name: value for change in one.changes for name, value in change.variables.items()}
         self._say(f"running it on the card with {one.shown}")
-        wanted = self._with(self._template.command(one.changes), variables)
+        wanted = self._with(command_with(self._template, one.changes), variables)
         return run_hidden(wanted, self._next_folder()).exit_code == 0
 
     def _with(self, command: tuple[str, ...], variables: Mapping[str, str]) -> Simulate:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from pipeline.base.technique import Mathematics
-from pipeline.config.known_command import KnownCommand, Lever
+from pipeline.config.known_command import COMPILE, LIGER, OPTIMIZER, KnownCommand, Lever
 
 MARKS = ("TrainingArguments", "HfArgumentParser")
 """Names in a script that parses these arguments."""
@@ -22,13 +22,9 @@ class TrainerScript(KnownCommand):
             is_usual=True,
         ),
         Lever(name="bf16", values=("false", "true"), mathematics=Mathematics.ROUNDING, is_usual=True),
-        Lever(name="use_liger_kernel", values=("false", "true"), mathematics=Mathematics.ROUNDING),
-        Lever(name="torch_compile", values=("false", "true"), mathematics=Mathematics.ROUNDING),
-        Lever(
-            name="optim",
-            values=("adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "adafactor"),
-            mathematics=Mathematics.DIFFERENT,
-        ),
+        LIGER,
+        COMPILE,
+        OPTIMIZER,
     )
 
     @classmethod

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from pipeline.base.technique import Mathematics
-from pipeline.config.known_command import KnownCommand, Lever
+from pipeline.config.known_command import COMPILE, LIGER, OPTIMIZER, KnownCommand, Lever
 
 TRAININGS = ("sft", "dpo", "kto", "reward")
 
@@ -21,19 +21,15 @@ class Trl(KnownCommand):
             is_usual=True,
         ),
         Lever(name="bf16", values=("true", "false"), mathematics=Mathematics.ROUNDING, is_usual=True),
-        Lever(name="use_liger_kernel", values=("false", "true"), mathematics=Mathematics.ROUNDING),
-        Lever(name="torch_compile", values=("false", "true"), mathematics=Mathematics.ROUNDING),
+        LIGER,
+        COMPILE,
         Lever(
             name="attn_implementation",
             values=("sdpa", "eager", "flash_attention_2"),
             mathematics=Mathematics.ROUNDING,
         ),
         Lever(name="packing", values=("false", "true"), mathematics=Mathematics.DIFFERENT),
-        Lever(
-            name="optim",
-            values=("adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "adafactor"),
-            mathematics=Mathematics.DIFFERENT,
-        ),
+        OPTIMIZER,
     )
 
     @classmethod
