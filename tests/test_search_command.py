@@ -76,7 +76,7 @@ def test_a_script_is_searched_verified_and_handed_back_as_a_command(
     best, verification = findings.best, findings.verification
     assert best is not None and verification is not None and verification.plain is not None
     size = int(best.choice["micro_batch_size"])
-    line = printed.rstrip().splitlines()[-1]
+    line = printed.rstrip().splitlines()[-1].strip()
     assert shlex.split(line)[1:] == ["train.py", "--batch", str(size), "--accumulate", str(8 // size), "--steps", "20"]
     assert findings.command == line and (folder / "best.sh").read_text().strip() == line
     assert verification.same_training and len(verification.losses) == len(verification.plain_losses) == 3
