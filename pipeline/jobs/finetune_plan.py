@@ -8,7 +8,7 @@ from rich.console import Console
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.progress import progress
-from pipeline.config.experiment import Experiment, make_experiment
+from pipeline.config.experiment import make_experiment
 from pipeline.config.settings import dotted, merged, nested
 from pipeline.jobs.plan import make_plan
 from pipeline.jobs.plan_settings import budget_bytes_on, log_findings, targets
@@ -104,16 +104,10 @@ def _with_longest(plan: PlanFindings, values: Settings) -> Iterator[CardPlan]:
             continue
         least = min(card.rows, key=lambda row: row.peak_bytes)
         of_run = {name: value for name, value in values.items() if name not in ("gpu", "space", "budget")}
-        experiment = make_experiment(
-            merged(of_run, nested({**least.choice, "device": "cpu", "model": plan.model})), "finetune"
-        )
-        found = longest_that_fits(_random(experiment), target, card.budget_bytes, context_bytes_of(target))
+        settings = merged(of_run, nested({**least.choice, "device": "cpu", "model": plan.model}))
+        experiment = make_experiment(settings, "finetune").with_random_weights("cpu")  # their values change no memory
+        found = longest_that_fits(experiment, target, card.budget_bytes, context_bytes_of(target))
         yield replace(card, longest_length=found.length)
-
-
-def _random(experiment: Experiment) -> Experiment:
-    """Return the experiment without pretrained weights, which change no memory."""
-    return experiment.with_random_weights("cpu")
 
 
 def _command(cards: list[CardPlan], given: Settings) -> str | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.units import MIB
 from pipeline.runtime import command_hook
-from pipeline.simulation.cards import CARDS, find_card
+from pipeline.simulation.cards import card_called, find_card
 from pipeline.simulation.process import watch
 from pipeline.tracking.active_run import ActiveRun, active_run, variables_of_another_store
 
@@ -205,8 +205,7 @@ def _own_card() -> dict[str, str]:
         raise InvalidInputError('there is no GPU; name one to be told what it would need: FitCallback(gpu="a100")')
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
     memory_mib = device.total_memory // MIB
-    named = [card for card in CARDS.values() if card.name == device.name]
-    closest = min(named, key=lambda card: abs(card.memory_mib - memory_mib), default=None)
+    closest = card_called(device.name, memory_mib)
     if closest is None:
         words = f"capability={device.major}.{device.minor},multiprocessors={device.multi_processor_count}"
         gpu = f"memory={memory_mib}MiB,{words}"

@@ -19,7 +19,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.units import MIB
 from pipeline.memory.device import num_cores
 from pipeline.prediction import card_host
-from pipeline.simulation.cards import CARDS, most_similar
+from pipeline.simulation.cards import CARDS, card_called, most_similar
 from pipeline.simulation.environment import card_variables, environment
 from pipeline.simulation.install import install, installed
 from pipeline.simulation.torch_build import CpuBuildError, find_torch
@@ -142,7 +142,7 @@ def python_on_cuda_build(may_install: bool = False) -> Path:
 
 def variables_on(target: Hardware) -> dict[str, str]:
     """Return the variables by which a process runs on such a card with memory for every training."""
-    card = next((card for card in CARDS.values() if card.name == target.name), None)
+    card = card_called(target.name, target.memory_bytes / MIB)
     if card is None or card.capability != target.capability:
         assert target.capability is not None
         assert target.num_multiprocessors is not None

@@ -5,7 +5,7 @@ import re
 from pipeline.base.contracts import Hardware
 from pipeline.base.units import MIB
 from pipeline.simulation import cards
-from pipeline.simulation.cards import ASSUMED_CONTEXT, Card
+from pipeline.simulation.cards import ASSUMED_CONTEXT, Card, card_called
 
 BUILDS = (
     ((7, 5), None),
@@ -33,7 +33,6 @@ def _hardware(card: Card) -> Hardware:
 
 
 CARDS = {name: _hardware(card) for name, card in cards.CARDS.items()}
-_BY_NAME = {card.name: card for card in cards.CARDS.values()}
 
 
 def find_card(name: str) -> Hardware:
@@ -48,7 +47,7 @@ def find_card(name: str) -> Hardware:
 
 def assumed_context_bytes(card: Hardware) -> int:
     """Return the size of the CUDA context on a card that is not in this machine."""
-    known = _BY_NAME.get(model_of(card))
+    known = card_called(model_of(card), card.memory_bytes / MIB)
     return (known.context if known else ASSUMED_CONTEXT).mib * MIB
 
 
@@ -59,7 +58,7 @@ def model_of(card: Hardware) -> str:
 
 def notes_on_card(card: Hardware) -> tuple[str, ...]:
     """Return what training on a card needs besides memory, and what is not known of the card; nothing for a CPU."""
-    known = _BY_NAME.get(card.name)
+    known = card_called(card.name, card.memory_bytes / MIB)
     notes = (_note_on_build(card), known.note if known and card.count is None else None)
     return tuple(note for note in notes if note)
 

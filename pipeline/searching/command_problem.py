@@ -35,7 +35,7 @@ from pipeline.searching.interface import Problem
 from pipeline.searching.optuna_samplers import baseline_choices
 from pipeline.searching.problem import automatic_budget
 from pipeline.searching.settings import CommandSearchSettings
-from pipeline.simulation.cards import CARDS, Card, find_card
+from pipeline.simulation.cards import Card, card_called, find_card
 from pipeline.training.metrics import PREDICTION, Summary
 
 WORK_OF_SEQUENCE, KERNELS_OF_PASS = 1e9, 1e3
@@ -255,7 +255,7 @@ def _card(settings: CommandSearchSettings, device: torch.device) -> Card | None:
     """Return the card to simulate: the one that is named, else the GPU of this machine if it is known."""
     if settings.gpu is not None:
         return find_card(settings.gpu)
-    return next((card for card in CARDS.values() if card.name == device_name(device)), None)
+    return card_called(device_name(device), total_bytes(device) / MIB)
 
 
 def _budget(settings: CommandSearchSettings, device: torch.device, card: Card | None) -> tuple[int, tuple[str, ...]]:

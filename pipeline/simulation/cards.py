@@ -222,6 +222,12 @@ def _capability(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def card_called(name: str, memory_mib: float) -> Card | None:
+    """Return the card that torch calls so, of several the one of the closest memory; None if none is known."""
+    called = [card for card in CARDS.values() if card.name == name]
+    return min(called, key=lambda card: abs(card.memory_mib - memory_mib), default=None)
+
+
 def most_similar(capability: tuple[int, int], memory_mib: int) -> Card:
     """Return the card of the closest compute capability, and of these the one of the closest memory."""
 
