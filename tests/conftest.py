@@ -106,6 +106,13 @@ def pairs(firsts: Sequence[Any], seconds: Sequence[Any]) -> list[Any]:
     ]
 
 
+def own_cache(folder: Path) -> Path:
+    """Return the folder as a cache of its own that has the session's environment of simulated cards."""
+    folder.mkdir(exist_ok=True)
+    (folder / "simulated_card").symlink_to(Path(os.environ["FITPROOF_CACHE"]) / "simulated_card")
+    return folder
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep prepared tokens of one test session together, away from the user's own; workers share compiled libraries."""

@@ -1,7 +1,6 @@
 """The Python API: what README shows runs, and gives what the command line gives."""
 
 import ast
-import os
 import re
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import ROOT, TINY
+from conftest import ROOT, TINY, own_cache
 from project import Project
 
 import pipeline
@@ -68,10 +67,7 @@ def test_the_python_of_the_readme_runs(block: str, tmp_path: Path) -> None:
 def test_random_numbers_of_other_threads_are_their_own_while_memory_is_predicted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cards = Path(os.environ["FITPROOF_CACHE"]) / "simulated_card"
-    (folder / "cache").mkdir()
-    (folder / "cache" / "simulated_card").symlink_to(cards)
-    monkeypatch.setenv("FITPROOF_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("FITPROOF_CACHE", str(own_cache(folder / "cache")))
     drawn, stop = set[float](), threading.Event()
 
     def draw() -> None:

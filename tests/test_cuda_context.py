@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, tiny
+from conftest import TINY, own_cache, tiny
 
 from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment
@@ -34,7 +34,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]
         asked.append([experiment.settings.precision for experiment in experiments])  # type: ignore[attr-defined]
         return 321 * MIB
 
-    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
+    monkeypatch.setenv("FITPROOF_CACHE", str(own_cache(tmp_path)))
     monkeypatch.setattr(context, "_own_device", lambda card: CPU if card == T4 else None)
     monkeypatch.setattr(context, "environment", lambda device: {"device_name": T4.name, "torch": "2", "driver": "1"})
     monkeypatch.setattr(context, "measure_context", measure)

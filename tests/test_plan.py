@@ -5,13 +5,12 @@ import os
 import re
 import signal
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import mlflow
 import pandas as pd
 import pytest
-from conftest import THREE_LEVERS, TINY, tiny
+from conftest import THREE_LEVERS, TINY, own_cache, tiny
 from finished import Done
 from processes import started, wait_for
 from project import SMALL, Project
@@ -240,9 +239,7 @@ def test_findings_are_plain_json(finished: tuple[Project, Done]) -> None:
 
 
 def test_ctrl_c_leaves_nothing(project: Project) -> None:
-    cache = project.folder / "cache"
-    cache.mkdir()
-    (cache / "simulated_card").symlink_to(Path(os.environ["FITPROOF_CACHE"]) / "simulated_card")
+    cache = own_cache(project.folder / "cache")
     project.environment["FITPROOF_CACHE"] = str(cache)
     before = len(project.runs())
     words = ["python", "-m", "fitproof", "plan", "--gpu", "t4", "--model", "gpt2-large"]
