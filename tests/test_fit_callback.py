@@ -115,18 +115,14 @@ def test_a_training_is_told_its_peaks_before_and_beside_what_it_measured(framewo
     allocated, reserved = (int(peak) / 2**20 for peak in peaks)
     shown = f"{allocated:,.1f} MiB allocated and {reserved:,.1f} MiB reserved"
     assert compared == f"predicted {shown}, measured {shown}: +0.00 % allocated."
-    assert (
-        len((project.folder / "starts").read_text().split()) == 2
-    )  # this one and the simulated one, which starts none
+    starts = (project.folder / "starts").read_text().split()
+    assert len(starts) == 2  # this one and the simulated one, which starts none
     own = [run for run in project.runs() if run.data.metrics.get("memory/peak_allocated_mib")]
     [metrics] = [run.data.metrics for run in own]
     assert [run.info.status for run in own] == ["FINISHED"]
     assert {run.info.status for run in project.runs()} <= {"FINISHED", "KILLED"}
-    assert (metrics["memory/peak_allocated_mib"], metrics["memory/predicted_peak_allocated_mib"]) == (
-        allocated,
-        allocated,
-    )
-    assert (metrics["peak_reserved_mib"], metrics["predicted_peak_reserved_mib"]) == (reserved, reserved)
+    names = [f"{which}_{kind}_mib" for which in ("peak", "predicted_peak") for kind in ("allocated", "reserved")]
+    assert [metrics[f"memory/{name}"] for name in names] == [allocated, reserved, allocated, reserved]
     assert metrics["check/prediction_error_percent"] == 0
 
 

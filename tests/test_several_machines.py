@@ -61,8 +61,9 @@ def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Return the message with which a command is refused before it writes anything."""
     assert main(words) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith("error: ") and not captured.out
-    assert len(captured.err.strip().splitlines()) <= 2
+    first, _, refused = captured.err.partition("\n")
+    assert first.startswith("fitproof worker: ") and refused.startswith("error: ") and not captured.out
+    assert len(refused.strip().splitlines()) <= 2
     assert not Path("runs").exists()
     return captured.err
 

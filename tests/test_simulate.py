@@ -373,7 +373,8 @@ for _ in range(3):
     done = simulate(project, "waits.py")
     assert done.returncode == 0, done.stderr
     assert "reads numbers from the card" in done.stdout
-    assert " ".join(done.stdout.split()).endswith("allocator: torch's defaults, with values of small tensors.")
+    said, _, rest = " ".join(done.stdout.split()).partition(" results: ")
+    assert said.endswith("allocator: torch's defaults, with values of small tensors.") and "Fits" not in rest
     assert findings(project).with_values
     assert project.parent_of("simulate").data.tags["with_values"] == "true"
 

@@ -185,7 +185,7 @@ def test_a_search_of_what_is_not_predicted_measures_it_and_claims_nothing(
     said = " ".join(done.stdout.split())
     begin, _, end = said.partition("trial 1: ")
     note = "4 of 4 configurations are not predicted: "
-    assert note in begin and note in end and cause in begin and cause in end
+    assert note in begin and cause in begin and said.count(note) == 1
     assert said.count(": ok, ") == 2 and "2 measured, 2 not predicted" in end
     assert "not fit" not in said and "within 0 %" not in said and "Within 1 %" not in said
     folder = max((project.folder / "runs").glob("*-search-*"))

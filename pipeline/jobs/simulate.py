@@ -6,7 +6,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -115,7 +115,8 @@ def stdout_to_stderr() -> Iterator[None]:
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
-        yield
+        with redirect_stdout(sys.stderr):  # which need not be the file that those write to, as in a notebook
+            yield
     finally:
         sys.stdout.flush()
         os.dup2(kept, 1)
@@ -132,9 +133,11 @@ def run_simulation(
 
     """
     from pipeline.prediction.simulation import simulate as run
+    from pipeline.prediction.simulation import what_runs
 
-    may_need_values = settings.values == "auto"
-    return run(wanted_run(settings), folder, say, may_need_values=may_need_values, finds_smallest=finds_smallest)
+    wanted, may_need_values = wanted_run(settings), settings.values == "auto"
+    say(what_runs(wanted))
+    return run(wanted, folder, say, may_need_values=may_need_values, finds_smallest=finds_smallest)
 
 
 def wanted_run(settings: SimulatedCommandSettings) -> Simulate:

@@ -10,7 +10,7 @@ from pipeline.config.command_template import ALLOCATOR, Template
 from pipeline.memory.out_of_memory import OutOfMemoryMessage
 from pipeline.prediction.command_levers import Change, command_with
 from pipeline.prediction.failed_allocation import with_tensor
-from pipeline.prediction.simulation import Simulation, Verdict, simulate
+from pipeline.prediction.simulation import Simulation, Verdict, simulate, what_runs
 from pipeline.prediction.smallest_memory import device_bytes, replayed, run_hidden, with_room
 from pipeline.simulation.run import Simulate, SimulatedRun, on_cuda_build
 
@@ -71,6 +71,7 @@ def explain(
         InvalidInputError: the command cannot be started, or uses no card.
 
     """
+    say(what_runs(wanted))
     found = simulate(wanted, folder, say, may_need_values=may_need_values, finds_smallest=False)
     tries: tuple[Try, ...] = ()
     answer = None

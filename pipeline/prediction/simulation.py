@@ -117,6 +117,12 @@ class Simulation:
         return tuple(cards_with(self.capability, self.smallest_bytes))
 
 
+def what_runs(wanted: Simulate) -> str:
+    """Return what simulate() does first, as a line for a terminal."""
+    steps = "to its end" if wanted.num_steps is None else f"for {wanted.num_steps} optimizer steps"
+    return f"running the command on a simulated {wanted.card.name}, {steps}"
+
+
 def simulate(
     wanted: Simulate,
     folder: Path,
@@ -143,8 +149,6 @@ def simulate(
         InvalidInputError: the command cannot be started, or uses no card.
 
     """
-    steps = "to its end" if wanted.num_steps is None else f"for {wanted.num_steps} optimizer steps"
-    say(f"running the command on a simulated {wanted.card.name}, {steps}")
     run = _run(wanted, folder / "first", ends_at_steering_read=may_need_values, is_hidden=is_hidden)
     if may_need_values and (has_steering_read(folder / "first") or _may_have_failed_by_reading(run)):
         say("it reads numbers from the card that nothing has computed; running it again with those of small tensors")
