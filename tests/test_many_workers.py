@@ -19,7 +19,7 @@ from test_acquisition import BATCH, POLICIES, PRECISIONS, SIZES, TOKENS, made_up
 
 from pipeline.base.results import Outcome, Result
 from pipeline.base.units import MIB
-from pipeline.config.experiment import Experiment
+from pipeline.config.runnable import Runnable
 from pipeline.config.space import Choice
 from pipeline.runtime.observer import Observer
 from pipeline.runtime.run import execute
@@ -61,7 +61,7 @@ class SleepingSearch(Search):
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def run(
-        self, name: str, experiment: Experiment, labels: dict[str, str], *_: Any
+        self, name: str, folder: str, experiment: Runnable, labels: dict[str, str], *_: Any
     ) -> tuple[Result, dict[str, float]]:
         variant = labels["variant"]
         time.sleep(self.seconds[variant])
