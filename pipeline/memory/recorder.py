@@ -85,6 +85,14 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 handle.remove()
             self._categorize()
 
+    def begin_later(self, step: int) -> None:
+        """Begin with optimizer step `step`: record what model and optimizer have by then as if it were loaded."""
+        for tensor, _, _ in self._owned():
+            self._note(tensor, self.begin_later, None, None)
+        self._categorize()
+        self._work.append(PhaseWork(step=step, phase="load", work=self._counter.take_phase()))
+        self._step, self._loading = step, False
+
     def mark(self, step: int, phase: str) -> None:
         """Record the end of a phase of optimizer step `step`."""
         self._work.append(PhaseWork(step=step, phase=phase, work=self._counter.take_phase()))
@@ -244,23 +252,26 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _categorize(self) -> None:
         """Set the category and module of parameters, gradients and optimizer state that are alive."""
-        if self._module is None or self._optimizer is None:
-            return
-        owners = {parameter: name.rpartition(".")[0] for name, parameter in self._module.named_parameters()}
-        for name, buffer in self._module.named_buffers():
-            self._assign(buffer, "parameters", name.rpartition(".")[0])
-        for parameter, owner in owners.items():
-            for part in (parameter, *_quantization(getattr(parameter, "quant_state", None))):
-                self._assign(part, "parameters", owner)
-            self._assign(parameter.grad, "gradients", owner)
-            for value in self._optimizer.state.get(parameter, {}).values():
-                self._assign(value, "optimizer state", owner)
-
-    def _assign(self, value: object, category: str, owner: str) -> None:
-        if isinstance(value, Tensor):
-            number = self._by_storage.get(value.untyped_storage()._cdata)
+        for tensor, category, owner in self._owned():
+            number = self._by_storage.get(tensor.untyped_storage()._cdata)
             if number is not None:
                 self._lifetimes[number].category, self._lifetimes[number].module = category, owner
+
+    def _owned(self) -> Iterator[tuple[Tensor, str, str]]:
+        """Yield the tensors of model and optimizer, each with its category and the module that it belongs to."""
+        if self._module is None or self._optimizer is None:
+            return
+        for name, buffer in self._module.named_buffers():
+            yield buffer, "parameters", name.rpartition(".")[0]
+        for name, parameter in self._module.named_parameters():
+            owner = name.rpartition(".")[0]
+            for part in (parameter, *_quantization(getattr(parameter, "quant_state", None))):
+                yield part, "parameters", owner
+            if parameter.grad is not None:
+                yield parameter.grad, "gradients", owner
+            for value in self._optimizer.state.get(parameter, {}).values():
+                if isinstance(value, Tensor):
+                    yield value, "optimizer state", owner
 
 
 def _source(args: tuple[Any, ...], result: Any, number: int) -> object:
@@ -271,10 +282,10 @@ def _source(args: tuple[Any, ...], result: Any, number: int) -> object:
     return first
 
 
-def _quantization(state: Any) -> Iterator[object]:
+def _quantization(state: Any) -> Iterator[Tensor]:
     """Yield the scales and codes of a 4-bit parameter, of which some are quantized themselves (bitsandbytes)."""
     if state is not None:
-        yield from (state.absmax, state.code, state.offset)
+        yield from (part for part in (state.absmax, state.code, state.offset) if isinstance(part, Tensor))
         yield from _quantization(state.state2)
 
 

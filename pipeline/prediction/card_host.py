@@ -9,6 +9,7 @@ imported by its own process alone; a request without content ends the one of tha
 
 import contextlib
 import ctypes
+import gc
 import os
 import pickle
 import signal
@@ -16,6 +17,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing.connection import Connection, Pipe, wait
 
 import torch
@@ -25,6 +27,8 @@ from pipeline.runtime.fork_server import PRELOADED
 
 MAKES_CARD = ("LD_PRELOAD", "PYTHONPATH", "TRITON_LIBCUDA_PATH", "CUDA_VISIBLE_DEVICES", "SIMULATED_CARD_REPORT")
 """Variables that this process was started with, and that every process on a simulated card keeps."""
+LEARNED = ("torch.", "transformers.")
+"""Beginnings of the names of modules that this process imports as soon as a forked one needed them."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,9 @@ class CardHost:
             self._connection.close()
             reader.close()
             with contextlib.suppress(BaseException):
-                writer.send_bytes(_outcome_of(request))
+                imported = {*sys.modules}
+                outcome = _outcome_of(request)
+                writer.send((outcome, [name for name in sys.modules if name not in imported]))
             os._exit(0)
         writer.close()
         self._running[reader] = Forked(number, pid)
@@ -83,14 +89,24 @@ class CardHost:
     def _finish(self, reader: Connection) -> None:
         forked = self._running.pop(reader)
         try:
-            outcome = reader.recv_bytes()
+            outcome, imported = reader.recv()
         except EOFError:
-            outcome = None
+            outcome, imported = None, []
         reader.close()
         _, status = os.waitpid(forked.pid, 0)
         if outcome is None:
             outcome = pickle.dumps(RuntimeError(f"its process ended with {os.waitstatus_to_exitcode(status)}"))
         self._connection.send((forked.number, outcome))
+        _learn(imported)
+
+
+def _learn(names: list[str]) -> None:
+    """Import what a forked process had to, so that the following ones have it; what fails fails in those as well."""
+    for name in names:
+        if name.startswith(LEARNED) and name not in sys.modules:
+            with contextlib.suppress(Exception):
+                import_module(name)
+    gc.freeze()  # what is imported is no garbage: forked processes neither look through it nor copy its pages
 
 
 def _outcome_of(request: bytes) -> bytes:
@@ -127,7 +143,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent decides
     connection = Connection(int(sys.argv[1]))
     for name in PRELOADED[2:]:
-        __import__(name)
+        import_module(name)
+    gc.freeze()
     CardHost(connection, int(sys.argv[2])).serve()
 
 

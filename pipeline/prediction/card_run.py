@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,14 +16,15 @@ from pipeline.base.results import MemoryUse
 from pipeline.config.experiment import Experiment
 from pipeline.memory.breakdown import at_peak
 from pipeline.memory.device import fraction_of, total_bytes
+from pipeline.memory.timeline import Timeline
 from pipeline.memory.work import Work
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.patches import documents_known, lines_of_documents
 from pipeline.prediction.prediction import Prediction
 from pipeline.prediction.trace_cache import find_prediction, prediction_file, write_prediction
 from pipeline.simulation.report import unknown_reads_of
-from pipeline.training.loop import train
-from pipeline.training.profiler import record_lifetimes
+from pipeline.training.loop import Loop, train
+from pipeline.training.profiler import record_next_step
 from pipeline.training.step import changed_on_host
 from pipeline.training.typical_step import TypicalStep, typical_step
 
@@ -76,7 +77,7 @@ def prediction_of(request: CardRequest) -> Prediction:
 
 
 def run_on_card(request: CardRequest) -> Prediction:
-    """Run the training without a cap, under caps if the budget is smaller than what it reserves, and recorded.
+    """Run the training without a cap, with one more step recorded, and under caps if it reserves more than the budget.
 
     This process has no CUDA context yet, and its card has memory for every training.
 
@@ -91,15 +92,21 @@ def run_on_card(request: CardRequest) -> Prediction:
     experiment, rows = _shortened(request.experiment, prepared)
     answered = lines_of_documents()
     with documents_known("position_ids" in prepared.train.batch([0])):
-        use = _use(experiment, rows)
+        timeline: Timeline | None = None
+
+        def at_end(loop: Loop) -> None:
+            nonlocal timeline
+            _refuse_steering_reads(answered)
+            if request.is_recorded:
+                timeline = record_next_step(loop)
+
+        use = _use(experiment, rows, at_end)
         allocated, reserved = use.peak_allocated_bytes, use.peak_reserved_bytes
         assert allocated is not None
         assert reserved is not None
         smallest = reserved
         if allocated <= request.budget_bytes < reserved:
             smallest = _smallest_budget(experiment, rows, allocated, request.budget_bytes) or reserved
-        _refuse_steering_reads(answered)
-        timeline = record_lifetimes(experiment, rows, build=build_without_values) if request.is_recorded else None
     last = max(phase.step for phase in use.phases)
     [kept] = [phase.allocated_bytes for phase in use.phases if (phase.step, phase.phase) == (last, "forward")]
     return Prediction(
@@ -125,6 +132,7 @@ def _shortened(experiment: Experiment, prepared: Prepared) -> tuple[Experiment, 
     num_passes = min(experiment.accumulation_steps, NUM_PASSES)
     changes = {
         "num_steps": NUM_STEPS,
+        "learning_rate_schedule": "constant",
         "timing_warmup_steps": NUM_STEPS - 1,
         "eval_steps": 0,
         "gradient_underflow": False,
@@ -171,7 +179,7 @@ def _give_memory(tensor: torch.Tensor) -> None:
     vars(tensor).update(attributes)
 
 
-def _use(experiment: Experiment, prepared: Prepared) -> MemoryUse:
+def _use(experiment: Experiment, prepared: Prepared, at_end: Callable[[Loop], None] | None = None) -> MemoryUse:
     """Train, and return the last reading of the memory."""
     readings: list[MemoryUse] = []
 
@@ -179,7 +187,7 @@ def _use(experiment: Experiment, prepared: Prepared) -> MemoryUse:
         if isinstance(message, MemoryUse):
             readings.append(message)
 
-    train(experiment, prepared, receive, build=build_without_values)
+    train(experiment, prepared, receive, build=build_without_values, at_end=at_end)
     return readings[-1]
 
 

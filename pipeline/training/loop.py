@@ -54,10 +54,12 @@ def train(
     emit: Callable[[Message], None],
     stop: Stop = never_stop,
     build: Build = on_device,
+    at_end: Callable[["Loop"], None] | None = None,
 ) -> None:
     """Train, and emit each optimizer step, the memory used and the final measurements.
 
     Training ends after num_steps optimizer steps, or as soon as `stop` returns True, which is called after each step.
+    `at_end` is called with the loop after the memory was read for the last time.
     With several ranks each emits the slowest one's times and the largest one's memory, or its own where it fails.
 
     Raises:
@@ -92,6 +94,8 @@ def train(
         emit(meter.read())
         raise
     emit(ranks.largest_use(meter.read()))
+    if at_end is not None:
+        at_end(loop)
     with step.run_context():
         last = loop.window(loop.num_launched - 1)
         if eval_loss is not None and not math.isfinite(eval_loss):
@@ -143,7 +147,7 @@ class Loop:
         emit: Callable[[Message], None],
     ) -> None:
         self._settings, self._effective_batch_size = experiment.settings, experiment.effective_batch_size
-        self._sequences, self.step, self._optimizer, self._emit = sequences, step, optimizer, emit
+        self._sequences, self.step, self.optimizer, self._emit = sequences, step, optimizer, emit
         self._clock: _CpuClock | _CudaClock = _CudaClock() if step.device.type == "cuda" else _CpuClock()
         self._lag = 1 if step.device.type == "cuda" else 0
         self.num_launched = 0
@@ -196,13 +200,13 @@ class Loop:
         """Take the next optimizer step without waiting for the device; return its data, learning rate and results."""
         number = self.num_launched
         rate = learning_rate(number, self._settings, self._effective_batch_size)
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = rate
         window = self.window(number)
         mark(number, "data")
         output = optimizer_step(
             self.step,
-            self._optimizer,
+            self.optimizer,
             window.batches,
             window.num_targets,
             self._settings.max_grad_norm,

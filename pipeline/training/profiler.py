@@ -116,6 +116,15 @@ def record_lifetimes(
     return recorder.timeline()
 
 
+def record_next_step(loop: Loop) -> Timeline:
+    """Take one more optimizer step and return the storage lifetimes of it, and of what was there before it."""
+    recorder, trainable = LifetimeRecorder(loop.step.device), loop.step.trainable
+    with recorder, recorder.watching(trainable, loop.optimizer), loop.step.run_context():
+        recorder.begin_later(WATCHED_STEPS - 1)
+        loop.launch(lambda _, phase: recorder.mark(WATCHED_STEPS - 1, phase))
+    return recorder.timeline()
+
+
 def memory_profile(timeline: Timeline) -> MemoryProfile:
     """Return the memory profile of a timeline, which must not be empty."""
     complete = any(span.step >= WATCHED_STEPS - 1 and span.phase == "optimizer" for span in timeline.spans)
