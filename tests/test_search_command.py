@@ -228,6 +228,9 @@ def test_known_commands_have_their_levers_and_obey_what_these_change(folder: Pat
         "gradient_checkpointing": "true",
         "optim": "adafactor",
     }
+    titan = problem("torchrun --nproc_per_node 2 -m torchtitan.train --training.local_batch_size=8")
+    line = titan.runnable({"micro_batch_size": 2}).line
+    assert line.endswith("-m torchtitan.train --training.local_batch_size=2 --training.global_batch_size 8")
     axolotl = problem("axolotl train sft.yaml")
     assert "gradient_accumulation_steps: 4" in axolotl.runnable({"micro_batch_size": 2}).files["sft.yaml"]
 

@@ -12,6 +12,7 @@ import yaml
 from pipeline.config.space import Value
 
 MICRO_BATCH, ACCUMULATION, WORLD_SIZE = "micro_batch_size", "accumulation_steps", "world_size"
+EFFECTIVE_BATCH = "effective_batch_size"
 """Names of what follows from the effective batch, in params and as placeholders."""
 
 

@@ -11,14 +11,13 @@ from pathlib import Path
 import yaml
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.config.command import ACCUMULATION, MICRO_BATCH, WORLD_SIZE, names_file
+from pipeline.config.command import ACCUMULATION, EFFECTIVE_BATCH, MICRO_BATCH, WORLD_SIZE, names_file
 from pipeline.config.command_options import option_of, with_option
 from pipeline.config.known_command import KnownCommand, Lever
 from pipeline.config.patched_file import PatchedFile, read_patched_file
 from pipeline.config.settings import discover
 from pipeline.config.space import Choice, Value
 
-EFFECTIVE_BATCH = "effective_batch_size"
 PLACEHOLDER = re.compile(r"\{(?P<flag>--)?(?P<name>[A-Za-z_][\w.-]*)(?::(?P<values>[^{}]*))?\}")
 PROCESSES = re.compile(r"--(nproc[-_]per[-_]node|num[-_]processes|nnodes)(=(?P<value>\d+))?")
 """Options by which torchrun and accelerate are told how many processes and machines there are."""
@@ -175,7 +174,7 @@ def make_template(command: str, patch: str | None, variables: str | None, asked_
 def _with_options(words: tuple[str, ...], known: type[KnownCommand], asked_for: set[str]) -> tuple[str, ...]:
     """Return the words of a known command with placeholders for its options: the usual ones if it has none itself."""
     is_plain = not any(map(PLACEHOLDER.search, words))
-    options = {known.micro_batch: f"{{{MICRO_BATCH}}}", known.accumulation: f"{{{ACCUMULATION}}}"} if is_plain else {}
+    options = {name: f"{{{value}}}" for name, value in known.batch_options.items()} if is_plain else {}
     for lever in known.levers:
         if lever.name in asked_for or (lever.is_usual and is_plain and option_of(words, lever.name) is None):
             options[lever.name] = f"{{{lever.name}:{','.join(lever.values)}}}"

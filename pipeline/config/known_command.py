@@ -1,11 +1,12 @@
 """What is known of a training command that many use: how it calls the usual levers, and which of them change what."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from pipeline.base.technique import Mathematics
+from pipeline.config.command import ACCUMULATION, MICRO_BATCH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +35,11 @@ OPTIMIZER = Lever(
 class KnownCommand(ABC):
     """A training command of which options or keys are known; a file of `known_commands` has one subclass."""
 
-    micro_batch: ClassVar[str] = "per_device_train_batch_size"
-    accumulation: ClassVar[str] = "gradient_accumulation_steps"
-    """Its names of the two."""
+    batch_options: ClassVar[Mapping[str, str]] = {
+        "per_device_train_batch_size": MICRO_BATCH,
+        "gradient_accumulation_steps": ACCUMULATION,
+    }
+    """Its options of the batch, each with the placeholder of its value."""
     levers: ClassVar[tuple[Lever, ...]] = ()
     """Those that its options set."""
     settings_file: ClassVar[int | None] = None

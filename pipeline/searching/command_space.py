@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.config.command import ACCUMULATION, MICRO_BATCH, WORLD_SIZE, Command
-from pipeline.config.command_template import EFFECTIVE_BATCH, Template, derived_values, divisors
+from pipeline.config.command import ACCUMULATION, EFFECTIVE_BATCH, MICRO_BATCH, WORLD_SIZE, Command
+from pipeline.config.command_template import Template, derived_values, divisors
 from pipeline.config.known_command import Lever
 from pipeline.config.space import Choice, Value, size_of
 from pipeline.searching.settings import CommandSearchSettings

@@ -10,7 +10,6 @@ from pipeline.config.known_command import KnownCommand
 class Axolotl(KnownCommand):
     """axolotl's command line."""
 
-    micro_batch: ClassVar[str] = "micro_batch_size"
     settings_file: ClassVar[int | None] = 2
 
     @classmethod
