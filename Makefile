@@ -32,7 +32,7 @@ quick: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL) -m "quick and not slow"
 
 test: check $(CUDA_INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL) -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL) -m "not slow" --durations 40
 
 test-all: check $(CUDA_INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL)
@@ -41,8 +41,6 @@ test-cluster: .venv/installed-for-tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_cluster_faults.py tests/test_many_workers.py
 
 test-cuda: $(CUDA_INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 \
-		tests/test_simulate.py tests/test_simulate_python.py tests/test_check.py tests/test_gpu_memory.py
 	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(IN_PARALLEL) -m "gpu and not slow"
 	for card in a100 rtx4090 t4; do \
 		OMP_NUM_THREADS=1 $(CARD) $$card -m pytest $(IN_PARALLEL) -m "every_card and not slow" || exit 1; \
