@@ -1,18 +1,37 @@
 """A report: question, answer, tables and plots, as one self-contained HTML page and as Markdown."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, Template
 
+from pipeline.report.glossary import terms_in
 from pipeline.report.plot import Plot, javascript
 from pipeline.report.table import Table
 
 DESCRIPTION_CHARACTERS = 8000
 """The longest description that MLflow's stores take (mlflow.utils.validation.MAX_TAG_VAL_LENGTH)."""
 MORE = "\n\nThe rest is in report.html."
+PAGE = "report.html"
+UNSENT = "unsent.json"
+"""The file of what has not been sent to MLflow, which goes away."""
+OWN_UI = "http://127.0.0.1:5000"
+"""Where `mlflow ui` and `make ui` serve."""
+UNIT = re.compile(r"(?<=\d) (?=(?:[MG]iB|m?s|%|x|tokens/s)(?!\w))")
+"""The space between a number and its unit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suggestion:
+    """What to try, the measurement that speaks for it, and the command that tries it."""
+
+    text: str
+    evidence: str
+    command: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +47,7 @@ class Section:
     """Its answer as figures."""
     why: tuple[str, ...] = ()
     """Sentences on why that is the answer."""
+    suggestions: tuple[Suggestion, ...] = ()
     choice: tuple[str, ...] = ()
     """The buttons that show this section, one of each row of them; it is always shown if there are none."""
 
@@ -39,6 +59,35 @@ class Headline:
     title: str
     value: str
     detail: str
+    copied: str | None = None
+    """What its button copies; None: it has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where what a page shows is kept: its job's folder, and the run in MLflow."""
+
+    folder: Path
+    uri: str
+    """The tracking store, without a password."""
+    experiment_id: str
+    run_id: str
+
+    @property
+    def files(self) -> list[str]:
+        """The names of what is beside the page."""
+        return sorted(file.name for file in self.folder.iterdir() if file.name not in (PAGE, UNSENT))
+
+    @property
+    def address(self) -> str:
+        """The run in MLflow's UI: that of the store if it is a server, else of one on this machine."""
+        server = OWN_UI if self.ui_command else self.uri.rstrip("/")
+        return f"{server}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+
+    @property
+    def ui_command(self) -> str | None:
+        """The command that serves the UI on this machine; None if the store is a server."""
+        return None if self.uri.startswith("http") else f"mlflow ui --backend-store-uri {self.uri}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +129,16 @@ class Report:
         return [list(dict.fromkeys(names)) for names in zip(*chosen, strict=True)]
 
 
-def to_html(report: Report, running: str | None = None) -> str:
-    """Return the report as one HTML page with its charts and the scripts that draw them.
+def to_html(report: Report, running: str | None = None, source: Source | None = None) -> str:
+    """Return the report as one HTML page with its charts, the scripts that draw them, and links to its source.
 
     `running` says how far a job is that is not finished; the page then says so, and loads itself again.
     """
     own = (files("pipeline.report") / "page.js").read_text()
-    return _template().render(report=report, running=running, vega=javascript(), own=own)
+    terms = terms_in(_text(report))
+    return _template().render(
+        report=report, running=running, source=source, terms=terms, vega=javascript(), own=own
+    )
 
 
 def to_markdown(report: Report) -> str:
@@ -102,7 +154,28 @@ def to_markdown(report: Report) -> str:
     return text[: DESCRIPTION_CHARACTERS - len(MORE)].rpartition("\n")[0] + MORE
 
 
+def _text(report: Report) -> str:
+    """Return the words of a page."""
+    figures = [figure for part in (report, *report.sections) for figure in part.headlines]
+    return "\n".join(
+        (
+            *(report.question, report.answer),
+            *(f"{one.title} {one.value} {one.detail}" for one in figures),
+            *(text for section in report.sections for text in (section.title, *section.why, *section.notes)),
+            *(" ".join((table.title, *table.headings, table.note_on_page)) for table in report.tables),
+            *(cell for table in report.tables for line in table.lines for cell in line),
+            *(f"{plot.title} {' '.join(panel.title for panel in plot.panels)}" for plot in report.plots),
+        )
+    )
+
+
+def together(text: str) -> str:
+    """Return a text in which no line ends between a number and its unit."""
+    return UNIT.sub("\N{NO-BREAK SPACE}", text)
+
+
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["together"] = together
     return environment.from_string((files("pipeline.report") / "page.html").read_text())

@@ -16,6 +16,13 @@ HEIGHT = 320
 ASPECT = 2.1
 """Width by height for which rectangles are as square as possible; in pixels they are stretched to the page."""
 CHARACTER_PIXELS, LINE_PIXELS = 7, 14
+NUM_TEXTS = 5
+"""Texts of a box, of which the first that fits is shown."""
+FITTING = "".join(
+    f"isValid(datum.needed_{number}) && datum.needed_{number} <= width ? datum.text_{number} : "
+    for number in range(NUM_TEXTS)
+)
+FITTING += "''"
 DARK = ("parameters",)
 """Categories whose colour needs white text."""
 
@@ -89,19 +96,32 @@ def treemap_plot(
     for name, place in zip(ordered, squarified([sizes[name].total() for name in ordered], whole), strict=True):
         parts = sizes[name].most_common()
         inside = squarified([size for _, size in parts], place)
-        for (category, size), part in zip(parts, inside, strict=True):
+        written = [_written(name, sizes[name].total()), *(_written(category, size) for category, size in parts[1:])]
+        for (category, size), part, texts in zip(parts, inside, written, strict=True):
             about = f"{name}\n{category}: {size / MIB:,.4g} MiB, {100 * size / total:.1f} % of the peak"
             lines.append(_corners(part) | {"category": category, "about": about})
-        text = f"{'.'.join(name.split('.')[-2:])}\n{sizes[name].total() / MIB:,.3g} MiB"
-        needed = CHARACTER_PIXELS * max(map(len, text.split("\n")))
-        if place.height * HEIGHT > 2 * LINE_PIXELS + 6:
-            labels.append(
-                _corners(inside[0])
-                | {"text": text, "needed": needed, "share": place.width / ASPECT}
-                | {"shade": "white" if parts[0][0] in DARK else "black"}
-            )
+            shade = "white" if category in DARK else "black"
+            labels.append(_corners(part) | {"shade": shade} | _fitting(texts, part))
     panel = Panel(title=title, chart=_chart(lines, labels), height=HEIGHT)
     return Plot(name="modules", title=title, panels=(panel,), is_wide=is_wide)
+
+
+def _written(name: str, num_bytes: int) -> list[str]:
+    """Return texts for a box, the longest first."""
+    size = f"{num_bytes / MIB:,.3g} MiB"
+    short = name.split(".")
+    return [f"{'.'.join(short[-2:])}\n{size}", f"{short[-1]}\n{size}", f"{short[-1]} {size}", short[-1], size]
+
+
+def _fitting(texts: Sequence[str], place: Rectangle) -> dict[str, object]:
+    """Return the texts that are not too high for a box, each with the width that it needs of the page, in pixels."""
+    num_lines = int((place.height * HEIGHT - 6) // LINE_PIXELS)
+    fields: dict[str, object] = {}
+    for number, text in enumerate(texts):
+        pixels = CHARACTER_PIXELS * max(map(len, text.split("\n"))) + 8
+        needed = pixels * ASPECT / place.width if text.count("\n") < num_lines else None
+        fields |= {f"text_{number}": text, f"needed_{number}": needed}
+    return fields
 
 
 def _corners(place: Rectangle) -> dict[str, object]:
@@ -124,7 +144,7 @@ def _chart(lines: Sequence[dict[str, object]], labels: Sequence[dict[str, object
             **ABOUT,
         ),
         alt.Chart(data(labels))
-        .transform_filter("width * datum.share > datum.needed + 8")
-        .mark_text(align="left", baseline="top", dx=5, dy=5, lineBreak="\n")
+        .transform_calculate(text=FITTING)
+        .mark_text(align="left", baseline="top", dx=4, dy=4, lineBreak="\n")
         .encode(x=x, y=y, text="text:N", color=alt.Color("shade:N", scale=None)),
     )
