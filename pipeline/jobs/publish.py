@@ -20,9 +20,7 @@ def publish(
 
     Notes that have been `said` before the job began are not printed again.
     """
-    source = Source(
-        folder=job.folder, uri=job.tracking_uri, experiment_id=job.experiment_id, run_id=str(job.run_id)
-    )
+    source = Source(folder=job.folder, uri=job.tracking_uri, experiment_id=job.experiment_id, run_id=str(job.run_id))
     job.file(FILE, to_json(findings, source))  # first, so that the findings are kept if the report fails
     if so_far := progress_of(findings):
         job.tags({"interrupted": so_far})

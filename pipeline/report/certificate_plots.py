@@ -63,7 +63,8 @@ def _chance_plot(certificate: Certificate) -> tuple[Plot, ...]:
         text.encode(x="bound:Q", y=alt.value(0), text=alt.value(f"{bound:.3g} %")),
         data=data(lines),
     )
-    title = "how likely is it that something faster is left? (red: the bound)"
+    exceeded = 100 - 100 * certificate.confidence
+    title = f"how likely something faster is left (red: the bound, exceeded with {exceeded:.0f} %)"
     return (Plot(name="certificate", title=title, panels=(Panel(title=title, chart=chart),)),)
 
 
@@ -121,7 +122,7 @@ def _left_plot(configurations: Sequence[Configuration], speed: float, written: s
         .mark_bar()
         .encode(
             x=alt.X("percent:Q", bin=alt.Bin(maxbins=30), title="predicted speed against the answer's, %"),
-            y=alt.Y("count():Q", title="configurations"),
+            y=alt.Y("count():Q", title="configurations", axis=alt.Axis(tickMinStep=1)),
             color=alt.Color("kind:N", scale=colours, legend=alt.Legend(columns=1, labelLimit=260)),
             tooltip=["kind:N", alt.Tooltip("count():Q", title="configurations")],
         ),

@@ -17,7 +17,7 @@ from pipeline.report.page import Report, Section
 from pipeline.report.plot import Plot
 from pipeline.report.sections import LADDER, make_sections
 from pipeline.report.table import Form, Table
-from pipeline.report.tradeoff import tradeoff_plot
+from pipeline.report.tradeoff import TITLE, tradeoff_plots
 from pipeline.training.metrics import Row, common_settings
 from pipeline.training.time_differences import time_change
 from pipeline.training.timing import num_counting
@@ -26,7 +26,7 @@ COLUMNS: Mapping[str, tuple[str, Form]] = {
     "peak_allocated_mib": ("peak MiB", "{:,.1f}"),
     "peak_reserved_mib": ("reserved MiB", "{:,.1f}"),
     "prediction_error_percent": ("prediction error %", "{:+.2f}"),
-    "memory_saving_percent": ("saved %", "{:+.1f}"),
+    "memory_saving_percent": ("memory %", "{:+.1f}"),
     "seconds_per_step": ("s/step", "{:.4f}"),
     "time_overhead_percent": ("time %", change_in_table),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
@@ -113,10 +113,10 @@ def _first(comparisons: Mapping[str, Sequence[Row]], steps: Sequence[Section]) -
     Of a ladder beside other comparisons the steps come first, and its variants are not shown twice.
     """
     is_beside = bool(steps) and len(comparisons) > 1
-    pairs = tradeoff_plot(
+    pairs = tradeoff_plots(
         {name: shown(rows) for name, rows in comparisons.items() if not (is_beside and name == LADDER)}
     )
-    paired = [Section(title=pairs.title, plots=(pairs,))] if pairs else []
+    paired = [Section(title=TITLE, plots=pairs)] if pairs else []
     return [*steps, *paired] if is_beside else [*paired, *steps]
 
 
@@ -204,16 +204,20 @@ def overview_table(title: str, rows: Sequence[Row]) -> Table:
         title=title,
         frame=pd.DataFrame(lines),
         forms=dict(COLUMNS.values()),
-        note=f"* the baseline. {INTERVALS}" if len(rows) > 1 else None,
+        note=f"* the baseline, against which memory % and time % are changes. {INTERVALS}" if len(rows) > 1 else None,
         expendable=tuple(COLUMNS[name][0] for name in EXPENDABLE),
     )
 
 
 def _cells(row: Row, columns: Mapping[str, tuple[str, Form]]) -> dict[str, object]:
-    """Return the metrics of a row by heading, with the interval of its time beside the time."""
+    """Return the metrics of a row by heading, with the interval of its time beside the time.
+
+    A saving is a negative change, as those of time are.
+    """
     cells: dict[str, object] = {}
     for name, (heading, _) in columns.items():
-        cells[heading] = row.metrics.get(name)
+        value = row.metrics.get(name)
+        cells[heading] = -value if value is not None and name == "memory_saving_percent" else value
         if name == "time_overhead_percent":
             change = time_change(row)
             cells[INTERVAL] = None if change is None else interval_text(change)

@@ -10,7 +10,7 @@ from pipeline.base.units import MIB
 from pipeline.memory.breakdown import LiveTensor, StepMemory
 from pipeline.memory.timeline import CATEGORIES
 from pipeline.report.phases import PHASE_COLOURS
-from pipeline.report.plot import ABOUT, WARNING, Panel, Plot, colour, data, layered, short
+from pipeline.report.plot import ABOUT, WARNING, Panel, Plot, colour, data, layered, mib_text, short
 
 NARROW_SHARE = 0.08
 """Share of the step below which a phase has no room for its name, which is in the legend alone then."""
@@ -99,7 +99,7 @@ def _chart(course: StepMemory, moments: list[dict[str, Any]], highest: dict[str,
         over.mark_rect(opacity=0).encode(x="ms:Q", x2="end:Q", **ABOUT).properties(name="moments"),
         peak.mark_point(shape="triangle-down", filled=True, size=90, color=WARNING, yOffset=-6, opacity=1),
         peak.mark_text(color=WARNING, dx=10 if is_left else -10, dy=-12, align="left" if is_left else "right").encode(
-            text=alt.value(f"peak {short(highest['total'])} MiB")
+            text=alt.value(f"peak {mib_text(highest['total'])}")
         ),
         data=data(moments, "moments"),
     ).add_params(moment)
@@ -118,9 +118,9 @@ def _moments(course: StepMemory, axis: Axis) -> list[dict[str, Any]]:
             if name in course.category_bytes
         }
         total, at = sum(parts.values()), axis.per_second * course.seconds[moment.event]
-        sizes = ", ".join(f"{name} {size:,.4g}" for name, size in parts.items() if size)
+        sizes = ", ".join(f"{name} {mib_text(size)}" for name, size in parts.items() if size)
         phase = next(name for name, begin in reversed(course.phases) if axis.per_second * begin <= at)
-        where = f"{total:,.4g} MiB at {short(at)}{axis.unit}, in {phase}"
+        where = f"{mib_text(total)} at {short(at)}{axis.unit}, in {phase}"
         lines = [_described(course.tensors[place]) for place in moment.largest]
         found.append(
             {
@@ -139,4 +139,4 @@ def _described(tensor: LiveTensor) -> str:
     shape = " x ".join(map(str, tensor.shape))
     where = tensor.module or "the whole model"
     kind = f"{shape} {tensor.dtype}, " if tensor.shape else ""
-    return f"{tensor.num_bytes / MIB:,.4g} MiB, {where}: {tensor.operator}, {kind}{tensor.category}"
+    return f"{mib_text(tensor.num_bytes / MIB)}, {where}: {tensor.operator}, {kind}{tensor.category}"

@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup, escape
 
 from pipeline.report.glossary import terms_in
 from pipeline.report.plot import Plot, javascript
@@ -75,8 +76,8 @@ class Source:
 
     @property
     def files(self) -> list[str]:
-        """The names of what is beside the page."""
-        return sorted(file.name for file in self.folder.iterdir() if file.name not in (PAGE, UNSENT))
+        """The names of the files beside the page."""
+        return sorted(one.name for one in self.folder.iterdir() if one.is_file() and one.name not in (PAGE, UNSENT))
 
     @property
     def address(self) -> str:
@@ -136,16 +137,17 @@ def to_html(report: Report, running: str | None = None, source: Source | None = 
     """
     own = (files("pipeline.report") / "page.js").read_text()
     terms = terms_in(_text(report))
-    return _template().render(
-        report=report, running=running, source=source, terms=terms, vega=javascript(), own=own
-    )
+    return _template().render(report=report, running=running, source=source, terms=terms, vega=javascript(), own=own)
 
 
 def to_markdown(report: Report) -> str:
     """Return question, answer and tables for the description of an MLflow run, within MLflow's limit of length."""
     parts = [f"**{report.question}**", report.answer]
     for section in report.sections:
-        for table in section.tables:
+        parts += [
+            f"{one.text} {one.evidence}{f': `{one.command}`' if one.command else ''}" for one in section.suggestions
+        ]
+        for table in (one for one in section.tables if one.lines):
             parts += [f"**{table.title}**", table.to_markdown(), *([table.note_on_page] if table.note_on_page else [])]
         parts += (*section.why, *section.notes)
     text = "\n\n".join(parts)
@@ -169,13 +171,13 @@ def _text(report: Report) -> str:
     )
 
 
-def together(text: str) -> str:
-    """Return a text in which no line ends between a number and its unit."""
-    return UNIT.sub("\N{NO-BREAK SPACE}", text)
+def sentence(text: str) -> Markup:
+    """Return a text as HTML: no line ends between a number and its unit, and what is between backticks is code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(UNIT.sub("\N{NO-BREAK SPACE}", text)))))  # noqa: S704
 
 
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["together"] = together
+    environment.filters["sentence"] = sentence
     return environment.from_string((files("pipeline.report") / "page.html").read_text())

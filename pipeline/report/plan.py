@@ -15,6 +15,7 @@ from pipeline.report.breakdown import tensors_table
 from pipeline.report.command import command_of
 from pipeline.report.heat_map import fit_plot, percent_text, seconds_text
 from pipeline.report.page import Headline, Report, Section
+from pipeline.report.plot import short
 from pipeline.report.table import Table
 from pipeline.searching.results import columns, label
 
@@ -238,7 +239,7 @@ def _configurations_table(name: str, card: CardPlan, findings: PlanFindings, num
         name=f"plan_{name}",
         title=title,
         frame=pd.DataFrame(lines),
-        forms={**whole, "seconds per step": "{:.3g}", "tokens/s": "{:,.0f}", "± %": "{:.0f}"},
+        forms={**whole, "seconds per step": short, "tokens/s": "{:,.0f}", "± %": "{:.0f}"},
         note=note,
         num_in_terminal=NUM_IN_TERMINAL,
         expendable=("", "device MiB", "allocated MiB", "headroom MiB", "± %", "seconds per step"),
@@ -282,7 +283,7 @@ def _cards_table(cards: Sequence[CardPlan]) -> Table:
             line["longest sequence"] = card.longest_length
         lines.append(line)
     forms = {"GiB": "{:,.1f}", "predicted MiB": "{:,.0f}", "headroom MiB": "{:,.0f}"}
-    forms |= {"seconds per step": "{:.3g}", "tokens/s": "{:,.0f}"}
+    forms |= {"seconds per step": short, "tokens/s": "{:,.0f}"}
     return Table(
         name="cards",
         title="where to start on each card",

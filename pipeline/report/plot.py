@@ -35,6 +35,8 @@ LABEL_CHARACTERS = 24
 LABEL_LINES = 4
 """Lines of the label of a bar or in a legend; a longer name keeps its begin and its end."""
 LABEL_PIXELS = 180
+LEAST_MIB = 0.001
+"""A smaller size is not written in digits."""
 LINE_PIXELS = 15
 """Height of a line of text."""
 TEXT = {"labelColor": "currentColor", "titleColor": "currentColor"}
@@ -118,7 +120,7 @@ class Plot:
         width = PANEL_PIXELS * (2 if self.is_wide else 1)
         charts = [panel.chart.properties(width=width, height=panel.height, title=panel.title) for panel in self.panels]
         whole = alt.concat(*charts, columns=2)
-        whole = whole.resolve_scale(color="independent", shape="independent", strokeDash="independent")
+        whole = whole.resolve_scale(**dict.fromkeys(("color", "fill", "stroke", "shape", "strokeDash"), "independent"))
         if any(panel.title != self.title for panel in self.panels):
             title = f"{self.title}, with {self.given}" if self.given else self.title
             whole = whole.properties(title=alt.TitleParams(title, anchor="middle", fontSize=18, offset=12))
@@ -245,6 +247,13 @@ def label(name: str) -> list[str]:
     return lines if len(lines) <= LABEL_LINES else [*lines[: LABEL_LINES - 2], "…", lines[-1]]
 
 
+def mib_text(mib: float) -> str:
+    """Return a size with its unit, in four digits or all that stand before the point."""
+    if 0 < mib < LEAST_MIB:
+        return f"< {LEAST_MIB} MiB"
+    return f"{mib:,.4g} MiB" if mib < 1000 else f"{mib:,.0f} MiB"
+
+
 def short(value: float) -> str:
     """Return a number for the label of a bar, in three digits."""
     return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
@@ -264,8 +273,8 @@ def _about(bar: Bar, unit: str) -> str:
     if bar.value is None:
         return bar.text or ""
     if bar.start:
-        return f"{bar.value - bar.start:+,.4g} {unit}, to {bar.value:,.4g}"
-    return f"{bar.value:,.4g}{f' ± {bar.spread:,.2g}' if bar.spread else ''} {unit}"
+        return f"{'+' * (bar.value >= bar.start)}{short(bar.value - bar.start)} {unit}, to {short(bar.value)}"
+    return f"{short(bar.value)}{f' ± {short(bar.spread)}' if bar.spread else ''} {unit}"
 
 
 def _dict(chart: alt.TopLevelMixin) -> dict[str, Any]:

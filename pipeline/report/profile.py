@@ -16,7 +16,7 @@ from pipeline.report.comparison import notes, overview_table
 from pipeline.report.course import MILLISECONDS, RECORDED, SECOND_STEP, course_plot
 from pipeline.report.page import Headline, Report, Section, Suggestion
 from pipeline.report.phases import PHASE_COLOURS, phases_plot
-from pipeline.report.plot import Bar, Plot, bars, short
+from pipeline.report.plot import Bar, Plot, bars, mib_text, short
 from pipeline.report.table import Table
 from pipeline.report.treemap import treemap_plot, without_numbers
 from pipeline.training.metrics import Row
@@ -58,7 +58,7 @@ def profiling_report(findings: ProfilingFindings) -> Report:
     memory, time = findings.memory, findings.time
     plots = [
         *([_course_plot(memory.course, findings)] if memory and memory.course else []),
-        *([treemap_plot(memory.modules, is_wide=memory.course is None)] if memory else []),
+        *([treemap_plot(memory.modules)] if memory else []),
         *([_categories_plot(memory.peak)] if memory else []),
         *phases_plot(findings.row),
         *([_time_plot(time)] if time else []),
@@ -97,18 +97,18 @@ def _headlines(findings: ProfilingFindings) -> tuple[Headline, ...]:
         largest, size = max(peak.category_bytes.items(), key=lambda pair: pair[1])
         where = f"{peak.phase} of step {peak.step + 1}, {peak.operator} in {peak.module or 'the whole model'}"
         found += [
-            Headline(title="peak memory in tensors", value=f"{peak.peak_bytes / MIB:,.4g} MiB", detail=where),
+            Headline(title="peak memory in tensors", value=mib_text(peak.peak_bytes / MIB), detail=where),
             Headline(
                 title=f"largest part: {largest}",
                 value=f"{100 * size / peak.peak_bytes:.0f} %",
-                detail=f"{size / MIB:,.4g} MiB at the peak",
+                detail=f"{mib_text(size / MIB)} at the peak",
             ),
         ]
     if findings.time is not None:
         phase, percent = _longest_phase(findings.time)
         seconds = findings.row.metrics.get("seconds_per_step", findings.time.seconds_per_step)
         detail = f"{percent:.0f} % of it {phase}"
-        found.append(Headline(title="time per optimizer step", value=f"{seconds:,.3g} s", detail=detail))
+        found.append(Headline(title="time per optimizer step", value=f"{short(seconds)} s", detail=detail))
     return tuple(found)
 
 
@@ -217,7 +217,9 @@ def _memory_tables(memory: MemoryProfile) -> tuple[Table, ...]:
     for name, size in memory.peak.module_bytes.items():
         sizes[without_numbers(name)] += size
     return (
-        replace(shares_table("categories", "memory at the peak, by category", categories_of(memory.peak)), num_on_page=0),
+        replace(
+            shares_table("categories", "memory at the peak, by category", categories_of(memory.peak)), num_on_page=0
+        ),
         shares_table("modules", "memory at the peak, by module (* any layer)", dict(sizes.most_common())),
         tensors_table("tensors", "the largest tensors alive at the peak", memory.peak),
     )

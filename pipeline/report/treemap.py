@@ -10,7 +10,7 @@ import altair as alt
 from pipeline.base.units import MIB
 from pipeline.memory.breakdown import ModuleMemory
 from pipeline.report.course import category_scale
-from pipeline.report.plot import ABOUT, Panel, Plot, data, layered
+from pipeline.report.plot import ABOUT, Panel, Plot, data, layered, mib_text
 
 HEIGHT = 320
 ASPECT = 2.1
@@ -80,10 +80,7 @@ def without_numbers(name: str) -> str:
 
 
 def treemap_plot(
-    modules: Sequence[ModuleMemory],
-    title: str = "memory at the peak, by module (* any layer) and category",
-    *,
-    is_wide: bool = False,
+    modules: Sequence[ModuleMemory], title: str = "memory at the peak, by module (* any layer) and category"
 ) -> Plot:
     """Return the modules at the peak, each divided by category; identical layers are one."""
     sizes: dict[str, Counter[str]] = {}
@@ -98,17 +95,17 @@ def treemap_plot(
         inside = squarified([size for _, size in parts], place)
         written = [_written(name, sizes[name].total()), *(_written(category, size) for category, size in parts[1:])]
         for (category, size), part, texts in zip(parts, inside, written, strict=True):
-            about = f"{name}\n{category}: {size / MIB:,.4g} MiB, {100 * size / total:.1f} % of the peak"
+            about = f"{name}\n{category}: {mib_text(size / MIB)}, {100 * size / total:.1f} % of the peak"
             lines.append(_corners(part) | {"category": category, "about": about})
             shade = "white" if category in DARK else "black"
             labels.append(_corners(part) | {"shade": shade} | _fitting(texts, part))
     panel = Panel(title=title, chart=_chart(lines, labels), height=HEIGHT)
-    return Plot(name="modules", title=title, panels=(panel,), is_wide=is_wide)
+    return Plot(name="modules", title=title, panels=(panel,), is_wide=True)
 
 
 def _written(name: str, num_bytes: int) -> list[str]:
     """Return texts for a box, the longest first."""
-    size = f"{num_bytes / MIB:,.3g} MiB"
+    size = mib_text(num_bytes / MIB)
     short = name.split(".")
     return [f"{'.'.join(short[-2:])}\n{size}", f"{short[-1]}\n{size}", f"{short[-1]} {size}", short[-1], size]
 

@@ -1,4 +1,4 @@
-"""Recomputation: measured memory saving next to the theoretical one, and the number of recomputed layers."""
+"""Recomputation: the measured change of memory next to the theoretical one, and the number of recomputed layers."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -15,9 +15,9 @@ from pipeline.training.metrics import Row
 from pipeline.training.time_differences import is_compared, time_change
 
 FORWARDS = "block_forwards_per_step"
-FORMS = {"time %": change_in_table}
+FORMS = {"memory %": "{:+.1f}", "theory %": "{:+.1f}", "time %": change_in_table}
 MARKERS = ("circle", "square", "triangle-up", "diamond")
-UNITS = {"layers": "layers", "saved %": "% of the peak in live tensors", "time %": "% of the time per step"}
+UNITS = {"layers": "layers", "memory %": "% of the peak in live tensors", "time %": "% of the time per step"}
 
 
 def theory_percent(num_layers: float) -> float:
@@ -35,15 +35,15 @@ def section(rows: Sequence[Row]) -> Section:
     if not len(frame):
         return Section(title="recomputation")
     depths = range(1, int(frame["layers"].max()) + 3)
-    theory = [{"layers": n, "saved %": theory_percent(n), "about": "1 - 1/sqrt(layers)"} for n in depths]
+    theory = [{"layers": n, "memory %": -theory_percent(n), "about": "1/sqrt(layers) - 1"} for n in depths]
     panels = (
-        _points(frame, "memory saved (grey: 1 - 1/sqrt(layers))", "layers", "saved %", theory),
-        _points(frame, "time overhead", "layers", "time %"),
-        _points(frame, "saving against overhead (numbers: layers)", "time %", "saved %"),
+        _points(frame, "change of memory (grey: 1/sqrt(layers) - 1)", "layers", "memory %", theory),
+        _points(frame, "change of time", "layers", "time %"),
+        _points(frame, "memory against time (numbers: layers)", "time %", "memory %"),
     )
     return Section(
         title="recomputation",
-        tables=(Table(name="depth", title="saving and overhead by policy and depth", frame=frame, forms=FORMS),),
+        tables=(Table(name="depth", title="change of memory and time by policy and depth", frame=frame, forms=FORMS),),
         plots=(Plot(name="depth", title="what recomputation saves and costs", panels=panels),),
     )
 
@@ -61,8 +61,8 @@ def _depth(rows: Sequence[Row]) -> pd.DataFrame:
                 "comparison": row.comparison,
                 "variant": row.name,
                 "layers": int(num_layers),
-                "saved %": row.metrics["memory_saving_percent"],
-                "theory %": theory_percent(num_layers),
+                "memory %": -row.metrics["memory_saving_percent"],
+                "theory %": -theory_percent(num_layers),
                 "time %": time.percent,
                 INTERVAL: interval_text(time),
                 "block forwards": int(row.metrics[FORWARDS]),
@@ -76,7 +76,7 @@ def _depth(rows: Sequence[Row]) -> pd.DataFrame:
 def _points(frame: pd.DataFrame, title: str, x: str, y: str, theory: Sequence[dict[str, Any]] = ()) -> Panel:
     """Return a point for each variant, with its depth where no axis shows that, over a line of `theory`."""
     lines = [
-        {name: line[name] for name in ("variant", "layers", "saved %", "time %")} | {"about": _about(line)}
+        {name: line[name] for name in ("variant", "layers", "memory %", "time %")} | {"about": _about(line)}
         for line in frame.to_dict("records")
     ]
     names = list(dict.fromkeys(line["variant"] for line in lines))
@@ -103,7 +103,7 @@ def _points(frame: pd.DataFrame, title: str, x: str, y: str, theory: Sequence[di
 
 def _about(line: dict[Hashable, Any]) -> str:
     return (
-        f"{line['comparison']}: {line['variant']}\n{line['layers']} layers\n{line['saved %']:.1f} % saved, in theory "
-        f"{line['theory %']:.1f} %\ntime per step "
+        f"{line['comparison']}: {line['variant']}\n{line['layers']} layers\n"
+        f"memory {line['memory %']:+.1f} %, in theory {line['theory %']:+.1f} %\ntime per step "
         f"{change_text(line['time %'], 1)} ({line['time from to']})"
     )
