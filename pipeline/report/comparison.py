@@ -10,7 +10,6 @@ from pipeline.base.truncation import LengthBin, Truncation
 from pipeline.report.answers import answer, command, command_title, headlines, outcome_of, readable, short_answer
 from pipeline.report.changes import INTERVAL, change_in_table, interval_text
 from pipeline.report.lengths import lengths_section
-from pipeline.report.losses import losses_panel
 from pipeline.report.other_trainings import other_trainings
 from pipeline.report.overview import overview_plots
 from pipeline.report.page import Report, Section
@@ -79,7 +78,7 @@ def comparison_report(findings: ComparisonFindings) -> Report:
     steps = make_sections([name for name in findings.sections if name == WATERFALL], findings.rows)
     sections = [
         *_first(by_comparison, steps),
-        *_comparisons(findings.entry, by_comparison),
+        _comparisons(findings.entry, by_comparison),
         *filter(None, (other_trainings(name, rows) for name, rows in by_comparison.items())),
         *make_sections([name for name in findings.sections if name != WATERFALL], findings.rows),
         *lengths_section(findings.rows[0], findings.truncations, findings.lengths),
@@ -134,41 +133,18 @@ def shown(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if id(row) in kept]
 
 
-def _comparisons(entry: str, comparisons: Mapping[str, Sequence[Row]]) -> list[Section]:
-    """Return a section for each comparison, and one for all of a pair each, which the first chart shows otherwise."""
-    sections, pairs = [], []
+def _comparisons(entry: str, comparisons: Mapping[str, Sequence[Row]]) -> Section:
+    """Return the losses of all comparisons, their tables and what is to be said of their runs."""
+    tables, plots, sentences = list[Table](), list[Plot](), list[str]()
     for name, rows in comparisons.items():
-        of_one = "all variants" if len(rows) > 1 else rows[0].name
-        section = _section(f"{entry}: {readable(name) if len(comparisons) > 1 else of_one}", rows)
-        if len(comparisons) > 1 and len(rows) == 2 and section.plots:
-            plot = Plot(name=name, title=readable(name), panels=(losses_panel(rows, readable(name)),))
-            pairs.append(replace(section, plots=(plot,)))
-        else:
-            sections.append(section)
-    if pairs:
-        sections.append(
-            Section(
-                title=f"{entry}: pairs",
-                tables=tuple(table for section in pairs for table in section.tables),
-                notes=tuple(note for section in pairs for note in section.notes),
-                plots=tuple(plot for section in pairs for plot in section.plots),
-            )
-        )
-    return sections
-
-
-def _section(title: str, rows: Sequence[Row]) -> Section:
-    drawn = any(row.result is not None and row.result.steps for row in rows)
-    shared = common_settings([row.params for row in rows])
-    where = f"{title} ({', '.join(str(shared[name]) for name in ('model', 'device') if name in shared)})"
-    hidden = len(rows) - len(shown(rows))
-    more = f"Charts show the baseline and the fastest: {hidden} more runs are in the table."
-    return Section(
-        title=title,
-        tables=(overview_table(title, rows),),
-        notes=(*([more] if hidden else []), *notes(rows), *_slowed_note(rows)),
-        plots=overview_plots(where, shown(rows)) if drawn else (),
-    )
+        of = readable(name) if len(comparisons) > 1 else ""
+        tables.append(overview_table(": ".join(filter(None, (entry, of))), rows))
+        if any(row.result is not None and row.result.steps for row in rows):
+            plots += overview_plots(shown(rows), of)
+        if hidden := len(rows) - len(shown(rows)):
+            sentences.append(f"Charts show the baseline and the fastest: {hidden} more runs are in the table.")
+        sentences += (*notes(rows), *_slowed_note(rows))
+    return Section(title=f"{entry}: the runs", tables=tuple(tables), notes=tuple(sentences), plots=tuple(plots))
 
 
 def comparison_frame(rows: Sequence[Row]) -> pd.DataFrame:

@@ -136,39 +136,28 @@ def to_html(report: Report, running: str | None = None, source: Source | None = 
     `running` says how far a job is that is not finished; the page then says so, and loads itself again.
     """
     own = (files("pipeline.report") / "page.js").read_text()
-    terms = terms_in(_text(report))
+    figures = [figure for part in (report, *report.sections) for figure in part.headlines]
+    words = [f"{one.title} {one.value} {one.detail}" for one in figures]
+    terms = terms_in(" ".join((_markdown(report), *words)))
     return _template().render(report=report, running=running, source=source, terms=terms, vega=javascript(), own=own)
 
 
 def to_markdown(report: Report) -> str:
     """Return question, answer and tables for the description of an MLflow run, within MLflow's limit of length."""
-    parts = [f"**{report.question}**", report.answer]
-    for section in report.sections:
-        parts += [
-            f"{one.text} {one.evidence}{f': `{one.command}`' if one.command else ''}" for one in section.suggestions
-        ]
-        for table in (one for one in section.tables if one.lines):
-            parts += [f"**{table.title}**", table.to_markdown(), *([table.note_on_page] if table.note_on_page else [])]
-        parts += (*section.why, *section.notes)
-    text = "\n\n".join(parts)
+    text = _markdown(report)
     if len(text) <= DESCRIPTION_CHARACTERS:
         return text
     return text[: DESCRIPTION_CHARACTERS - len(MORE)].rpartition("\n")[0] + MORE
 
 
-def _text(report: Report) -> str:
-    """Return the words of a page."""
-    figures = [figure for part in (report, *report.sections) for figure in part.headlines]
-    return "\n".join(
-        (
-            *(report.question, report.answer),
-            *(f"{one.title} {one.value} {one.detail}" for one in figures),
-            *(text for section in report.sections for text in (section.title, *section.why, *section.notes)),
-            *(" ".join((table.title, *table.headings, table.note_on_page)) for table in report.tables),
-            *(cell for table in report.tables for line in table.lines for cell in line),
-            *(f"{plot.title} {' '.join(panel.title for panel in plot.panels)}" for plot in report.plots),
-        )
-    )
+def _markdown(report: Report) -> str:
+    parts = [f"**{report.question}**", report.answer]
+    for section in report.sections:
+        parts += [f"{one.text} {one.evidence}: `{one.command}`" for one in section.suggestions if one.command]
+        for table in (one for one in section.tables if one.lines):
+            parts += [f"**{table.title}**", table.to_markdown(), *([table.note_on_page] if table.note_on_page else [])]
+        parts += (*section.why, *section.notes)
+    return "\n\n".join(parts)
 
 
 def sentence(text: str) -> Markup:

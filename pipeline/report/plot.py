@@ -141,14 +141,12 @@ class Bar:
     text: str | None = None
     """What stands at its end; the value where it is None."""
     start: float = 0.0
-    spread: float = 0.0
-    """Half the length of its interval, which is drawn around the end."""
 
 
 def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float] | None = None) -> Panel:
     """Return a horizontal bar for each value, with its text, and a dashed line at each of `marks`."""
     marks = marks or {}
-    ends = [max(bar.start, bar.value or 0.0) + bar.spread for bar in values]
+    ends = [max(bar.start, bar.value or 0.0) for bar in values]
     longest = max([*ends, *marks.values()], default=0.0) or 1.0
     lowest = min([0.0, *(min(bar.start, bar.value or 0.0) for bar in values)])
     lines = [
@@ -156,8 +154,6 @@ def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float
             "place": place,
             "start": bar.start,
             "value": bar.value,
-            "low": max(lowest, (bar.value or 0.0) - bar.spread),
-            "high": (bar.value or 0.0) + bar.spread,
             # A text that a mark would cross on a narrow screen stands beyond it.
             "end": max([end, *(mark for mark in marks.values() if 0 <= mark - end < TEXT_SHARE * longest)]),
             "shade": bar.shade,
@@ -176,8 +172,6 @@ def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float
         base.mark_bar(height={"band": 0.7}).encode(x=x, x2="start:Q", color=alt.Color("shade:N", scale=None)),
         base.mark_text(align="left", baseline="middle", dx=3).encode(x="end:Q", text="text:N"),
     ]
-    if any(bar.spread for bar in values):
-        layers.append(base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q"))
     for name, value in marks.items():
         at = alt.Chart(data([{"value": value, "about": f"{name} {short(value)} {unit}"}]))
         layers.append(at.mark_rule(color=WARNING, strokeDash=[6, 3], strokeWidth=2).encode(x="value:Q", **ABOUT))
@@ -274,7 +268,7 @@ def _about(bar: Bar, unit: str) -> str:
         return bar.text or ""
     if bar.start:
         return f"{'+' * (bar.value >= bar.start)}{short(bar.value - bar.start)} {unit}, to {short(bar.value)}"
-    return f"{short(bar.value)}{f' ± {short(bar.spread)}' if bar.spread else ''} {unit}"
+    return f"{short(bar.value)} {unit}"
 
 
 def _dict(chart: alt.TopLevelMixin) -> dict[str, Any]:

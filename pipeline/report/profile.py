@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from pipeline.base.units import MIB
-from pipeline.memory.breakdown import Breakdown, StepMemory
-from pipeline.report.breakdown import categories_of, categories_panel, shares_table, tensors_table
+from pipeline.memory.breakdown import StepMemory
+from pipeline.report.breakdown import categories_of, shares_table, tensors_table
 from pipeline.report.command import command_of
 from pipeline.report.comparison import notes, overview_table
 from pipeline.report.course import MILLISECONDS, RECORDED, SECOND_STEP, course_plot
@@ -59,7 +59,6 @@ def profiling_report(findings: ProfilingFindings) -> Report:
     plots = [
         *([_course_plot(memory.course, findings)] if memory and memory.course else []),
         *([treemap_plot(memory.modules)] if memory else []),
-        *([_categories_plot(memory.peak)] if memory else []),
         *phases_plot(findings.row),
         *([_time_plot(time)] if time else []),
     ]
@@ -205,11 +204,6 @@ def _course_plot(course: StepMemory, findings: ProfilingFindings) -> Plot:
     phases = tuple((phase, begin) for (phase, _), begin in zip(course.phases, measured, strict=False))
     seconds = tuple(np.interp(course.seconds, begins, measured).tolist())
     return course_plot(replace(course, phases=phases, seconds=seconds), SECOND_STEP, MILLISECONDS)
-
-
-def _categories_plot(peak: Breakdown) -> Plot:
-    panel = categories_panel(peak)
-    return Plot(name="categories", title=panel.title, panels=(panel,))
 
 
 def _memory_tables(memory: MemoryProfile) -> tuple[Table, ...]:

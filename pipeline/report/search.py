@@ -13,7 +13,7 @@ from pipeline.report.configurations import configurations_of, plane_plot
 from pipeline.report.contributions import contributions_plot
 from pipeline.report.page import Headline, Report, Section
 from pipeline.report.table import Table
-from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot, session_plot
+from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot
 from pipeline.report.verification_plots import losses_plots, reserved_plots
 from pipeline.searching.certificate import REPEATED_GAPS, UNFIT, Certificate
 from pipeline.searching.results import (
@@ -99,7 +99,6 @@ def search_report(findings: SearchFindings) -> Report:
         *contributions_plot(findings, configurations),
         over_time_plot(findings),
         *certificate_plots(findings, configurations),
-        *session_plot(findings.seconds),
         parallel_plot(findings),
     )
     return Report(
@@ -111,7 +110,7 @@ def search_report(findings: SearchFindings) -> Report:
         command=None if best is None else findings.command,
         sections=(
             Section(title=plane.title, plots=(plane,)),
-            Section(title="why this one, and how sure it is", plots=plots, notes=_certified(findings)),
+            Section(title="why this one, and how sure it is", plots=plots, notes=_notes(findings)),
             *_verified(findings),
             Section(title="trials", tables=_tables(findings), notes=findings.notes),
         ),
@@ -171,18 +170,19 @@ def _verified(findings: SearchFindings) -> tuple[Section, ...]:
     return (Section(title="verified", tables=(table,), notes=(f"{verification.summary}.",), plots=plots),)
 
 
-def _certified(findings: SearchFindings) -> tuple[str, ...]:
-    """Return the device time that was saved, and where what was not measured stands with the reasons."""
-    certificate = findings.certificate
-    if certificate is None:
-        return ()
-    causes = sorted({one.cause for one in certificate.unmeasured if one.cause})
-    not_predicted = f" Not predicted: {'; '.join(causes)}." if causes else ""
-    where = f"Each of the {len(certificate.unmeasured):,} that were not measured, and why, is in {NEVER_RUN}.csv."
-    return (
-        *([f"{certificate.saved_time}."] if certificate.saved_time else []),
-        *([f"{where}{not_predicted}"] if certificate.unmeasured else []),
-    )
+def _notes(findings: SearchFindings) -> tuple[str, ...]:
+    """Return where the time went, what the predictions saved of it, and where what was not measured stands."""
+    certificate, total = findings.certificate, sum(findings.seconds.values())
+    parts = ", ".join(f"{100 * seconds / total:.0f} % {name}" for name, seconds in findings.seconds.items() if seconds)
+    notes = [f"This session took {total:,.0f} s: {parts}."] if parts else []
+    if certificate is not None and certificate.saved_time:
+        notes.append(f"{certificate.saved_time}.")
+    if certificate is not None and certificate.unmeasured:
+        causes = "; ".join(sorted({one.cause for one in certificate.unmeasured if one.cause}))
+        not_predicted = f" Not predicted: {causes}." if causes else ""
+        num = len(certificate.unmeasured)
+        notes.append(f"Each of the {num:,} that were not measured, and why, is in {NEVER_RUN}.csv.{not_predicted}")
+    return tuple(notes)
 
 
 def _tables(findings: SearchFindings) -> tuple[Table, ...]:

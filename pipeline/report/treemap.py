@@ -106,8 +106,9 @@ def treemap_plot(
 def _written(name: str, num_bytes: int) -> list[str]:
     """Return texts for a box, the longest first."""
     size = mib_text(num_bytes / MIB)
-    short = name.split(".")
-    return [f"{'.'.join(short[-2:])}\n{size}", f"{short[-1]}\n{size}", f"{short[-1]} {size}", short[-1], size]
+    folder, _, file = name.rpartition("/")
+    full, last = (name, file) if folder else (".".join(name.split(".")[-2:]), name.rpartition(".")[2])
+    return [f"{full}\n{size}", f"{last}\n{size}", f"{last} {size}", last, size]
 
 
 def _fitting(texts: Sequence[str], place: Rectangle) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """Plots of a search's trials: as they came, and by dimension."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
@@ -10,10 +10,8 @@ from pipeline.report.plot import (
     ABOUT,
     GREY,
     WARNING,
-    Bar,
     Panel,
     Plot,
-    bars,
     colour,
     data,
     layered,
@@ -103,20 +101,6 @@ def fastest_so_far(ordered: Sequence[Trial], findings: SearchFindings) -> list[f
             speeds[key] = mean_speed(own)
         fastest.append(max(speeds.values(), default=None))
     return fastest
-
-
-def session_plot(seconds: Mapping[str, float]) -> tuple[Plot, ...]:
-    """Return where the time of the session went; none if it is not known."""
-    total = sum(seconds.values())
-    parts = [
-        (f"{name}{': starting, choosing, storing' if name == 'overhead' else ''}", seconds[name]) for name in seconds
-    ]
-    values = [
-        Bar(name=name, value=value, shade=colour(0), text=f"{value:,.1f} s, {100 * value / total:.0f} %")
-        for name, value in parts
-    ]
-    title = f"where the {total:,.0f} s of this session went"
-    return (Plot(name="session", title=title, panels=(bars(title, values, "s"),)),) if total else ()
 
 
 def parallel_plot(findings: SearchFindings) -> Plot:

@@ -17,29 +17,28 @@ from pipeline.training.time_differences import is_compared, time_change
 FORWARDS = "block_forwards_per_step"
 FORMS = {"memory %": "{:+.1f}", "theory %": "{:+.1f}", "time %": change_in_table}
 MARKERS = ("circle", "square", "triangle-up", "diamond")
-UNITS = {"layers": "layers", "memory %": "% of the peak in live tensors", "time %": "% of the time per step"}
+UNITS = {"memory %": "% of the peak in live tensors", "time %": "% of the time per step"}
 
 
 def theory_percent(num_layers: float) -> float:
-    """Return the theoretical saving of activations in percent, 1 - 1/sqrt(L) for L layers.
+    """Return the theoretical change of activations in percent, 1/sqrt(L) - 1 for L layers.
 
-    Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost". The measured saving is that of the whole peak,
+    Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost". The measured change is that of the whole peak,
     parameters and logits included.
     """
-    return 100 * (1 - 1 / math.sqrt(num_layers))
+    return 100 * (1 / math.sqrt(num_layers) - 1)
 
 
 def section(rows: Sequence[Row]) -> Section:
-    """Return the table and the plot `depth`: saving, overhead and block forwards of each variant that checkpoints."""
+    """Return the table and the plot `depth`: changes and block forwards of each variant that checkpoints."""
     frame = _depth(rows)
     if not len(frame):
         return Section(title="recomputation")
     depths = range(1, int(frame["layers"].max()) + 3)
-    theory = [{"layers": n, "memory %": -theory_percent(n), "about": "1/sqrt(layers) - 1"} for n in depths]
+    theory = [{"layers": n, "memory %": theory_percent(n), "about": "1/sqrt(layers) - 1"} for n in depths]
     panels = (
-        _points(frame, "change of memory (grey: 1/sqrt(layers) - 1)", "layers", "memory %", theory),
-        _points(frame, "change of time", "layers", "time %"),
-        _points(frame, "memory against time (numbers: layers)", "time %", "memory %"),
+        _points(frame, "change of memory (grey: 1/sqrt(layers) - 1)", "memory %", theory),
+        _points(frame, "change of time", "time %"),
     )
     return Section(
         title="recomputation",
@@ -62,7 +61,7 @@ def _depth(rows: Sequence[Row]) -> pd.DataFrame:
                 "variant": row.name,
                 "layers": int(num_layers),
                 "memory %": -row.metrics["memory_saving_percent"],
-                "theory %": -theory_percent(num_layers),
+                "theory %": theory_percent(num_layers),
                 "time %": time.percent,
                 INTERVAL: interval_text(time),
                 "block forwards": int(row.metrics[FORWARDS]),
@@ -73,8 +72,8 @@ def _depth(rows: Sequence[Row]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def _points(frame: pd.DataFrame, title: str, x: str, y: str, theory: Sequence[dict[str, Any]] = ()) -> Panel:
-    """Return a point for each variant, with its depth where no axis shows that, over a line of `theory`."""
+def _points(frame: pd.DataFrame, title: str, y: str, theory: Sequence[dict[str, Any]] = ()) -> Panel:
+    """Return a point for each variant at its depth, over a line of `theory`."""
     lines = [
         {name: line[name] for name in ("variant", "layers", "memory %", "time %")} | {"about": _about(line)}
         for line in frame.to_dict("records")
@@ -82,9 +81,8 @@ def _points(frame: pd.DataFrame, title: str, x: str, y: str, theory: Sequence[di
     names = list(dict.fromkeys(line["variant"] for line in lines))
     colours = [colour(index) for index in range(len(names))]
     shapes = [MARKERS[index % len(MARKERS)] for index in range(len(names))]
-    scale = alt.Scale(zero=True) if x == "layers" else alt.Scale(zero=False, padding=16)
     base = alt.Chart(data(lines)).encode(
-        x=alt.X(f"{x}:Q", title=UNITS[x], axis=alt.Axis(tickMinStep=1), scale=scale),
+        x=alt.X("layers:Q", axis=alt.Axis(tickMinStep=1)),
         y=alt.Y(f"{y}:Q", title=UNITS[y]),
         **ABOUT,
     )
@@ -96,8 +94,6 @@ def _points(frame: pd.DataFrame, title: str, x: str, y: str, theory: Sequence[di
     ]
     if theory:
         layers.insert(0, base.properties(data=data(theory)).mark_line(color=GREY, strokeDash=[2, 2]))
-    if "layers" not in (x, y):
-        layers.append(base.mark_text(dy=-12).encode(text="layers:Q"))
     return Panel(title=title, chart=layered(*layers))
 
 
