@@ -191,7 +191,12 @@ def move(page: Page, budget: float) -> str:
     slider = page.get_by_role("slider")
     slider.evaluate("(slider, to) => { slider.value = to; slider.dispatchEvent(new Event('input')); }", budget)
     expect(page.locator("output")).not_to_have_text(before)
-    return page.locator("output").inner_text()
+    return spaced(page.locator("output").inner_text())
+
+
+def spaced(text: str) -> str:
+    """Return a text of a page, where a number and its unit are on one line, with usual spaces."""
+    return text.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def rings(page: Page) -> int:
@@ -233,12 +238,12 @@ def test_a_search_answers_for_another_budget(shown: Shown) -> None:
     page = shown(search_findings(), 1440, "light")
     assert page.locator(".headlines dd:first-of-type").all_inner_texts() == [
         "micro-batch 8, checkpointing none, precision bf16",
-        "2.00 x\N{NO-BREAK SPACE}baseline",
+        "2.00\N{NO-BREAK SPACE}x baseline",
         "96.8\N{NO-BREAK SPACE}MiB",
-        "at most 2 % slower",
+        "at most 2\N{NO-BREAK SPACE}% slower",
         "yes",
     ]
-    own = page.locator("output").inner_text()
+    own = spaced(page.locator("output").inner_text())
     assert own.startswith("At 100.0 MiB: measured, micro-batch 8, checkpointing none, precision bf16: 96.8 MiB")
     assert rings(page) == 1
     less = move(page, 50)

@@ -161,7 +161,7 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
     menu = alt.binding_select(options=[ALL, *kinds], name="show")
     shown = alt.param(name="shown", value=ALL, bind=menu)
     is_shown = f"shown == '{ALL}' || shown == datum.kind"
-    marks = {
+    marks: dict[str, Any] = {
         "stroke": alt.Stroke("kind:N", scale=_by_kind(colour(0), colour(4), GREY, colour(2), colour(2))),
         "fill": alt.Fill("kind:N", scale=_by_kind(colour(0), *["transparent"] * 4)),
         "shape": alt.Shape("kind:N", scale=_by_kind("circle", "circle", "cross", "circle", "stroke")),
@@ -213,7 +213,7 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
     return Plot(name="memory_against_throughput", title=title, panels=(panel,), is_wide=True)
 
 
-def _by_kind(*values: object) -> alt.Scale:
+def _by_kind(*values: Any) -> alt.Scale:
     return alt.Scale(domain=list(KINDS), range=list(values))
 
 

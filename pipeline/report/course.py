@@ -54,7 +54,7 @@ def course_plot(course: StepMemory, title: str = SECOND_STEP, axis: Axis = MILLI
 def _chart(course: StepMemory, moments: list[dict[str, Any]], highest: dict[str, Any], axis: Axis) -> alt.LayerChart:
     last = axis.per_second * course.seconds[-1]
     ends = [*(axis.per_second * begin for _, begin in course.phases[1:]), last]
-    phases = [
+    phases: list[dict[str, Any]] = [
         {
             "start": axis.per_second * begin,
             "end": end,
@@ -72,7 +72,7 @@ def _chart(course: StepMemory, moments: list[dict[str, Any]], highest: dict[str,
     over = alt.Chart()
     peak = alt.Chart(data([highest])).encode(x="ms:Q", y="total:Q", **ABOUT)
     names = [name for name in CATEGORIES if any(course.category_bytes.get(name, ()))]
-    by_category = {
+    by_category: dict[str, Any] = {
         "x": x,
         "y": alt.Y("MiB:Q", stack="zero", title="MiB", scale=top),
         "color": alt.Color("category:N", scale=category_scale(names), legend=alt.Legend(title="memory")),

@@ -13,7 +13,6 @@ from pipeline.prediction.explanation import Explanation
 from pipeline.prediction.longest import LongestFindings
 from pipeline.prediction.plan import PlanFindings
 from pipeline.prediction.simulation import Simulation
-from pipeline.report.answers import NUM_FIGURES
 from pipeline.report.comparison import ComparisonFindings, comparison_report
 from pipeline.report.explanation import explanation_report
 from pipeline.report.longest import longest_report
@@ -66,7 +65,7 @@ def report_of(findings: Findings) -> Report:
         report,
         answer=f"{begin} {report.answer}",
         lead=None if report.lead is None else f"{begin} {report.lead}",
-        headlines=(first, *report.headlines[: NUM_FIGURES - 1]),
+        headlines=(first, *report.headlines),
     )
 
 

@@ -87,7 +87,7 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
         data=data(cells),
     ).add_params(bound, *chosen)
     title = (
-        f"predicted peak in {unit}, by micro-batch size and checkpointing: blue fits {budget:,.1f} {unit}, red does not"
+        f"predicted peak in {unit}, by micro-batch and checkpointing: blue fits {short(budget)} {unit}, red does not"
     )
     title += "; green frame: start here" if card.recommended else ""
     if num_left := len(card.rows) - len(rows):

@@ -136,7 +136,7 @@ def to_html(report: Report, running: str | None = None, source: Source | None = 
     `running` says how far a job is that is not finished; the page then says so, and loads itself again.
     """
     own = (files("pipeline.report") / "page.js").read_text()
-    figures = [figure for part in (report, *report.sections) for figure in part.headlines]
+    figures = [*report.headlines, *(figure for section in report.sections for figure in section.headlines)]
     words = [f"{one.title} {one.value} {one.detail}" for one in figures]
     terms = terms_in(" ".join((_markdown(report), *words)))
     return _template().render(report=report, running=running, source=source, terms=terms, vega=javascript(), own=own)

@@ -26,6 +26,8 @@ PANEL_PIXELS = 480
 WIDTH = re.compile(r"\bwidth\b")
 """The width of a panel in pixels, in an expression."""
 EXPRESSION = re.compile(r'"(?:calculate|expr|filter)": "(?:[^"\\]|\\.)*"')
+LEGENDS = ("color", "fill", "stroke", "shape", "strokeDash")
+"""Channels of which each panel of a picture has its own legend."""
 DOTS_PER_INCH = 140
 TEXT_SHARE = 0.2
 """Share of a narrow chart's width that the text of a bar takes."""
@@ -120,7 +122,7 @@ class Plot:
         width = PANEL_PIXELS * (2 if self.is_wide else 1)
         charts = [panel.chart.properties(width=width, height=panel.height, title=panel.title) for panel in self.panels]
         whole = alt.concat(*charts, columns=2)
-        whole = whole.resolve_scale(**dict.fromkeys(("color", "fill", "stroke", "shape", "strokeDash"), "independent"))
+        whole = whole.properties(resolve=alt.Resolve(scale=dict.fromkeys(LEGENDS, "independent")))
         if any(panel.title != self.title for panel in self.panels):
             title = f"{self.title}, with {self.given}" if self.given else self.title
             whole = whole.properties(title=alt.TitleParams(title, anchor="middle", fontSize=18, offset=12))

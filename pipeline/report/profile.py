@@ -193,7 +193,7 @@ def _course_plot(course: StepMemory, findings: ProfilingFindings) -> Plot:
         return course_plot(course, SECOND_STEP, RECORDED)
     slower = findings.row.metrics.get("seconds_per_step", time.seconds_per_step) / time.seconds_per_step
     begins = [*(begin for _, begin in course.phases), course.seconds[-1]]
-    recorded = Counter[str]()
+    recorded = dict.fromkeys(time.phase_seconds, 0.0)
     for (phase, _), (begin, end) in zip(course.phases, pairwise(begins), strict=True):
         recorded[phase] += end - begin
     lengths = [

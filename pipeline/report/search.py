@@ -12,7 +12,7 @@ from pipeline.report.command import command_line
 from pipeline.report.configurations import configurations_of, plane_plot
 from pipeline.report.contributions import contributions_plot
 from pipeline.report.page import Headline, Report, Section
-from pipeline.report.table import Table
+from pipeline.report.table import Form, Table
 from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot
 from pipeline.report.verification_plots import losses_plots, reserved_plots
 from pipeline.searching.certificate import REPEATED_GAPS, UNFIT, Certificate
@@ -228,7 +228,7 @@ def trials_table(findings: SearchFindings) -> Table:
         }
         for run in ordered
     ]
-    forms = {
+    forms: dict[str, Form] = {
         "peak MiB": "{:,.1f}",
         "predicted MiB": "{:,.1f}",
         "s/step": "{:.3f}",

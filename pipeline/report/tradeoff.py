@@ -42,7 +42,11 @@ def tradeoff_plots(comparisons: Mapping[str, Sequence[Row]]) -> tuple[Plot, ...]
 
     A comparison in which no variant was measured beside its baseline has none.
     """
-    shown = {name: rows for name, rows in comparisons.items() if any(map(is_compared, rows))}
+    shown = {
+        name: rows
+        for name, rows in comparisons.items()
+        if any(map(is_compared, rows)) and any(row.is_baseline for row in rows)
+    }
     return tuple(_plot(name, rows, len(comparisons) > 1) for name, rows in shown.items())
 
 

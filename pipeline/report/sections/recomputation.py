@@ -10,12 +10,12 @@ import pandas as pd
 from pipeline.report.changes import INTERVAL, change_in_table, change_text, interval_text
 from pipeline.report.page import Section
 from pipeline.report.plot import ABOUT, GREY, Panel, Plot, colour, data, layered
-from pipeline.report.table import Table
+from pipeline.report.table import Form, Table
 from pipeline.training.metrics import Row
 from pipeline.training.time_differences import is_compared, time_change
 
 FORWARDS = "block_forwards_per_step"
-FORMS = {"memory %": "{:+.1f}", "theory %": "{:+.1f}", "time %": change_in_table}
+FORMS: dict[str, Form] = {"memory %": "{:+.1f}", "theory %": "{:+.1f}", "time %": change_in_table}
 MARKERS = ("circle", "square", "triangle-up", "diamond")
 UNITS = {"memory %": "% of the peak in live tensors", "time %": "% of the time per step"}
 
