@@ -247,7 +247,7 @@ def mib_text(mib: float) -> str:
     """Return a size with its unit, in four digits or all that stand before the point."""
     if 0 < mib < LEAST_MIB:
         return f"< {LEAST_MIB} MiB"
-    return f"{mib:,.4g} MiB" if mib < 1000 else f"{mib:,.0f} MiB"
+    return f"{mib:,.4g} MiB" if abs(mib) < 1000 else f"{mib:,.0f} MiB"
 
 
 def short(value: float) -> str:

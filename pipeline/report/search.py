@@ -8,10 +8,11 @@ import pandas as pd
 from pipeline.base.units import MIB
 from pipeline.config.settings import written as setting
 from pipeline.report.certificate_plots import certificate_plots
-from pipeline.report.command import command_line
+from pipeline.report.command import DERIVED, command_line
 from pipeline.report.configurations import configurations_of, plane_plot
 from pipeline.report.contributions import contributions_plot
 from pipeline.report.page import Headline, Report, Section
+from pipeline.report.plot import mib_text
 from pipeline.report.table import Form, Table
 from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot
 from pipeline.report.verification_plots import losses_plots, reserved_plots
@@ -82,12 +83,13 @@ def _proof(findings: SearchFindings) -> str:
 
 def _tightened(findings: SearchFindings, certificate: Certificate) -> str:
     """Return the command that continues the search for a tighter bound, as a sentence after another one."""
+    given = {name: value for name, value in findings.given.items() if name not in DERIVED}
     more: dict[str, object] = {}
     if len(findings.rows) >= findings.num_trials:
         more = {"num_trials": 2 * findings.num_trials}
     elif not certificate.is_limited_by_trials:
         more = {"gap": f"{certificate.gap / REPEATED_GAPS:.1g}"}  # up to which the two fastest are measured again
-    return f" For a tighter one, continue this search: `{command_line('search', {**findings.given, **more})}`."
+    return f" For a tighter one, continue this search: `{command_line('search', {**given, **more})}`."
 
 
 def search_report(findings: SearchFindings) -> Report:
@@ -124,7 +126,7 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
     peak, speed = best.peak_bytes or 0, findings.speed_of(best.choice)
     baseline, speedup = findings.baseline_trial, findings.speedup
     certificate, verification = findings.certificate, findings.verification
-    written = findings.speed_text(speed)
+    written, headroom = findings.speed_text(speed), mib_text((findings.budget_bytes - peak) / MIB)
     if baseline is None or speedup is None:
         fast = Headline(title="speed", value=written, detail="no baseline that fits was measured")
     else:
@@ -141,8 +143,8 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
         fast,
         Headline(
             title="peak memory",
-            value=f"{peak / MIB:,.1f} MiB",
-            detail=f"{(findings.budget_bytes - peak) / MIB:,.1f} MiB of headroom in {findings.budget_bytes / MIB:,.0f}",
+            value=mib_text(peak / MIB),
+            detail=f"{headroom} of headroom in {findings.budget_bytes / MIB:,.0f}",
         ),
     ]
     if certificate is not None and certificate.is_adequate and certificate.stated_bound is not None:

@@ -125,9 +125,9 @@ def parallel_plot(findings: SearchFindings) -> Plot:
             for place, height in enumerate(heights)
         ]
     marks = [
-        {"place": place, "height": _height(values[name], value), "text": str(value)}
+        {"place": place, "height": _height(values[name], value), "text": str(value), "below": number % 2}
         for place, name in enumerate(shown)
-        for value in values[name]
+        for number, value in enumerate(values[name])
     ]
     for place, greatest in ((len(shown), peak / MIB), (len(shown) + 1, speed)):
         marks += [{"place": place, "height": 0, "text": "0"}, {"place": place, "height": 1, "text": f"{greatest:,.0f}"}]
@@ -143,7 +143,7 @@ def parallel_plot(findings: SearchFindings) -> Plot:
     chart = layered(
         rails.mark_rule(opacity=0.25).encode(x2="end:Q"),
         base.properties(data=data(lines))
-        .mark_line(opacity=0.7, interpolate="monotone")
+        .mark_line(opacity=0.7)
         .encode(
             detail="trial:N",
             color=alt.Color("kind:N", scale=kinds),
@@ -152,7 +152,9 @@ def parallel_plot(findings: SearchFindings) -> Plot:
         ),
         base.properties(data=data(budget)).mark_tick(color=WARNING, thickness=3, size=24).encode(**ABOUT),
         at.mark_point(filled=True, size=30, color=GREY, opacity=1),
-        at.mark_text(dy=-9, dx=alt.expr(f"{BESIDE} == 'left' ? 6 : -6"), align=alt.expr(BESIDE)).encode(text="text:N"),
+        at.mark_text(
+            dy=alt.expr("datum.below ? 13 : -9"), dx=alt.expr(f"{BESIDE} == 'left' ? 6 : -6"), align=alt.expr(BESIDE)
+        ).encode(text="text:N"),
     )
     title = "measured configurations by dimension: a line for each (red mark: the budget)"
     panel = Panel(title=title, chart=chart, height=PLACE_PIXELS * len(places))
