@@ -18,11 +18,11 @@ from pipeline.report.comparison import (
     ComparisonFindings,
     comparison_frame,
     notes,
+    overview_plots,
     overview_table,
 )
 from pipeline.report.findings import FILE, read_findings, report_of, to_json
 from pipeline.report.other_trainings import other_trainings
-from pipeline.report.overview import overview_plots
 from pipeline.report.page import to_html, to_markdown
 from pipeline.report.plot import Plot
 from pipeline.report.sections import NAMES, make_sections

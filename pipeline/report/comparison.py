@@ -10,9 +10,10 @@ from pipeline.base.truncation import LengthBin, Truncation
 from pipeline.report.answers import answer, command, command_title, headlines, outcome_of, readable, short_answer
 from pipeline.report.changes import INTERVAL, change_in_table, interval_text
 from pipeline.report.lengths import lengths_section
+from pipeline.report.losses import losses_panel, seconds_panel
 from pipeline.report.other_trainings import other_trainings
-from pipeline.report.overview import overview_plots
 from pipeline.report.page import Report, Section
+from pipeline.report.phases import phases_plot
 from pipeline.report.plot import Plot
 from pipeline.report.sections import LADDER, make_sections
 from pipeline.report.table import Form, Table
@@ -145,6 +146,15 @@ def _comparisons(entry: str, comparisons: Mapping[str, Sequence[Row]]) -> Sectio
             sentences.append(f"Charts show the baseline and the fastest: {hidden} more runs are in the table.")
         sentences += (*notes(rows), *_slowed_note(rows))
     return Section(title=f"{entry}: the runs", tables=tuple(tables), notes=tuple(sentences), plots=tuple(plots))
+
+
+def overview_plots(rows: Sequence[Row], of: str = "") -> tuple[Plot, ...]:
+    """Return the losses of the comparison `of`; of a single run its memory by phase, and losses and times of steps."""
+    name, losses = rows[0].comparison, losses_panel(rows, of)
+    if len(rows) > 1:
+        return (Plot(name=name, title=losses.title, panels=(losses,)),)
+    over_time = Plot(name=name, title=f"steps of {rows[0].name}", panels=(losses, seconds_panel(rows)))
+    return (*phases_plot(rows[0], is_wide=True), over_time)
 
 
 def comparison_frame(rows: Sequence[Row]) -> pd.DataFrame:
