@@ -127,7 +127,7 @@ def _memory_panel(start: PlannedRow, card: CardPlan, rows: Sequence[PlannedRow])
 def _parts(row: PlannedRow) -> dict[str, int]:
     """Return the MiB of each purpose at the peak, and of what the caching allocator has reserved besides."""
     parts = {name: row.category_bytes.get(name, 0) for name in CATEGORIES}
-    parts["reserved besides"] = row.peak_bytes - row.peak_allocated_bytes
+    parts["reserved, not allocated"] = row.peak_bytes - row.peak_allocated_bytes
     return {name: round(num_bytes / MIB) for name, num_bytes in parts.items()}
 
 

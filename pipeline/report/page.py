@@ -138,7 +138,8 @@ def to_html(report: Report, running: str | None = None, source: Source | None = 
     own = (files("pipeline.report") / "page.js").read_text()
     figures = [*report.headlines, *(figure for section in report.sections for figure in section.headlines)]
     words = [f"{one.title} {one.value} {one.detail}" for one in figures]
-    terms = terms_in(" ".join((_markdown(report), *words)))
+    titles = [one.title for one in (*report.sections, *report.plots)]
+    terms = terms_in(" ".join((_markdown(report), *words, *titles)))
     return _template().render(report=report, running=running, source=source, terms=terms, vega=javascript(), own=own)
 
 
