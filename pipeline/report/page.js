@@ -53,7 +53,7 @@ const choose = chosen => {
 };
 buttons.forEach(button => button.addEventListener("click", () => choose(button)));
 
-const together = text => text.replace(/(\d) (?=(?:[MG]iB|m?s|%|x|tokens\/s)(?!\w))/g, "$1\u00a0");  // as in page.py
+const together = text => text.replace(/(?<=\d) (?=(?:[MG]iB|m?s|%|x|tokens\/s)(?!\w))|(?<=±) /g, "\u00a0");  // as in page.py
 const number = (value, digits = 0) => value.toLocaleString("en", { maximumFractionDigits: digits });
 const about = line => together(`${line.about.split("\n")[0]}: ${number(line.mib, 1)} MiB, ${line.speed_text}`);
 const fastest = lines => lines.reduce((best, line) => best === null || line.speed > best.speed ? line : best, null);

@@ -22,8 +22,8 @@ UNSENT = "unsent.json"
 """The file of what has not been sent to MLflow, which goes away."""
 OWN_UI = "http://127.0.0.1:5000"
 """Where `mlflow ui` and `make ui` serve."""
-UNIT = re.compile(r"(?<=\d) (?=(?:[MG]iB|m?s|%|x|tokens/s)(?!\w))")
-"""The space between a number and its unit."""
+UNIT = re.compile(r"(?<=\d) (?=(?:[MG]iB|m?s|%|x|tokens/s)(?!\w))|(?<=±) ")
+"""The space between a number and its unit or sign."""
 
 
 @dataclass(frozen=True, kw_only=True)
