@@ -138,7 +138,7 @@ def to_html(report: Report, running: str | None = None, source: Source | None = 
     own = (files("pipeline.report") / "page.js").read_text()
     figures = [*report.headlines, *(figure for section in report.sections for figure in section.headlines)]
     words = [f"{one.title} {one.value} {one.detail}" for one in figures]
-    titles = [one.title for one in (*report.sections, *report.plots)]
+    titles = [*(section.title for section in report.sections), *(plot.title for plot in report.plots)]
     terms = terms_in(" ".join((_markdown(report), *words, *titles)))
     return _template().render(report=report, running=running, source=source, terms=terms, vega=javascript(), own=own)
 
