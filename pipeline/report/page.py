@@ -1,6 +1,7 @@
 """A report: question, answer, tables and plots, as one self-contained HTML page and as Markdown."""
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -88,7 +89,7 @@ class Source:
     @property
     def ui_command(self) -> str | None:
         """The command that serves the UI on this machine; None if the store is a server."""
-        return None if self.uri.startswith("http") else f"mlflow ui --backend-store-uri {self.uri}"
+        return None if self.uri.startswith("http") else f"mlflow ui --backend-store-uri {shlex.quote(self.uri)}"
 
 
 @dataclass(frozen=True, kw_only=True)
