@@ -1,4 +1,4 @@
-"""Write docs/reference.md: every setting with its type and default, and the Python API, from the code.
+"""Write docs/reference.md, every setting with its type and default and the Python API, and docs/glossary.md.
 
 python docs/make_reference.py
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 import fitproof
 from pipeline.cli import Described, described
 from pipeline.config.entry_points import SINGLE, SPACES, TOOLS, questions
+from pipeline.report.glossary import glossary
 
 FILE = Path(__file__).with_name("reference.md")
 OF_RUN = "main"
@@ -63,3 +64,4 @@ def _table(settings: list[Described]) -> Iterator[str]:
 
 if __name__ == "__main__":
     FILE.write_text(reference())
+    FILE.with_name("glossary.md").write_text(glossary())

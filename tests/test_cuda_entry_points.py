@@ -163,9 +163,7 @@ def test_a_profile_has_the_snapshot_and_the_timeline_of_its_memory(finished_on: 
     assert (traces / "trace.json.gz").stat().st_size > 1000
     assert "<script" in (traces / "memory_trace.html").read_text()
     plots = {plot.stem: plot.read_bytes() for plot in job.glob("plots/*.png")}
-    assert {*plots} == {"memory", "modules", "categories", "phases", "time"} and all(
-        plot.startswith(PNG) for plot in plots.values()
-    )
+    assert {*plots} == {"memory", "modules", "phases", "time"} and all(plot.startswith(PNG) for plot in plots.values())
     course = json.loads((job / "findings.json").read_text())["memory"]["course"]
     assert course is not None and [phase for phase, _ in course["phases"]] == ["forward", "backward", "optimizer"]
 

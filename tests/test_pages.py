@@ -1,12 +1,16 @@
 """Pages in a real browser: charts, the answer at another budget, cards as buttons, filters, light and dark, print."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from test_search import made_up
 
@@ -15,7 +19,8 @@ from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.report.configurations import MEASURED, PREDICTED, REFUSED, configurations_of
 from pipeline.report.contributions import contributions_plot
 from pipeline.report.findings import Findings, report_of
-from pipeline.report.page import to_html
+from pipeline.report.page import Source, sentence, to_html
+from pipeline.report.plot import mib_text
 from pipeline.searching.certificate import NOT_TRIED, UNFIT, Certificate, Unmeasured
 from pipeline.searching.results import Measurement, SearchFindings, Trial, Verification
 
@@ -32,7 +37,7 @@ CHOICES = [
 ]
 BASELINE, BEST = CHOICES[8], CHOICES[13]
 LONG = "a name of eighty characters, which no page may cut off nor let scroll its screen"
-Shown = Callable[[Findings, int, str], Page]
+Shown = Callable[..., Page]
 
 
 def trial(number: int, choice: dict[str, object]) -> Trial:
@@ -79,8 +84,6 @@ def search_findings() -> SearchFindings:
         unmeasured=unmeasured,
         seconds_measured=3,
         seconds_of_brute_force=20,
-        remaining_improvements=tuple(max(0.0, (percent - 85) / 500) for percent in range(101)),
-        improvements=tuple(max(0.0, (percent - 75) / 1000) for percent in range(101)),
     )
     verification = Verification(
         choice=BEST,
@@ -165,9 +168,9 @@ def shown(browser: Browser, tmp_path: Path) -> Iterator[Shown]:
     """Open the page of findings at a width in a scheme, without a network; it must not fail."""
     failures: list[str] = []
 
-    def open_page(findings: Findings, width: int = 1440, scheme: str = "light") -> Page:
+    def open_page(findings: Findings, width: int = 1440, scheme: str = "light", source: Source | None = None) -> Page:
         file = tmp_path / "report.html"
-        file.write_text(to_html(report_of(findings)))
+        file.write_text(to_html(report_of(findings), source=source))
         assert file.stat().st_size < 2e6
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)  # type: ignore[arg-type]
         page = context.new_page()
@@ -188,7 +191,12 @@ def move(page: Page, budget: float) -> str:
     slider = page.get_by_role("slider")
     slider.evaluate("(slider, to) => { slider.value = to; slider.dispatchEvent(new Event('input')); }", budget)
     expect(page.locator("output")).not_to_have_text(before)
-    return page.locator("output").inner_text()
+    return spaced(page.locator("output").inner_text())
+
+
+def spaced(text: str) -> str:
+    """Return a text of a page, where a number and its unit are on one line, with usual spaces."""
+    return text.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def rings(page: Page) -> int:
@@ -229,12 +237,13 @@ def test_charts_follow_the_schema_of_vega_lite(findings: Callable[[], Findings])
 def test_a_search_answers_for_another_budget(shown: Shown) -> None:
     page = shown(search_findings(), 1440, "light")
     assert page.locator(".headlines dd:first-of-type").all_inner_texts() == [
-        "2.00 x baseline",
-        "96.8 MiB",
-        "at most 2 % slower",
+        "micro-batch 8, checkpointing none, precision bf16",
+        "2.00\N{NO-BREAK SPACE}x baseline",
+        "96.8\N{NO-BREAK SPACE}MiB",
+        "at most 2\N{NO-BREAK SPACE}% slower",
         "yes",
     ]
-    own = page.locator("output").inner_text()
+    own = spaced(page.locator("output").inner_text())
     assert own.startswith("At 100.0 MiB: measured, micro-batch 8, checkpointing none, precision bf16: 96.8 MiB")
     assert rings(page) == 1
     less = move(page, 50)
@@ -275,12 +284,11 @@ def test_a_pointer_on_a_point_is_told_everything_of_it(shown: Shown) -> None:
 def test_a_search_shows_what_is_left_and_where_its_time_went() -> None:
     report = report_of(search_findings())
     plots = {plot.name: plot.panels[0].to_spec() for plot in report.plots}
-    chances = {line["chance"]: line["percent"] for line in plots["certificate"]["data"]["values"][:101]}
-    assert (chances[100], chances[5]) == (0, 2)  # the bound is what is exceeded with a probability of 5 %
     likely = plots["may_be_faster"]["data"]["values"]
     assert [line["chance"] for line in likely] == ["25 %"] * 2 and likely[0]["low"] < likely[0]["middle"]
-    lengths = [line["value"] for line in plots["session"]["data"]["values"]]
-    assert lengths == [2.0, 3.0, 1.0, 0.5]
+    notes = [note for section in report.sections for note in section.notes]
+    assert "This session took 6 s: 31 % predicting, 46 % trials, 15 % verification, 8 % overhead." in notes
+    assert "Each of the 17 that were not measured, and why, is in never_run.csv." in notes
 
 
 @needs_browser
@@ -341,6 +349,42 @@ def test_a_table_is_filtered_by_all_words(shown: Shown) -> None:
     table.get_by_role("searchbox").fill("bf16 every_layer")
     lines = [line for line in table.locator("tbody tr").all() if line.is_visible()]
     assert len(lines) == 5 and all({"bf16", "every_layer"} <= set(line.inner_text().split()) for line in lines)
+
+
+@needs_browser
+def test_a_page_leads_to_its_run_its_files_its_terms_and_the_answers_settings(shown: Shown, tmp_path: Path) -> None:
+    (tmp_path / "trials.csv").touch()
+    (tmp_path / "trial 1").mkdir()
+    source = Source(folder=tmp_path, uri="sqlite:////store/mlflow.db", experiment_id="7", run_id="abc")
+    page = shown(search_findings(), source=source)
+    run = page.get_by_role("link", name="MLflow run")
+    assert run.get_attribute("href") == "http://127.0.0.1:5000/#/experiments/7/runs/abc"
+    assert (
+        page.locator("#files code").inner_text().strip() == "mlflow ui --backend-store-uri sqlite:////store/mlflow.db"
+    )
+    assert page.locator("#files a").all_inner_texts()[2:] == ["trials.csv"]
+    terms = page.locator("#terms dt").all_inner_texts()
+    assert {"bound", "headroom", "not tried yet"} <= set(terms) and "held-out loss" not in terms
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    copy = page.locator(".headlines").get_by_role("button", name="copy")
+    copy.click()
+    expect(page.get_by_role("button", name="copied")).to_be_visible()
+    assert yaml.safe_load(page.evaluate("navigator.clipboard.readText()")) == BEST
+    server = replace(source, uri="https://mlflow.example/")
+    assert (server.address, server.ui_command) == ("https://mlflow.example/#/experiments/7/runs/abc", None)
+
+
+@needs_browser
+def test_a_table_says_that_it_has_more_columns_until_its_end(shown: Shown) -> None:
+    area = shown(plan_findings(), 390).locator("section[data-choice]:visible .scroll").first
+    expect(area).to_have_attribute("data-more", "")
+    area.evaluate("area => { area.scrollLeft = area.scrollWidth; }")
+    expect(area).not_to_have_attribute("data-more", "")
+
+
+@given(st.floats(0, 1e9))
+def test_sizes_have_no_exponent_and_their_unit_with_them(mib: float) -> None:
+    assert re.fullmatch(r"(&lt; )?[\d.,]+\N{NO-BREAK SPACE}MiB", sentence(mib_text(mib)))
 
 
 @pytest.mark.matrix(2)

@@ -100,7 +100,7 @@ def test_its_report_is_made_again_from_the_findings(plain: tuple[Profiled, Path]
     (tmp_path / FILE).write_text(to_json(found))
     report = report_of(read_findings(tmp_path))
     assert to_html(report) == to_html(report_of(found))
-    assert [plot.name for plot in report.plots] == ["memory", "modules", "categories", "phases", "time"]
+    assert [plot.name for plot in report.plots] == ["memory", "modules", "phases", "time"]
     tables = {table.name: table for table in report.tables}
     assert set(tables["categories"].frame["categories"]) <= set(CATEGORIES)
     assert tables["modules"].frame["%"].sum() == pytest.approx(100)

@@ -28,12 +28,11 @@ from pipeline.report.comparison import MOST_SHOWN, ComparisonFindings, compariso
 from pipeline.report.curves import MOST_POINTS
 from pipeline.report.findings import Findings, report_of
 from pipeline.report.losses import losses_panel
-from pipeline.report.overview import overview_plots
 from pipeline.report.page import to_html
 from pipeline.report.plot import GREY, Plot, label
 from pipeline.report.profile import Advice, ProfilingFindings
 from pipeline.report.sections import epoch, make_sections
-from pipeline.report.tradeoff import COSTS, SAVES, tradeoff_plot
+from pipeline.report.tradeoff import LESS, MORE, tradeoff_plots
 from pipeline.report.treemap import Rectangle, squarified
 from pipeline.training.metrics import Row
 from pipeline.training.profiler import MemoryProfile, ProfileMessage, TimeProfile, profile_run
@@ -130,8 +129,8 @@ def test_the_answer_is_a_sentence_figures_and_a_command() -> None:
         "complete."
     )
     assert values_of(comparison_findings()) == {
-        "least memory": "-60 % memory",
-        "least time": "-20 % time",
+        "least memory": "40 MiB",
+        "least time per sample": "800 ms",
         "largest loss difference": "0",
         "completed": "3 of 6 runs",
     }
@@ -163,10 +162,10 @@ def test_a_difference_within_noise_is_no_finding() -> None:
     found = {"it": [plain, *noisy]}
     assert answer(found["it"]) == "None uses less memory than plain. None is faster than plain beyond noise."
     figures = {one.title: (one.value, one.detail) for one in headlines(found)}
-    assert figures["least time"] == ("no difference beyond noise", "next: A, -10 % (-21 to +3 %)")
+    assert figures["least time per sample"] == ("1 s", "plain, the baseline; others: no difference beyond noise")
     assert command(found) == command_of("main", plain.params) and command_title(found) == "Run again (plain)"
-    plot = tradeoff_plot(found)
-    assert plot is not None and colours_of(plot) == {"memory": {SAVES, COSTS}, "time": {GREY}}
+    [plot] = tradeoff_plots(found)
+    assert colours_of(plot) == {"memory": {LESS, MORE}, "time": {GREY}}
 
 
 def test_a_sentence_about_time_has_its_interval_and_names_whom_noise_hides() -> None:
@@ -214,17 +213,6 @@ def test_an_interrupted_job_says_how_far_it_came() -> None:
         assert report.answer.startswith(f"Interrupted after {progress}. ")
         assert report.lead is None or report.lead.startswith(f"Interrupted after {progress}. ")
         assert (report.headlines[0].title, report.headlines[0].value) == ("interrupted", progress)
-        assert len(report.headlines) == 4
-
-
-def test_mean_losses_over_unequal_numbers_of_steps_have_no_bars() -> None:
-    plain, other = variants()[:2]
-    plain = replace(plain, metrics={**plain.metrics, "mean_loss": 2.0})
-    for steps, has_bars in ((plain.params.get("num_steps"), True), (1000, False)):
-        params = {**other.params, "num_steps": steps}
-        changed = replace(other, metrics={**other.metrics, "mean_loss": 1.0}, params=params)
-        [plot] = overview_plots("it", [plain, changed])
-        assert ("mean loss over all steps" in [panel.title for panel in plot.panels]) == has_bars
 
 
 def test_a_comparison_of_kinds_has_the_configuration_of_each() -> None:
@@ -259,8 +247,8 @@ def test_a_baseline_that_none_surpasses_is_the_answer() -> None:
     worse = measured(second, 120, 2.0, plain, name="worse")
     assert answer([plain, worse]) == "None uses less memory than plain. None is faster than plain."
     found = {one.title: one for one in headlines({"it": [plain, worse]})}
-    assert found["least memory"].value == found["least time"].value == "the baseline's"
-    assert found["least time"].detail == "next: worse, +100 % (+94 to +106 %)"
+    assert (found["least memory"].value, found["least time per sample"].value) == ("100 MiB", "1 s")
+    assert found["least time per sample"].detail == "plain, the baseline"
 
 
 def test_the_figures_of_one_run_are_its_costs() -> None:
@@ -284,27 +272,37 @@ def test_a_command_makes_the_same_run_again() -> None:
     assert changed[changed.index("--checkpointing") + 1] == "every_layer"
 
 
-def test_each_variant_is_a_pair_of_bars_or_says_why_not() -> None:
-    plot = tradeoff_plot({"it": variants()})
-    assert plot is not None
+def test_each_variant_is_a_pair_of_bars_with_its_interval_or_says_why_not() -> None:
+    [plot] = tradeoff_plots({"it": variants()})
+    assert plot.title == "against plain (100 MiB, 1 s per sample)"
     spec = plot.panels[0].to_spec()
     axis = spec["layer"][0]["encoding"]["y"]["axis"]
     names = [" ".join(lines) for lines in json.loads(axis["labelExpr"].removesuffix("[datum.value]"))]
-    assert names == [row.name for row in variants()]
+    assert names == [row.name for row in variants()[1:]]
     bars, texts = spec["layer"][0]["data"]["values"], spec["layer"][-1]["data"]["values"]
-    assert [(bar["place"], bar["measure"], round(bar["percent"])) for bar in bars] == [
-        (1, "memory", -60),
-        (1, "time", 30),
-        (2, "memory", -20),
-        (2, "time", -20),
+    assert [
+        (bar["place"], bar["measure"], *(round(bar[name]) for name in ("low", "percent", "high"))) for bar in bars
+    ] == [
+        (0, "memory", -60, -60, -60),
+        (0, "time", 26, 30, 34),
+        (1, "memory", -20, -20, -20),
+        (1, "time", -22, -20, -18),
     ]
-    assert {text["place"]: text["wide"] for text in texts} == {
-        0: "100 MiB, 1 s/step",
-        3: "diverged",
-        4: "out of memory",
-        5: "skipped: not here",
+    assert {text["place"]: text["text"] for text in texts} == {
+        2: "diverged",
+        3: "out of memory",
+        4: "skipped: not here",
     }
-    assert tradeoff_plot({"it": rows("dead", "ok")}) is None
+    assert tradeoff_plots({"it": rows("dead", "ok")}) == ()
+
+
+def test_several_comparisons_have_a_figure_for_each_baseline_and_the_first_is_the_answer() -> None:
+    plain, small, fast = variants()[:3]
+    main = [replace(row, comparison="batch_of_32") for row in (plain, small)]
+    found = {"batch_of_32": main, "growing_batch": [plain, fast]}
+    assert [plot.name for plot in tradeoff_plots(found)] == ["changes_batch_of_32", "changes_growing_batch"]
+    assert [one.value for one in headlines(found)][:2] == ["40 MiB", "1 s"]
+    assert command(found) == command_of("main", small.params)
 
 
 def test_a_name_that_is_too_long_keeps_its_end() -> None:
@@ -390,8 +388,9 @@ def test_losses_are_highlighted_and_zoomed_by_keyboard(shown: Shown) -> None:
 @needs_browser
 def test_a_moment_of_a_profile_lists_its_largest_tensors(shown: Shown) -> None:
     page = shown(profiling_findings(), 1440, "light")
-    assert page.locator(".headlines dd:first-of-type").all_inner_texts()[-1] == "loss_kernel chunked"
-    assert page.locator("header code").inner_text().startswith("fitproof profiling --")
+    assert page.locator(".headlines dd:first-of-type").first.inner_text() == "loss_kernel chunked"
+    [command] = page.locator(".suggestions code").all_inner_texts()
+    assert command.startswith("fitproof profiling --") and "--loss_kernel chunked" in command
     details = page.locator("output.details")
     at_peak = details.inner_text()
     assert "MiB, loss: " in at_peak and 2 < len(at_peak.splitlines()) <= 1 + NUM_LARGEST_THEN
@@ -404,6 +403,31 @@ def test_a_moment_of_a_profile_lists_its_largest_tensors(shown: Shown) -> None:
     expect(details).not_to_have_text(first)
     expect(page.locator("#vg-tooltip-element")).to_contain_text("parameters")
     assert page.locator("[data-chart=modules] .mark-rect path").count() > 5
+
+
+@needs_browser
+def test_a_profile_draws_its_peak_in_the_time_of_the_step_and_names_its_parts(shown: Shown) -> None:
+    findings = profiling_findings()
+    assert findings.memory is not None and findings.time is not None and findings.memory.course is not None
+    page = shown(findings)
+    memory = page.locator("[data-chart=memory]")
+    tops = [
+        box["y"]
+        for marks in ("peak_marks path", "mark-symbol.role-mark path")
+        for one in memory.locator(f".{marks}").all()
+        if (box := one.bounding_box()) is not None
+    ]
+    assert min(tops[:-1]) - tops[-1] < 20, "the marker stands on the drawn column"
+    phases = [phase for phase, _ in findings.memory.course.phases]
+    assert set(phases) <= set(memory.locator(".role-legend-label text").all_text_contents())
+    data = next(plot for plot in report_of(findings).plots if plot.name == "memory").panels[0].to_spec()
+    last = data["data"]["values"][-1]["end"]
+    shares = [findings.time.phase_seconds[phase] for phase in set(phases)]
+    whole = findings.row.metrics["seconds_per_step"]
+    assert last == pytest.approx(1000 * whole * sum(shares) / findings.time.seconds_per_step, rel=0.01)
+    boxes = [box for one in page.locator("[data-chart=modules] .mark-rect path").all() if (box := one.bounding_box())]
+    texts = [text for text in page.locator("[data-chart=modules] .mark-text text").all_text_contents() if text]
+    assert len(texts) >= sum(box["width"] > 100 and box["height"] > 40 for box in boxes) > 3
 
 
 @pytest.mark.matrix(2)
@@ -431,7 +455,7 @@ def test_a_label_near_the_end_of_an_axis_is_not_cut_off(shown: Shown) -> None:
         seconds=tuple(factor * second for second in course.seconds),
         phases=tuple((name, factor * begin) for name, begin in course.phases),
     )
-    page = shown(replace(findings, memory=replace(findings.memory, course=scaled)), 1440, "light")
+    page = shown(replace(findings, time=None, memory=replace(findings.memory, course=scaled)), 1440, "light")
     assert "105" in page.locator("[data-chart] svg text").all_text_contents()
     assert_nothing_is_cut_off(page, 1440)
 

@@ -38,10 +38,11 @@ def test_each_command_of_the_tutorial_runs(tmp_path: Path) -> None:
             assert re.search(r"trainer\.py .*--per_device_train_batch_size \d+", done.stdout)
 
 
-def test_the_reference_is_that_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_and_glossary_are_those_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`python docs/make_reference.py` writes it anew."""
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    from make_reference import reference
+    from make_reference import glossary, reference
 
     assert (ROOT / "docs" / "reference.md").read_text() == reference()
+    assert (ROOT / "docs" / "glossary.md").read_text() == glossary()

@@ -9,10 +9,8 @@ from pipeline.base.progress import progress
 from pipeline.jobs.answer_values import answer_metrics, answer_settings
 from pipeline.jobs.printing import say, say_notes
 from pipeline.report.findings import FILE, Findings, progress_of, report_of, to_json
-from pipeline.report.page import Report, to_html, to_markdown
+from pipeline.report.page import PAGE, Report, Source, to_html, to_markdown
 from pipeline.tracking.job import Job
-
-PAGE = "report.html"
 
 
 def publish(
@@ -22,7 +20,8 @@ def publish(
 
     Notes that have been `said` before the job began are not printed again.
     """
-    job.file(FILE, to_json(findings))  # first, so that the findings are kept if the report fails
+    source = Source(folder=job.folder, uri=job.tracking_uri, experiment_id=job.experiment_id, run_id=str(job.run_id))
+    job.file(FILE, to_json(findings, source))  # first, so that the findings are kept if the report fails
     if so_far := progress_of(findings):
         job.tags({"interrupted": so_far})
     job.metrics(answer_metrics(findings))
@@ -35,7 +34,7 @@ def publish(
     with progress("writing the page"):
         for plot in report.plots:
             job.file(f"plots/{plot.name}.png", plot.to_png(), "plots")
-        job.file(PAGE, to_html(report))
+        job.file(PAGE, to_html(report, source=source))
     job.describe(report.question, report.answer, to_markdown(report))
     show(report, console, said)
     _show_page(job, console)

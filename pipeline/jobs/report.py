@@ -24,14 +24,14 @@ def report(settings: ReportSettings, console: Console) -> int:
 
     """
     from pipeline.jobs.publish import show
-    from pipeline.report.findings import read_findings, report_of
-    from pipeline.report.page import to_html
+    from pipeline.report.findings import read_findings, read_source, report_of
+    from pipeline.report.page import PAGE, to_html
 
     found = report_of(read_findings(settings.folder))
     show(found, console)
-    page = settings.folder / "report.html"
+    page = settings.folder / PAGE
     try:
-        write_atomically(page, to_html(found).encode())
+        write_atomically(page, to_html(found, source=read_source(settings.folder)).encode())
     except OSError as error:
         raise InvalidInputError(
             f"{page} must be writable, and is not ({error.strerror}); change its permissions, or copy the folder"

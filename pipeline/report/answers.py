@@ -2,14 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from pipeline.base.results import Outcome
-from pipeline.report.changes import NOISE, change_text, interval_text, more_or_less, time_in_words, time_text
+from pipeline.report.changes import NOISE, more_or_less, time_in_words
 from pipeline.report.command import command_of
 from pipeline.report.comparable import of_other_data
 from pipeline.report.other_trainings import changes
 from pipeline.report.page import Headline
+from pipeline.report.plot import mib_text, short
 from pipeline.report.sections import LADDER
 from pipeline.training.metrics import Row
 from pipeline.training.time_differences import MARGIN, MEASURED, TimeDifference, difference, is_compared, time_change
@@ -49,7 +49,7 @@ def _least_answer(rows: Sequence[Row]) -> str:
     if not others:
         return (
             f"{baseline.name} peaks at {baseline.metrics['peak_allocated_mib']:,.1f} MiB and takes "
-            f"{baseline.metrics['seconds_per_step']:.3g} s per optimizer step{_margin(baseline)}{_failures(rows)}."
+            f"{short(baseline.metrics['seconds_per_step'])} s per optimizer step{_margin(baseline)}{_failures(rows)}."
         )
     smallest, fastest = _smallest(others), _faster(others)
     is_smaller = smallest.metrics["memory_saving_percent"] > 0
@@ -80,12 +80,11 @@ def short_answer(rows: Sequence[Row]) -> str:
 
 
 def headlines(comparisons: Mapping[str, Sequence[Row]]) -> tuple[Headline, ...]:
-    """Return the figures of the answer over all comparisons of a job."""
+    """Return the figures of the answer: least memory and time of the main comparison, losses and outcomes of all."""
     rows = [row for each in comparisons.values() for row in each]
     if len(rows) == 1:
         return _of_one(rows[0])
-    others = [row for each in comparisons.values() if _baseline(each) for row in _compared(each)]
-    found = [*_least(others, comparisons), *_losses(rows)]
+    found = [*_least(_main(comparisons)), *_losses(rows)]
     incomplete = [row for row in rows if not row.completed]
     if incomplete:
         count = Counter(outcome_of(row).replace("_", " ") for row in incomplete)
@@ -93,11 +92,7 @@ def headlines(comparisons: Mapping[str, Sequence[Row]]) -> tuple[Headline, ...]:
         found.append(
             Headline(title="completed", value=f"{len(rows) - len(incomplete)} of {len(rows)} runs", detail=detail)
         )
-    baseline = _baseline(rows)
-    if len(comparisons) == 1 and baseline is not None:
-        detail = f"{seconds_text(baseline)}: {baseline.name}"
-        found.insert(0, Headline(title="baseline", value=peak_text(baseline), detail=detail))
-    return tuple(found[-NUM_FIGURES:])
+    return tuple(found)
 
 
 def command(comparisons: Mapping[str, Sequence[Row]]) -> str | None:
@@ -117,19 +112,24 @@ def _is_only(comparisons: Mapping[str, Sequence[Row]]) -> bool:
     return sum(map(len, comparisons.values())) == 1
 
 
+def _main(comparisons: Mapping[str, Sequence[Row]]) -> Sequence[Row]:
+    """Return the comparison that answers the question: the first one of which a variant compares with its baseline."""
+    return next((rows for rows in comparisons.values() if _compared(rows)), next(iter(comparisons.values())))
+
+
 def _best(comparisons: Mapping[str, Sequence[Row]]) -> Row | None:
-    """Return the variant that is the fastest against its baseline, or saves most memory if none is faster.
+    """Return the variant of the main comparison that is the fastest, or saves most memory if none is faster.
 
     Only what is beyond noise is faster; where no variant saves anything it is the baseline. Without a baseline it is
-    the fastest; None if no run completed.
+    the fastest of all; None if no run completed.
     """
-    ended = [row for rows in comparisons.values() for row in rows if row.completed]
-    others = [row for rows in comparisons.values() if _baseline(rows) for row in _compared(rows)]
+    others = _compared(_main(comparisons))
     if not others:
+        ended = [row for rows in comparisons.values() for row in rows if row.completed]
         return max(ended, key=lambda row: row.metrics.get("samples_per_second", 0.0), default=None)
     smallest = _smallest(others)
     saving = smallest if smallest.metrics["memory_saving_percent"] > 0 else None
-    return _faster(others) or saving or next(filter(None, map(_baseline, comparisons.values())))
+    return _faster(others) or saving or _baseline(_main(comparisons))
 
 
 def _name(row: Row, comparisons: Mapping[str, Sequence[Row]]) -> str:
@@ -150,9 +150,9 @@ def _of_one(row: Row) -> tuple[Headline, ...]:
         detail = "" if error is None else f"prediction error {abs(error):.2f} %"
         found.append(Headline(title="peak memory", value=peak_text(row), detail=detail))
     if "seconds_per_step" in metrics:
-        detail = f"{metrics['tokens_per_second']:,.4g} tokens/s" if "tokens_per_second" in metrics else ""
+        detail = f"{metrics['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in metrics else ""
         found.append(
-            Headline(title="time per optimizer step", value=f"{metrics['seconds_per_step']:.3g} s", detail=detail)
+            Headline(title="time per optimizer step", value=f"{short(metrics['seconds_per_step'])} s", detail=detail)
         )
     if "final_loss" in metrics:
         detail = f"mean over all steps {metrics['mean_loss']:.4g}" if "mean_loss" in metrics else ""
@@ -164,33 +164,29 @@ def _of_one(row: Row) -> tuple[Headline, ...]:
     return tuple(found[:NUM_FIGURES])
 
 
-def _least(others: Sequence[Row], comparisons: Mapping[str, Sequence[Row]]) -> list[Headline]:
-    """Return which variants use the least memory and time."""
-    if not others:
+def _least(rows: Sequence[Row]) -> list[Headline]:
+    """Return the least memory and time of a comparison, and whose they are; the answer has them in percent."""
+    baseline, others = _baseline(rows), _compared(rows)
+    if baseline is None or not others:
         return []
-    name = partial(_name, comparisons=comparisons)
-    smallest, fastest = _smallest(others), min(others, key=lambda row: _time(row).percent)
-    memory, time = 0.0 - smallest.metrics["memory_saving_percent"], _time(fastest)
-    of_smallest = f"{name(smallest)}: {peak_text(smallest)}, time: {time_text(_time(smallest))}"
-    least_time = f"{change_text(time.percent)} time"
-    of_fastest = f"{name(fastest)}: {seconds_text(fastest)} ({interval_text(time)}), {_memory_text(fastest)}"
-    if memory >= 0:
-        of_smallest = f"next: {name(smallest)}, {change_text(memory)}"
-    if not time.is_faster:
-        least_time = NOISE if any(_time(row).low <= 0 for row in others) else "the baseline's"
-        of_fastest = f"next: {name(fastest)}, {change_text(time.percent)} ({interval_text(time)})"
+    smallest, fastest = _smallest(others), _faster(others)
+    if smallest.metrics["memory_saving_percent"] <= 0:
+        smallest = baseline
+    noise = "" if fastest or all(_time(row).low > 0 for row in others) else f"; others: {NOISE}"
+    fastest = fastest or baseline
     return [
+        Headline(title="least memory", value=peak_text(smallest), detail=_whose(smallest, peak_text(baseline))),
         Headline(
-            title="least memory",
-            value=f"{change_text(memory)} memory" if memory < 0 else "the baseline's",
-            detail=of_smallest,
+            title="least time per sample",
+            value=time_text(fastest),
+            detail=f"{_whose(fastest, time_text(baseline))}{noise}",
         ),
-        Headline(title="least time", value=least_time, detail=of_fastest),
     ]
 
 
-def _memory_text(row: Row) -> str:
-    return f"{change_text(0.0 - row.metrics['memory_saving_percent'])} memory"
+def _whose(row: Row, baseline: str) -> str:
+    """Return which variant a figure is of, and the baseline's figure."""
+    return f"{row.name}, the baseline" if row.is_baseline else f"{row.name}; baseline {baseline}"
 
 
 def _losses(rows: Sequence[Row]) -> list[Headline]:
@@ -265,9 +261,10 @@ def _against(row: Row) -> str:
 
 def peak_text(row: Row) -> str:
     """Return the peak of a run with its unit."""
-    return f"{row.metrics['peak_allocated_mib']:,.4g} MiB"
+    return mib_text(row.metrics["peak_allocated_mib"])
 
 
-def seconds_text(row: Row) -> str:
-    """Return the time of an optimizer step with its unit."""
-    return f"{row.metrics['seconds_per_step']:.3g} s/step"
+def time_text(row: Row) -> str:
+    """Return the time that a run takes for a sample with its unit."""
+    seconds = 1 / row.metrics["samples_per_second"]
+    return f"{short(seconds)} s" if seconds >= 1 else f"{short(1000 * seconds)} ms"

@@ -1,4 +1,4 @@
-"""The memory breakdown of a peak as tables and a panel, for profiles and plans."""
+"""The memory breakdown of a peak as tables, for profiles and plans."""
 
 from collections.abc import Mapping
 
@@ -7,20 +7,12 @@ import pandas as pd
 from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown
 from pipeline.memory.timeline import CATEGORIES
-from pipeline.report.plot import Bar, Panel, bars, colour
 from pipeline.report.table import Table
 
 
 def categories_of(peak: Breakdown) -> dict[str, int]:
     """Return the bytes of each category at the peak, in the order of CATEGORIES."""
     return {name: peak.category_bytes[name] for name in CATEGORIES if name in peak.category_bytes}
-
-
-def categories_panel(peak: Breakdown) -> Panel:
-    """Return a bar for each category."""
-    sizes = categories_of(peak)
-    values = [Bar(name=name, value=size / MIB, shade=colour(CATEGORIES.index(name))) for name, size in sizes.items()]
-    return bars("memory at the peak, by category", values, "MiB")
 
 
 def shares_table(name: str, title: str, sizes: Mapping[str, int]) -> Table:

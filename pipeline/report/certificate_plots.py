@@ -1,4 +1,4 @@
-"""The certificate as plots: how likely it is that a faster configuration is left, and which one it would be."""
+"""The certificate as a plot: the configurations that may be faster than the answer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,9 +6,8 @@ from typing import Any
 import altair as alt
 
 from pipeline.config.settings import written
-from pipeline.report.configurations import MEASURED, PREDICTED, REFUSED, Configuration
-from pipeline.report.plot import ABOUT, GREY, WARNING, Panel, Plot, colour, data, layered, names_axis, names_height
-from pipeline.searching.certificate import Certificate
+from pipeline.report.configurations import PREDICTED, Configuration
+from pipeline.report.plot import ABOUT, Panel, Plot, colour, data, layered, names_axis, names_height
 from pipeline.searching.results import SearchFindings, heading
 
 NUM_LIKELY = 12
@@ -18,57 +17,14 @@ NEGLIGIBLE = 0.005
 
 
 def certificate_plots(findings: SearchFindings, configurations: Sequence[Configuration]) -> tuple[Plot, ...]:
-    """Return the plots that the certificate allows; none without an answer."""
+    """Return the predicted speeds, with their intervals, of what is most likely to be faster than the answer.
+
+    There is no plot without an answer, without an adequate time model, or if nothing is likely to be faster.
+    """
     best, certificate = findings.best, findings.certificate
-    if best is None or certificate is None:
+    if best is None or certificate is None or not certificate.is_adequate:
         return ()
-    speed = findings.speed_of(best.choice)
-    return (
-        *_chance_plot(certificate),
-        *(_likely_plot(configurations, best.choice, speed) if certificate.is_adequate else ()),
-        *_left_plot(configurations, speed, findings.speed_text(speed)),
-    )
-
-
-def _chance_plot(certificate: Certificate) -> tuple[Plot, ...]:
-    """Return the probability that a configuration is faster than the answer by more than x percent, for any x."""
-    distributions = {
-        "an unmeasured configuration": certificate.remaining_improvements,
-        "any configuration": certificate.improvements,
-    }
-    lines = [
-        {"which": which, "percent": round(100 * share, 2), "chance": 100 - percent}
-        | {"about": f"{which}:\n{100 - percent} % probability of more than {100 * share:.1f} % less time"}
-        for which, shares in distributions.items()
-        for percent, share in enumerate(shares)
-    ]
-    if not lines or certificate.stated_bound is None:
-        return ()
-    bound = 100 * certificate.stated_bound
-    mark = {"bound": bound, "about": certificate.claim}
-    base = alt.Chart().encode(
-        x=alt.X("percent:Q", title="time saved against the answer: at least, %", axis=alt.Axis(tickCount=8)),
-        y=alt.Y("chance:Q", title="probability, %", scale=alt.Scale(domain=[0, 100])),
-        color=alt.Color("which:N", scale=alt.Scale(domain=list(distributions), range=[colour(4), colour(0)])),
-        **ABOUT,
-    )
-    at = alt.Chart(data([mark])).encode(**ABOUT)
-    is_left = bound < 50 * max(map(max, distributions.values()))  # of the middle, so that the text has room beside it
-    style: dict[str, Any] = {"align": "left", "dx": 5} if is_left else {"align": "right", "dx": -5}
-    text = at.mark_text(color=WARNING, dy=12, **style)
-    chart = layered(
-        base.mark_line(strokeWidth=2.5, interpolate="step-before"),
-        base.mark_point(filled=True, size=36, opacity=0.01),
-        at.mark_rule(color=WARNING, strokeWidth=2).encode(x="bound:Q"),
-        text.encode(x="bound:Q", y=alt.value(0), text=alt.value(f"{bound:.3g} %")),
-        data=data(lines),
-    )
-    title = "how likely is it that something faster is left? (red: the bound)"
-    return (Plot(name="certificate", title=title, panels=(Panel(title=title, chart=chart),)),)
-
-
-def _likely_plot(configurations: Sequence[Configuration], answer: Mapping[str, Any], speed: float) -> tuple[Plot, ...]:
-    """Return the predicted speeds, with their intervals, of what is most likely to be faster than the answer."""
+    answer, speed = best.choice, findings.speed_of(best.choice)
     likely = sorted(
         (one for one in configurations if one.kind == PREDICTED and (one.chance or 0) > NEGLIGIBLE),
         key=lambda one: -(one.chance or 0),
@@ -104,30 +60,3 @@ def _interval(one: Configuration) -> dict[str, float]:
 
 def _difference(choice: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
     return ", ".join(f"{heading(name)} {written(value)}" for name, value in choice.items() if answer.get(name) != value)
-
-
-def _left_plot(configurations: Sequence[Configuration], speed: float, written: str) -> tuple[Plot, ...]:
-    """Return the distribution of the predicted speeds of what was not measured, beside the answer's."""
-    if not any(one.kind == PREDICTED for one in configurations):
-        return ()
-    lines = [
-        {"percent": round(100 * (one.speed / speed - 1), 1), "kind": one.kind}
-        for one in configurations
-        if one.kind != MEASURED and not one.failed
-    ]
-    colours = alt.Scale(domain=[PREDICTED, REFUSED], range=[colour(4), GREY])
-    chart = layered(
-        alt.Chart(data(lines))
-        .mark_bar()
-        .encode(
-            x=alt.X("percent:Q", bin=alt.Bin(maxbins=30), title="predicted speed against the answer's, %"),
-            y=alt.Y("count():Q", title="configurations"),
-            color=alt.Color("kind:N", scale=colours, legend=alt.Legend(columns=1, labelLimit=260)),
-            tooltip=["kind:N", alt.Tooltip("count():Q", title="configurations")],
-        ),
-        alt.Chart(data([{"x": 0, "about": f"the answer: {written}"}]))
-        .mark_rule(color=colour(2), strokeWidth=3)
-        .encode(x="x:Q", **ABOUT),
-    )
-    title = "what was not measured (green: the answer)"
-    return (Plot(name="unmeasured", title=title, panels=(Panel(title=title, chart=chart),)),)

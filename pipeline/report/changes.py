@@ -26,15 +26,9 @@ def interval_text(change: TimeDifference) -> str:
     """Return the interval of a change as text: +10 to +14 %, x 16 to x 20."""
     if change.high > FACTOR_FROM:
         return f"x {short(1 + change.low / 100)} to x {short(1 + change.high / 100)}"
-    digits = 0 if max(abs(change.low), abs(change.high)) >= 10 else 1
+    near, far = sorted((abs(change.low), abs(change.high)))
+    digits = 0 if far >= 10 and near >= 0.5 else 1
     return f"{change.low:+.{digits}f} to {change.high:+.{digits}f} %"
-
-
-def time_text(change: TimeDifference) -> str:
-    """Return a change of time with its interval, or that it is not beyond noise."""
-    if not change.is_beyond_noise:
-        return f"{NOISE} ({interval_text(change)})"
-    return f"{change_text(change.percent)} ({interval_text(change)})"
 
 
 def more_or_less(percent: float, what: str) -> str:

@@ -10,14 +10,14 @@ from pipeline.base.truncation import LengthBin, Truncation
 from pipeline.report.answers import answer, command, command_title, headlines, outcome_of, readable, short_answer
 from pipeline.report.changes import INTERVAL, change_in_table, interval_text
 from pipeline.report.lengths import lengths_section
-from pipeline.report.losses import losses_panel
+from pipeline.report.losses import losses_panel, seconds_panel
 from pipeline.report.other_trainings import other_trainings
-from pipeline.report.overview import overview_plots
 from pipeline.report.page import Report, Section
+from pipeline.report.phases import phases_plot
 from pipeline.report.plot import Plot
 from pipeline.report.sections import LADDER, make_sections
 from pipeline.report.table import Form, Table
-from pipeline.report.tradeoff import tradeoff_plot
+from pipeline.report.tradeoff import TITLE, tradeoff_plots
 from pipeline.training.metrics import Row, common_settings
 from pipeline.training.time_differences import time_change
 from pipeline.training.timing import num_counting
@@ -26,7 +26,7 @@ COLUMNS: Mapping[str, tuple[str, Form]] = {
     "peak_allocated_mib": ("peak MiB", "{:,.1f}"),
     "peak_reserved_mib": ("reserved MiB", "{:,.1f}"),
     "prediction_error_percent": ("prediction error %", "{:+.2f}"),
-    "memory_saving_percent": ("saved %", "{:+.1f}"),
+    "memory_saving_percent": ("memory %", "{:+.1f}"),
     "seconds_per_step": ("s/step", "{:.4f}"),
     "time_overhead_percent": ("time %", change_in_table),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
@@ -79,7 +79,7 @@ def comparison_report(findings: ComparisonFindings) -> Report:
     steps = make_sections([name for name in findings.sections if name == WATERFALL], findings.rows)
     sections = [
         *_first(by_comparison, steps),
-        *_comparisons(findings.entry, by_comparison),
+        _comparisons(findings.entry, by_comparison),
         *filter(None, (other_trainings(name, rows) for name, rows in by_comparison.items())),
         *make_sections([name for name in findings.sections if name != WATERFALL], findings.rows),
         *lengths_section(findings.rows[0], findings.truncations, findings.lengths),
@@ -113,10 +113,10 @@ def _first(comparisons: Mapping[str, Sequence[Row]], steps: Sequence[Section]) -
     Of a ladder beside other comparisons the steps come first, and its variants are not shown twice.
     """
     is_beside = bool(steps) and len(comparisons) > 1
-    pairs = tradeoff_plot(
+    pairs = tradeoff_plots(
         {name: shown(rows) for name, rows in comparisons.items() if not (is_beside and name == LADDER)}
     )
-    paired = [Section(title=pairs.title, plots=(pairs,))] if pairs else []
+    paired = [Section(title=TITLE, plots=pairs)] if pairs else []
     return [*steps, *paired] if is_beside else [*paired, *steps]
 
 
@@ -134,41 +134,27 @@ def shown(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if id(row) in kept]
 
 
-def _comparisons(entry: str, comparisons: Mapping[str, Sequence[Row]]) -> list[Section]:
-    """Return a section for each comparison, and one for all of a pair each, which the first chart shows otherwise."""
-    sections, pairs = [], []
+def _comparisons(entry: str, comparisons: Mapping[str, Sequence[Row]]) -> Section:
+    """Return the losses of all comparisons, their tables and what is to be said of their runs."""
+    tables, plots, sentences = list[Table](), list[Plot](), list[str]()
     for name, rows in comparisons.items():
-        of_one = "all variants" if len(rows) > 1 else rows[0].name
-        section = _section(f"{entry}: {readable(name) if len(comparisons) > 1 else of_one}", rows)
-        if len(comparisons) > 1 and len(rows) == 2 and section.plots:
-            plot = Plot(name=name, title=readable(name), panels=(losses_panel(rows, readable(name)),))
-            pairs.append(replace(section, plots=(plot,)))
-        else:
-            sections.append(section)
-    if pairs:
-        sections.append(
-            Section(
-                title=f"{entry}: pairs",
-                tables=tuple(table for section in pairs for table in section.tables),
-                notes=tuple(note for section in pairs for note in section.notes),
-                plots=tuple(plot for section in pairs for plot in section.plots),
-            )
-        )
-    return sections
+        of = readable(name) if len(comparisons) > 1 else ""
+        tables.append(overview_table(": ".join(filter(None, (entry, of))), rows))
+        if any(row.result is not None and row.result.steps for row in rows):
+            plots += overview_plots(shown(rows), of)
+        if hidden := len(rows) - len(shown(rows)):
+            sentences.append(f"Charts show the baseline and the fastest: {hidden} more runs are in the table.")
+        sentences += (*notes(rows), *_slowed_note(rows))
+    return Section(title=f"{entry}: the runs", tables=tuple(tables), notes=tuple(sentences), plots=tuple(plots))
 
 
-def _section(title: str, rows: Sequence[Row]) -> Section:
-    drawn = any(row.result is not None and row.result.steps for row in rows)
-    shared = common_settings([row.params for row in rows])
-    where = f"{title} ({', '.join(str(shared[name]) for name in ('model', 'device') if name in shared)})"
-    hidden = len(rows) - len(shown(rows))
-    more = f"Charts show the baseline and the fastest: {hidden} more runs are in the table."
-    return Section(
-        title=title,
-        tables=(overview_table(title, rows),),
-        notes=(*([more] if hidden else []), *notes(rows), *_slowed_note(rows)),
-        plots=overview_plots(where, shown(rows)) if drawn else (),
-    )
+def overview_plots(rows: Sequence[Row], of: str = "") -> tuple[Plot, ...]:
+    """Return the losses of the comparison `of`; of a single run its memory by phase, and losses and times of steps."""
+    name, losses = rows[0].comparison, losses_panel(rows, of)
+    if len(rows) > 1:
+        return (Plot(name=name, title=losses.title, panels=(losses,)),)
+    over_time = Plot(name=name, title=f"steps of {rows[0].name}", panels=(losses, seconds_panel(rows)))
+    return (*phases_plot(rows[0], is_wide=True), over_time)
 
 
 def comparison_frame(rows: Sequence[Row]) -> pd.DataFrame:
@@ -204,16 +190,20 @@ def overview_table(title: str, rows: Sequence[Row]) -> Table:
         title=title,
         frame=pd.DataFrame(lines),
         forms=dict(COLUMNS.values()),
-        note=f"* the baseline. {INTERVALS}" if len(rows) > 1 else None,
+        note=f"* the baseline, against which memory % and time % are changes. {INTERVALS}" if len(rows) > 1 else None,
         expendable=tuple(COLUMNS[name][0] for name in EXPENDABLE),
     )
 
 
 def _cells(row: Row, columns: Mapping[str, tuple[str, Form]]) -> dict[str, object]:
-    """Return the metrics of a row by heading, with the interval of its time beside the time."""
+    """Return the metrics of a row by heading, with the interval of its time beside the time.
+
+    A saving is a negative change, as those of time are.
+    """
     cells: dict[str, object] = {}
     for name, (heading, _) in columns.items():
-        cells[heading] = row.metrics.get(name)
+        value = row.metrics.get(name)
+        cells[heading] = -value if value is not None and name == "memory_saving_percent" else value
         if name == "time_overhead_percent":
             change = time_change(row)
             cells[INTERVAL] = None if change is None else interval_text(change)

@@ -10,7 +10,7 @@ import altair as alt
 
 from pipeline.base.units import MIB
 from pipeline.report.curves import ALL
-from pipeline.report.plot import ABOUT, GREY, WARNING, Panel, Plot, colour, data, layered
+from pipeline.report.plot import ABOUT, GREY, WARNING, Panel, Plot, colour, data, layered, short
 from pipeline.searching.certificate import UNFIT, Unmeasured
 from pipeline.searching.results import (
     SearchFindings,
@@ -23,6 +23,9 @@ from pipeline.searching.results import (
 from pipeline.training.metrics import speed_in
 
 MEASURED, PREDICTED, REFUSED = "measured", "predicted, not measured", "does not fit, or failed"
+ANSWER, FASTEST = "the answer", "the fastest measured"
+KINDS = (MEASURED, PREDICTED, REFUSED, ANSWER, FASTEST)
+"""What the legend of the plane names: kinds of configurations, the ring and the line."""
 DEVIATIONS = 1.96
 """Standard deviations on each side of the mean that hold 95 % of a normal distribution."""
 NUM_SHOWN = 1500
@@ -90,7 +93,7 @@ def _measured(row: Trial, findings: SearchFindings, tokens_per_step: float) -> C
         memory, mib = f"at least {mib:,.1f} MiB", max(mib, predicted_mib or 0.0)
     lines = [
         memory + ("" if predicted_mib is None else f", predicted {predicted_mib:,.1f} MiB"),
-        _time(findings, speed, tokens_per_step) + (f", predicted {seconds:.3g} s" if seconds else ""),
+        _time(findings, speed, tokens_per_step) + (f", predicted {short(seconds)} s" if seconds else ""),
         f"{'failed' if failed else 'measured'}: {', '.join(f'trial {one.number + 1} {one.outcome}' for one in own)}",
     ]
     return Configuration(
@@ -112,7 +115,7 @@ def _unmeasured(one: Unmeasured, peak_bytes: int, speed: float, findings: Search
     interval = f" (95 %: {speed / factor:,.0f} to {speed * factor:,.0f})" if deviation else ""
     lines = [
         f"predicted {_memory(peak_bytes, findings.budget_bytes)}{'' if fit is None else f', fits: {100 * fit:.0f} %'}",
-        f"predicted {findings.speed_text(speed)}{interval}, {seconds:.3g} s a step",
+        f"predicted {findings.speed_text(speed)}{interval}, {short(seconds)} s a step",
         f"not measured: {one.reason}{'' if chance is None else f'; faster than the answer: {100 * chance:.0f} %'}",
     ]
     return Configuration(
@@ -158,9 +161,12 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
     menu = alt.binding_select(options=[ALL, *kinds], name="show")
     shown = alt.param(name="shown", value=ALL, bind=menu)
     is_shown = f"shown == '{ALL}' || shown == datum.kind"
-    colours = alt.Scale(domain=kinds, range=[colour(0), colour(4), GREY])
-    fills = alt.Scale(domain=kinds, range=[colour(0), "transparent", "transparent"])
-    shapes = alt.Scale(domain=kinds, range=["circle", "circle", "cross"])
+    marks: dict[str, Any] = {
+        "stroke": alt.Stroke("kind:N", scale=_by_kind(colour(0), colour(4), GREY, colour(2), colour(2))),
+        "fill": alt.Fill("kind:N", scale=_by_kind(colour(0), *["transparent"] * 4)),
+        "shape": alt.Shape("kind:N", scale=_by_kind("circle", "circle", "cross", "circle", "stroke")),
+        "strokeDash": alt.StrokeDash("kind:N", scale=_by_kind([1, 0], [1, 0], [1, 0], [1, 0], [6, 3])),
+    }
     # Sizes differ by factors: the small ones, among which the answer is, would be a strip on a linear axis.
     scale_x = alt.Scale(type="log", domain=[max(lowest, 1e-3) / 1.04, highest * 1.04], nice=False)
     axis_x = alt.Axis(tickCount=10, format=",~r")
@@ -170,11 +176,7 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
         y=alt.Y("speed:Q", title="tokens per second", scale=scale_y),
         **ABOUT,
     )
-    points = base.transform_filter(is_shown).encode(
-        stroke=alt.Stroke("kind:N", scale=colours),
-        fill=alt.Fill("kind:N", scale=fills),
-        shape=alt.Shape("kind:N", scale=shapes),
-    )
+    points = base.transform_filter(is_shown).encode(**marks)
     over = alt.expr("datum.mib > budget ? 0.35 : 1")
     edge = alt.Chart(data([{}]))
     chart = layered(
@@ -193,8 +195,10 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
         .properties(name="measured")
         .mark_point(size=80, opacity=over),
         base.transform_filter("indexof(marked, datum.id) >= 0")
+        .transform_calculate(kind=f"'{ANSWER}'")
         .properties(name="rings")
-        .mark_point(shape="circle", size=320, strokeWidth=3, color=colour(2), filled=False, opacity=1),
+        .mark_point(size=320, strokeWidth=3, opacity=1)
+        .encode(**marks),
         data=data(lines, "configurations"),
     ).add_params(budget, marked, shown)
     what_if = "Nothing that was measured fits."
@@ -202,11 +206,15 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
         what_if = f"At {budget_mib:,.1f} MiB: measured, {label(configurations[answer].choice)}: "
         what_if += f"{_numbers(configurations[answer], findings)}. Move the budget to see the answer at another one."
     title = (
-        f"speed and memory of {len(configurations):,} of {findings.num_configurations:,} configurations (ring: the "
-        "answer; dashed: the fastest measured; thin lines: 95 %)"
+        f"speed and memory of {len(configurations):,} of {findings.num_configurations:,} configurations (thin lines: "
+        "95 % intervals; red: over the budget)"
     )
     panel = Panel(title=title, chart=chart, height=360, what_if=what_if)
     return Plot(name="memory_against_throughput", title=title, panels=(panel,), is_wide=True)
+
+
+def _by_kind(*values: Any) -> alt.Scale:
+    return alt.Scale(domain=list(KINDS), range=list(values))
 
 
 def _memory(peak_bytes: int, budget_bytes: int) -> str:
@@ -215,7 +223,7 @@ def _memory(peak_bytes: int, budget_bytes: int) -> str:
 
 
 def _time(findings: SearchFindings, speed: float, tokens_per_step: float) -> str:
-    return findings.speed_text(speed) + (f", {tokens_per_step / speed:.3g} s a step" if tokens_per_step else "")
+    return findings.speed_text(speed) + (f", {short(tokens_per_step / speed)} s a step" if tokens_per_step else "")
 
 
 def _numbers(one: Configuration, findings: SearchFindings) -> str:

@@ -25,13 +25,12 @@ def curves(
     *,
     over: str = "optimizer step",
     scale: alt.Scale | None = None,
-    faint: Mapping[str, Sequence[tuple[float, float | None]]] | None = None,
     crosses: Mapping[str, Sequence[tuple[float, float]]] | None = None,
     colour_numbers: Mapping[str, int] | None = None,
 ) -> Panel:
     """Return a line for each series of points (x, y); one chosen in the legend stands out, alt and wheel zooms.
 
-    `faint` draws behind the line of its name, `crosses` marks points of it. A y that is None or not finite is a gap.
+    `crosses` marks points of the line of its name. A y that is None or not finite is a gap.
     `colour_numbers` are the numbers by which the series have their colours and dashes, in their own order by default.
     """
     if not series:
@@ -63,8 +62,6 @@ def curves(
         .encode(strokeDash=dashes, opacity=opacity)
         .add_params(*params, zoomed)
     ]
-    if faint:
-        layers.insert(0, base.properties(data=points(faint)).mark_line(opacity=0.25, strokeWidth=1.5))
     if crosses and any(crosses.values()):
         at = base.properties(data=points(crosses))
         layers.append(at.mark_point(shape="cross", angle=45, size=60, filled=True).encode(color=alt.value(WARNING)))

@@ -13,11 +13,10 @@ from pipeline.prediction.explanation import Explanation
 from pipeline.prediction.longest import LongestFindings
 from pipeline.prediction.plan import PlanFindings
 from pipeline.prediction.simulation import Simulation
-from pipeline.report.answers import NUM_FIGURES
 from pipeline.report.comparison import ComparisonFindings, comparison_report
 from pipeline.report.explanation import explanation_report
 from pipeline.report.longest import longest_report
-from pipeline.report.page import Headline, Report
+from pipeline.report.page import Headline, Report, Source
 from pipeline.report.plan import plan_report
 from pipeline.report.profile import ProfilingFindings, profiling_report
 from pipeline.report.search import search_report
@@ -27,6 +26,8 @@ from pipeline.searching.results import SearchFindings
 from pipeline.training.metrics import finite
 
 FILE = "findings.json"
+RUN, RUN_NAMES = "run", ("uri", "experiment_id", "run_id")
+"""The field of the file that says where MLflow has the run, and what it has."""
 
 Findings = (
     ComparisonFindings
@@ -64,7 +65,7 @@ def report_of(findings: Findings) -> Report:
         report,
         answer=f"{begin} {report.answer}",
         lead=None if report.lead is None else f"{begin} {report.lead}",
-        headlines=(first, *report.headlines[: NUM_FIGURES - 1]),
+        headlines=(first, *report.headlines),
     )
 
 
@@ -73,10 +74,11 @@ def progress_of(findings: Findings) -> str | None:
     return findings.interrupted if isinstance(findings, ComparisonFindings | SearchFindings) else None
 
 
-def to_json(findings: Findings) -> str:
-    """Return the findings as JSON; infinity and NaN, which JSON lacks, are written as text."""
+def to_json(findings: Findings, source: Source | None = None) -> str:
+    """Return the findings as JSON with their run in MLflow; infinity and NaN, which JSON lacks, are written as text."""
     content = TypeAdapter(type(findings)).dump_python(findings, mode="json")
-    return json.dumps(finite({"kind": type(findings).__name__, **content}), indent=1)
+    run = {} if source is None else {RUN: {name: getattr(source, name) for name in RUN_NAMES}}
+    return json.dumps(finite({"kind": type(findings).__name__, **run, **content}), indent=1)
 
 
 def read_findings(folder: Path) -> Findings:
@@ -90,6 +92,7 @@ def read_findings(folder: Path) -> Findings:
     kinds = {kind.__name__: kind for kind in REPORTS}
     try:
         content = json.loads(file.read_text())
+        content.pop(RUN, None)
         found: Findings = TypeAdapter(kinds[content.pop("kind")]).validate_python(content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, FileNotFoundError):
@@ -102,3 +105,9 @@ def read_findings(folder: Path) -> Findings:
             "complete, and the version that wrote it (git_commit in environment.json) can make it again"
         ) from error
     return found
+
+
+def read_source(folder: Path) -> Source | None:
+    """Return the source of the findings in `folder`, which can be read; None if they do not name a run."""
+    run = json.loads((folder / FILE).read_text()).get(RUN)
+    return None if run is None else Source(folder=folder, **run)

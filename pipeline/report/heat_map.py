@@ -8,7 +8,7 @@ from pipeline.base.units import MIB
 from pipeline.config.settings import written
 from pipeline.memory.timeline import CATEGORIES
 from pipeline.prediction.plan import CardPlan, PlannedRow, expected_order
-from pipeline.report.plot import ABOUT, GREY, Panel, Plot, colour, data, layered, names_axis, names_height
+from pipeline.report.plot import ABOUT, GREY, Panel, Plot, colour, data, layered, names_axis, names_height, short
 from pipeline.searching.results import front_of, heading, label
 
 AXES = ("micro_batch_size", "checkpointing")
@@ -19,7 +19,7 @@ SHARES = alt.Scale(domain=[0, 100, 100.001, 200], range=["#D6ECF9", "#56B4E9", "
 
 def seconds_text(seconds: float) -> str:
     """Return the estimated time of a step as text."""
-    return f"{seconds:.3g} s"
+    return f"{short(seconds)} s"
 
 
 def percent_text(row: PlannedRow) -> str:
@@ -65,13 +65,15 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
         value=round(budget, 2),
         bind=alt.binding_range(min=0, max=round(most, 2), step=round(most / 500, 3), name=f"budget, {unit}"),
     )
+    axis = names_axis(policies)
+    axis["title"] = heading(AXES[1])
     base = (
         alt.Chart()
         .transform_filter(" && ".join(f"datum.of_{n} == of_{n}_chosen" for n in range(len(controls))) or "true")
         .transform_calculate(share="100 * datum.peak / budget")
         .encode(
             x=alt.X("micro:O", title="micro-batch", sort=sizes, axis=alt.Axis(labelAngle=0, grid=False)),
-            y=alt.Y("policy:O", axis=names_axis(policies)),
+            y=alt.Y("policy:O", axis=axis),
             **ABOUT,
         )
     )
@@ -84,9 +86,12 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
         base.transform_filter("datum.best").mark_rect(filled=False, stroke=colour(2), strokeWidth=4, cornerRadius=3),
         data=data(cells),
     ).add_params(bound, *chosen)
-    title = f"predicted peak, {unit} (blue fits, red does not{'; green frame: start here' if card.recommended else ''})"
+    title = (
+        f"predicted peak in {unit}, by micro-batch and checkpointing: blue fits {short(budget)} {unit}, red does not"
+    )
+    title += "; green frame: start here" if card.recommended else ""
     if num_left := len(card.rows) - len(rows):
-        title += f"; {num_left:,} slower configurations are only in the table"
+        title += f" ({num_left:,} slower configurations are only in the table)"
     given = ", ".join(f"{heading(key)} {written(start.choice[key])}" for key in controls)
     panel = Panel(title=title, chart=chart, height=max(120, names_height(policies, 44)))
     panels = (panel, _memory_panel(start, card, rows))
@@ -111,7 +116,8 @@ def _memory_panel(start: PlannedRow, card: CardPlan, rows: Sequence[PlannedRow])
         data=data(lines, "parts"),
     )
     return Panel(
-        title="memory at the peak of the configuration under the pointer (or the arrow keys)",
+        title=f"memory at the peak: {'where to start' if start is card.recommended else 'the least'}, or what is "
+        "under the pointer (or the arrow keys)",
         chart=chart,
         height=34 * len(parts),
         follows=_about(start, card),
@@ -121,7 +127,7 @@ def _memory_panel(start: PlannedRow, card: CardPlan, rows: Sequence[PlannedRow])
 def _parts(row: PlannedRow) -> dict[str, int]:
     """Return the MiB of each purpose at the peak, and of what the caching allocator has reserved besides."""
     parts = {name: row.category_bytes.get(name, 0) for name in CATEGORIES}
-    parts["reserved besides"] = row.peak_bytes - row.peak_allocated_bytes
+    parts["reserved, not allocated"] = row.peak_bytes - row.peak_allocated_bytes
     return {name: round(num_bytes / MIB) for name, num_bytes in parts.items()}
 
 

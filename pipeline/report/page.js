@@ -1,4 +1,4 @@
-// Sorted and filtered tables, cards as buttons, charts, and the answer at another budget.
+// Sorted and filtered tables, buttons, charts, and the answer at another budget.
 const key = cell => {
   const text = cell.textContent.trim();
   const number = Number(text.replaceAll(",", "").replace(/^\+/, ""));
@@ -26,6 +26,21 @@ document.querySelectorAll("input.filter").forEach(input => input.addEventListene
   });
 }));
 
+// A table says that it has more columns until its end is reached.
+const setMore = area => area.toggleAttribute("data-more", area.scrollLeft + area.clientWidth < area.scrollWidth - 2);
+const areas = [...document.querySelectorAll(".scroll")];
+areas.forEach(area => area.addEventListener("scroll", () => setMore(area)));
+addEventListener("resize", () => areas.forEach(setMore));
+areas.forEach(setMore);
+
+document.querySelectorAll("button.copy").forEach(button => button.addEventListener("click", async () => {
+  const text = button.dataset.copied;
+  const field = Object.assign(document.createElement("textarea"), { value: text });
+  const byHand = () => { button.append(field); field.select(); document.execCommand("copy"); };  // in a sandboxed frame
+  await (navigator.clipboard?.writeText(text) ?? Promise.reject()).catch(byHand);
+  button.textContent = "copied";
+}));
+
 const buttons = [...document.querySelectorAll(".choices button")];
 const pressed = () => buttons.filter(button => button.getAttribute("aria-pressed") === "true");
 const choose = chosen => {
@@ -38,8 +53,9 @@ const choose = chosen => {
 };
 buttons.forEach(button => button.addEventListener("click", () => choose(button)));
 
+const together = text => text.replace(/(?<=\d) (?=(?:[MG]iB|m?s|%|x|tokens\/s)(?!\w))|(?<=±) /g, "\u00a0");  // as in page.py
 const number = (value, digits = 0) => value.toLocaleString("en", { maximumFractionDigits: digits });
-const about = line => `${line.about.split("\n")[0]}: ${number(line.mib, 1)} MiB, ${line.speed_text}`;
+const about = line => together(`${line.about.split("\n")[0]}: ${number(line.mib, 1)} MiB, ${line.speed_text}`);
 const fastest = lines => lines.reduce((best, line) => best === null || line.speed > best.speed ? line : best, null);
 const whatIf = (view, output) => {
   const lines = view.data("configurations"), [answer] = view.signal("marked"), own = view.signal("budget");
@@ -49,13 +65,13 @@ const whatIf = (view, output) => {
       ? lines[answer] : fastest(fitting.filter(line => line.kind === "measured"));
     const predicted = fastest(fitting.filter(line => line.kind !== "measured" && !line.failed));
     const faster = predicted && (!measured || predicted.speed > measured.speed) ? predicted : null;
-    output.replaceChildren(`At ${number(budget, 1)} MiB: `, measured ? `measured, ${about(measured)}.`
+    output.replaceChildren(together(`At ${number(budget, 1)} MiB: `), measured ? `measured, ${about(measured)}.`
       : "nothing that was measured fits.", faster ? ` Predicted to be faster, not measured: ${about(faster)}.` : "");
     view.signal("marked", [measured, faster].filter(Boolean).map(line => line.id)).runAsync();
   });
 };
 const moments = (view, output) => {
-  view.addSignalListener("moment", (_, moment) => { output.textContent = view.data("moments")[moment].details; });
+  view.addSignalListener("moment", (_, moment) => { output.textContent = together(view.data("moments")[moment].details); });
   view.addEventListener("pointermove", (_, item) => {
     if (item?.datum?.details) view.signal("moment", item.datum.moment).runAsync();
   });
@@ -64,7 +80,9 @@ const options = { renderer: "svg", actions: false, tooltip: { theme: "custom" } 
 const views = new Map();
 const drawn = [...document.querySelectorAll("[data-chart]")].map(async place => {
   const spec = JSON.parse(place.querySelector("script").textContent);
-  spec.config.legend.columns = Math.max(1, Math.floor((place.clientWidth || document.body.clientWidth) / 200));
+  const width = place.clientWidth || document.body.clientWidth;
+  const legend = width < 900 ? { columns: Math.max(1, Math.floor(width / 200)) } : { orient: "right", columns: 1 };
+  Object.assign(spec.config.legend, legend);
   const { view } = await vegaEmbed(place.querySelector(".chart"), spec, options);
   views.set(place, view);
   const output = place.querySelector("output");
@@ -75,7 +93,7 @@ const follow = place => {
   const map = place.previousElementSibling, svg = map.querySelector("svg");
   const show = datum => {
     if (!datum?.parts) return;
-    place.querySelector("output").textContent = datum.about;
+    place.querySelector("output").textContent = together(datum.about);
     const view = views.get(place), names = view.data("parts").map(part => part.name);
     view.data("parts", names.map((name, index) => ({ name, mib: datum.parts[index] }))).runAsync();
   };

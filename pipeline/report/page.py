@@ -1,18 +1,39 @@
 """A report: question, answer, tables and plots, as one self-contained HTML page and as Markdown."""
 
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup, escape
 
+from pipeline.report.glossary import terms_in
 from pipeline.report.plot import Plot, javascript
 from pipeline.report.table import Table
 
 DESCRIPTION_CHARACTERS = 8000
 """The longest description that MLflow's stores take (mlflow.utils.validation.MAX_TAG_VAL_LENGTH)."""
 MORE = "\n\nThe rest is in report.html."
+PAGE = "report.html"
+UNSENT = "unsent.json"
+"""The file of what has not been sent to MLflow, which goes away."""
+OWN_UI = "http://127.0.0.1:5000"
+"""Where `mlflow ui` and `make ui` serve."""
+UNIT = re.compile(r"(?<=\d) (?=(?:[MG]iB|m?s|%|x|tokens/s)(?!\w))|(?<=±) ")
+"""The space between a number and its unit or sign."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suggestion:
+    """What to try, the measurement that speaks for it, and the command that tries it."""
+
+    text: str
+    evidence: str
+    command: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +49,7 @@ class Section:
     """Its answer as figures."""
     why: tuple[str, ...] = ()
     """Sentences on why that is the answer."""
+    suggestions: tuple[Suggestion, ...] = ()
     choice: tuple[str, ...] = ()
     """The buttons that show this section, one of each row of them; it is always shown if there are none."""
 
@@ -39,6 +61,35 @@ class Headline:
     title: str
     value: str
     detail: str
+    copied: str | None = None
+    """What its button copies; None: it has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where what a page shows is kept: its job's folder, and the run in MLflow."""
+
+    folder: Path
+    uri: str
+    """The tracking store, without a password."""
+    experiment_id: str
+    run_id: str
+
+    @property
+    def files(self) -> list[str]:
+        """The names of the files beside the page."""
+        return sorted(one.name for one in self.folder.iterdir() if one.is_file() and one.name not in (PAGE, UNSENT))
+
+    @property
+    def address(self) -> str:
+        """The run in MLflow's UI: that of the store if it is a server, else of one on this machine."""
+        server = OWN_UI if self.ui_command else self.uri.rstrip("/")
+        return f"{server}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+
+    @property
+    def ui_command(self) -> str | None:
+        """The command that serves the UI on this machine; None if the store is a server."""
+        return None if self.uri.startswith("http") else f"mlflow ui --backend-store-uri {shlex.quote(self.uri)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,29 +131,44 @@ class Report:
         return [list(dict.fromkeys(names)) for names in zip(*chosen, strict=True)]
 
 
-def to_html(report: Report, running: str | None = None) -> str:
-    """Return the report as one HTML page with its charts and the scripts that draw them.
+def to_html(report: Report, running: str | None = None, source: Source | None = None) -> str:
+    """Return the report as one HTML page with its charts, the scripts that draw them, and links to its source.
 
     `running` says how far a job is that is not finished; the page then says so, and loads itself again.
     """
     own = (files("pipeline.report") / "page.js").read_text()
-    return _template().render(report=report, running=running, vega=javascript(), own=own)
+    figures = [*report.headlines, *(figure for section in report.sections for figure in section.headlines)]
+    words = [f"{one.title} {one.value} {one.detail}" for one in figures]
+    titles = [*(section.title for section in report.sections), *(plot.title for plot in report.plots)]
+    terms = terms_in(" ".join((_markdown(report), *words, *titles)))
+    return _template().render(report=report, running=running, source=source, terms=terms, vega=javascript(), own=own)
 
 
 def to_markdown(report: Report) -> str:
     """Return question, answer and tables for the description of an MLflow run, within MLflow's limit of length."""
-    parts = [f"**{report.question}**", report.answer]
-    for section in report.sections:
-        for table in section.tables:
-            parts += [f"**{table.title}**", table.to_markdown(), *([table.note_on_page] if table.note_on_page else [])]
-        parts += (*section.why, *section.notes)
-    text = "\n\n".join(parts)
+    text = _markdown(report)
     if len(text) <= DESCRIPTION_CHARACTERS:
         return text
     return text[: DESCRIPTION_CHARACTERS - len(MORE)].rpartition("\n")[0] + MORE
 
 
+def _markdown(report: Report) -> str:
+    parts = [f"**{report.question}**", report.answer]
+    for section in report.sections:
+        parts += [f"{one.text} {one.evidence}: `{one.command}`" for one in section.suggestions if one.command]
+        for table in (one for one in section.tables if one.lines):
+            parts += [f"**{table.title}**", table.to_markdown(), *([table.note_on_page] if table.note_on_page else [])]
+        parts += (*section.why, *section.notes)
+    return "\n\n".join(parts)
+
+
+def sentence(text: str) -> Markup:
+    """Return a text as HTML: no line ends between a number and its unit, and what is between backticks is code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(UNIT.sub("\N{NO-BREAK SPACE}", text)))))  # noqa: S704
+
+
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["sentence"] = sentence
     return environment.from_string((files("pipeline.report") / "page.html").read_text())

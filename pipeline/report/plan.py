@@ -15,7 +15,8 @@ from pipeline.report.breakdown import tensors_table
 from pipeline.report.command import command_of
 from pipeline.report.heat_map import fit_plot, percent_text, seconds_text
 from pipeline.report.page import Headline, Report, Section
-from pipeline.report.table import Table
+from pipeline.report.plot import short
+from pipeline.report.table import Form, Table
 from pipeline.searching.results import columns, label
 
 NUM_IN_TERMINAL = 8
@@ -52,7 +53,7 @@ def plan_report(findings: PlanFindings) -> Report:
         answer=" ".join([*_answers(findings.cards), *([ESTIMATED] if recommended else [])]),
         headlines=figures,
         lead=_lead(findings.cards) if recommended else None,
-        command=findings.command if several or findings.command else _command(findings),
+        command=findings.command or _command(findings),
         command_title="Search the fastest configuration there" if findings.command else "Run it on that device",
         sections=tuple(sections),
         environment=findings.environment,
@@ -62,8 +63,7 @@ def plan_report(findings: PlanFindings) -> Report:
 
 def _lead(cards: Sequence[CardPlan]) -> str:
     """Return the answer in words beside its figures or the table of cards: the fastest start of all cards."""
-    found = [(card, card.recommended) for card in cards if card.recommended is not None]
-    card, best = min(found, key=lambda pair: expected_order(pair[1]))
+    card, best = _fastest(cards)
     start = f"{label(best.choice)}, about {_speed_text(best)} ({percent_text(best)})"
     if len(cards) == 1:
         return f"Start with {start}: the fastest that is predicted to fit. {ESTIMATED}"
@@ -72,10 +72,19 @@ def _lead(cards: Sequence[CardPlan]) -> str:
     return f"The fastest start is that on {card.name}: {start}.{nothing} {ESTIMATED}"
 
 
+def _fastest(cards: Sequence[CardPlan]) -> tuple[CardPlan, PlannedRow]:
+    """Return the fastest of the recommended configurations, of which there must be one, and its card."""
+    found = [(card, card.recommended) for card in cards if card.recommended is not None]
+    return min(found, key=lambda pair: expected_order(pair[1]))
+
+
 def _command(findings: PlanFindings) -> str | None:
-    """Return the command that runs the recommended configuration; None if nothing fits."""
-    best = findings.recommended
-    return None if best is None else command_of("main", {**findings.settings, **best.choice})
+    """Return the command that runs the fastest recommended configuration; None if nothing fits, or it is of a kind."""
+    if not any(card.recommended for card in findings.cards):
+        return None
+    card, best = _fastest(findings.cards)
+    size = {"effective_batch_size": findings.effective_batch_size_on(card)}
+    return None if card.kind else command_of("main", {**findings.settings, **size, **best.choice})
 
 
 def _speed_text(row: PlannedRow) -> str:
@@ -238,7 +247,7 @@ def _configurations_table(name: str, card: CardPlan, findings: PlanFindings, num
         name=f"plan_{name}",
         title=title,
         frame=pd.DataFrame(lines),
-        forms={**whole, "seconds per step": "{:.3g}", "tokens/s": "{:,.0f}", "± %": "{:.0f}"},
+        forms={**whole, "seconds per step": short, "tokens/s": "{:,.0f}", "± %": "{:.0f}"},
         note=note,
         num_in_terminal=NUM_IN_TERMINAL,
         expendable=("", "device MiB", "allocated MiB", "headroom MiB", "± %", "seconds per step"),
@@ -281,8 +290,8 @@ def _cards_table(cards: Sequence[CardPlan]) -> Table:
         if card.longest_length is not None:
             line["longest sequence"] = card.longest_length
         lines.append(line)
-    forms = {"GiB": "{:,.1f}", "predicted MiB": "{:,.0f}", "headroom MiB": "{:,.0f}"}
-    forms |= {"seconds per step": "{:.3g}", "tokens/s": "{:,.0f}"}
+    forms: dict[str, Form] = {"GiB": "{:,.1f}", "predicted MiB": "{:,.0f}", "headroom MiB": "{:,.0f}"}
+    forms |= {"seconds per step": short, "tokens/s": "{:,.0f}"}
     return Table(
         name="cards",
         title="where to start on each card",

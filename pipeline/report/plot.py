@@ -26,6 +26,8 @@ PANEL_PIXELS = 480
 WIDTH = re.compile(r"\bwidth\b")
 """The width of a panel in pixels, in an expression."""
 EXPRESSION = re.compile(r'"(?:calculate|expr|filter)": "(?:[^"\\]|\\.)*"')
+LEGENDS = ("color", "fill", "stroke", "shape", "strokeDash")
+"""Channels of which each panel of a picture has its own legend."""
 DOTS_PER_INCH = 140
 TEXT_SHARE = 0.2
 """Share of a narrow chart's width that the text of a bar takes."""
@@ -35,6 +37,8 @@ LABEL_CHARACTERS = 24
 LABEL_LINES = 4
 """Lines of the label of a bar or in a legend; a longer name keeps its begin and its end."""
 LABEL_PIXELS = 180
+LEAST_MIB = 0.001
+"""A smaller size is not written in digits."""
 LINE_PIXELS = 15
 """Height of a line of text."""
 TEXT = {"labelColor": "currentColor", "titleColor": "currentColor"}
@@ -118,7 +122,7 @@ class Plot:
         width = PANEL_PIXELS * (2 if self.is_wide else 1)
         charts = [panel.chart.properties(width=width, height=panel.height, title=panel.title) for panel in self.panels]
         whole = alt.concat(*charts, columns=2)
-        whole = whole.resolve_scale(color="independent", shape="independent", strokeDash="independent")
+        whole = whole.properties(resolve=alt.Resolve(scale=dict.fromkeys(LEGENDS, "independent")))
         if any(panel.title != self.title for panel in self.panels):
             title = f"{self.title}, with {self.given}" if self.given else self.title
             whole = whole.properties(title=alt.TitleParams(title, anchor="middle", fontSize=18, offset=12))
@@ -139,14 +143,12 @@ class Bar:
     text: str | None = None
     """What stands at its end; the value where it is None."""
     start: float = 0.0
-    spread: float = 0.0
-    """Half the length of its interval, which is drawn around the end."""
 
 
 def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float] | None = None) -> Panel:
     """Return a horizontal bar for each value, with its text, and a dashed line at each of `marks`."""
     marks = marks or {}
-    ends = [max(bar.start, bar.value or 0.0) + bar.spread for bar in values]
+    ends = [max(bar.start, bar.value or 0.0) for bar in values]
     longest = max([*ends, *marks.values()], default=0.0) or 1.0
     lowest = min([0.0, *(min(bar.start, bar.value or 0.0) for bar in values)])
     lines = [
@@ -154,8 +156,6 @@ def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float
             "place": place,
             "start": bar.start,
             "value": bar.value,
-            "low": max(lowest, (bar.value or 0.0) - bar.spread),
-            "high": (bar.value or 0.0) + bar.spread,
             # A text that a mark would cross on a narrow screen stands beyond it.
             "end": max([end, *(mark for mark in marks.values() if 0 <= mark - end < TEXT_SHARE * longest)]),
             "shade": bar.shade,
@@ -174,8 +174,6 @@ def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float
         base.mark_bar(height={"band": 0.7}).encode(x=x, x2="start:Q", color=alt.Color("shade:N", scale=None)),
         base.mark_text(align="left", baseline="middle", dx=3).encode(x="end:Q", text="text:N"),
     ]
-    if any(bar.spread for bar in values):
-        layers.append(base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q"))
     for name, value in marks.items():
         at = alt.Chart(data([{"value": value, "about": f"{name} {short(value)} {unit}"}]))
         layers.append(at.mark_rule(color=WARNING, strokeDash=[6, 3], strokeWidth=2).encode(x="value:Q", **ABOUT))
@@ -245,6 +243,13 @@ def label(name: str) -> list[str]:
     return lines if len(lines) <= LABEL_LINES else [*lines[: LABEL_LINES - 2], "…", lines[-1]]
 
 
+def mib_text(mib: float) -> str:
+    """Return a size with its unit, in four digits or all that stand before the point."""
+    if 0 < mib < LEAST_MIB:
+        return f"< {LEAST_MIB} MiB"
+    return f"{mib:,.4g} MiB" if abs(mib) < 1000 else f"{mib:,.0f} MiB"
+
+
 def short(value: float) -> str:
     """Return a number for the label of a bar, in three digits."""
     return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
@@ -264,8 +269,8 @@ def _about(bar: Bar, unit: str) -> str:
     if bar.value is None:
         return bar.text or ""
     if bar.start:
-        return f"{bar.value - bar.start:+,.4g} {unit}, to {bar.value:,.4g}"
-    return f"{bar.value:,.4g}{f' ± {bar.spread:,.2g}' if bar.spread else ''} {unit}"
+        return f"{'+' * (bar.value >= bar.start)}{short(bar.value - bar.start)} {unit}, to {short(bar.value)}"
+    return f"{short(bar.value)} {unit}"
 
 
 def _dict(chart: alt.TopLevelMixin) -> dict[str, Any]:

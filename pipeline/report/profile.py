@@ -2,19 +2,21 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
+import numpy as np
 import pandas as pd
 
 from pipeline.base.units import MIB
-from pipeline.memory.breakdown import Breakdown
-from pipeline.report.breakdown import categories_of, categories_panel, shares_table, tensors_table
+from pipeline.memory.breakdown import StepMemory
+from pipeline.report.breakdown import categories_of, shares_table, tensors_table
 from pipeline.report.command import command_of
 from pipeline.report.comparison import notes, overview_table
-from pipeline.report.course import course_plot
-from pipeline.report.page import Headline, Report, Section
+from pipeline.report.course import MILLISECONDS, RECORDED, SECOND_STEP, course_plot
+from pipeline.report.page import Headline, Report, Section, Suggestion
 from pipeline.report.phases import PHASE_COLOURS, phases_plot
-from pipeline.report.plot import Bar, Plot, bars, short
+from pipeline.report.plot import Bar, Plot, bars, mib_text, short
 from pipeline.report.table import Table
 from pipeline.report.treemap import treemap_plot, without_numbers
 from pipeline.training.metrics import Row
@@ -55,14 +57,12 @@ def profiling_report(findings: ProfilingFindings) -> Report:
     """Return the report; what a failed run did not measure is left out."""
     memory, time = findings.memory, findings.time
     plots = [
-        *([course_plot(memory.course)] if memory and memory.course else []),
-        *([treemap_plot(memory.modules, is_wide=memory.course is None)] if memory else []),
-        *([_categories_plot(memory.peak)] if memory else []),
+        *([_course_plot(memory.course, findings)] if memory and memory.course else []),
+        *([treemap_plot(memory.modules)] if memory else []),
         *phases_plot(findings.row),
         *([_time_plot(time)] if time else []),
     ]
     tables = [
-        *([_advice_table(findings.advice)] if findings.advice else []),
         overview_table("cost", [findings.row]),
         *(_memory_tables(memory) if memory else []),
         *(_time_tables(time) if time else []),
@@ -75,6 +75,7 @@ def profiling_report(findings: ProfilingFindings) -> Report:
         command=_command(findings),
         command_title="Profile it again" if _tried(findings) is None else "Profile it with that setting",
         sections=(
+            *_advice(findings),
             Section(title="memory and time", plots=tuple(plots), notes=(*notes([findings.row]), *_time_notes(time))),
             Section(title="tables", tables=tuple(tables)),
         ),
@@ -84,29 +85,29 @@ def profiling_report(findings: ProfilingFindings) -> Report:
 
 
 def _headlines(findings: ProfilingFindings) -> tuple[Headline, ...]:
-    """Return the peak, its largest part, the time per step, and the setting to try."""
+    """Return the setting to try, the peak, its largest part, and the time per step."""
     found = []
+    tried = _tried(findings)
+    if tried is not None:
+        name, value = next(iter(_changes(tried).items()))
+        found.append(Headline(title="to try", value=f"{name} {value}", detail=tried.evidence))
     if findings.memory is not None:
         peak = findings.memory.peak
         largest, size = max(peak.category_bytes.items(), key=lambda pair: pair[1])
         where = f"{peak.phase} of step {peak.step + 1}, {peak.operator} in {peak.module or 'the whole model'}"
         found += [
-            Headline(title="peak memory in tensors", value=f"{peak.peak_bytes / MIB:,.4g} MiB", detail=where),
+            Headline(title="peak memory in tensors", value=mib_text(peak.peak_bytes / MIB), detail=where),
             Headline(
                 title=f"largest part: {largest}",
                 value=f"{100 * size / peak.peak_bytes:.0f} %",
-                detail=f"{size / MIB:,.4g} MiB at the peak",
+                detail=f"{mib_text(size / MIB)} at the peak",
             ),
         ]
     if findings.time is not None:
         phase, percent = _longest_phase(findings.time)
         seconds = findings.row.metrics.get("seconds_per_step", findings.time.seconds_per_step)
         detail = f"{percent:.0f} % of it {phase}"
-        found.append(Headline(title="time per optimizer step", value=f"{seconds:,.3g} s", detail=detail))
-    tried = _tried(findings)
-    if tried is not None:
-        name, value = next(iter(_changes(tried).items()))
-        found.append(Headline(title="to try", value=f"{name} {value}", detail=tried.evidence))
+        found.append(Headline(title="time per optimizer step", value=f"{short(seconds)} s", detail=detail))
     return tuple(found)
 
 
@@ -165,14 +166,44 @@ def _beside_tensors(row: Row, tensors_mib: float) -> list[str]:
     ]
 
 
-def _advice_table(advice: Sequence[Advice]) -> Table:
-    lines = [{"finding": one.text, "evidence": one.evidence, "setting": one.setting or "-"} for one in advice]
-    return Table(name="advice", title="advice", frame=pd.DataFrame(lines))
+def _advice(findings: ProfilingFindings) -> tuple[Section, ...]:
+    """Return what to try, with a command for each; the terminal shows it as a table."""
+    if not findings.advice:
+        return ()
+    lines = [{"finding": one.text, "evidence": one.evidence, "setting": one.setting or "-"} for one in findings.advice]
+    table = Table(name="advice", title="advice", frame=pd.DataFrame(lines), num_on_page=0)
+    suggestions = tuple(
+        Suggestion(
+            text=one.text,
+            evidence=one.evidence,
+            command=command_of("profiling", findings.row.params, _changes(one)) if one.setting else None,
+        )
+        for one in findings.advice
+    )
+    return (Section(title="what to try", suggestions=suggestions, tables=(table,)),)
 
 
-def _categories_plot(peak: Breakdown) -> Plot:
-    panel = categories_panel(peak)
-    return Plot(name="categories", title=panel.title, panels=(panel,))
+def _course_plot(course: StepMemory, findings: ProfilingFindings) -> Plot:
+    """Return memory over the second step, whose phases are as long as they are without the recorder, if that is known.
+
+    The profiler has the shares of the phases, and the run the time of the step.
+    """
+    time = findings.time
+    if time is None or not {phase for phase, _ in course.phases} <= {*time.phase_seconds}:
+        return course_plot(course, SECOND_STEP, RECORDED)
+    slower = findings.row.metrics.get("seconds_per_step", time.seconds_per_step) / time.seconds_per_step
+    begins = [*(begin for _, begin in course.phases), course.seconds[-1]]
+    recorded = dict.fromkeys(time.phase_seconds, 0.0)
+    for (phase, _), (begin, end) in zip(course.phases, pairwise(begins), strict=True):
+        recorded[phase] += end - begin
+    lengths = [
+        (end - begin) * slower * time.phase_seconds[phase] / (recorded[phase] or 1.0)
+        for (phase, _), (begin, end) in zip(course.phases, pairwise(begins), strict=True)
+    ]
+    measured = [0.0, *accumulate(lengths)]
+    phases = tuple((phase, begin) for (phase, _), begin in zip(course.phases, measured, strict=False))
+    seconds = tuple(np.interp(course.seconds, begins, measured).tolist())
+    return course_plot(replace(course, phases=phases, seconds=seconds), SECOND_STEP, MILLISECONDS)
 
 
 def _memory_tables(memory: MemoryProfile) -> tuple[Table, ...]:
@@ -180,7 +211,9 @@ def _memory_tables(memory: MemoryProfile) -> tuple[Table, ...]:
     for name, size in memory.peak.module_bytes.items():
         sizes[without_numbers(name)] += size
     return (
-        shares_table("categories", "memory at the peak, by category", categories_of(memory.peak)),
+        replace(
+            shares_table("categories", "memory at the peak, by category", categories_of(memory.peak)), num_on_page=0
+        ),
         shares_table("modules", "memory at the peak, by module (* any layer)", dict(sizes.most_common())),
         tensors_table("tensors", "the largest tensors alive at the peak", memory.peak),
     )

@@ -1,21 +1,23 @@
 """The report of a search: answer, trials, plots, verification, and the configurations that were not measured."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import pandas as pd
 
 from pipeline.base.units import MIB
+from pipeline.config.settings import written as setting
 from pipeline.report.certificate_plots import certificate_plots
-from pipeline.report.command import command_line
+from pipeline.report.command import DERIVED, command_line
 from pipeline.report.configurations import configurations_of, plane_plot
 from pipeline.report.contributions import contributions_plot
 from pipeline.report.page import Headline, Report, Section
-from pipeline.report.table import Table
-from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot, session_plot
+from pipeline.report.plot import mib_text
+from pipeline.report.table import Form, Table
+from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot
 from pipeline.report.verification_plots import losses_plots, reserved_plots
 from pipeline.searching.certificate import REPEATED_GAPS, UNFIT, Certificate
 from pipeline.searching.results import (
-    TOKENS,
     Measurement,
     SearchFindings,
     Trial,
@@ -27,6 +29,9 @@ from pipeline.searching.results import (
     speed_number,
 )
 from pipeline.training.metrics import limited_peak_mib
+
+NEVER_RUN = "never_run"
+"""Name of the table of what was not measured."""
 
 
 def question(findings: SearchFindings) -> str:
@@ -78,12 +83,13 @@ def _proof(findings: SearchFindings) -> str:
 
 def _tightened(findings: SearchFindings, certificate: Certificate) -> str:
     """Return the command that continues the search for a tighter bound, as a sentence after another one."""
+    given = {name: value for name, value in findings.given.items() if name not in DERIVED}
     more: dict[str, object] = {}
     if len(findings.rows) >= findings.num_trials:
         more = {"num_trials": 2 * findings.num_trials}
     elif not certificate.is_limited_by_trials:
         more = {"gap": f"{certificate.gap / REPEATED_GAPS:.1g}"}  # up to which the two fastest are measured again
-    return f" For a tighter one, continue this search: `{command_line('search', {**findings.given, **more})}`."
+    return f" For a tighter one, continue this search: `{command_line('search', {**given, **more})}`."
 
 
 def search_report(findings: SearchFindings) -> Report:
@@ -95,7 +101,6 @@ def search_report(findings: SearchFindings) -> Report:
         *contributions_plot(findings, configurations),
         over_time_plot(findings),
         *certificate_plots(findings, configurations),
-        *session_plot(findings.seconds),
         parallel_plot(findings),
     )
     return Report(
@@ -107,10 +112,9 @@ def search_report(findings: SearchFindings) -> Report:
         command=None if best is None else findings.command,
         sections=(
             Section(title=plane.title, plots=(plane,)),
-            Section(title="why this one, and how sure it is", plots=plots),
+            Section(title="why this one, and how sure it is", plots=plots, notes=_notes(findings)),
             *_verified(findings),
-            Section(title="trials", tables=(trials_table(findings),), notes=findings.notes),
-            *_certified(findings),
+            Section(title="trials", tables=_tables(findings), notes=findings.notes),
         ),
         environment=findings.environment,
         settings=findings.settings,
@@ -122,7 +126,7 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
     peak, speed = best.peak_bytes or 0, findings.speed_of(best.choice)
     baseline, speedup = findings.baseline_trial, findings.speedup
     certificate, verification = findings.certificate, findings.verification
-    written = findings.speed_text(speed)
+    written, headroom = findings.speed_text(speed), mib_text((findings.budget_bytes - peak) / MIB)
     if baseline is None or speedup is None:
         fast = Headline(title="speed", value=written, detail="no baseline that fits was measured")
     else:
@@ -130,19 +134,26 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
         detail = f"{written}; baseline: {plain} (defaults, {label(baseline.choice)})"
         fast = Headline(title="speed", value=f"{speedup:.2f} x baseline", detail=detail)
     found = [
+        Headline(
+            title="the fastest that fits",
+            value=label(best.choice),
+            detail=f"of {findings.num_configurations:,} configurations; to copy: its settings, as YAML",
+            copied="\n".join(f"{name}: {setting(value)}" for name, value in best.choice.items()),
+        ),
         fast,
         Headline(
             title="peak memory",
-            value=f"{peak / MIB:,.1f} MiB",
-            detail=f"{(findings.budget_bytes - peak) / MIB:,.1f} MiB of headroom in {findings.budget_bytes / MIB:,.0f}",
+            value=mib_text(peak / MIB),
+            detail=f"{headroom} of headroom in {findings.budget_bytes / MIB:,.0f}",
         ),
     ]
     if certificate is not None and certificate.is_adequate and certificate.stated_bound is not None:
         bound = f"at most {100 * certificate.stated_bound:.3g} % slower"
-        detail = f"than the best possible ({100 * certificate.confidence:.0f} % confidence)"
+        sure = f"{100 * certificate.confidence:.0f} %"
+        detail = f"than the best of these configurations: true with a probability of {sure}, by the time model"
         found.append(Headline(title="bound", value=bound, detail=detail))
     elif certificate is not None:
-        residual = f"the residual of the time model is {100 * certificate.residual_rms:.0f} %"
+        residual = f"the time model misses the measured times by {100 * certificate.residual_rms:.0f} %"
         detail = certificate.missing if certificate.is_adequate else residual
         found.append(Headline(title="bound", value="none", detail=detail))
     if verification is not None and verification.same_training is not None:
@@ -161,14 +172,26 @@ def _verified(findings: SearchFindings) -> tuple[Section, ...]:
     return (Section(title="verified", tables=(table,), notes=(f"{verification.summary}.",), plots=plots),)
 
 
-def _certified(findings: SearchFindings) -> tuple[Section, ...]:
+def _notes(findings: SearchFindings) -> tuple[str, ...]:
+    """Return where the time went, what the predictions saved of it, and where what was not measured stands."""
+    certificate, total = findings.certificate, sum(findings.seconds.values())
+    parts = ", ".join(f"{100 * seconds / total:.0f} % {name}" for name, seconds in findings.seconds.items() if seconds)
+    notes = [f"This session took {total:,.0f} s: {parts}."] if parts else []
+    if certificate is not None and certificate.saved_time:
+        notes.append(f"{certificate.saved_time}.")
+    if certificate is not None and certificate.unmeasured:
+        causes = "; ".join(sorted({one.cause for one in certificate.unmeasured if one.cause}))
+        not_predicted = f" Not predicted: {causes}." if causes else ""
+        num = len(certificate.unmeasured)
+        notes.append(f"Each of the {num:,} that were not measured, and why, is in {NEVER_RUN}.csv.{not_predicted}")
+    return tuple(notes)
+
+
+def _tables(findings: SearchFindings) -> tuple[Table, ...]:
+    """Return the trials, and what was not measured, which is a file alone."""
     certificate = findings.certificate
-    if certificate is None:
-        return ()
-    saved = certificate.saved_time
-    notes = (f"{saved}.",) if saved else ()
-    tables = (unmeasured_table(certificate),) if certificate.unmeasured else ()
-    return (Section(title="certificate", tables=tables, notes=notes),)
+    unmeasured = (unmeasured_table(certificate),) if certificate is not None and certificate.unmeasured else ()
+    return (trials_table(findings), *unmeasured)
 
 
 def trials_frame(rows: Sequence[Trial]) -> pd.DataFrame:
@@ -193,7 +216,7 @@ def trials_table(findings: SearchFindings) -> Table:
     fitting = [row.choice for row in one_per_configuration(findings.rows) if row.fits]
     ordered = sorted(runs, key=lambda run: (run.choice not in fitting, -findings.speed_of(run.choice)))
     shown, unit = columns(run.choice for run in runs), findings.unit
-    number = "{:,.0f}" if unit == TOKENS else "{:,.4g}"
+    number = partial(speed_number, unit=unit)
     lines = [
         {
             **{shown[name]: run.choice[name] for name in shown},
@@ -207,7 +230,7 @@ def trials_table(findings: SearchFindings) -> Table:
         }
         for run in ordered
     ]
-    forms = {
+    forms: dict[str, Form] = {
         "peak MiB": "{:,.1f}",
         "predicted MiB": "{:,.1f}",
         "s/step": "{:.3f}",
@@ -254,15 +277,7 @@ def unmeasured_table(certificate: Certificate) -> Table:
         }
         for one in ordered
     ]
-    forms = {"predicted MiB": "{:,.1f}", "predicted s/step": "{:.3f}"}
-    return Table(
-        name="never_run",
-        title="not measured",
-        frame=pd.DataFrame(lines),
-        forms=forms,
-        num_in_terminal=8,
-        expendable=("cause",),
-    )
+    return Table(name=NEVER_RUN, title="not measured", frame=pd.DataFrame(lines), num_in_terminal=0, num_on_page=0)
 
 
 def verification_table(verification: Verification) -> Table:

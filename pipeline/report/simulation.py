@@ -3,12 +3,13 @@
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 
 from pipeline.base.units import MIB
 from pipeline.prediction.simulation import FEWEST_STEPS, NEEDS_KNOWN_WORKSPACES, ProcessMemory, Simulation, Verdict
-from pipeline.report.breakdown import categories_of, categories_panel, shares_table
+from pipeline.report.breakdown import categories_of, shares_table
 from pipeline.report.command import command_line
 from pipeline.report.course import EVENTS, course_plot
 from pipeline.report.page import Headline, Report, Section
@@ -32,7 +33,7 @@ def simulation_report(simulation: Simulation) -> Report:
     rank = f" as rank {simulation.rank} of {simulation.world_size}" if simulation.world_size > 1 else ""
     return Report(
         entry="simulate",
-        question=f"Does `{shlex.join(simulation.command)}`{rank} fit {card}?",
+        question=f"Does `{_named(simulation.command)}`{rank} fit {card}?",
         answer=answer(simulation),
         headlines=_headlines(simulation),
         command=_command(simulation),
@@ -50,6 +51,11 @@ def simulation_report(simulation: Simulation) -> Report:
             "values of small tensors": simulation.with_values,
         },
     )
+
+
+def _named(command: Sequence[str]) -> str:
+    """Return a command as text, its program without a path."""
+    return shlex.join([Path(command[0]).name, *command[1:]])
 
 
 def answer(simulation: Simulation) -> str:
@@ -183,7 +189,6 @@ def _command(simulation: Simulation) -> str:
 
 def _of_process(largest: ProcessMemory) -> tuple[tuple[Plot, ...], tuple[Table, ...]]:
     """Return the plots and tables of the process with the largest peak."""
-    panel = categories_panel(largest.peak)
     rest = {
         "rounded up by the allocator": largest.peak_allocated_bytes - largest.peak.peak_bytes,
         "fragmentation: reserved, not allocated": largest.peak_reserved_bytes - largest.peak_allocated_bytes,
@@ -193,7 +198,6 @@ def _of_process(largest: ProcessMemory) -> tuple[tuple[Plot, ...], tuple[Table, 
     plots = (
         course_plot(largest.course, "memory from the first allocation to the end, by purpose", EVENTS),
         treemap_plot(largest.lines, "memory at the peak, by source line and purpose"),
-        Plot(name="categories", title=panel.title, panels=(panel,)),
     )
     return plots, (
         shares_table("purpose", "memory of the card at the peak, by purpose", {**categories_of(largest.peak), **rest}),

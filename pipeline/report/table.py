@@ -14,8 +14,6 @@ from pipeline.config.settings import written
 
 Form = str | Callable[[float], str]
 """How a number is written: a format string, or a function."""
-NUMBER = "{:,.4g}"
-"""Format of a number where its column has no format of its own."""
 LONG_CHARACTERS = 45
 """Text longer than this may be wrapped."""
 GAP = 2
@@ -137,7 +135,12 @@ class Table:
         if pd.isna(value):  # type: ignore[call-overload]
             return ""
         if isinstance(value, float):
-            form = self.forms.get(heading, NUMBER)
+            form = self.forms.get(heading, _number)
             text = form.format(value) if isinstance(form, str) else form(value)
             return text if text.strip("+-0.") else text.lstrip("+-")  # zero has no sign
         return written(value)
+
+
+def _number(value: float) -> str:
+    """Return a number where its column has no format of its own: in four digits, or all that stand before the point."""
+    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -10,12 +10,19 @@ import altair as alt
 from pipeline.base.units import MIB
 from pipeline.memory.breakdown import ModuleMemory
 from pipeline.report.course import category_scale
-from pipeline.report.plot import ABOUT, Panel, Plot, data, layered
+from pipeline.report.plot import ABOUT, Panel, Plot, data, layered, mib_text
 
 HEIGHT = 320
 ASPECT = 2.1
 """Width by height for which rectangles are as square as possible; in pixels they are stretched to the page."""
 CHARACTER_PIXELS, LINE_PIXELS = 7, 14
+NUM_TEXTS = 5
+"""Texts of a box, of which the first that fits is shown."""
+FITTING = "".join(
+    f"isValid(datum.needed_{number}) && datum.needed_{number} <= width ? datum.text_{number} : "
+    for number in range(NUM_TEXTS)
+)
+FITTING += "''"
 DARK = ("parameters",)
 """Categories whose colour needs white text."""
 
@@ -73,10 +80,7 @@ def without_numbers(name: str) -> str:
 
 
 def treemap_plot(
-    modules: Sequence[ModuleMemory],
-    title: str = "memory at the peak, by module (* any layer) and category",
-    *,
-    is_wide: bool = False,
+    modules: Sequence[ModuleMemory], title: str = "memory at the peak, by module (* any layer) and category"
 ) -> Plot:
     """Return the modules at the peak, each divided by category; identical layers are one."""
     sizes: dict[str, Counter[str]] = {}
@@ -89,19 +93,33 @@ def treemap_plot(
     for name, place in zip(ordered, squarified([sizes[name].total() for name in ordered], whole), strict=True):
         parts = sizes[name].most_common()
         inside = squarified([size for _, size in parts], place)
-        for (category, size), part in zip(parts, inside, strict=True):
-            about = f"{name}\n{category}: {size / MIB:,.4g} MiB, {100 * size / total:.1f} % of the peak"
+        written = [_written(name, sizes[name].total()), *(_written(category, size) for category, size in parts[1:])]
+        for (category, size), part, texts in zip(parts, inside, written, strict=True):
+            about = f"{name}\n{category}: {mib_text(size / MIB)}, {100 * size / total:.1f} % of the peak"
             lines.append(_corners(part) | {"category": category, "about": about})
-        text = f"{'.'.join(name.split('.')[-2:])}\n{sizes[name].total() / MIB:,.3g} MiB"
-        needed = CHARACTER_PIXELS * max(map(len, text.split("\n")))
-        if place.height * HEIGHT > 2 * LINE_PIXELS + 6:
-            labels.append(
-                _corners(inside[0])
-                | {"text": text, "needed": needed, "share": place.width / ASPECT}
-                | {"shade": "white" if parts[0][0] in DARK else "black"}
-            )
+            shade = "white" if category in DARK else "black"
+            labels.append(_corners(part) | {"shade": shade} | _fitting(texts, part))
     panel = Panel(title=title, chart=_chart(lines, labels), height=HEIGHT)
-    return Plot(name="modules", title=title, panels=(panel,), is_wide=is_wide)
+    return Plot(name="modules", title=title, panels=(panel,), is_wide=True)
+
+
+def _written(name: str, num_bytes: int) -> list[str]:
+    """Return texts for a box, the longest first."""
+    size = mib_text(num_bytes / MIB)
+    folder, _, file = name.rpartition("/")
+    full, last = (name, file) if folder else (".".join(name.split(".")[-2:]), name.rpartition(".")[2])
+    return [f"{full}\n{size}", f"{last}\n{size}", f"{last} {size}", last, size]
+
+
+def _fitting(texts: Sequence[str], place: Rectangle) -> dict[str, object]:
+    """Return the texts that are not too high for a box, each with the width that it needs of the page, in pixels."""
+    num_lines = int((place.height * HEIGHT - 6) // LINE_PIXELS)
+    fields: dict[str, object] = {}
+    for number, text in enumerate(texts):
+        pixels = CHARACTER_PIXELS * max(map(len, text.split("\n"))) + 8
+        needed = pixels * ASPECT / place.width if text.count("\n") < num_lines else None
+        fields |= {f"text_{number}": text, f"needed_{number}": needed}
+    return fields
 
 
 def _corners(place: Rectangle) -> dict[str, object]:
@@ -124,7 +142,7 @@ def _chart(lines: Sequence[dict[str, object]], labels: Sequence[dict[str, object
             **ABOUT,
         ),
         alt.Chart(data(labels))
-        .transform_filter("width * datum.share > datum.needed + 8")
-        .mark_text(align="left", baseline="top", dx=5, dy=5, lineBreak="\n")
+        .transform_calculate(text=FITTING)
+        .mark_text(align="left", baseline="top", dx=4, dy=4, lineBreak="\n")
         .encode(x=x, y=y, text="text:N", color=alt.Color("shade:N", scale=None)),
     )

@@ -1,6 +1,6 @@
 """Plots of a search's trials: as they came, and by dimension."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
@@ -10,14 +10,13 @@ from pipeline.report.plot import (
     ABOUT,
     GREY,
     WARNING,
-    Bar,
     Panel,
     Plot,
-    bars,
     colour,
     data,
     layered,
     names_axis,
+    short,
     whole_axis,
 )
 from pipeline.searching.results import (
@@ -40,8 +39,10 @@ FITS = alt.Scale(
 """Colours of trials, the same in all charts of a search."""
 FILLS = alt.Scale(domain=FITS.domain, range=[colour(0), WARNING, "transparent", GREY, "transparent"])
 SHAPES = alt.Scale(domain=FITS.domain, range=["circle", "triangle-up", "square", "cross", "circle"])
-ENDS = "datum.height == 0 ? 'left' : datum.height == 1 ? 'right' : 'center'"
-"""Where a value stands at its place, so that the first and the last stay in the chart."""
+BESIDE = "(datum.height < 0.5 ? 'left' : 'right')"
+"""On which side of a value its text begins, so that the first and the last stay in the chart."""
+PLACE_PIXELS = 56
+"""Height of a dimension in parallel coordinates."""
 
 
 def over_time_plot(findings: SearchFindings) -> Plot:
@@ -57,7 +58,7 @@ def over_time_plot(findings: SearchFindings) -> Plot:
         {"trial": number, "speed": row.tokens_per_second * row.metrics["seconds_per_step"] / seconds}
         | {
             "kind": BEFORE,
-            "about": f"trial {number}: {label(row.choice)}\npredicted before it ran: {seconds:.3g} s a step",
+            "about": f"trial {number}: {label(row.choice)}\npredicted before it ran: {short(seconds)} s a step",
         }
         for number, row in enumerate(ordered, 1)
         if (seconds := row.metrics.get("predicted_seconds_per_step")) and row.tokens_per_second
@@ -102,20 +103,6 @@ def fastest_so_far(ordered: Sequence[Trial], findings: SearchFindings) -> list[f
     return fastest
 
 
-def session_plot(seconds: Mapping[str, float]) -> tuple[Plot, ...]:
-    """Return where the time of the session went; none if it is not known."""
-    total = sum(seconds.values())
-    parts = [
-        (f"{name}{': starting, choosing, storing' if name == 'overhead' else ''}", seconds[name]) for name in seconds
-    ]
-    values = [
-        Bar(name=name, value=value, shade=colour(0), text=f"{value:,.1f} s, {100 * value / total:.0f} %")
-        for name, value in parts
-    ]
-    title = f"where the {total:,.0f} s of this session went"
-    return (Plot(name="session", title=title, panels=(bars(title, values, "s"),)),) if total else ()
-
-
 def parallel_plot(findings: SearchFindings) -> Plot:
     """Return parallel coordinates: a line for each configuration through its values, memory and throughput."""
     rows, budget_bytes, best = findings.rows, findings.budget_bytes, findings.best
@@ -152,22 +139,26 @@ def parallel_plot(findings: SearchFindings) -> Plot:
         order="place:Q",
     )
     at = base.properties(data=data(marks))
+    rails = base.properties(data=data([{"place": place, "height": 0, "end": 1} for place in range(len(places))]))
     chart = layered(
+        rails.mark_rule(opacity=0.25).encode(x2="end:Q"),
         base.properties(data=data(lines))
         .mark_line(opacity=0.7)
         .encode(
             detail="trial:N",
             color=alt.Color("kind:N", scale=kinds),
-            strokeWidth=alt.condition(alt.datum.kind == "best", alt.value(3), alt.value(1.5)),
+            strokeWidth=alt.condition(alt.datum.kind == "best", alt.value(4), alt.value(1)),
             **ABOUT,
         ),
         base.properties(data=data(budget)).mark_tick(color=WARNING, thickness=3, size=24).encode(**ABOUT),
-        at.mark_text(dy=alt.expr("datum.below ? 10 : -8"), align=alt.expr(ENDS)).encode(text="text:N"),
+        at.mark_point(filled=True, size=30, color=GREY, opacity=1),
+        at.mark_text(
+            dy=alt.expr("datum.below ? 13 : -9"), dx=alt.expr(f"{BESIDE} == 'left' ? 6 : -6"), align=alt.expr(BESIDE)
+        ).encode(text="text:N"),
     )
-    title = "measured configurations by dimension (bar: the budget)"
-    return Plot(
-        name="parallel_coordinates", title=title, panels=(Panel(title=title, chart=chart, height=44 * len(places)),)
-    )
+    title = "measured configurations by dimension: a line for each (red mark: the budget)"
+    panel = Panel(title=title, chart=chart, height=PLACE_PIXELS * len(places))
+    return Plot(name="parallel_coordinates", title=title, panels=(panel,), is_wide=True)
 
 
 def _is_answer(row: Trial, best: Trial | None) -> bool:

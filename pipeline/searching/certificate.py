@@ -75,10 +75,6 @@ class Certificate:
     """Estimated device time of measuring the whole space, each configuration as long as the median trial."""
     is_of_front: bool = False
     """Whether each configuration is compared with those that need no more memory (objectives=pareto)."""
-    remaining_improvements: tuple[float, ...] = ()
-    """The distribution of which `remaining_improvement` is a quantile: its quantiles at 0, 1, ... and 100 %."""
-    improvements: tuple[float, ...] = ()
-    """The same of `bound`."""
     noise: float | None = None
     """Standard deviation of the time of a run from process to process, as a fraction, as far as it is known."""
 

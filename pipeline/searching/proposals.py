@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pipeline.config.space import Choice
-from pipeline.searching.acquisition import CONFIDENCE, Acquisition, quantile
+from pipeline.searching.acquisition import CONFIDENCE, Acquisition
 from pipeline.searching.certificate import NOT_PREDICTED, NOT_TRIED, SLOWER, UNFIT, Certificate, Unmeasured, stated
 from pipeline.searching.interface import Problem
 from pipeline.searching.optuna_samplers import choose, next_baseline
@@ -142,7 +142,6 @@ class PredictiveProposer:
             seconds_of_brute_force=_brute_force(counting, unmeasured),
             is_of_front=self._problem.settings.objectives == "pareto",
             noise=acquisition.posterior.noise if acquisition.is_adequate else None,
-            **_distributions(acquisition),
         )
 
     def _by_tpe(self, acquisition: Acquisition) -> Proposal | None:
@@ -174,18 +173,6 @@ class PredictiveProposer:
 def make_proposer(problem: Problem, study: StoredStudy, sampler: PredictiveSampler | None) -> Proposer:
     """Return the predictive proposer with its sampler, or that of one of Optuna's samplers if `sampler` is None."""
     return OptunaProposer(problem, study) if sampler is None else PredictiveProposer(problem, study, sampler)
-
-
-def _distributions(acquisition: Acquisition) -> dict[str, tuple[float, ...]]:
-    """Return the distributions of a certificate; none if the time model is not adequate."""
-    gains = acquisition.gains if acquisition.is_adequate else None
-    if gains is None:
-        return {}
-    shares = [percent / 100 for percent in range(101)]
-    return {
-        "remaining_improvements": tuple(quantile(gains.of_remaining_S, share) for share in shares),
-        "improvements": tuple(quantile(gains.of_all_S, share) for share in shares),
-    }
 
 
 def _fitting(rows: Sequence[Trial]) -> list[Choice]:

@@ -127,6 +127,11 @@ class Job(TrackedRun):
         """The address of the tracking store, without a password."""
         return self._unsent.manifest.uri
 
+    @property
+    def experiment_id(self) -> str:
+        """MLflow's id of the experiment."""
+        return self._unsent.manifest.experiment_id
+
     def describe(self, question: str, answer: str, report: str) -> None:
         """Log question and answer as tags, and the report as the run's description in Markdown."""
         self.tags({"question": question, "answer": answer})

@@ -1,4 +1,4 @@
-"""Recomputation: measured memory saving next to the theoretical one, and the number of recomputed layers."""
+"""Recomputation: the measured change of memory next to the theoretical one, and the number of recomputed layers."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -10,40 +10,39 @@ import pandas as pd
 from pipeline.report.changes import INTERVAL, change_in_table, change_text, interval_text
 from pipeline.report.page import Section
 from pipeline.report.plot import ABOUT, GREY, Panel, Plot, colour, data, layered
-from pipeline.report.table import Table
+from pipeline.report.table import Form, Table
 from pipeline.training.metrics import Row
 from pipeline.training.time_differences import is_compared, time_change
 
 FORWARDS = "block_forwards_per_step"
-FORMS = {"time %": change_in_table}
+FORMS: dict[str, Form] = {"memory %": "{:+.1f}", "theory %": "{:+.1f}", "time %": change_in_table}
 MARKERS = ("circle", "square", "triangle-up", "diamond")
-UNITS = {"layers": "layers", "saved %": "% of the peak in live tensors", "time %": "% of the time per step"}
+UNITS = {"memory %": "% of the peak in live tensors", "time %": "% of the time per step"}
 
 
 def theory_percent(num_layers: float) -> float:
-    """Return the theoretical saving of activations in percent, 1 - 1/sqrt(L) for L layers.
+    """Return the theoretical change of activations in percent, 1/sqrt(L) - 1 for L layers.
 
-    Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost". The measured saving is that of the whole peak,
+    Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost". The measured change is that of the whole peak,
     parameters and logits included.
     """
-    return 100 * (1 - 1 / math.sqrt(num_layers))
+    return 100 * (1 / math.sqrt(num_layers) - 1)
 
 
 def section(rows: Sequence[Row]) -> Section:
-    """Return the table and the plot `depth`: saving, overhead and block forwards of each variant that checkpoints."""
+    """Return the table and the plot `depth`: changes and block forwards of each variant that checkpoints."""
     frame = _depth(rows)
     if not len(frame):
         return Section(title="recomputation")
     depths = range(1, int(frame["layers"].max()) + 3)
-    theory = [{"layers": n, "saved %": theory_percent(n), "about": "1 - 1/sqrt(layers)"} for n in depths]
+    theory = [{"layers": n, "memory %": theory_percent(n), "about": "1/sqrt(layers) - 1"} for n in depths]
     panels = (
-        _points(frame, "memory saved (grey: 1 - 1/sqrt(layers))", "layers", "saved %", theory),
-        _points(frame, "time overhead", "layers", "time %"),
-        _points(frame, "saving against overhead (numbers: layers)", "time %", "saved %"),
+        _points(frame, "change of memory (grey: 1/sqrt(layers) - 1)", "memory %", theory),
+        _points(frame, "change of time", "time %"),
     )
     return Section(
         title="recomputation",
-        tables=(Table(name="depth", title="saving and overhead by policy and depth", frame=frame, forms=FORMS),),
+        tables=(Table(name="depth", title="change of memory and time by policy and depth", frame=frame, forms=FORMS),),
         plots=(Plot(name="depth", title="what recomputation saves and costs", panels=panels),),
     )
 
@@ -61,7 +60,7 @@ def _depth(rows: Sequence[Row]) -> pd.DataFrame:
                 "comparison": row.comparison,
                 "variant": row.name,
                 "layers": int(num_layers),
-                "saved %": row.metrics["memory_saving_percent"],
+                "memory %": -row.metrics["memory_saving_percent"],
                 "theory %": theory_percent(num_layers),
                 "time %": time.percent,
                 INTERVAL: interval_text(time),
@@ -73,18 +72,17 @@ def _depth(rows: Sequence[Row]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def _points(frame: pd.DataFrame, title: str, x: str, y: str, theory: Sequence[dict[str, Any]] = ()) -> Panel:
-    """Return a point for each variant, with its depth where no axis shows that, over a line of `theory`."""
+def _points(frame: pd.DataFrame, title: str, y: str, theory: Sequence[dict[str, Any]] = ()) -> Panel:
+    """Return a point for each variant at its depth, over a line of `theory`."""
     lines = [
-        {name: line[name] for name in ("variant", "layers", "saved %", "time %")} | {"about": _about(line)}
+        {name: line[name] for name in ("variant", "layers", "memory %", "time %")} | {"about": _about(line)}
         for line in frame.to_dict("records")
     ]
     names = list(dict.fromkeys(line["variant"] for line in lines))
     colours = [colour(index) for index in range(len(names))]
     shapes = [MARKERS[index % len(MARKERS)] for index in range(len(names))]
-    scale = alt.Scale(zero=True) if x == "layers" else alt.Scale(zero=False, padding=16)
     base = alt.Chart(data(lines)).encode(
-        x=alt.X(f"{x}:Q", title=UNITS[x], axis=alt.Axis(tickMinStep=1), scale=scale),
+        x=alt.X("layers:Q", axis=alt.Axis(tickMinStep=1)),
         y=alt.Y(f"{y}:Q", title=UNITS[y]),
         **ABOUT,
     )
@@ -96,14 +94,12 @@ def _points(frame: pd.DataFrame, title: str, x: str, y: str, theory: Sequence[di
     ]
     if theory:
         layers.insert(0, base.properties(data=data(theory)).mark_line(color=GREY, strokeDash=[2, 2]))
-    if "layers" not in (x, y):
-        layers.append(base.mark_text(dy=-12).encode(text="layers:Q"))
     return Panel(title=title, chart=layered(*layers))
 
 
 def _about(line: dict[Hashable, Any]) -> str:
     return (
-        f"{line['comparison']}: {line['variant']}\n{line['layers']} layers\n{line['saved %']:.1f} % saved, in theory "
-        f"{line['theory %']:.1f} %\ntime per step "
+        f"{line['comparison']}: {line['variant']}\n{line['layers']} layers\n"
+        f"memory {line['memory %']:+.1f} %, in theory {line['theory %']:+.1f} %\ntime per step "
         f"{change_text(line['time %'], 1)} ({line['time from to']})"
     )

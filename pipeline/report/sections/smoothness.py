@@ -7,15 +7,14 @@ import altair as alt
 import pandas as pd
 
 from pipeline.report.curves import curves
-from pipeline.report.losses import colour_numbers
 from pipeline.report.page import Section
 from pipeline.report.plot import Panel, Plot
 from pipeline.report.table import Table
-from pipeline.training.metrics import MOVING_AVERAGE_STEPS, Row, moving_average
+from pipeline.training.metrics import Row, moving_average
 
 
 def section(rows: Sequence[Row]) -> Section:
-    """Return the table `smoothness`, and for each comparison a plot of smoothed losses and gradient norms."""
+    """Return the table `smoothness`, and for each comparison a plot of gradient norms."""
     timed = [row for row in rows if "seconds_per_step" in row.metrics]
     frame = pd.DataFrame([_smoothness(row) for row in timed])
     tables = (Table(name="smoothness", title="smoothness", frame=frame),) if timed else ()
@@ -27,9 +26,8 @@ def _plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
     for comparison in dict.fromkeys(row.comparison for row in rows):
         shown = [row for row in rows if row.comparison == comparison]
         if any(row.result and row.result.steps for row in shown):
-            panels = (_smoothed_losses(shown), _gradient_norms(shown))
-            title = f"smoothness: {comparison.replace('_', ' ')}"
-            plots.append(Plot(name=f"smoothness_{comparison}", title=title, panels=panels))
+            panel = _gradient_norms(shown, comparison.replace("_", " "))
+            plots.append(Plot(name=f"smoothness_{comparison}", title=panel.title, panels=(panel,)))
     return tuple(plots)
 
 
@@ -47,31 +45,14 @@ def _smoothness(row: Row) -> dict[str, object]:
     }
 
 
-def _smoothed_losses(rows: Sequence[Row]) -> Panel:
-    measured, smoothed = {}, {}
-    for row in rows:
-        records = row.result.steps if row.result else ()
-        if records:
-            steps, losses = [record.step + 1 for record in records], [record.loss for record in records]
-            measured[row.name] = list(zip(steps, losses, strict=True))
-            smoothed[row.name] = list(zip(steps, moving_average(losses), strict=True))
-    return curves(
-        f"loss, mean of the last {MOVING_AVERAGE_STEPS} steps",
-        smoothed,
-        "loss",
-        faint=measured,
-        colour_numbers=colour_numbers(rows),
-    )
-
-
-def _gradient_norms(rows: Sequence[Row]) -> Panel:
+def _gradient_norms(rows: Sequence[Row], of: str) -> Panel:
     norms = {
         _norm_label(row): [(record.step + 1, record.grad_norm) for record in row.result.steps]
         for row in rows
         if row.result and row.result.steps
     }
     numbers = {_norm_label(row): number for number, row in enumerate(rows)}
-    title = "gradient norm before clipping (mean ± deviation)"
+    title = f"{of}: gradient norm before clipping (mean ± deviation)"
     return curves(title, norms, "norm", scale=alt.Scale(zero=True), colour_numbers=numbers)
 
 

@@ -7,9 +7,8 @@ import pandas as pd
 
 from pipeline.report.curves import curves
 from pipeline.report.losses import colour_numbers
-from pipeline.report.overview import metric_bars
 from pipeline.report.page import Section
-from pipeline.report.plot import Panel, Plot
+from pipeline.report.plot import Bar, Panel, Plot, bars, colour
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row
 
@@ -39,38 +38,21 @@ def _tables(rows: Sequence[Row]) -> tuple[Table, ...]:
 
 
 def _plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
-    if not any(row.is_baseline and row.result and row.result.steps for row in rows):
-        return ()
-    panels = [_distances(rows)]
+    panels = []
     if any(_loss_scales(row) for row in rows):
         panels.append(_scales(rows))
     if any("gradient_underflow_percent" in row.metrics for row in rows):
-        panels.append(
-            metric_bars(
-                rows,
-                "gradient_underflow_percent",
-                "gradient that fp16 would lose without loss scaling",
-                "% of its non-zero elements",
-            )
-        )
-    return (Plot(name="stability", title="stability of the training", panels=tuple(panels)),)
+        panels.append(_underflow(rows))
+    return (Plot(name="stability", title="stability of the training", panels=tuple(panels)),) if panels else ()
 
 
-def _distances(rows: Sequence[Row]) -> Panel:
-    """Return the distances from the baseline's loss; a distance of zero, which a logarithm lacks, is a gap."""
-    baseline = next(row.result.steps for row in rows if row.is_baseline and row.result)
-    away = {
-        row.name: [
-            (one.step + 1, abs(one.loss - other.loss) or None)
-            for one, other in zip(row.result.steps, baseline, strict=False)
-        ]
-        for row in rows
-        if not row.is_baseline and row.result is not None
-    }
-    scale = alt.Scale(type="log")
-    return curves(
-        "distance from the baseline's loss", away, "loss difference", scale=scale, colour_numbers=colour_numbers(rows)
-    )
+def _underflow(rows: Sequence[Row]) -> Panel:
+    lost = {row.name: row.metrics.get("gradient_underflow_percent") for row in rows if row.completed}
+    values = [
+        Bar(name=name, value=percent, shade=colour(0), text="not measured" if percent is None else None)
+        for name, percent in lost.items()
+    ]
+    return bars("gradient that fp16 would lose without loss scaling", values, "% of its non-zero elements")
 
 
 def _scales(rows: Sequence[Row]) -> Panel:
