@@ -15,10 +15,19 @@ import torch
 from conftest import ROOT, TINY, own_cache
 from project import Project
 
-import pipeline
+import fitproof
 from pipeline.base.errors import InvalidInputError, NothingMeasuredError
 from pipeline.cli import settings_of
-from pipeline.config.options import PlanOptions, RunOptions, SearchOptions, SimulateOptions
+from pipeline.config.options import (
+    CompareOptions,
+    ExportOptions,
+    FinetuneOptions,
+    PlanOptions,
+    ProfileOptions,
+    RunOptions,
+    SearchOptions,
+    SimulateOptions,
+)
 from pipeline.config.settings import AllSettings
 from pipeline.prediction.plan import PlanFindings
 from pipeline.report.findings import read_findings
@@ -78,7 +87,7 @@ def test_random_numbers_of_other_threads_are_their_own_while_memory_is_predicted
     thread = threading.Thread(target=draw)
     thread.start()
     try:
-        findings = pipeline.plan(gpu="t4", effective_batch_size=2, model="gpt2-nano", space=FEW, **SMALL)
+        findings = fitproof.plan(gpu="t4", effective_batch_size=2, model="gpt2-nano", space=FEW, **SMALL)
     finally:
         stop.set()
         thread.join()
@@ -93,7 +102,7 @@ POLICY: dict[str, Any] = {"space": {"checkpointing": ["auto"]}, "budget": "64MiB
 @pytest.mark.parametrize(
     "more", [{"space": FEW}, POLICY, {"space": FEW, "max_grad_norm": 1.0, "budget": "1MiB"}], ids=str
 )
-@pytest.mark.parametrize("function", [pipeline.plan, pipeline.longest])
+@pytest.mark.parametrize("function", [fitproof.plan, fitproof.longest])
 def test_nothing_is_predicted_in_the_process_of_the_user(
     function: Any, more: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,12 +122,12 @@ def test_the_readme_has_python() -> None:
 
 def test_a_plan_is_what_the_command_logs_and_logs_nothing_unless_asked(folder: Path) -> None:
     settings = {**SMALL, "model": "gpt2-nano", "gpu": "rtx4090,t4", "effective_batch_size": 2, "space": FEW}
-    planned = pipeline.plan(**settings)
+    planned = fitproof.plan(**settings)
     assert list(folder.iterdir()) == []
     assert isinstance(planned, PlanFindings)
     assert planned.recommended is not None and planned.recommended.fits
     assert [len(card.rows) for card in planned.cards] == [4, 2]
-    again = pipeline.plan(**settings, log=True)
+    again = fitproof.plan(**settings, log=True)
     assert again == planned
     [logged] = folder.glob("runs/*-plan-*")
     assert read_findings(logged).cards == planned.cards  # type: ignore[union-attr]
@@ -126,9 +135,9 @@ def test_a_plan_is_what_the_command_logs_and_logs_nothing_unless_asked(folder: P
 
 def test_a_plan_of_several_effective_batches_has_each_card_with_each(folder: Path) -> None:
     settings: dict[str, Any] = {**SMALL, "model": "gpt2-nano", "gpu": "rtx4090,t4", "space": FEW}
-    planned = pipeline.plan(**settings, effective_batch_sizes=[2, 4], log=True)
+    planned = fitproof.plan(**settings, effective_batch_sizes=[2, 4], log=True)
     assert [(card.effective_batch_size, len(card.rows)) for card in planned.cards] == [(2, 4), (4, 4), (2, 2), (4, 2)]
-    alone = pipeline.plan(**settings, effective_batch_size=4)
+    alone = fitproof.plan(**settings, effective_batch_size=4)
     assert (planned.cards[1].rows, planned.cards[3].rows) == tuple(card.rows for card in alone.cards)
     assert planned.effective_batch_sizes == (2, 4) and planned.effective_batch_size == 2
     [logged] = folder.glob("runs/*-plan-*")
@@ -139,20 +148,20 @@ def test_a_plan_of_several_effective_batches_has_each_card_with_each(folder: Pat
         InvalidInputError,
         match=r"effective_batch_size \(2\) or effective_batch_sizes \(\[2\]\), and both are given; leave one",
     ):
-        pipeline.plan(**settings, effective_batch_sizes=[2], effective_batch_size=2)
+        fitproof.plan(**settings, effective_batch_sizes=[2], effective_batch_size=2)
     with pytest.raises(InvalidInputError, match="remove effective_batch_sizes"):
-        pipeline.longest(**settings, effective_batch_sizes=[2])
+        fitproof.longest(**settings, effective_batch_sizes=[2])
 
 
 def test_nothing_fits_is_none(folder: Path) -> None:
-    planned = pipeline.plan(
+    planned = fitproof.plan(
         **SMALL, model="gpt2-nano", gpu="cpu", effective_batch_size=2, space=FEW, budget="0.3MiB", device="cpu"
     )
     assert planned.recommended is None
 
 
 def test_a_search_returns_what_it_logs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = pipeline.search(**SMALL, device="cpu", budget="64MiB", effective_batch_size=2, space=FEW, num_trials=2)
+    found = fitproof.search(**SMALL, device="cpu", budget="64MiB", effective_batch_size=2, space=FEW, num_trials=2)
     assert isinstance(found, SearchFindings)
     assert found.best is not None and found.best.fits and len(found.rows) in (2, 3)  # the verification may add one
     [logged] = folder.glob("runs/*-search-*")
@@ -160,7 +169,7 @@ def test_a_search_returns_what_it_logs(folder: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("function", [pipeline.plan, pipeline.search])
+@pytest.mark.parametrize("function", [fitproof.plan, fitproof.search])
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -182,7 +191,7 @@ def test_importing_it_loads_nothing_heavy() -> None:
 
 
 def test_results_show_themselves_and_are_frames(folder: Path) -> None:
-    planned = pipeline.plan(
+    planned = fitproof.plan(
         **SMALL, model="gpt2-nano", gpu="cpu", effective_batch_size=2, space=FEW, budget="64MiB", device="cpu"
     )
     assert len(repr(planned).splitlines()) == 3 and "Start with" in repr(planned)
@@ -195,7 +204,7 @@ def test_results_show_themselves_and_are_frames(folder: Path) -> None:
 def test_a_search_that_measured_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.jobs.search.run_search", lambda *_: None)  # as if its time was over before a trial
     with pytest.raises(NothingMeasuredError, match="raise search_time_limit"):
-        pipeline.search(**SMALL, device="cpu", budget="64MiB", effective_batch_size=2, space=FEW)
+        fitproof.search(**SMALL, device="cpu", budget="64MiB", effective_batch_size=2, space=FEW)
 
 
 @pytest.mark.quick
@@ -205,6 +214,10 @@ def test_a_search_that_measured_nothing_says_so(monkeypatch: pytest.MonkeyPatch)
         (RunOptions, None, set[str]()),
         (PlanOptions, "plan", set[str]()),
         (SearchOptions, "search", set[str]()),
+        (FinetuneOptions, "finetune", {"gpu"}),
+        (ProfileOptions, "profiling", set[str]()),
+        (CompareOptions, "compare", set[str]()),
+        (ExportOptions, "export", set[str]()),
         (SimulateOptions, "simulate", {"gpu", "command", "answer", "output"}),
     ],
 )

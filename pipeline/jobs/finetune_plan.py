@@ -11,7 +11,7 @@ from pipeline.base.progress import progress
 from pipeline.config.experiment import make_experiment
 from pipeline.config.settings import dotted, merged, nested
 from pipeline.jobs.plan import make_plan
-from pipeline.jobs.plan_settings import budget_bytes_on, log_findings, targets
+from pipeline.jobs.plan_settings import budget_bytes_on, targets
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.longest import longest_that_fits
 from pipeline.prediction.plan import CardPlan, PlanFindings
@@ -22,14 +22,11 @@ LEANEST: Settings = {"micro_batch_size": [1], "checkpointing": ["every_layer"], 
 """Of each dimension the value that needs the least memory."""
 
 
-def plan_kinds(
-    kinds: Mapping[str, Settings], space: Settings, shared: Settings, given: Settings, console: Console
-) -> int:
-    """Plan each kind on the cards `gpu`, print and log the report; return the exit code: 1 if no kind fits any card.
+def plan_kinds(kinds: Mapping[str, Settings], space: Settings, shared: Settings, given: Settings) -> PlanFindings:
+    """Return the plan of each kind on the cards `gpu`.
 
     Raises:
-        InvalidInputError: a setting or a card is wrong, no kind can be planned, or the tracking store cannot be
-            reached.
+        InvalidInputError: a setting or a card is wrong, or no kind can be planned.
 
     """
     gpu, is_longest_wanted = str(given["gpu"]), str(given.get("longest", "false")).lower() == "true"
@@ -66,7 +63,7 @@ def plan_kinds(
                         kind=name,
                     )
                 )
-    findings = replace(
+    return replace(
         first,
         entry="finetune",
         cards=tuple(cards),
@@ -77,10 +74,6 @@ def plan_kinds(
         },
         command=_command(cards, given),
     )
-    fits = any(card.recommended is not None for card in cards)
-    subject = f"{findings.model} on {gpu}"
-    log_findings(findings, subject, {"gpu": gpu}, shared, console, succeeded=fits)
-    return 0 if fits else 1
 
 
 def _plan(values: Settings, space: Settings) -> PlanFindings:
