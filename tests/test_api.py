@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -13,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import ROOT, TINY, own_cache
+from finished import shorten_finetune
 from project import Project
 
 import fitproof
@@ -30,6 +32,7 @@ from pipeline.config.options import (
 )
 from pipeline.config.settings import AllSettings
 from pipeline.prediction.plan import PlanFindings
+from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import read_findings
 from pipeline.searching.results import SearchFindings
 
@@ -167,6 +170,54 @@ def test_a_search_returns_what_it_logs(folder: Path, capsys: pytest.CaptureFixtu
     [logged] = folder.glob("runs/*-search-*")
     assert read_findings(logged).rows == found.rows  # type: ignore[union-attr]
     assert capsys.readouterr().out == ""
+
+
+def test_the_other_functions_return_what_their_commands_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = Project.copy(tmp_path)
+    shorten_finetune(project)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", project.store)
+    settings: dict[str, Any] = {**SMALL, "model": "gpt2-nano", "effective_batch_size": 4}
+    planned = fitproof.finetune(**settings, gpu="cpu", budget="64MiB")
+    assert [(card.kind, card.recommended is not None) for card in planned.cards] == [("full", True), ("lora", True)]
+    assert not (tmp_path / "runs").exists()
+    found = fitproof.finetune(
+        **settings, device="cpu", budget="64MiB", num_trials=2, verify_steps=0, space={"micro_batch_size": "divisors"}
+    )
+    assert found.searched is not None and found.searched.best is not None and found.kind == "full"
+    compared = fitproof.compare(runs=project.parent_of("finetune").info.run_id)
+    exported = fitproof.export(config="best.yaml", output="files")
+    assert {file.name: file.read_text() for file in (tmp_path / "files").iterdir()} == exported.files
+    profiled = fitproof.profile(config="best.yaml", num_steps=4)
+    assert isinstance(compared, ComparisonFindings)
+    for rows, entry in ((found.kinds.rows, "finetune"), ((profiled.row,), "profiling")):
+        [logged] = tmp_path.glob(f"runs/*-{entry}-*")
+        kept: Any = read_findings(logged)
+        assert rows == (kept.rows if entry == "finetune" else (kept.row,))
+    assert [row.name for row in compared.rows] == [row.name for row in found.kinds.rows] == ["full", "lora"]
+    assert not list(tmp_path.glob("runs/*-compare-*")), "it is logged if asked to"
+    for result in (planned, found, compared, exported, profiled):
+        assert len(repr(result).splitlines()) == 3 and "<table" in result._repr_html_() and len(result.to_frame()) > 1
+        with pytest.raises(FrozenInstanceError):
+            setattr(result, fields(result)[0].name, None)
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong", "message"),
+    [
+        (fitproof.finetune, {"kind": "lorra"}, "kind must be auto or one of full, .*, and is 'lorra'"),
+        (fitproof.finetune, {"gpu": "unknown"}, "no card is called 'unknown'"),
+        (fitproof.profile, {"precison": "fp32"}, "no setting is called precison; did you mean precision"),
+        (fitproof.compare, {}, "compare needs runs"),
+        (fitproof.export, {"config": "absent.yaml"}, "absent.yaml must be a readable file"),
+    ],
+)
+def test_wrong_input_of_the_other_functions_raises(
+    function: Any, wrong: dict[str, Any], message: str, folder: Path
+) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        function(**wrong)
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("function", [fitproof.plan, fitproof.search])

@@ -85,7 +85,8 @@ def _plan(values: Settings, space: Settings) -> PlanFindings:
     start = next((card.recommended for card in least.cards if card.recommended is not None), None)
     if start is None:
         return least
-    others = {**space, "loss_kernel": LEANEST["loss_kernel"], "precision": [start.choice["precision"]]}
+    fastest = {name: [value] for name, value in start.choice.items() if name == "precision"}
+    others = {**space, "loss_kernel": LEANEST["loss_kernel"], **fastest}
     return make_plan({**values, "space": others}, Console(quiet=True))
 
 
