@@ -56,12 +56,12 @@ def test_the_python_of_the_readme_runs(block: str, tmp_path: Path) -> None:
     project = Project.copy(tmp_path)
     tree = ast.parse(block)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("plan", "search"):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("plan", "search"):
             given = {word.arg for word in node.keywords}
             small = {
                 **SMALL,
                 "space": FEW,
-                **({"num_trials": 2, "verify_steps": 0} if node.func.id == "search" else {}),
+                **({"num_trials": 2, "verify_steps": 0} if node.func.attr == "search" else {}),
             }
             more = {
                 name: ast.parse(repr(value), mode="eval").body for name, value in small.items() if name not in given
@@ -70,9 +70,10 @@ def test_the_python_of_the_readme_runs(block: str, tmp_path: Path) -> None:
     (tmp_path / "notebook.py").write_text(ast.unparse(ast.fix_missing_locations(tree)))
     done = project.call("python", "notebook.py")
     assert done.returncode == 0, done.stderr
-    question, answer, in_frame, *rows, last = done.stdout.splitlines()
+    question, answer, in_frame, *rows, last, of_export, files, _ = done.stdout.splitlines()
     assert question.startswith("What would gpt2 need") and answer.startswith("Start with") and "to_frame()" in in_frame
     assert last.startswith("Train with micro-batch ") and len(rows) == 4
+    assert of_export == "Which files train best.yaml in other frameworks?" and "README.md there says how" in files
     assert len(project.children_of(project.parent_of("search"))) == 2
 
 
@@ -172,34 +173,44 @@ def test_a_search_returns_what_it_logs(folder: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == ""
 
 
-def test_the_other_functions_return_what_their_commands_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_shown(result: Any) -> None:
+    assert len(repr(result).splitlines()) == 3 and "<table" in result._repr_html_() and len(result.to_frame()) > 1
+    with pytest.raises(FrozenInstanceError):
+        setattr(result, fields(result)[0].name, None)
+
+
+def test_profile_compare_and_export_return_what_their_commands_find(folder: Path) -> None:
+    runs = [fitproof.profile(**SMALL, device="cpu", model="gpt2-nano", micro_batch_size=size) for size in (1, 2)]
+    logged = sorted(folder.glob("runs/*-profiling-*"), key=lambda each: each.stat().st_mtime)
+    assert [read_findings(each).row for each in logged] == [one.row for one in runs]  # type: ignore[union-attr]
+    compared = fitproof.compare(filter="params.precision = 'fp32'")
+    assert isinstance(compared, ComparisonFindings)
+    assert {row.params["micro_batch_size"] for row in compared.rows} == {1, 2} and len(compared.run_ids) == 2
+    assert not list(folder.glob("runs/*-compare-*")), "it is logged if asked to"
+    exported = fitproof.export(config=next(logged[0].glob("*/config.yaml")), output="files")
+    assert {file.name: file.read_text() for file in (folder / "files").iterdir()} == exported.files
+    for result in (*runs, compared, exported):
+        check_shown(result)
+
+
+@pytest.mark.slow
+def test_finetune_returns_what_its_command_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = Project.copy(tmp_path)
     shorten_finetune(project)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", project.store)
-    settings: dict[str, Any] = {**SMALL, "model": "gpt2-nano", "effective_batch_size": 4}
-    planned = fitproof.finetune(**settings, gpu="cpu", budget="64MiB")
+    settings: dict[str, Any] = {**SMALL, "model": "gpt2-nano", "effective_batch_size": 4, "budget": "64MiB"}
+    planned = fitproof.finetune(**settings, gpu="cpu")
     assert [(card.kind, card.recommended is not None) for card in planned.cards] == [("full", True), ("lora", True)]
     assert not (tmp_path / "runs").exists()
-    found = fitproof.finetune(
-        **settings, device="cpu", budget="64MiB", num_trials=2, verify_steps=0, space={"micro_batch_size": "divisors"}
-    )
-    assert found.searched is not None and found.searched.best is not None and found.kind == "full"
-    compared = fitproof.compare(runs=project.parent_of("finetune").info.run_id)
-    exported = fitproof.export(config="best.yaml", output="files")
-    assert {file.name: file.read_text() for file in (tmp_path / "files").iterdir()} == exported.files
-    profiled = fitproof.profile(config="best.yaml", num_steps=4)
-    assert isinstance(compared, ComparisonFindings)
-    for rows, entry in ((found.kinds.rows, "finetune"), ((profiled.row,), "profiling")):
-        [logged] = tmp_path.glob(f"runs/*-{entry}-*")
-        kept: Any = read_findings(logged)
-        assert rows == (kept.rows if entry == "finetune" else (kept.row,))
-    assert [row.name for row in compared.rows] == [row.name for row in found.kinds.rows] == ["full", "lora"]
-    assert not list(tmp_path.glob("runs/*-compare-*")), "it is logged if asked to"
-    for result in (planned, found, compared, exported, profiled):
-        assert len(repr(result).splitlines()) == 3 and "<table" in result._repr_html_() and len(result.to_frame()) > 1
-        with pytest.raises(FrozenInstanceError):
-            setattr(result, fields(result)[0].name, None)
+    few: dict[str, Any] = {"num_trials": 2, "verify_steps": 0, "space": {"micro_batch_size": "divisors"}}
+    found = fitproof.finetune(**settings, **few, device="cpu")
+    [kinds], [search] = (list(tmp_path.glob(f"runs/*-{entry}-*")) for entry in ("finetune", "search"))
+    assert found.searched is not None and found.kind == "full" and found.answer.startswith("full was searched: Train")
+    assert found.searched.rows == read_findings(search).rows  # type: ignore[union-attr]
+    assert found.kinds.rows == read_findings(kinds).rows  # type: ignore[union-attr]
+    for result in (planned, found):
+        check_shown(result)
 
 
 @pytest.mark.parametrize(

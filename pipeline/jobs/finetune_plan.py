@@ -32,7 +32,7 @@ def plan_kinds(kinds: Mapping[str, Settings], space: Settings, shared: Settings,
     gpu, is_longest_wanted = str(given["gpu"]), str(given.get("longest", "false")).lower() == "true"
     plans: dict[str, PlanFindings] = {}
     reasons: dict[str, str] = {}
-    with progress(f"planning fine-tuning: {', '.join(kinds)}", len(kinds)) as advance:
+    with progress(f"planning {len(kinds)} kinds of fine-tuning", len(kinds)) as advance:
         for name, settings in kinds.items():
             values = {**merged(shared, nested(settings)), "gpu": gpu}
             try:
@@ -42,7 +42,7 @@ def plan_kinds(kinds: Mapping[str, Settings], space: Settings, shared: Settings,
             else:
                 if is_longest_wanted:
                     plans[name] = replace(plans[name], cards=tuple(_with_longest(plans[name], values)))
-            advance(1, name)
+            advance(1, f"last: {name}")
     if not plans:
         raise InvalidInputError("\n".join(dict.fromkeys(reasons.values())))
     first = next(iter(plans.values()))
