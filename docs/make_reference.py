@@ -49,8 +49,8 @@ def _lines() -> Iterator[str]:
         yield f"{text}.\n"
         yield from _table(settings)
     yield "## Python\n"
-    yield "`import fitproof`: settings are keyword arguments with the names above, dotted ones dictionaries. Results are"
-    yield "frozen: `print` shows the question, the answer and what `to_frame()` has, a notebook the answer's table.\n"
+    yield "`import fitproof`: settings are keyword arguments with the names above, dotted ones dictionaries. Results"
+    yield "are frozen: `print` shows question, answer and what `to_frame()` has, a notebook the answer's table.\n"
     for name in fitproof.__all__:
         member = getattr(fitproof, name)
         text = inspect.cleandoc(member.__doc__ or "").partition("\n\nRaises:")[0]

@@ -46,11 +46,12 @@ class Exported(Shown):
             {"files": ", ".join(one.texts), "use": one.purpose, "cannot express": " ".join(one.missing)}
             for one in self.targets
         ]
-        table = Table(name="files", title="files and frameworks", frame=pd.DataFrame(lines))
+        table = Table(name="files", title="files and frameworks", frame=pd.DataFrame(lines), num_in_terminal=0)
         return Report(
             entry="export",
             question=f"Which files train {self.config} in other frameworks?",
-            answer=f"{len(self.files)} files are in {self.output}; README.md there says how each is used.",
+            answer=f"{len(self.files)} files are in {self.output}; README.md there says how each is used, and what it "
+            f"cannot express: {', '.join(self.files)}.",
             sections=(Section(title=table.title, tables=(table,)),),
             environment={},
             settings={},

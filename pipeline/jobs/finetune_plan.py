@@ -32,19 +32,23 @@ def plan_kinds(kinds: Mapping[str, Settings], space: Settings, shared: Settings,
     gpu, is_longest_wanted = str(given["gpu"]), str(given.get("longest", "false")).lower() == "true"
     plans: dict[str, PlanFindings] = {}
     reasons: dict[str, str] = {}
+    unsupported: dict[str, str] = {}
     with progress(f"planning {len(kinds)} kinds of fine-tuning", len(kinds)) as advance:
         for name, settings in kinds.items():
             values = {**merged(shared, nested(settings)), "gpu": gpu}
             try:
-                plans[name] = _plan(values, space)
+                if reason := _unsupported(values):
+                    unsupported[name] = reason
+                else:
+                    plans[name] = _plan(values, space)
             except InvalidInputError as error:
                 reasons[name] = str(error)
             else:
-                if is_longest_wanted:
+                if name in plans and is_longest_wanted:
                     plans[name] = replace(plans[name], cards=tuple(_with_longest(plans[name], values)))
             advance(1, f"last: {name}")
     if not plans:
-        raise InvalidInputError("\n".join(dict.fromkeys(reasons.values())))
+        raise InvalidInputError("\n".join(dict.fromkeys((*reasons.values(), *unsupported.values()))))
     first = next(iter(plans.values()))
     cards = []
     for number, target in enumerate(targets(gpu)):
@@ -58,9 +62,10 @@ def plan_kinds(kinds: Mapping[str, Settings], space: Settings, shared: Settings,
                         card=target.name,
                         budget_bytes=budget_bytes,
                         rows=(),
-                        skipped=(reasons[name],),
+                        skipped=(reasons.get(name) or unsupported[name],),
                         breakdown=None,
                         kind=name,
+                        unsupported=unsupported.get(name),
                     )
                 )
     return replace(
@@ -74,6 +79,18 @@ def plan_kinds(kinds: Mapping[str, Settings], space: Settings, shared: Settings,
         },
         command=_command(cards, given),
     )
+
+
+def _unsupported(values: Settings) -> str | None:
+    """Return why no card can train a kind of fine-tuning, such as a package that is not installed; None if one can."""
+    experiment = make_experiment({**_of_run(values), "device": "cpu", "micro_batch_size": 1}, "finetune")
+    reasons = [experiment.unsupported(target) for target in targets(str(values["gpu"]))]
+    return reasons[0] if all(reasons) else None
+
+
+def _of_run(values: Settings) -> dict[str, Any]:
+    """Return the settings of a run among those of a plan."""
+    return {name: value for name, value in values.items() if name not in ("gpu", "space", "budget")}
 
 
 def _plan(values: Settings, space: Settings) -> PlanFindings:
@@ -97,8 +114,7 @@ def _with_longest(plan: PlanFindings, values: Settings) -> Iterator[CardPlan]:
             yield card
             continue
         least = min(card.rows, key=lambda row: row.peak_bytes)
-        of_run = {name: value for name, value in values.items() if name not in ("gpu", "space", "budget")}
-        settings = merged(of_run, nested({**least.choice, "device": "cpu", "model": plan.model}))
+        settings = merged(_of_run(values), nested({**least.choice, "device": "cpu", "model": plan.model}))
         experiment = make_experiment(settings, "finetune").with_random_weights("cpu")  # their values change no memory
         found = longest_that_fits(experiment, target, card.budget_bytes, context_bytes_of(target))
         yield replace(card, longest_length=found.length)

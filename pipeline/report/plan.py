@@ -89,13 +89,20 @@ def _answers(cards: Sequence[CardPlan]) -> list[str]:
         return [_answer(card) for card in cards]
     sentences = []
     for name in dict.fromkeys(card.card for card in cards):
-        kinds = [card for card in cards if card.card == name]
+        kinds = [card for card in cards if card.card == name and card.unsupported is None]
         fitting = [_kind_that_fits(card, card.recommended) for card in kinds if card.recommended is not None]
         sentences.append(
             f"On {name} {len(fitting)} of {len(kinds)} kinds fit{': ' * bool(fitting)}{'; '.join(fitting)}."
         )
         if left_out := [_kind_that_does_not(card) for card in kinds if card.recommended is None]:
             sentences.append(f"Not {'; '.join(left_out)}.")
+    by_reason: dict[str, dict[str, None]] = {}
+    for card in cards:
+        if card.unsupported is not None and card.kind is not None:
+            by_reason.setdefault(card.unsupported, {})[card.kind] = None
+    if by_reason:
+        reasons = "; ".join(f"{', '.join(kinds)} ({reason})" for reason, kinds in by_reason.items())
+        sentences.append(f"Not planned: {reasons}.")
     return sentences
 
 
