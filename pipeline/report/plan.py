@@ -43,6 +43,7 @@ def plan_report(findings: PlanFindings) -> Report:
     if figures:
         sections[0] = replace(sections[0], headlines=())
     sizes = " or ".join(map(str, findings.effective_batch_sizes))
+    command, title = _command(findings)
     return Report(
         entry=findings.entry,
         question=(
@@ -52,8 +53,8 @@ def plan_report(findings: PlanFindings) -> Report:
         answer=" ".join([*_answers(findings.cards), *([ESTIMATED] if recommended else [])]),
         headlines=figures,
         lead=_lead(findings.cards) if recommended else None,
-        command=findings.command if several or findings.command else _command(findings),
-        command_title="Search the fastest configuration there" if findings.command else "Run it on that device",
+        command=command,
+        command_title=title,
         sections=tuple(sections),
         environment=findings.environment,
         settings=findings.settings,
@@ -62,8 +63,7 @@ def plan_report(findings: PlanFindings) -> Report:
 
 def _lead(cards: Sequence[CardPlan]) -> str:
     """Return the answer in words beside its figures or the table of cards: the fastest start of all cards."""
-    found = [(card, card.recommended) for card in cards if card.recommended is not None]
-    card, best = min(found, key=lambda pair: expected_order(pair[1]))
+    card, best = _fastest(cards)
     start = f"{label(best.choice)}, about {_speed_text(best)} ({percent_text(best)})"
     if len(cards) == 1:
         return f"Start with {start}: the fastest that is predicted to fit. {ESTIMATED}"
@@ -72,10 +72,19 @@ def _lead(cards: Sequence[CardPlan]) -> str:
     return f"The fastest start is that on {card.name}: {start}.{nothing} {ESTIMATED}"
 
 
-def _command(findings: PlanFindings) -> str | None:
-    """Return the command that runs the recommended configuration; None if nothing fits."""
-    best = findings.recommended
-    return None if best is None else command_of("main", {**findings.settings, **best.choice})
+def _fastest(cards: Sequence[CardPlan]) -> tuple[CardPlan, PlannedRow]:
+    """Return the card whose recommended configuration is expected to be the fastest, and that configuration."""
+    found = [(card, card.recommended) for card in cards if card.recommended is not None]
+    return min(found, key=lambda pair: expected_order(pair[1]))
+
+
+def _command(findings: PlanFindings) -> tuple[str | None, str]:
+    """Return the command that goes on from the plan, with what it does; None if nothing fits."""
+    if findings.command or not any(card.recommended for card in findings.cards):
+        return findings.command, "Search the fastest configuration there"
+    card, best = _fastest(findings.cards)
+    size = {} if card.effective_batch_size is None else {"effective_batch_size": card.effective_batch_size}
+    return command_of("main", {**findings.settings, **size, **best.choice}), f"Run it on {card.card}"
 
 
 def _speed_text(row: PlannedRow) -> str:
