@@ -36,7 +36,13 @@ from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import read_findings
 from pipeline.searching.results import SearchFindings
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+BLOCKS = {
+    page: re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    for page in (
+        "README.md",
+        "docs/prediction.md",
+    )
+}
 SMALL = {**{k: v for k, v in TINY.items() if k not in ("model", "device")}, "timing_warmup_steps": 2, "num_steps": 4}
 FEW = {"micro_batch_size": [1, 2], "checkpointing": ["none"], "precision": ["fp32", "bf16"]}
 
@@ -50,10 +56,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_the_python_of_the_readme_runs(block: str, tmp_path: Path) -> None:
-    """As a script, whose calls are given settings that make them short."""
-    project = Project.copy(tmp_path)
+def output_of(block: str, project: Project) -> list[str]:
+    """Run a page's Python as a script, whose calls are given settings that make them short; return what it prints."""
     tree = ast.parse(block)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("plan", "search"):
@@ -67,14 +71,27 @@ def test_the_python_of_the_readme_runs(block: str, tmp_path: Path) -> None:
                 name: ast.parse(repr(value), mode="eval").body for name, value in small.items() if name not in given
             }
             node.keywords += [ast.keyword(name, value) for name, value in more.items()]
-    (tmp_path / "notebook.py").write_text(ast.unparse(ast.fix_missing_locations(tree)))
+    (project.folder / "notebook.py").write_text(ast.unparse(ast.fix_missing_locations(tree)))
     done = project.call("python", "notebook.py")
     assert done.returncode == 0, done.stderr
-    question, answer, in_frame, *rows, last, of_export, files, _ = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
+    project = Project.copy(tmp_path)
+    [block] = BLOCKS["README.md"]
+    question, answer, in_frame, *rows, last, of_export, files, _ = output_of(block, project)
     assert question.startswith("What would gpt2 need") and answer.startswith("Start with") and "to_frame()" in in_frame
-    assert last.startswith("Train with micro-batch ") and len(rows) == 4
+    assert last.startswith("Train with micro-batch ") and rows[-2].startswith("[4 rows x ")
+    assert len(ast.literal_eval(rows[-1])) == 4
     assert of_export == "Which files train best.yaml in other frameworks?" and "README.md there says how" in files
     assert len(project.children_of(project.parent_of("search"))) == 2
+
+
+def test_the_python_of_the_page_on_predictions_runs(tmp_path: Path) -> None:
+    [block] = BLOCKS["docs/prediction.md"]
+    *rows, breakdown = output_of(block, Project.copy(tmp_path))
+    assert len(rows) == 3 and all(row.endswith(" True") for row in rows) and "'parameters': " in breakdown
 
 
 def test_random_numbers_of_other_threads_are_their_own_while_memory_is_predicted(
@@ -118,10 +135,6 @@ def test_nothing_is_predicted_in_the_process_of_the_user(
     with suppress(InvalidInputError):  # longest() takes no checkpointing=auto, and 1 MiB is less than the parameters
         function(**{**settings, **more})
     assert not here.called
-
-
-def test_the_readme_has_python() -> None:
-    assert len(BLOCKS) >= 1
 
 
 def test_a_plan_is_what_the_command_logs_and_logs_nothing_unless_asked(folder: Path) -> None:
