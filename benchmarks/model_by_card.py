@@ -4,7 +4,7 @@
     python benchmarks/model_by_card.py --models gpt2-xl --gib 24   some of them
     python benchmarks/model_by_card.py --tiny --folder F           tiny models, to try the script
 
-Predicted, not measured: `pipeline.plan` for AdamW in float32 at an effective batch of 8 x 1,024 tokens. A plan is added
+Predicted, not measured: `fitproof.plan` for AdamW in float32 at an effective batch of 8 x 1,024 tokens. A plan is added
 to the file as it ends: the same command resumes an interrupted one. gpt2-medium takes minutes, larger models more.
 """
 

@@ -5,17 +5,22 @@ python docs/make_reference.py
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import fitproof
 from pipeline.cli import Described, described
 from pipeline.config.entry_points import SINGLE, SPACES, TOOLS, questions
+from pipeline.jobs import export
+from pipeline.report import shown
 from pipeline.report.glossary import glossary
 
 FILE = Path(__file__).with_name("reference.md")
 OF_RUN = "main"
 """The entry point whose settings, but for its own, are those of a run."""
+HIDDEN = ("of", "table", "to_frame")
+"""What all results have, and is said once or is not for users."""
 
 
 def reference() -> str:
@@ -45,12 +50,24 @@ def _lines() -> Iterator[str]:
         yield f"{text}.\n"
         yield from _table(settings)
     yield "## Python\n"
-    yield "`import fitproof`: settings are keyword arguments with the names above, dotted ones dictionaries.\n"
+    yield "`import fitproof`: settings are keyword arguments with the names above, dotted ones dictionaries. Results"
+    yield "are frozen: `print` shows question, answer and what `to_frame()` has, a notebook the answer's table.\n"
     for name in fitproof.__all__:
         member = getattr(fitproof, name)
         text = inspect.cleandoc(member.__doc__ or "").partition("\n\nRaises:")[0]
         yield f"### {name}\n"
         yield f"{text}\n"
+        if inspect.isfunction(member):
+            yield from _results(member)
+
+
+def _results(function: Callable[..., object]) -> Iterator[str]:
+    """Yield what each result of a function has, by the annotation of what it returns."""
+    for name in str(inspect.signature(function).return_annotation).strip("'\"").split(" | "):
+        kind = getattr(shown, name, None) or getattr(export, name)
+        public = [attribute for attribute in dir(kind) if not attribute.startswith("_") and attribute not in HIDDEN]
+        names = dict.fromkeys(["answer", *(field.name for field in fields(kind)), *public])
+        yield f"{'An' if name[0] in 'AEIOU' else 'A'} `{name}` has {', '.join(f'`{each}`' for each in names)}.\n"
 
 
 def _table(settings: list[Described]) -> Iterator[str]:

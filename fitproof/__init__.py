@@ -1,4 +1,4 @@
-"""Fitproof from Python: `plan`, `search`, `simulate`, a callback of trainers, and what extensions implement.
+"""Fitproof from Python: a function for each question, a callback of trainers, and what extensions implement.
 
 The implementation is the package `pipeline`, whose names may change; those of this package do not.
 """
@@ -19,7 +19,7 @@ if str(Path(str(pipeline.__file__)).parent.parent) != _FOLDER:
         "imported under that name already; import fitproof first"
     )
 
-from pipeline import longest, plan, search, simulate  # noqa: E402
+from pipeline.api import compare, export, finetune, longest, plan, profile, search, simulate  # noqa: E402
 
 if TYPE_CHECKING:
     from pipeline.base.contracts import Corpus, Model
@@ -44,8 +44,12 @@ __all__ = [
     "Step",
     "Target",
     "Technique",
+    "compare",
+    "export",
+    "finetune",
     "longest",
     "plan",
+    "profile",
     "search",
     "simulate",
 ]

@@ -231,12 +231,12 @@ def _run(entry: str, given: dict[str, Any], console: "Console") -> int:
         from pipeline.jobs.finetune import finetune
 
         return finetune(given, console)
-    from pipeline.config.variants import SingleSettings, load_entry_point, load_single
+    from pipeline.config.variants import load_entry_point, load_single
     from pipeline.jobs.comparison import measure
 
     if entry not in SINGLE:
         return measure(load_entry_point(entry, given), console)
-    single = load_single(entry, Path(given.pop("config", SingleSettings.model_fields["config"].default)), given)
+    single = load_single(entry, given)
     if entry == "main":
         return measure(single, console)
     from pipeline.jobs.profiling import profiling

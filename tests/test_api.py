@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -13,18 +14,35 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import ROOT, TINY, own_cache
+from finished import shorten_finetune
 from project import Project
 
-import pipeline
+import fitproof
 from pipeline.base.errors import InvalidInputError, NothingMeasuredError
 from pipeline.cli import settings_of
-from pipeline.config.options import PlanOptions, RunOptions, SearchOptions, SimulateOptions
+from pipeline.config.options import (
+    CompareOptions,
+    ExportOptions,
+    FinetuneOptions,
+    PlanOptions,
+    ProfileOptions,
+    RunOptions,
+    SearchOptions,
+    SimulateOptions,
+)
 from pipeline.config.settings import AllSettings
 from pipeline.prediction.plan import PlanFindings
+from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import read_findings
 from pipeline.searching.results import SearchFindings
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+BLOCKS = {
+    page: re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    for page in (
+        "README.md",
+        "docs/prediction.md",
+    )
+}
 SMALL = {**{k: v for k, v in TINY.items() if k not in ("model", "device")}, "timing_warmup_steps": 2, "num_steps": 4}
 FEW = {"micro_batch_size": [1, 2], "checkpointing": ["none"], "precision": ["fp32", "bf16"]}
 
@@ -38,30 +56,42 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_the_python_of_the_readme_runs(block: str, tmp_path: Path) -> None:
-    """As a script, whose calls are given settings that make them short."""
-    project = Project.copy(tmp_path)
+def output_of(block: str, project: Project) -> list[str]:
+    """Run a page's Python as a script, whose calls are given settings that make them short; return what it prints."""
     tree = ast.parse(block)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("plan", "search"):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("plan", "search"):
             given = {word.arg for word in node.keywords}
             small = {
                 **SMALL,
                 "space": FEW,
-                **({"num_trials": 2, "verify_steps": 0} if node.func.id == "search" else {}),
+                **({"num_trials": 2, "verify_steps": 0} if node.func.attr == "search" else {}),
             }
             more = {
                 name: ast.parse(repr(value), mode="eval").body for name, value in small.items() if name not in given
             }
             node.keywords += [ast.keyword(name, value) for name, value in more.items()]
-    (tmp_path / "notebook.py").write_text(ast.unparse(ast.fix_missing_locations(tree)))
+    (project.folder / "notebook.py").write_text(ast.unparse(ast.fix_missing_locations(tree)))
     done = project.call("python", "notebook.py")
     assert done.returncode == 0, done.stderr
-    question, answer, in_frame, *rows, last = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
+    project = Project.copy(tmp_path)
+    [block] = BLOCKS["README.md"]
+    question, answer, in_frame, *rows, last, of_export, files, _ = output_of(block, project)
     assert question.startswith("What would gpt2 need") and answer.startswith("Start with") and "to_frame()" in in_frame
-    assert last.startswith("Train with micro-batch ") and len(rows) == 4
+    assert last.startswith("Train with micro-batch ") and rows[-2].startswith("[4 rows x ")
+    assert len(ast.literal_eval(rows[-1])) == 4
+    assert of_export == "Which files train best.yaml in other frameworks?" and "README.md there says how" in files
     assert len(project.children_of(project.parent_of("search"))) == 2
+
+
+def test_the_python_of_the_page_on_predictions_runs(tmp_path: Path) -> None:
+    [block] = BLOCKS["docs/prediction.md"]
+    *rows, breakdown = output_of(block, Project.copy(tmp_path))
+    assert len(rows) == 3 and all(row.endswith(" True") for row in rows) and "'parameters': " in breakdown
 
 
 def test_random_numbers_of_other_threads_are_their_own_while_memory_is_predicted(
@@ -78,7 +108,7 @@ def test_random_numbers_of_other_threads_are_their_own_while_memory_is_predicted
     thread = threading.Thread(target=draw)
     thread.start()
     try:
-        findings = pipeline.plan(gpu="t4", effective_batch_size=2, model="gpt2-nano", space=FEW, **SMALL)
+        findings = fitproof.plan(gpu="t4", effective_batch_size=2, model="gpt2-nano", space=FEW, **SMALL)
     finally:
         stop.set()
         thread.join()
@@ -93,7 +123,7 @@ POLICY: dict[str, Any] = {"space": {"checkpointing": ["auto"]}, "budget": "64MiB
 @pytest.mark.parametrize(
     "more", [{"space": FEW}, POLICY, {"space": FEW, "max_grad_norm": 1.0, "budget": "1MiB"}], ids=str
 )
-@pytest.mark.parametrize("function", [pipeline.plan, pipeline.longest])
+@pytest.mark.parametrize("function", [fitproof.plan, fitproof.longest])
 def test_nothing_is_predicted_in_the_process_of_the_user(
     function: Any, more: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,18 +137,14 @@ def test_nothing_is_predicted_in_the_process_of_the_user(
     assert not here.called
 
 
-def test_the_readme_has_python() -> None:
-    assert len(BLOCKS) >= 1
-
-
 def test_a_plan_is_what_the_command_logs_and_logs_nothing_unless_asked(folder: Path) -> None:
     settings = {**SMALL, "model": "gpt2-nano", "gpu": "rtx4090,t4", "effective_batch_size": 2, "space": FEW}
-    planned = pipeline.plan(**settings)
+    planned = fitproof.plan(**settings)
     assert list(folder.iterdir()) == []
     assert isinstance(planned, PlanFindings)
     assert planned.recommended is not None and planned.recommended.fits
     assert [len(card.rows) for card in planned.cards] == [4, 2]
-    again = pipeline.plan(**settings, log=True)
+    again = fitproof.plan(**settings, log=True)
     assert again == planned
     [logged] = folder.glob("runs/*-plan-*")
     assert read_findings(logged).cards == planned.cards  # type: ignore[union-attr]
@@ -126,9 +152,9 @@ def test_a_plan_is_what_the_command_logs_and_logs_nothing_unless_asked(folder: P
 
 def test_a_plan_of_several_effective_batches_has_each_card_with_each(folder: Path) -> None:
     settings: dict[str, Any] = {**SMALL, "model": "gpt2-nano", "gpu": "rtx4090,t4", "space": FEW}
-    planned = pipeline.plan(**settings, effective_batch_sizes=[2, 4], log=True)
+    planned = fitproof.plan(**settings, effective_batch_sizes=[2, 4], log=True)
     assert [(card.effective_batch_size, len(card.rows)) for card in planned.cards] == [(2, 4), (4, 4), (2, 2), (4, 2)]
-    alone = pipeline.plan(**settings, effective_batch_size=4)
+    alone = fitproof.plan(**settings, effective_batch_size=4)
     assert (planned.cards[1].rows, planned.cards[3].rows) == tuple(card.rows for card in alone.cards)
     assert planned.effective_batch_sizes == (2, 4) and planned.effective_batch_size == 2
     [logged] = folder.glob("runs/*-plan-*")
@@ -139,20 +165,20 @@ def test_a_plan_of_several_effective_batches_has_each_card_with_each(folder: Pat
         InvalidInputError,
         match=r"effective_batch_size \(2\) or effective_batch_sizes \(\[2\]\), and both are given; leave one",
     ):
-        pipeline.plan(**settings, effective_batch_sizes=[2], effective_batch_size=2)
+        fitproof.plan(**settings, effective_batch_sizes=[2], effective_batch_size=2)
     with pytest.raises(InvalidInputError, match="remove effective_batch_sizes"):
-        pipeline.longest(**settings, effective_batch_sizes=[2])
+        fitproof.longest(**settings, effective_batch_sizes=[2])
 
 
 def test_nothing_fits_is_none(folder: Path) -> None:
-    planned = pipeline.plan(
+    planned = fitproof.plan(
         **SMALL, model="gpt2-nano", gpu="cpu", effective_batch_size=2, space=FEW, budget="0.3MiB", device="cpu"
     )
     assert planned.recommended is None
 
 
 def test_a_search_returns_what_it_logs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = pipeline.search(**SMALL, device="cpu", budget="64MiB", effective_batch_size=2, space=FEW, num_trials=2)
+    found = fitproof.search(**SMALL, device="cpu", budget="64MiB", effective_batch_size=2, space=FEW, num_trials=2)
     assert isinstance(found, SearchFindings)
     assert found.best is not None and found.best.fits and len(found.rows) in (2, 3)  # the verification may add one
     [logged] = folder.glob("runs/*-search-*")
@@ -160,7 +186,65 @@ def test_a_search_returns_what_it_logs(folder: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("function", [pipeline.plan, pipeline.search])
+def check_shown(result: Any) -> None:
+    assert len(repr(result).splitlines()) == 3 and "<table" in result._repr_html_() and len(result.to_frame()) > 1
+    with pytest.raises(FrozenInstanceError):
+        setattr(result, fields(result)[0].name, None)
+
+
+def test_profile_compare_and_export_return_what_their_commands_find(folder: Path) -> None:
+    runs = [fitproof.profile(**SMALL, device="cpu", model="gpt2-nano", micro_batch_size=size) for size in (1, 2)]
+    logged = sorted(folder.glob("runs/*-profiling-*"), key=lambda each: each.stat().st_mtime)
+    assert [read_findings(each).row for each in logged] == [one.row for one in runs]  # type: ignore[union-attr]
+    compared = fitproof.compare(filter="params.precision = 'fp32'")
+    assert isinstance(compared, ComparisonFindings)
+    assert {row.params["micro_batch_size"] for row in compared.rows} == {1, 2} and len(compared.run_ids) == 2
+    assert not list(folder.glob("runs/*-compare-*")), "it is logged if asked to"
+    exported = fitproof.export(config=next(logged[0].glob("*/config.yaml")), output="files")
+    assert {file.name: file.read_text() for file in (folder / "files").iterdir()} == exported.files
+    for result in (*runs, compared, exported):
+        check_shown(result)
+
+
+@pytest.mark.slow
+def test_finetune_returns_what_its_command_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = Project.copy(tmp_path)
+    shorten_finetune(project)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", project.store)
+    settings: dict[str, Any] = {**SMALL, "model": "gpt2-nano", "effective_batch_size": 4, "budget": "64MiB"}
+    planned = fitproof.finetune(**settings, gpu="cpu")
+    assert [(card.kind, card.recommended is not None) for card in planned.cards] == [("full", True), ("lora", True)]
+    assert not (tmp_path / "runs").exists()
+    few: dict[str, Any] = {"num_trials": 2, "verify_steps": 0, "space": {"micro_batch_size": "divisors"}}
+    found = fitproof.finetune(**settings, **few, device="cpu")
+    [kinds], [search] = (list(tmp_path.glob(f"runs/*-{entry}-*")) for entry in ("finetune", "search"))
+    assert found.searched is not None and found.kind == "full" and found.answer.startswith("full was searched: Train")
+    assert found.searched.rows == read_findings(search).rows  # type: ignore[union-attr]
+    assert found.kinds.rows == read_findings(kinds).rows  # type: ignore[union-attr]
+    for result in (planned, found):
+        check_shown(result)
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong", "message"),
+    [
+        (fitproof.finetune, {"kind": "lorra"}, "kind must be auto or one of full, .*, and is 'lorra'"),
+        (fitproof.finetune, {"gpu": "unknown"}, "no card is called 'unknown'"),
+        (fitproof.profile, {"precison": "fp32"}, "no setting is called precison; did you mean precision"),
+        (fitproof.compare, {}, "compare needs runs"),
+        (fitproof.export, {"config": "absent.yaml"}, "absent.yaml must be a readable file"),
+    ],
+)
+def test_wrong_input_of_the_other_functions_raises(
+    function: Any, wrong: dict[str, Any], message: str, folder: Path
+) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        function(**wrong)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("function", [fitproof.plan, fitproof.search])
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -182,7 +266,7 @@ def test_importing_it_loads_nothing_heavy() -> None:
 
 
 def test_results_show_themselves_and_are_frames(folder: Path) -> None:
-    planned = pipeline.plan(
+    planned = fitproof.plan(
         **SMALL, model="gpt2-nano", gpu="cpu", effective_batch_size=2, space=FEW, budget="64MiB", device="cpu"
     )
     assert len(repr(planned).splitlines()) == 3 and "Start with" in repr(planned)
@@ -195,7 +279,7 @@ def test_results_show_themselves_and_are_frames(folder: Path) -> None:
 def test_a_search_that_measured_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.jobs.search.run_search", lambda *_: None)  # as if its time was over before a trial
     with pytest.raises(NothingMeasuredError, match="raise search_time_limit"):
-        pipeline.search(**SMALL, device="cpu", budget="64MiB", effective_batch_size=2, space=FEW)
+        fitproof.search(**SMALL, device="cpu", budget="64MiB", effective_batch_size=2, space=FEW)
 
 
 @pytest.mark.quick
@@ -205,6 +289,10 @@ def test_a_search_that_measured_nothing_says_so(monkeypatch: pytest.MonkeyPatch)
         (RunOptions, None, set[str]()),
         (PlanOptions, "plan", set[str]()),
         (SearchOptions, "search", set[str]()),
+        (FinetuneOptions, "finetune", {"gpu"}),
+        (ProfileOptions, "profiling", set[str]()),
+        (CompareOptions, "compare", set[str]()),
+        (ExportOptions, "export", set[str]()),
         (SimulateOptions, "simulate", {"gpu", "command", "answer", "output"}),
     ],
 )

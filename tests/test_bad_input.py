@@ -122,7 +122,7 @@ def test_a_wrong_file_is_refused_by_name(content: str, message: str, tmp_path: P
     file = tmp_path / "config.yaml"
     file.write_text(content)
     with pytest.raises(InvalidInputError, match=message):
-        load_single("main", file, {})
+        load_single("main", {"config": file})
 
 
 def test_a_yaml_that_makes_objects_makes_none(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from pipeline.tracking.metric_names import SUMMARIES
 
 PAGES = ["README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
 README_LINES = 160
+SUMMARY_LINES = 10
 WORDS = "the fastest way to train a model in the memory you have "
 COMPUTED = ("worst error", "bound true")
 """Words of tables that are computed from several committed rows, in tests of their own."""
@@ -81,6 +82,13 @@ THROUGH_MLFLOW = [command for command in README_COMMANDS if command.startswith("
 @pytest.mark.quick
 def test_the_readme_is_short() -> None:
     assert len(text_of("README.md").splitlines()) <= README_LINES
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("page", ["prediction", "search", "evidence", "reliability", "scaling"])
+def test_pages_of_method_and_proof_begin_with_a_summary(page: str) -> None:
+    _, summary, *_ = text_of(f"docs/{page}.md").split("\n\n")
+    assert summary.startswith("**In short:**") and len(summary.splitlines()) <= SUMMARY_LINES
 
 
 # Commands

@@ -1,5 +1,6 @@
 """The entry point `finetune`: which kinds fit, what each gives, and the search within one of them."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,17 @@ def peak_mib(project: Project, pretrained: Path, **settings: str) -> float:
     assert done.returncode == 0, done.stderr
     [row] = findings_of(project, "main").rows
     return float(row.metrics["peak_allocated_mib"])
+
+
+def test_a_kind_whose_package_is_not_installed_is_not_counted_among_those_that_do_not_fit(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.techniques.adapter.find_spec", lambda name: None)
+    done = project.here("finetune", {"model": "gpt2-nano", "gpu": "cpu", "budget": "1GiB", "effective_batch_size": "4"})
+    assert done.returncode == 0, done.stderr
+    answer = " ".join(done.stdout.split())
+    assert re.search(r"On .+ 1 of 1 kinds fit: full \(", answer)
+    assert "Not planned: lora (adapter=lora needs the package peft, which is not installed; install it" in answer
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from project import SMALL, Project
 from test_prediction import CPU
 
-import pipeline
+import fitproof
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.config.experiment import make_experiment
@@ -73,7 +73,7 @@ def test_the_ends_of_what_is_found_are_predictions_of_a_run(card: str, monkeypat
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     budget_mib = 2 if card == "cpu" else 24
     shared = {**SHARED, "adapter": "lora"}
-    findings = pipeline.longest(**shared, gpu=card, budget=f"{budget_mib}MiB")
+    findings = fitproof.longest(**shared, gpu=card, budget=f"{budget_mib}MiB")
     [found] = findings.cards
     assert findings.largest_length == 256 and len(found.rows) == 4
     inside = [row for row in found.rows if row.sequence_length and row.next_peak_bytes]
@@ -96,7 +96,7 @@ def test_lengths_beyond_those_of_the_corpus_are_tried(tmp_path: Any) -> None:
     text.write_text("one two three four five " * 400)
     settings = {**SHARED, "corpus": "text_files", "text_files": {"path": str(text)}, "model": "smollm2-135m"}
     settings |= {"causal_lm": {"num_layers": 2}, "space": {"checkpointing": ["every_layer"]}, "loss_kernel": "chunked"}
-    [card] = pipeline.longest(**settings, gpu="h100").cards
+    [card] = fitproof.longest(**settings, gpu="h100").cards
     [row] = card.rows
     assert row.sequence_length == 8192 and row.next_peak_bytes is None and row.planned.tokens == 4 * 8192
 
@@ -112,7 +112,7 @@ def test_lengths_beyond_those_of_the_corpus_are_tried(tmp_path: Any) -> None:
 )
 def test_what_cannot_be_searched_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
-        pipeline.longest(**{**SHARED, "gpu": "rtx4090", **changes})
+        fitproof.longest(**{**SHARED, "gpu": "rtx4090", **changes})
 
 
 @pytest.mark.parametrize("entry", ["main", "search", "finetune"])

@@ -14,7 +14,7 @@ from processes import free_port, started
 from project import SMALL, Project, as_words
 from servers import MlflowServer, Postgresql
 
-from pipeline import search
+from fitproof import search
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.passwords import has_password, without_passwords
 from pipeline.cli import main

@@ -71,6 +71,9 @@ def test_several_cards_give_a_line_each(project: Project) -> None:
     assert "On NVIDIA GeForce RTX 4090 18 of 18 configurations are predicted to fit" in said
     in_terminal = re.findall(r"^ +\d+  (?:none|every_\w+)  +(?:fp32|fp16|bf16)", done.stdout, re.MULTILINE)
     assert len(in_terminal) == 2 * 8 and "10 more in plan_nvidia_geforce_rtx_4090.csv." in said
+    assert re.search(
+        r"run it on NVIDIA GeForce RTX 4090:\n  fitproof main --model gpt2-nano .*--micro_batch_size", done.stdout
+    )
     [folder] = project.folder.glob("runs/*-plan-*")
     page = to_html(report_of(read_findings(folder)))
     assert "<h2>where to start on each card</h2>" in page and page.count("<td>every_layer</td>") > 8

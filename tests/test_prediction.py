@@ -16,7 +16,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from transformers import AutoConfig, masking_utils
 
-import pipeline
+import fitproof
 from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import MemoryUse, StepRecord
@@ -333,7 +333,7 @@ def test_parameters_that_qlora_does_not_quantize_are_counted(tmp_path: Path) -> 
     plan = {"model": str(tmp_path), "adapter": "qlora", "gpu": "t4", "effective_batch_size": 1, "sequence_length": 16}
     shape = {**dict.fromkeys(("num_layers", "width", "num_heads")), "pretrained": False}
     with pytest.raises(InvalidInputError, match=r"alone take .* smaller model .* are not quantized, and become"):
-        pipeline.plan(**plan, causal_lm=shape, budget="0.25MiB", space={"micro_batch_size": [1]})
+        fitproof.plan(**plan, causal_lm=shape, budget="0.25MiB", space={"micro_batch_size": [1]})
     kept = mixture_of_experts("mixtral", tmp_path, adapter="qlora", qlora_float32_rest=False, weights="bfloat16")
     assert notes_on([kept])[0].endswith("are not quantized, and keep their 16 bits")
     assert notes_on([tiny(adapter="qlora"), tiny(adapter="lora")]) == ()

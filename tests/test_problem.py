@@ -9,7 +9,7 @@ from conftest import THREE_LEVERS, TINY
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pipeline
+import fitproof
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB, parse_budget
@@ -73,7 +73,7 @@ def test_a_card_without_bf16_searches_the_default_space(card: str, monkeypatch: 
 def test_a_plan_for_a_card_without_bf16_recommends_fp16() -> None:
     settings = {**TINY, "device": "cpu", "sequence_length": 256, "causal_lm": {"num_layers": 1, "width": 1024}}
     space = {"micro_batch_size": [16], "checkpointing": ["none"], "precision": "auto"}
-    [t4, a100] = pipeline.plan(**settings, gpu="t4,a100", effective_batch_size=16, space=space).cards
+    [t4, a100] = fitproof.plan(**settings, gpu="t4,a100", effective_batch_size=16, space=space).cards
     assert t4.recommended is not None and t4.recommended.choice["precision"] == "fp16" and t4.skipped == ()
     assert a100.recommended is not None and a100.recommended.choice["precision"] == "bf16"
 

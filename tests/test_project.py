@@ -67,22 +67,35 @@ def test_every_folder_of_the_package_is_installed() -> None:
     assert not [folder for folder in folders if not (folder / "__init__.py").exists()]
 
 
-@pytest.mark.slow
-def test_an_installed_package_runs_from_any_folder(tmp_path: Path) -> None:
-    """Building it needs the package index; the packages that it needs are those of the tests."""
-    source = Project.copy(tmp_path / "source", with_store=False)
-    built = source.call("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), ".")
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the package as `pip install .` builds it, here with the build tools of the tests."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = Project.copy(folder / "source", with_store=False)
+    built = source.call(*f"python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir {folder} .".split())
     assert built.returncode == 0, built.stderr
-    [wheel] = tmp_path.glob("*.whl")
+    [file] = folder.glob("*.whl")
+    return file
+
+
+def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
+    """Beside code: the page, templates, cards, C sources, questions and the entry points' YAML."""
     with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-        archive.extractall(tmp_path / "installed")
-        [scripts] = [archive.read(name).decode() for name in names if name.endswith("entry_points.txt")]
-    yaml_files = [path.relative_to(FOLDER) for path in (*FOLDER.glob("*.yaml"), *FOLDER.glob("single/*.yaml"))]
-    assert {f"pipeline/experiments/{path}" for path in yaml_files} <= names
-    assert {"pipeline/data/questions.jsonl", "fitproof/py.typed", "pytest_fitproof.py"} <= names
-    assert not any(name.startswith("experiments/") for name in names)
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        [scripts] = [archive.read(name).decode() for name in archive.namelist() if name.endswith("entry_points.txt")]
+    listing = "git ls-files --cached --others --exclude-standard fitproof pipeline experiments pytest_fitproof.py"
+    listed = subprocess.run(listing.split(), cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    of_checkout = ("experiments/examples/", "pipeline/simulation/README.md")
+    kept = [name for name in listed if not name.startswith(of_checkout) and (ROOT / name).exists()]
+    assert names == {f"pipeline/{name}" if name.startswith("experiments/") else name for name in kept}
     assert "fitproof = fitproof.__main__:run" in scripts and "[pytest11]\nfitproof = pytest_fitproof" in scripts
+
+
+@pytest.mark.slow
+def test_an_installed_package_runs_from_any_folder(wheel: Path, tmp_path: Path) -> None:
+    """The packages that it needs are those of the tests."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
     (tmp_path / "elsewhere").mkdir()
     project = Project(tmp_path / "elsewhere", {"PYTHONPATH": str(tmp_path / "installed")})
     plan = {**SMALL, "gpu": "t4", "effective_batch_size": "2", "space": '{"micro_batch_size": [1, 2]}'}

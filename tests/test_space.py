@@ -11,7 +11,7 @@ import torch
 import yaml
 from conftest import TINY
 
-import pipeline
+import fitproof
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Mathematics
@@ -135,7 +135,7 @@ def test_a_space_in_which_everything_is_refused_says_why() -> None:
     with pytest.raises(InvalidInputError, match=message):
         make_problem(given)
     with pytest.raises(InvalidInputError, match=message):
-        pipeline.plan(**given, gpu="h100")
+        fitproof.plan(**given, gpu="h100")
     with pytest.raises(InvalidInputError, match="mathematics must be 'exact', 'rounding' or 'different'"):
         make_problem({**given, "mathematics": "none"})
 

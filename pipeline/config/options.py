@@ -88,8 +88,8 @@ class PlanOptions(RunOptions, total=False):
     effective_batch_sizes: list[int]
 
 
-class SearchOptions(RunOptions, total=False):
-    """Settings of `search`."""
+class _SearchedOptions(RunOptions, total=False):
+    """Settings of `search` and `finetune`."""
 
     space: dict[str, Any]
     mathematics: Literal["exact", "rounding", "different"]
@@ -109,11 +109,46 @@ class SearchOptions(RunOptions, total=False):
     worker_timeout: int
     storage: str
     study: str
+
+
+class SearchOptions(_SearchedOptions, total=False):
+    """Settings of `search`."""
+
     command: str | None
     patch: str | None
     env: str | None
     gpu: str | None
     install: bool
+
+
+class FinetuneOptions(_SearchedOptions, total=False):
+    """Settings of `finetune`."""
+
+    kind: str
+    longest: bool
+
+
+class ProfileOptions(RunOptions, total=False):
+    """Settings of `profile`."""
+
+    config: str | Path
+
+
+class CompareOptions(TypedDict, total=False):
+    """Settings of `compare`."""
+
+    runs: str | None
+    experiment: str | None
+    filter: str | None
+    baseline: str | None
+    output: str | Path
+
+
+class ExportOptions(TypedDict, total=False):
+    """Settings of `export`."""
+
+    config: str | Path
+    output: str | Path
 
 
 class SimulateOptions(TypedDict, total=False):

@@ -117,13 +117,15 @@ def load_entry_point(entry: str, overrides: Mapping[str, Any]) -> EntryPoint:
     return EntryPoint(entry, own.question, tuple(comparisons), own.sections, own.repeats)
 
 
-def load_single(entry: str, config: Path, overrides: Mapping[str, Any]) -> EntryPoint:
-    """Return an entry point of SINGLE: the configuration in the file `config`, with the user's overrides.
+def load_single(entry: str, given: Mapping[str, Any]) -> EntryPoint:
+    """Return an entry point of SINGLE: the configuration in the file `config`, with the user's other settings.
 
     Raises:
         InvalidInputError: as make_experiment, or this machine cannot run it.
 
     """
+    config = Path(given.get("config", SingleSettings.model_fields["config"].default))
+    overrides = {name: value for name, value in given.items() if name != "config"}
     variant = _variant(config.stem, merged(nested(read_config(config)), overrides), entry)
     if variant.skipped:
         raise InvalidInputError(variant.skipped)

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.errors import InvalidInputError
@@ -14,6 +15,18 @@ from pipeline.export.target import Target, render
 TARGETS = discover("export.targets", Target)  # type: ignore[type-abstract]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TargetFiles:
+    """The files of one framework."""
+
+    texts: Mapping[str, str]
+    """By file name."""
+    purpose: str
+    """How they are used, in a sentence."""
+    missing: tuple[str, ...] = ()
+    """What they cannot express of the configuration, a sentence each."""
+
+
 def export_files(experiment: Experiment) -> dict[str, str]:
     """Return the texts by file name; README.md says how each file is used, and what it cannot express.
 
@@ -21,16 +34,26 @@ def export_files(experiment: Experiment) -> dict[str, str]:
         InvalidInputError: the corpus or the model cannot be read.
 
     """
-    shared = facts_of(experiment)
-    texts: dict[str, str] = {}
+    return {file: text for target in files_by_target(experiment) for file, text in target.texts.items()}
+
+
+def files_by_target(experiment: Experiment) -> tuple[TargetFiles, ...]:
+    """Return README.md, then the files of each framework that can train the model.
+
+    Raises:
+        InvalidInputError: the corpus or the model cannot be read.
+
+    """
+    shared, found = facts_of(experiment), []
     sections: list[tuple[list[str], str, list[str]]] = []
     for name, kind in TARGETS.items():
         target, facts = kind(), facts_for(shared, experiment, name, kind.techniques, takes_code=kind.takes_code)
-        files = {file: _with_warnings(file, text, facts) for file, text in target.files(facts).items()}
-        if files:
-            texts |= files
-            sections.append((list(files), target.purpose, target.notes(facts)))
-    return {"README.md": render("README.md.jinja", shared, sections=sections), **texts}
+        texts = {file: _with_warnings(file, text, facts) for file, text in target.files(facts).items()}
+        if texts:
+            found.append(TargetFiles(texts=texts, purpose=target.purpose, missing=facts.missing))
+            sections.append((list(texts), target.purpose, target.notes(facts)))
+    readme = {"README.md": render("README.md.jinja", shared, sections=sections)}
+    return (TargetFiles(texts=readme, purpose="How each file is used, and what it cannot express."), *found)
 
 
 def write_files(files: Mapping[str, str], folder: Path) -> None:

@@ -41,7 +41,13 @@ class CompareSettings(Settings):
 
 
 def compare(settings: CompareSettings, console: Console) -> int:
-    """Print and log the report of runs selected by id, or by experiment and filter; return the exit code 0.
+    """Print and log the report of runs selected by id, or by experiment and filter; return the exit code 0."""
+    log_comparison(compare_runs(settings), settings.output, console)
+    return 0
+
+
+def compare_runs(settings: CompareSettings) -> ComparisonFindings | SimulationComparison:
+    """Return the comparison of runs selected by id, or by experiment and filter; log nothing.
 
     Raises:
         InvalidInputError: the settings select no run, or contradict each other.
@@ -57,22 +63,30 @@ def compare(settings: CompareSettings, console: Console) -> int:
     ids = [part.strip() for part in settings.runs.split(",") if part.strip()] if settings.runs else []
     chosen = history.by_id(ids) if ids else history.by_filter(settings.experiment, settings.filter)
     if any(map(is_simulation, chosen)):
-        return _compare_simulations(settings, history, chosen, console)
+        return _compare_simulations(settings, history, chosen)
     rows = _rows(history, chosen, settings.baseline)
-    with open_job("compare", f"{len(rows)} runs", settings.output) as job:
-        findings = ComparisonFindings(
-            entry="compare",
-            question=f"How do these {len(rows)} runs compare?",
-            rows=tuple(rows),
-            environment=common_settings([_conditions(row) for row in rows]),
-            sections=("differences",),
-        )
-        job.tags({"runs": ", ".join(run.info.run_id for run in chosen)[:5000]})
-        publish(findings, {"comparison.csv": comparison_frame(rows).to_csv(index=False)}, job, console)
-    return 0
+    return ComparisonFindings(
+        entry="compare",
+        question=f"How do these {len(rows)} runs compare?",
+        rows=tuple(rows),
+        environment=common_settings([_conditions(row) for row in rows]),
+        sections=("differences",),
+        run_ids=tuple(run.info.run_id for run in chosen),
+    )
 
 
-def _compare_simulations(settings: CompareSettings, history: History, runs: Sequence[Any], console: Console) -> int:
+def log_comparison(findings: ComparisonFindings | SimulationComparison, output: Path, console: Console) -> None:
+    """Print and log the report of a comparison, below the folder `output`."""
+    if isinstance(findings, SimulationComparison):
+        with open_job("compare", f"{len(findings.simulations)} simulations", output) as job:
+            publish(findings, {}, job, console)
+        return
+    with open_job("compare", f"{len(findings.rows)} runs", output) as job:
+        job.tags({"runs": ", ".join(findings.run_ids)[:5000]})
+        publish(findings, {"comparison.csv": comparison_frame(findings.rows).to_csv(index=False)}, job, console)
+
+
+def _compare_simulations(settings: CompareSettings, history: History, runs: Sequence[Any]) -> SimulationComparison:
     num_simulations = sum(map(is_simulation, runs))
     if num_simulations < max(2, len(runs)) or settings.baseline not in (None, runs[0].info.run_id):
         raise InvalidInputError(
@@ -93,9 +107,7 @@ def _compare_simulations(settings: CompareSettings, history: History, runs: Sequ
                 )
             program, *words = one.command
             found[f"{shlex.join([Path(program).name, *words])} ({run.info.run_id[:6]})"] = one
-    with open_job("compare", f"{len(runs)} simulations", settings.output) as job:
-        publish(SimulationComparison(simulations=found), {}, job, console)
-    return 0
+    return SimulationComparison(simulations=found)
 
 
 def _rows(history: History, runs: Sequence[Any], baseline: str | None) -> list[Row]:

@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 
 def measure(plan: EntryPoint, console: Console) -> int:
     """Run every variant of `plan`, print and log the report; return the exit code: 1 if none completed."""
+    return 0 if run_comparison(plan, console).any_completed else 1
+
+
+def run_comparison(plan: EntryPoint, console: Console) -> "ComparisonFindings":
+    """Run every variant of `plan`, print and log the report, and return the findings."""
     check_sections(plan.sections)
     check_shapes(variant.experiment for variant in plan.variants)
     plan = with_policies(plan)
@@ -66,8 +71,8 @@ def measure(plan: EntryPoint, console: Console) -> int:
                 else:  # whoever has pressed Ctrl-C does not wait for predictions
                     findings = replace(findings, interrupted=measuring.progress)
                 _report(findings, job, console)
-        job.succeeded = any(row.completed for row in measuring.rows)
-    return 0 if job.succeeded else 1
+        job.succeeded = findings.any_completed
+    return findings
 
 
 class StepProgress(Observer):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, PositiveInt
 from rich.console import Console
@@ -17,15 +17,19 @@ from pipeline.config.experiment import Experiment, make_experiment, notes_on
 from pipeline.config.settings import MODELS, AllSettings, dotted, merged, nested, validate
 from pipeline.config.space import FOLLOWING
 from pipeline.config.variants import Comparison, EntryPoint, Variant, read_config, read_yaml
-from pipeline.jobs.comparison import measure
+from pipeline.jobs.comparison import run_comparison
 from pipeline.jobs.finetune_plan import plan_kinds
 from pipeline.jobs.plan import make_plan
+from pipeline.jobs.plan_settings import log_findings
 from pipeline.jobs.printing import say, say_notes
-from pipeline.jobs.search import search
+from pipeline.jobs.search import run_search
 from pipeline.memory.device import find_device, hardware_of
-from pipeline.prediction.plan import CardPlan, PlannedRow
+from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.searching.problem import automatic_budget
 from pipeline.searching.settings import SearchSettings
+
+if TYPE_CHECKING:
+    from pipeline.report.shown import Finetuned
 
 ENTRY = "finetune"
 AUTO_KIND = "auto"
@@ -112,23 +116,47 @@ def finetune(given: Mapping[str, Any], console: Console) -> int:
     """Compare the kinds that fit, then search one; return the exit code: 1 if none fits or the search finds nothing.
 
     With `gpu` nothing is trained: the kinds are planned on these cards.
+    """
+    if given.get("gpu") not in (None, "none"):
+        return 0 if log_plan_of_kinds(make_plan_of_kinds(given), given, console) else 1
+    found = run_finetune(given, console).searched
+    return 1 if found is None or found.best is None else 0
+
+
+def make_plan_of_kinds(given: Mapping[str, Any]) -> PlanFindings:
+    """Return which kinds fit the cards `gpu`; show progress only, and log nothing.
+
+    Raises:
+        InvalidInputError: a setting or a card is wrong, or no kind can be planned.
+
+    """
+    own, asked, settings, _ = _read(given)
+    kinds = {name: settings for name, settings in own.kinds.items() if asked in (AUTO_KIND, name)}
+    return plan_kinds(kinds, own.compared.space, _shared_of_cards(settings, given), given)
+
+
+def log_plan_of_kinds(findings: PlanFindings, given: Mapping[str, Any], console: Console) -> bool:
+    """Print and log the report of what make_plan_of_kinds() found with the settings `given`; return whether any fits.
+
+    Raises:
+        InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
+
+    """
+    fits, gpu = any(card.recommended is not None for card in findings.cards), str(given["gpu"])
+    values = {**_read(given)[2], **given}
+    log_findings(findings, f"{findings.model} on {gpu}", {"gpu": gpu}, values, console, succeeded=fits)
+    return fits
+
+
+def run_finetune(given: Mapping[str, Any], console: Console) -> "Finetuned":
+    """Compare the kinds that fit, then search one; print and log both, and return what was found.
 
     Raises:
         InvalidInputError: a setting is wrong, no kind can run here, the weights of each exceed the budget, or a storage
             cannot be reached.
 
     """
-    values = read_yaml(yaml_file(ENTRY))
-    fields = KindsSettings.model_fields
-    own = validate(KindsSettings, {name: values.pop(name) for name in fields if name in values}, ENTRY)
-    asked = str(given.get("kind", AUTO_KIND))
-    _check(own, asked, given)
-    of_config = _of_config(own, given)
-    length = {name: of_config.pop(name) for name in LENGTH if name in of_config}  # of the answer, not of comparing
-    settings = merged(nested(values), of_config)
-    if given.get("gpu") not in (None, "none"):
-        kinds = {name: settings for name, settings in own.kinds.items() if asked in (AUTO_KIND, name)}
-        return plan_kinds(kinds, own.compared.space, _shared_of_cards(settings, given), given, console)
+    own, asked, settings, length = _read(given)
     shared = _shared(settings, given, console)
     experiments = {name: _experiment(own, shared, settings, SMALLEST) for name, settings in own.kinds.items()}
     if asked != AUTO_KIND:
@@ -141,12 +169,32 @@ def finetune(given: Mapping[str, Any], console: Console) -> int:
             planned.append(kind)
             advance(1)
     say_notes(console, notes_on(experiments.values()))
-    is_any_done = measure(_comparison(own, shared, planned), console) == 0
+    compared = run_comparison(_comparison(own, shared, planned), console)
     chosen = next((one for one in planned if one.name == asked or (asked == AUTO_KIND and one.skipped is None)), None)
-    if chosen is None:
-        return 0 if is_any_done else 1
-    say(console, f"searching the fastest configuration of the kind {chosen.name}")
-    return search(merged(merged(length, _search_settings(shared, given)), nested(chosen.settings)), console)
+    found = None
+    if chosen is not None:
+        say(console, f"searching the fastest configuration of the kind {chosen.name}")
+        own_settings = merged(length, _search_settings(shared, given))
+        found = run_search(merged(own_settings, nested(chosen.settings)), console)
+    from pipeline.report.shown import Compared, Finetuned, Searched  # imported after the runs
+
+    return Finetuned(
+        kinds=Compared.of(compared),
+        kind=None if chosen is None else chosen.name,
+        searched=None if found is None else Searched.of(found),
+    )
+
+
+def _read(given: Mapping[str, Any]) -> tuple[KindsSettings, str, dict[str, Any], dict[str, Any]]:
+    """Return the kinds, the one asked for, the settings that all share, and those of the search's length alone."""
+    values = read_yaml(yaml_file(ENTRY))
+    fields = KindsSettings.model_fields
+    own = validate(KindsSettings, {name: values.pop(name) for name in fields if name in values}, ENTRY)
+    asked = str(given.get("kind", AUTO_KIND))
+    _check(own, asked, given)
+    of_config = _of_config(own, given)
+    length = {name: of_config.pop(name) for name in LENGTH if name in of_config}
+    return own, asked, merged(nested(values), of_config), length
 
 
 def _check(own: KindsSettings, asked: str, given: Mapping[str, Any]) -> None:

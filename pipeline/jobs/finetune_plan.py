@@ -11,7 +11,7 @@ from pipeline.base.progress import progress
 from pipeline.config.experiment import make_experiment
 from pipeline.config.settings import dotted, merged, nested
 from pipeline.jobs.plan import make_plan
-from pipeline.jobs.plan_settings import budget_bytes_on, log_findings, targets
+from pipeline.jobs.plan_settings import budget_bytes_on, targets
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.longest import longest_that_fits
 from pipeline.prediction.plan import CardPlan, PlanFindings
@@ -22,32 +22,33 @@ LEANEST: Settings = {"micro_batch_size": [1], "checkpointing": ["every_layer"], 
 """Of each dimension the value that needs the least memory."""
 
 
-def plan_kinds(
-    kinds: Mapping[str, Settings], space: Settings, shared: Settings, given: Settings, console: Console
-) -> int:
-    """Plan each kind on the cards `gpu`, print and log the report; return the exit code: 1 if no kind fits any card.
+def plan_kinds(kinds: Mapping[str, Settings], space: Settings, shared: Settings, given: Settings) -> PlanFindings:
+    """Return the plan of each kind on the cards `gpu`.
 
     Raises:
-        InvalidInputError: a setting or a card is wrong, no kind can be planned, or the tracking store cannot be
-            reached.
+        InvalidInputError: a setting or a card is wrong, or no kind can be planned.
 
     """
     gpu, is_longest_wanted = str(given["gpu"]), str(given.get("longest", "false")).lower() == "true"
     plans: dict[str, PlanFindings] = {}
     reasons: dict[str, str] = {}
-    with progress(f"planning fine-tuning: {', '.join(kinds)}", len(kinds)) as advance:
+    unsupported: dict[str, str] = {}
+    with progress(f"planning {len(kinds)} kinds of fine-tuning", len(kinds)) as advance:
         for name, settings in kinds.items():
             values = {**merged(shared, nested(settings)), "gpu": gpu}
             try:
-                plans[name] = _plan(values, space)
+                if reason := _unsupported(values):
+                    unsupported[name] = reason
+                else:
+                    plans[name] = _plan(values, space)
             except InvalidInputError as error:
                 reasons[name] = str(error)
             else:
-                if is_longest_wanted:
+                if name in plans and is_longest_wanted:
                     plans[name] = replace(plans[name], cards=tuple(_with_longest(plans[name], values)))
-            advance(1, name)
+            advance(1, f"last: {name}")
     if not plans:
-        raise InvalidInputError("\n".join(dict.fromkeys(reasons.values())))
+        raise InvalidInputError("\n".join(dict.fromkeys((*reasons.values(), *unsupported.values()))))
     first = next(iter(plans.values()))
     cards = []
     for number, target in enumerate(targets(gpu)):
@@ -61,12 +62,13 @@ def plan_kinds(
                         card=target.name,
                         budget_bytes=budget_bytes,
                         rows=(),
-                        skipped=(reasons[name],),
+                        skipped=(reasons.get(name) or unsupported[name],),
                         breakdown=None,
                         kind=name,
+                        unsupported=unsupported.get(name),
                     )
                 )
-    findings = replace(
+    return replace(
         first,
         entry="finetune",
         cards=tuple(cards),
@@ -77,10 +79,18 @@ def plan_kinds(
         },
         command=_command(cards, given),
     )
-    fits = any(card.recommended is not None for card in cards)
-    subject = f"{findings.model} on {gpu}"
-    log_findings(findings, subject, {"gpu": gpu}, shared, console, succeeded=fits)
-    return 0 if fits else 1
+
+
+def _unsupported(values: Settings) -> str | None:
+    """Return why no card can train a kind of fine-tuning, such as a package that is not installed; None if one can."""
+    experiment = make_experiment({**_of_run(values), "device": "cpu", "micro_batch_size": 1}, "finetune")
+    reasons = [experiment.unsupported(target) for target in targets(str(values["gpu"]))]
+    return reasons[0] if all(reasons) else None
+
+
+def _of_run(values: Settings) -> dict[str, Any]:
+    """Return the settings of a run among those of a plan."""
+    return {name: value for name, value in values.items() if name not in ("gpu", "space", "budget")}
 
 
 def _plan(values: Settings, space: Settings) -> PlanFindings:
@@ -92,7 +102,8 @@ def _plan(values: Settings, space: Settings) -> PlanFindings:
     start = next((card.recommended for card in least.cards if card.recommended is not None), None)
     if start is None:
         return least
-    others = {**space, "loss_kernel": LEANEST["loss_kernel"], "precision": [start.choice["precision"]]}
+    fastest = {name: [value] for name, value in start.choice.items() if name == "precision"}
+    others = {**space, "loss_kernel": LEANEST["loss_kernel"], **fastest}
     return make_plan({**values, "space": others}, Console(quiet=True))
 
 
@@ -103,8 +114,7 @@ def _with_longest(plan: PlanFindings, values: Settings) -> Iterator[CardPlan]:
             yield card
             continue
         least = min(card.rows, key=lambda row: row.peak_bytes)
-        of_run = {name: value for name, value in values.items() if name not in ("gpu", "space", "budget")}
-        settings = merged(of_run, nested({**least.choice, "device": "cpu", "model": plan.model}))
+        settings = merged(_of_run(values), nested({**least.choice, "device": "cpu", "model": plan.model}))
         experiment = make_experiment(settings, "finetune").with_random_weights("cpu")  # their values change no memory
         found = longest_that_fits(experiment, target, card.budget_bytes, context_bytes_of(target))
         yield replace(card, longest_length=found.length)

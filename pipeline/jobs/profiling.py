@@ -22,7 +22,7 @@ from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import Summarize, run
 from pipeline.runtime.run_folder import folder_name
 from pipeline.runtime.shape_check import check_shapes
-from pipeline.tracking.job import Job, open_job
+from pipeline.tracking.job import open_job
 from pipeline.training.metrics import PREDICTION, Row, Summary
 from pipeline.training.profiler import MemoryProfile, TimeProfile, profile_run
 
@@ -34,7 +34,12 @@ QUESTION = "Where are the memory and the time of {name}?"
 
 
 def profiling(plan: EntryPoint, console: Console) -> int:
-    """Profile the one configuration of `plan`, print and log the report; return the exit code: 1 if it failed.
+    """Profile, print and log the report; return the exit code: 1 if the run failed."""
+    return 0 if run_profiling(plan, console).row.completed else 1
+
+
+def run_profiling(plan: EntryPoint, console: Console) -> "ProfilingFindings":
+    """Profile the one configuration of `plan`, print and log the report, and return the findings.
 
     Raises:
         InvalidInputError: it has several processes.
@@ -63,9 +68,13 @@ def profiling(plan: EntryPoint, console: Console) -> int:
             row, profile = measure_and_profile(
                 experiment, variant.name, folder, observers, partial(_summarize, experiment)
             )
-        _report(plan.entry, QUESTION.format(name=variant.name), experiment, row, profile, about, job, console)
+        with progress("making the report"):  # pandas and Altair are imported here, after the runs
+            from pipeline.jobs.publish import publish
+
+            findings = findings_of(plan.entry, QUESTION.format(name=variant.name), experiment, row, profile, about)
+        publish(findings, {}, job, console)
         job.succeeded = row.completed
-    return 0 if job.succeeded else 1
+    return findings
 
 
 class _Progress(StepProgress):
@@ -147,24 +156,6 @@ def findings_of(
         advice=advise(profiled_of(experiment, row, profile)),
         environment=about,
     )
-
-
-def _report(
-    entry: str,
-    question: str,
-    experiment: Experiment,
-    row: Row,
-    profile: Profile,
-    about: Mapping[str, str],
-    job: Job,
-    console: Console,
-) -> None:
-    """Print and log the report; pandas and Altair are imported here, after the runs."""
-    with progress("making the report"):
-        from pipeline.jobs.publish import publish
-
-        findings = findings_of(entry, question, experiment, row, profile, about)
-    publish(findings, {}, job, console)
 
 
 def _summarize(experiment: Experiment, result: Result) -> Summary:

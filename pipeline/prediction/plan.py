@@ -64,6 +64,8 @@ class CardPlan:
     """Where the plan has several; None for that of the plan."""
     kind: str | None = None
     """The kind of fine-tuning, where the plan compares several."""
+    unsupported: str | None = None
+    """Why that kind was not planned: the card, the model or the installed packages do not support it."""
     longest_length: int | None = None
     """The longest sequences that its configuration with the smallest peak can train; None where it is not known."""
     num_configurations: int | None = None

@@ -69,6 +69,13 @@ class ComparisonFindings:
     """The histogram of the lengths of the corpus's documents."""
     interrupted: str | None = None
     """How far the job came, such as 3 of 25 variants, if it was interrupted."""
+    run_ids: tuple[str, ...] = ()
+    """The MLflow runs that are compared, if they are of earlier jobs."""
+
+    @property
+    def any_completed(self) -> bool:
+        """Whether one of the runs completed."""
+        return any(row.completed for row in self.rows)
 
 
 def comparison_report(findings: ComparisonFindings) -> Report:

@@ -44,6 +44,7 @@ def plan_report(findings: PlanFindings) -> Report:
     if figures:
         sections[0] = replace(sections[0], headlines=())
     sizes = " or ".join(map(str, findings.effective_batch_sizes))
+    command, title = _command(findings)
     return Report(
         entry=findings.entry,
         question=(
@@ -53,8 +54,8 @@ def plan_report(findings: PlanFindings) -> Report:
         answer=" ".join([*_answers(findings.cards), *([ESTIMATED] if recommended else [])]),
         headlines=figures,
         lead=_lead(findings.cards) if recommended else None,
-        command=findings.command or _command(findings),
-        command_title="Search the fastest configuration there" if findings.command else "Run it on that device",
+        command=command,
+        command_title=title,
         sections=tuple(sections),
         environment=findings.environment,
         settings=findings.settings,
@@ -78,13 +79,13 @@ def _fastest(cards: Sequence[CardPlan]) -> tuple[CardPlan, PlannedRow]:
     return min(found, key=lambda pair: expected_order(pair[1]))
 
 
-def _command(findings: PlanFindings) -> str | None:
-    """Return the command that runs the fastest recommended configuration; None if nothing fits, or it is of a kind."""
-    if not any(card.recommended for card in findings.cards):
-        return None
+def _command(findings: PlanFindings) -> tuple[str | None, str]:
+    """Return the command that goes on from the plan, with what it does; None if nothing fits."""
+    if findings.command or not any(card.recommended for card in findings.cards):
+        return findings.command, "Search the fastest configuration there"
     card, best = _fastest(findings.cards)
-    size = {"effective_batch_size": findings.effective_batch_size_on(card)}
-    return None if card.kind else command_of("main", {**findings.settings, **size, **best.choice})
+    size = {} if card.effective_batch_size is None else {"effective_batch_size": card.effective_batch_size}
+    return command_of("main", {**findings.settings, **size, **best.choice}), f"Run it on {card.card}"
 
 
 def _speed_text(row: PlannedRow) -> str:
@@ -98,13 +99,20 @@ def _answers(cards: Sequence[CardPlan]) -> list[str]:
         return [_answer(card) for card in cards]
     sentences = []
     for name in dict.fromkeys(card.card for card in cards):
-        kinds = [card for card in cards if card.card == name]
+        kinds = [card for card in cards if card.card == name and card.unsupported is None]
         fitting = [_kind_that_fits(card, card.recommended) for card in kinds if card.recommended is not None]
         sentences.append(
             f"On {name} {len(fitting)} of {len(kinds)} kinds fit{': ' * bool(fitting)}{'; '.join(fitting)}."
         )
         if left_out := [_kind_that_does_not(card) for card in kinds if card.recommended is None]:
             sentences.append(f"Not {'; '.join(left_out)}.")
+    by_reason: dict[str, dict[str, None]] = {}
+    for card in cards:
+        if card.unsupported is not None and card.kind is not None:
+            by_reason.setdefault(card.unsupported, {})[card.kind] = None
+    if by_reason:
+        reasons = "; ".join(f"{', '.join(kinds)} ({reason})" for reason, kinds in by_reason.items())
+        sentences.append(f"Not planned: {reasons}.")
     return sentences
 
 

@@ -1,15 +1,18 @@
 """What Python's API returns: findings that show themselves in three lines, and in a notebook as the answer's table."""
 
 import textwrap
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pipeline.prediction.longest import LongestFindings
 from pipeline.prediction.plan import PlanFindings
 from pipeline.prediction.simulation import Simulation
+from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import Findings, report_of
 from pipeline.report.page import Report
+from pipeline.report.profile import ProfilingFindings
+from pipeline.report.simulations import SimulationComparison
 from pipeline.report.table import Table
 from pipeline.searching.results import SearchFindings
 
@@ -72,23 +75,49 @@ class Shown:
 class Plan(Shown, PlanFindings):
     """The predicted memory and time of configurations on cards."""
 
-    __repr__ = Shown.__repr__
-
 
 class Longest(Shown, LongestFindings):
     """The longest sequences that fit cards."""
-
-    __repr__ = Shown.__repr__
 
 
 class Searched(Shown, SearchFindings):
     """The fastest configuration that fits, and how sure that is."""
 
     table: ClassVar[str | None] = "ranking"
-    __repr__ = Shown.__repr__
 
 
 class Simulated(Shown, Simulation):
     """What a training needs of a card."""
 
-    __repr__ = Shown.__repr__
+
+class Profiled(Shown, ProfilingFindings):
+    """Where the memory and the time of a configuration are."""
+
+    table: ClassVar[str | None] = "categories"
+
+
+class Compared(Shown, ComparisonFindings):
+    """Runs side by side, with what each saves and costs against the baseline."""
+
+
+class ComparedSimulations(Shown, SimulationComparison):
+    """Simulations side by side: how their memory differs, and at which source lines."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Finetuned(Shown):
+    """The kinds of fine-tuning that fit, compared, and the search of one of them."""
+
+    kinds: Compared
+    """A short training of each kind."""
+    kind: str | None
+    """The kind that was searched; None if none fits."""
+    searched: Searched | None
+    """The fastest configuration of that kind; None if nothing was measured."""
+
+    @property
+    def _report(self) -> Report:
+        of_kinds = self.kinds._report
+        if self.searched is None:
+            return of_kinds
+        return replace(of_kinds, answer=f"{self.kind} was searched: {self.searched.answer} {of_kinds.answer}")

@@ -179,10 +179,10 @@ def _named(text: str) -> Card:
     if found:
         cards_of_the_name = " and ".join(f"{card.gpu} ({card.memory_mib:,} MiB)" for card in found)
         raise InvalidInputError(f"{text!r} is the name of {cards_of_the_name}; name one of them")
-    names = difflib.get_close_matches(_plain(text), CARDS, n=3, cutoff=0.5) or CARDS
+    closest = difflib.get_close_matches(_plain(text), CARDS, n=3, cutoff=0)
     raise InvalidInputError(
-        f"no card is called {text!r}; {'the closest are' if len(names) < len(CARDS) else 'the cards are'} "
-        f"{', '.join(names)}; any other card in words: --gpu {EXAMPLE}"
+        f"no card is called {text!r}; the closest are {', '.join(closest)}, all {len(CARDS)} are in {TABLE}; any other "
+        f"card in words: --gpu {EXAMPLE}"
     )
 
 
