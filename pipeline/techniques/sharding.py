@@ -15,9 +15,8 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Mathematics, Stage, Step, Technique
 
 NEEDS_WHOLE_PARAMETERS = {
-    "adamw_8bit": "bitsandbytes' 8-bit AdamW reads them in blocks of its own",
-    "adafactor": "Adafactor takes means over rows and columns of which each rank has a part",
-    "muon": "Muon makes whole matrices orthogonal",
+    "adamw_8bit": "bitsandbytes' 8-bit AdamW knows no parts (DTensor)",
+    "adafactor": "torch's Adafactor computes in place on norms of parts (DTensor refuses it)",
 }
 """Optimizers that cannot update a part of a parameter as they would update all of it, and why."""
 
@@ -86,7 +85,7 @@ class Sharding(Technique):
         if optimizer in NEEDS_WHOLE_PARAMETERS:
             return (
                 f"{rule}, and {NEEDS_WHOLE_PARAMETERS[optimizer]}, and optimizer is {settings.optimizer}; set "
-                "optimizer=adamw or sgd, or sharding=none"
+                "optimizer=adamw, sgd or muon, or sharding=none"
             )
         if settings.activation_offloading:
             return (
