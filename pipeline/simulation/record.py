@@ -77,6 +77,8 @@ class Record:
     """The allocator's settings of the environment."""
     own_code: tuple[str, ...]
     """Folders of code that is not the user's."""
+    num_communicators: int
+    """Process groups that NCCL would serve, of a command that runs as one rank of many."""
     snapshot: Path
     """The file of torch's memory snapshot."""
 

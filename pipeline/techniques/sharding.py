@@ -12,13 +12,20 @@ from torch import Tensor, nn
 from pipeline.base.contracts import Batch, Hardware
 from pipeline.base.data_parallel import LossModule, data_parallel
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.technique import Mathematics, Stage, Step, Technique
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
 
 NEEDS_WHOLE_PARAMETERS = {
     "adamw_8bit": "bitsandbytes' 8-bit AdamW knows no parts (DTensor)",
-    "adafactor": "torch's Adafactor computes in place on norms of parts (DTensor refuses it)",
+    "adafactor": "torch's Adafactor computes in place on norms of parts, which DTensor refuses",
+    "sgd": "torch's fused SGD knows no parts (DTensor)",
 }
 """Optimizers that cannot update a part of a parameter as they would update all of it, and why."""
+
+
+IN_ACCELERATE = (
+    "Accelerate, which makes the shards, sums gradients in the type of mixed precision, and in float32 was measured; of "
+    "several passes it sums those of the last alone, as with sharded_accumulation=false."
+)
 
 
 class Sharding(Technique):
@@ -85,7 +92,7 @@ class Sharding(Technique):
         if optimizer in NEEDS_WHOLE_PARAMETERS:
             return (
                 f"{rule}, and {NEEDS_WHOLE_PARAMETERS[optimizer]}, and optimizer is {settings.optimizer}; set "
-                "optimizer=adamw, sgd or muon, or sharding=none"
+                "optimizer=adamw or muon, or sharding=none"
             )
         if settings.activation_offloading:
             return (
@@ -104,6 +111,29 @@ class Sharding(Technique):
             if not getattr(self, name):
                 return f"{name}=false is a setting of sharding=fsdp, and sharding is none; set sharding=fsdp"
         return None
+
+    def export(self, target: str) -> Exported | None:
+        """Return FSDP2 of accelerate, of Trainer and of axolotl, and DeepSpeed's stage of ZeRO that is most like it."""
+        by_layer = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": self.reshard_after_forward}
+        if target == "pytorch":
+            return Exported(notes=("It has the whole model in its one process, and so not the memory of a rank.",))
+        if target == "deepspeed":
+            stage = 3 if self.reshard_after_forward else 2
+            note = (
+                f"ZeRO's stage {stage} divides what sharding=fsdp does, by buckets of its own: the losses are the "
+                "measured ones but for the order of sums, memory and time are not."
+            )
+            arguments: dict[str, Any] = {"zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True}
+            return Exported(arguments=arguments, notes=(note,))
+        if target == "accelerate":
+            arguments = {"fsdp_config": {"fsdp_version": 2, **{f"fsdp_{name}": by_layer[name] for name in by_layer}}}
+        elif target in ("training_arguments", "trl"):
+            arguments = {"fsdp": True, "fsdp_config": {"version": 2, **by_layer}}
+        elif target == "axolotl":
+            arguments = {"fsdp_version": 2, "fsdp_config": by_layer}
+        else:
+            return None
+        return Exported(arguments=arguments, notes=(IN_ACCELERATE,))
 
     def apply(self, step: Step) -> Step:
         """Give each rank the whole model and all gradients, or its part of both."""
