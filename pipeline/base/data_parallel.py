@@ -24,6 +24,7 @@ class LossModule(nn.Module):
         self.model, self._loss = trainable.module, trainable.loss
 
     def forward(self, batch: Batch, num_targets: int) -> Tensor:
+        """Return the loss of a micro-batch."""
         return self._loss(self.model, batch, num_targets)
 
 

@@ -148,7 +148,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         resize = torch.UntypedStorage.resize_
 
         def resized(storage: torch.UntypedStorage, num_bytes: int) -> Any:
-            result = resize(storage, num_bytes)  # type: ignore[no-untyped-call]
+            result = resize(storage, num_bytes)
             number = self._by_storage.pop(storage._cdata, None)
             if number is not None:
                 del self._guards[storage._cdata]

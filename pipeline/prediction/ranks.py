@@ -7,9 +7,6 @@ from pathlib import Path
 from pipeline.prediction.simulation import RankMemory, Simulation, Verdict, simulate
 from pipeline.simulation.run import Simulate
 
-NUM_RUNS_AT_FIRST = 3
-"""The first, the middle and the last rank run at first; of so few ranks all do."""
-
 
 def simulate_ranks(
     wanted: Simulate,
@@ -45,7 +42,7 @@ def simulate_ranks(
 
     last = wanted.world_size - 1
     found[0] = run(0, hides=is_hidden)
-    for rank in {last // 2, last} - {0}:
+    for rank in sorted({last // 2, last} - {0}):
         found[rank] = run(rank)
     stack = [(0, last // 2), (last // 2, last)]
     while stack:

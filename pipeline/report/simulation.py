@@ -195,8 +195,8 @@ def _headlines(simulation: Simulation) -> tuple[Headline, ...]:
 
 def _command(simulation: Simulation) -> str:
     defaults = {"gpus": 1, "world_size": 1, "rank": 0, "ranks": "one"}
-    given = {"gpus": simulation.num_cards, "world_size": simulation.world_size}
-    given |= {"ranks": "all"} if simulation.ranks else {"rank": simulation.rank}
+    which = {"ranks": "all"} if simulation.ranks else {"rank": simulation.rank}
+    given = {"gpus": simulation.num_cards, "world_size": simulation.world_size, **which}
     values = {name: value for name, value in given.items() if value != defaults[name]}
     line = command_line("simulate", {"gpu": simulation.gpu, **values})
     return f"{line} -- {shlex.join(simulation.command)}"

@@ -28,6 +28,6 @@ def note_on_communicators(num_communicators: int) -> str:
     low, high = (size / MIB for size in communicators_bytes(num_communicators))
     those = "one communicator" if num_communicators == 1 else f"{num_communicators} communicators"
     return (
-        f"NCCL's buffers are not counted: {those} would take {low:,.0f} to {high:,.0f} MiB of the card besides, by what "
-        "others measured of all-reduces (NVIDIA/nccl issues 964 and 864); all-to-all takes more."
+        f"NCCL's buffers are not counted: {those} would take {low:,.0f} to {high:,.0f} MiB of the card besides, by "
+        "what others measured of all-reduces (NVIDIA/nccl issues 964 and 864); all-to-all takes more."
     )

@@ -23,8 +23,8 @@ NEEDS_WHOLE_PARAMETERS = {
 
 
 IN_ACCELERATE = (
-    "Accelerate, which makes the shards, sums gradients in the type of mixed precision, and in float32 was measured; of "
-    "several passes it sums those of the last alone, as with sharded_accumulation=false."
+    "Accelerate, which makes the shards, sums gradients in the type of mixed precision, where float32 was measured; of "
+    "several passes it sums them after the last alone, as with sharded_accumulation=false."
 )
 
 
@@ -33,9 +33,9 @@ class Sharding(Technique):
 
     stage: ClassVar[Stage] = Stage.RANKS
 
-    sharding: Annotated[
-        Literal["none", "fsdp"], BeforeValidator(lambda value: "none" if value == "ddp" else value)
-    ] = "none"
+    sharding: Annotated[Literal["none", "fsdp"], BeforeValidator(lambda value: "none" if value == "ddp" else value)] = (
+        "none"
+    )
     """none (or ddp): each of world_size processes has all parameters; fsdp: a part of each, gathered layer by layer."""
     reshard_after_forward: bool = True
     """With fsdp, whether a layer's gathered parameters are freed after its forward pass, and gathered again."""
@@ -168,8 +168,9 @@ def _fully_sharded(step: Step, reshards: bool, sums_each_pass: bool) -> Step:
     policy = MixedPrecisionPolicy(param_dtype=_autocast_dtype(step), reduce_dtype=torch.float32)
     for layer in step.trainable.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshards, mp_policy=policy)
-    root = fully_shard(LossModule(step.trainable), mesh=mesh, reshard_after_forward=False, mp_policy=policy)
-    for part in root.modules():
+    loss = LossModule(step.trainable)
+    root = fully_shard(loss, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+    for part in loss.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)  # Gloo has no multiplication before its sum
@@ -188,7 +189,7 @@ def _fully_sharded(step: Step, reshards: bool, sums_each_pass: bool) -> Step:
     def loss_of(_: nn.Module, batch: Batch, num_targets: int) -> Tensor:
         ranks.entered()
         root.set_requires_gradient_sync(not is_accumulating)
-        computed: Tensor = root(batch, num_targets)
+        computed: Tensor = loss(batch, num_targets)
         return computed
 
     return replace(step, trainable=replace(step.trainable, loss=loss_of), accumulation_context=accumulation)
