@@ -77,10 +77,10 @@ class Record:
     """The allocator's settings of the environment."""
     own_code: tuple[str, ...]
     """Folders of code that is not the user's."""
-    num_communicators: int
-    """Process groups that NCCL would serve, of a command that runs as one rank of many."""
     snapshot: Path
     """The file of torch's memory snapshot."""
+    num_communicators: int = 0
+    """Process groups that NCCL would serve, of a command that runs as one rank of many."""
 
     @property
     def has_allocated(self) -> bool:
