@@ -133,6 +133,7 @@ from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
 card = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(card)
 distributed.init_process_group("nccl", device_id=card)
 distributed.new_group(backend="gloo")
 model = nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(4)]).to(card)

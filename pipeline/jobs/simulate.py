@@ -145,9 +145,11 @@ def run_simulation(
 
 
 def _runs_all_ranks(settings: SimulatedCommandSettings) -> bool:
-    """Whether each rank is to run; refuse one that is named besides, or of which there are no others."""
-    if not (isinstance(settings, SimulateSettings) and settings.ranks == "all"):
-        return False
+    return isinstance(settings, SimulateSettings) and settings.ranks == "all"
+
+
+def _check_all_ranks(settings: SimulatedCommandSettings) -> None:
+    """Refuse a rank that is named beside all, or that has no others."""
     if settings.world_size == 1:
         raise InvalidInputError(
             "ranks=all runs the command as each of several ranks, and world_size is 1; set --world_size to their number"
@@ -156,7 +158,6 @@ def _runs_all_ranks(settings: SimulatedCommandSettings) -> bool:
         raise InvalidInputError(
             f"ranks=all runs every rank, and rank names one of them and is {settings.rank}; leave out --rank or --ranks"
         )
-    return True
 
 
 def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
@@ -176,6 +177,8 @@ def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
             f"rank counts from 0 to world_size - 1, which is {settings.world_size - 1}, and is {settings.rank}; "
             "set --world_size to the number of ranks, or another rank"
         )
+    if _runs_all_ranks(settings):
+        _check_all_ranks(settings)
     check_num_cards(settings.gpus)
     if settings.world_size > 1 and settings.gpus > 1:
         raise InvalidInputError(
