@@ -169,7 +169,8 @@ def _fully_sharded(step: Step, reshards: bool, sums_each_pass: bool) -> Step:
     for layer in step.trainable.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshards, mp_policy=policy)
     loss = LossModule(step.trainable)
-    root = fully_shard(loss, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+    as_they_are = replace(policy, cast_forward_inputs=False)  # a batch may have targets in float32
+    root = fully_shard(loss, mesh=mesh, reshard_after_forward=False, mp_policy=as_they_are)
     for part in loss.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
