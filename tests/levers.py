@@ -141,6 +141,9 @@ LEVERS = (
         same_training=False,
         package="bitsandbytes",
     ),
+    Lever(technique="sharding", settings={"sharding": "fsdp"}, devices=()),
+    Lever(technique="sharding", settings={"sharding": "fsdp", "reshard_after_forward": False}, devices=()),
+    Lever(technique="sharding", settings={"sharding": "fsdp", "sharded_accumulation": False}, devices=()),
     Lever(technique="weights", settings={"weights": "bfloat16"}, same_training=False),
     Lever(
         technique="optimizer",

@@ -20,16 +20,24 @@ from test_user_functions import WORKS
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.results import Outcome, Result
+from pipeline.base.ranks import Ranks, whole
+from pipeline.base.results import Finished, Outcome, Result
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
 from pipeline.prediction.predict import predict
 from pipeline.runtime import watch
 from pipeline.runtime.run import execute
 from pipeline.techniques.accumulation import Accumulation
-from pipeline.training.loop import train
+from pipeline.training.loop import Loop, train
+from pipeline.training.step import backpropagate, build_step
 
 TWO = {"world_size": 2, "effective_batch_size": 8, "micro_batch_size": 2}
+
+
+FSDP = {"sharding": "fsdp"}
+ALONE = {"world_size": 1, "sharding": "none", "sharded_accumulation": True, "reshard_after_forward": True}
+EXACT = 1e-5
+"""Largest relative difference of float32 losses and gradients that differ in the order of sums alone."""
 
 
 @pytest.fixture
@@ -73,10 +81,26 @@ def losses(result: Result) -> list[float]:
             id="techniques",
             marks=pytest.mark.slow,
         ),
+        pytest.param({**FSDP, "sequences": "padded", "sequence_length": 64, "max_grad_norm": 0.5}, id="sharded"),
+        pytest.param({**FSDP, "sharded_accumulation": False}, id="sharded, whole gradients", marks=pytest.mark.slow),
+        pytest.param({**FSDP, "world_size": 4, "micro_batch_size": 1}, id="sharded by 4", marks=pytest.mark.slow),
+        pytest.param({**FSDP, "precision": "fp16", "initial_loss_scale": 2.0**40}, id="sharded, skipped steps"),
+        pytest.param(
+            {**FSDP, "checkpointing": "every_layer", "loss_kernel": "chunked", "optimizer": "muon"},
+            id="sharded, techniques",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({**FSDP, "compile": "layers"}, id="sharded, compiled", marks=pytest.mark.slow),
+        pytest.param(
+            {**FSDP, "adapter": "lora", "reshard_after_forward": False, "weights": "bfloat16"},
+            id="sharded, frozen parameters",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_two_processes_train_as_one(settings: dict[str, Any], log: Path) -> None:
-    one, two = (execute(tiny(**TWO | {"world_size": size, "eval_steps": 3} | settings), log) for size in (1, 2))
+def test_several_processes_train_as_one(settings: dict[str, Any], log: Path) -> None:
+    several = TWO | {"eval_steps": 3} | settings
+    one, two = (execute(tiny(**values), log) for values in ({**several, **ALONE}, several))
     assert losses(two) == pytest.approx(losses(one), rel=1e-5)
     assert [record.grad_norm for record in two.steps] == pytest.approx(
         [record.grad_norm for record in one.steps], rel=1e-3, nan_ok=True
@@ -86,6 +110,44 @@ def test_two_processes_train_as_one(settings: dict[str, Any], log: Path) -> None
     ]
     assert one.finished is not None and two.finished is not None
     assert two.finished.eval_loss == pytest.approx(one.finished.eval_loss, rel=1e-5)
+
+
+def write_gradients(file: Path, experiment: Experiment, prepared: Any, emit: Any) -> None:
+    """Write the gradient of the first optimizer step by the parameter's name, gathered from all ranks."""
+    torch.manual_seed(experiment.settings.seed)
+    step = build_step(experiment, prepared, ranks=Ranks(experiment.world_size, emit))
+    loop = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), emit)
+    window = loop.window(0)
+    backpropagate(step, window.batches, window.num_targets)
+    trained = [pair for pair in step.trainable.module.named_parameters() if pair[1].grad is not None]
+    gradients = {name: whole(parameter.grad) for name, parameter in trained if parameter.grad is not None}
+    if step.ranks.rank == 0:
+        torch.save(gradients, file)
+    emit(Finished(eval_loss=None, gradient_underflow_percent=None, block_forwards_per_step=0))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**FSDP, "loss_kernel": "chunked"},
+        {**FSDP, "sharded_accumulation": False, "checkpointing": "every_layer"},
+        pytest.param({**FSDP, "world_size": 4, "micro_batch_size": 1}, marks=pytest.mark.slow),
+        pytest.param({**FSDP, "adapter": "lora", "reshard_after_forward": False}, marks=pytest.mark.slow),
+        pytest.param({}, id="ddp", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_every_gathered_gradient_is_that_of_one_process(settings: dict[str, Any], log: Path, tmp_path: Path) -> None:
+    found = []
+    for number, values in enumerate(({**settings, **ALONE}, settings)):
+        file = tmp_path / f"gradients_{number}.pt"
+        result = execute(tiny(**TWO | values), log, work=partial(write_gradients, file))
+        assert result.outcome is Outcome.OK, result.detail
+        found.append(torch.load(file))
+    one, several = found
+    assert one.keys() == several.keys() and one
+    for name, gradient in one.items():
+        assert float((several[name] - gradient).norm()) <= EXACT * float(gradient.norm()) + 1e-9, name
 
 
 def hang(_: object) -> None:
@@ -120,6 +182,7 @@ def stop_short(which: int, act: Callable[[object], None], experiment: Experiment
 
 
 @pytest.mark.matrix(2)
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
 @pytest.mark.parametrize(
     ("rank", "act", "outcome", "detail"),
     [
@@ -131,10 +194,10 @@ def stop_short(which: int, act: Callable[[object], None], experiment: Experiment
     ],
 )
 def test_a_rank_that_fails_ends_all_and_is_named(
-    act: Callable[[object], None], outcome: Outcome, detail: str, rank: int, log: Path
+    act: Callable[[object], None], outcome: Outcome, detail: str, rank: int, sharding: str, log: Path
 ) -> None:
     received = Received()
-    result = execute(tiny(**TWO), log, [received], work=partial(stop_short, rank, act))
+    result = execute(tiny(**TWO, sharding=sharding), log, [received], work=partial(stop_short, rank, act))
     assert result.outcome is outcome
     assert result.detail is not None
     assert result.detail.startswith(f"rank {rank}: ")
@@ -153,10 +216,12 @@ def test_ranks_that_made_different_weights_are_refused(
     assert "all ranks must begin with the same weights" in str(result.detail)
 
 
-def test_a_rank_that_hangs_is_named_at_the_time_limit(log: Path) -> None:
-    result = execute(tiny(**TWO, time_limit=5), log, work=partial(stop_short, 1, hang))
+@pytest.mark.parametrize(("sharding", "seconds"), [("none", 5), pytest.param("fsdp", 30, marks=pytest.mark.slow)])
+def test_a_rank_that_hangs_is_named_at_the_time_limit(sharding: str, seconds: int, log: Path) -> None:
+    settings = TWO | {"time_limit": seconds, "sharding": sharding}
+    result = execute(tiny(**settings), log, work=partial(stop_short, 1, hang))
     assert result.outcome is Outcome.TIMED_OUT
-    assert result.detail == "ended after its time_limit of 5 seconds; the other ranks waited for rank 1"
+    assert result.detail == f"ended after its time_limit of {seconds} seconds; the other ranks waited for rank 1"
 
 
 def test_ranks_that_stand_still_are_ended(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,6 +292,12 @@ def test_the_memory_of_a_rank_is_predicted(settings: dict[str, Any], log: Path) 
     assert predicted == pytest.approx(result.memory.peak_allocated_bytes, rel=0.01)
 
 
+def test_a_sharded_model_is_not_predicted_on_a_cpu_and_says_why() -> None:
+    experiment = tiny(**TWO, **FSDP)
+    with pytest.raises(InvalidInputError, match="fake tensors have no processes that exchange parts"):
+        predict(experiment, hardware_of(experiment.device))
+
+
 def test_gradients_stay_in_their_buckets(log: Path) -> None:
     """Accumulation in several processes costs no second copy of the gradients."""
     one, two = (execute(tiny(**TWO | {"world_size": size, "eval_steps": 0}), log) for size in (1, 2))
@@ -240,6 +311,14 @@ def test_gradients_stay_in_their_buckets(log: Path) -> None:
         ({"micro_batch_size": 8}, "set micro_batch_size to one of 1, 2, 4"),
         ({"effective_batch_size": 9, "micro_batch_size": 3}, "set world_size to one of 1, 3, 9"),
         ({"optimizer_in_backward": True, "max_grad_norm": None}, "before the ranks have added theirs"),
+        ({**FSDP, "world_size": 1}, "set world_size=2 or more, or sharding=none"),
+        ({**FSDP, "adapter": "qlora"}, "set adapter=lora or sharding=none"),
+        ({**FSDP, "optimizer": "adafactor"}, "set optimizer=adamw or muon, or sharding=none"),
+        ({**FSDP, "optimizer": "sgd"}, "set optimizer=adamw or muon, or sharding=none"),
+        ({**FSDP, "optimizer": "adamw_8bit"}, "set optimizer=adamw or muon, or sharding=none"),
+        ({**FSDP, "activation_offloading": True}, "set checkpointing=offloaded and activation_offloading=false"),
+        ({**FSDP, "sharded_accumulation": False, "micro_batch_size": 4}, "or a smaller micro_batch_size"),
+        ({"reshard_after_forward": False}, "set sharding=fsdp"),
     ],
 )
 def test_what_several_processes_cannot_do_is_refused(settings: dict[str, Any], message: str) -> None:

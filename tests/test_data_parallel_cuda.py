@@ -13,6 +13,8 @@ CONFIGURATIONS = (
     {"precision": "bf16"},
     {"checkpointing": "every_layer", "loss_kernel": "chunked", "sequences": "grouped"},
     {"adapter": "lora", "weights": "bfloat16"},
+    {"sharding": "fsdp", "precision": "bf16"},
+    {"sharding": "fsdp", "sharded_accumulation": False, "reshard_after_forward": False, "checkpointing": "every_layer"},
 )
 
 
@@ -26,6 +28,10 @@ def test_the_memory_of_a_rank_on_a_card_is_predicted(on_card: OnCard, tmp_path: 
         assert one["outcome"] == "ok", (settings, one["detail"])
         for measured, predicted in (one["allocated"], one["reserved"]):
             assert predicted == pytest.approx(measured, rel=0.001), settings
+        if "sharding" in settings:
+            assert one["allocated"][0] == one["allocated"][1] and one["reserved"][0] == one["reserved"][1], settings
+    whole, sharded = (found[number]["allocated"][0] for number in (0, 3))
+    assert sharded < whole  # in the same precision
 
 
 def test_more_processes_than_cards_are_refused(on_card: OnCard) -> None:

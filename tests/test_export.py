@@ -144,6 +144,25 @@ def test_accelerate_trains_the_same_on_two_processes_and_refuses_one(tmp_path: P
         run(*words)
 
 
+@pytest.mark.parametrize(("reshards", "stage"), [(True, 3), (False, 2)])
+def test_a_sharded_model_is_one_of_each_framework_that_shards(reshards: bool, stage: int, tmp_path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+    from transformers import TrainingArguments
+
+    several = {"world_size": 2, "effective_batch_size": 8, "micro_batch_size": 2, "sharding": "fsdp"}
+    files = export_files(tiny(**several, reshard_after_forward=reshards))
+    write_files(files, tmp_path)
+    launched: Any = load_config_from_file(str(tmp_path / "accelerate.yaml"))
+    assert launched.distributed_type == "FSDP" and launched.num_processes == 2
+    assert (launched.fsdp_config["fsdp_version"], launched.fsdp_config["fsdp_reshard_after_forward"]) == (2, reshards)
+    of_trainer = TrainingArguments(**json.loads(files["training_arguments.json"])).fsdp_plugin_args
+    assert (of_trainer["fsdp_version"], of_trainer["reshard_after_forward"]) == (2, reshards)
+    of_axolotl = yaml.safe_load(files["axolotl.yaml"])
+    assert of_axolotl["fsdp_version"] == 2 and of_axolotl["fsdp_config"]["reshard_after_forward"] is reshards
+    assert json.loads(files["deepspeed.json"])["zero_optimization"] == {"stage": stage}
+    assert "without sharding=fsdp" in files["lightning_trainer.py"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["accelerate", "hugging_face", "lightning", "deepspeed", "trl"])
 def test_any_framework_trains_the_same(framework: str, exported: tuple[Path, list[float]]) -> None:

@@ -133,6 +133,7 @@ from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
 card = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(card)
 distributed.init_process_group("nccl", device_id=card)
 distributed.new_group(backend="gloo")
 model = nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(4)]).to(card)
@@ -150,6 +151,45 @@ for step in range(5):
 """
 
 
+OF_TWO_KINDS_OF_RANKS = OF_RANKS.replace("2048", "1536").replace(
+    "optimizer =", "kept = torch.empty(2**24 * (distributed.get_rank() >= 3), device=card)\noptimizer ="
+)
+
+
+@needs_cuda_build
+def test_all_ranks_of_many_are_in_the_answer_and_equal_neighbours_run_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(OF_TWO_KINDS_OF_RANKS)
+    monkeypatch.chdir(tmp_path)
+    command = [str(CUDA_PYTHON), "train.py", "fsdp"]
+    found = simulate_here(command=command, gpu="a100", world_size=6, ranks="all", values="off")
+    assert found.largest is not None and (found.rank, found.largest.rank) == (3, 3)
+    assert [one.ran_as for one in found.ranks] == [0, 0, 2, 3, 3, 5]
+    peaks = [one.peak_allocated_bytes for one in found.ranks]
+    largest = found.largest.peak_allocated_bytes
+    assert peaks == [largest - 2**26] * 3 + [largest] * 3
+    assert "Of 6 ranks this is rank 3, which needs the most. Ranks 0, 2, 3, 5 ran;" in found.answer
+
+
+@needs_cuda_build
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_one_rank_of_many_is_one_of_as_many_real_processes(
+    num_ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(OF_RANKS)
+    monkeypatch.chdir(tmp_path)
+    start = [str(CUDA_PYTHON), "-m", "torch.distributed.run", "--standalone"]
+    real = simulate_here(
+        command=[*start, f"--nproc-per-node={num_ranks}", "train.py", "fsdp"], gpu="a100", gpus=num_ranks
+    )
+    alone = simulate_here(command=[*start, "train.py", "fsdp"], gpu="a100", world_size=num_ranks, ranks="all")
+    peaks = {one.rank: (one.peak_allocated_bytes, one.peak_reserved_bytes) for one in real.processes}
+    assert len(peaks) == num_ranks
+    assert {one.rank: (one.peak_allocated_bytes, one.peak_reserved_bytes) for one in alone.ranks} == peaks
+
+
 @needs_cuda_build
 @pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--standalone"]], ids=["python", "torchrun"])
 def test_one_rank_of_many_runs_alone_and_holds_its_part_of_a_sharded_model(
@@ -164,6 +204,8 @@ def test_one_rank_of_many_runs_alone_and_holds_its_part_of_a_sharded_model(
         assert (found.largest.rank, found.largest.num_steps) == (3, 3)
         assert "as rank 3 of 8" in found.notes[0]
         peaks[kind] = found.largest
+    assert found.nccl_bytes is not None and found.nccl_bytes[0] < found.nccl_bytes[1]  # of the group that is NCCL's
+    assert "one communicator would take" in " ".join(found.notes)
     parameters = 4 * 4 * 2048 * 2048
     sharded, whole = (peaks[kind].peak.category_bytes for kind in ("fsdp", "ddp"))
     assert (whole["parameters"], whole["optimizer state"]) == (parameters, 2 * parameters)
@@ -272,6 +314,11 @@ def test_a_command_that_uses_no_card_is_refused(project: Project) -> None:
         ),
         (["--gpu", "t4", "--world_size", "8", "--rank", "8", "--", "python", "a.py"], "which is 7, and is 8; set"),
         (["--gpu", "t4", "--rank", "1", "--", "python", "a.py"], "set --world_size to the number of ranks"),
+        (["--gpu", "t4", "--ranks", "all", "--", "python", "a.py"], "world_size is 1; set --world_size"),
+        (
+            ["--gpu", "t4", "--world_size", "8", "--ranks", "all", "--rank", "2", "--", "python", "a.py"],
+            "is 2; leave out --rank or --ranks",
+        ),
         (["--gpu", "t4", "--world_size", "8", "--gpus", "2", "--", "python", "a.py"], "one of 8 ranks has one card"),
         (["--gpu", "t4", "--gpus", "17", "--", "python", "a.py"], "1 to 16 cards, not 17"),
         (["--gpu", "t4", "--", "pyton", "train.py"], "'pyton' is not"),

@@ -1,5 +1,6 @@
 """The ranks of a run: the processes that take its optimizer steps together, and what they exchange."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
@@ -18,6 +19,13 @@ class CollectiveEntered:
     """The event that a rank is about to wait for the other ranks; the rank that has entered the fewest is awaited."""
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor of which each rank has a part (a DTensor) as one that each rank has; another as it is."""
+    gather = getattr(tensor, "full_tensor", None)  # without the import of torch.distributed.tensor
+    gathered: Tensor = tensor if gather is None else gather()
+    return gathered
+
+
 class Ranks:
     """The processes of a run, each on a device of its own; without a process group nothing is exchanged.
 
@@ -30,9 +38,28 @@ class Ranks:
         self.rank = dist.get_rank() if self._has_group else 0
         """This process's number, counted from 0."""
 
+    @property
+    def has_group(self) -> bool:
+        """Whether they exchange anything, or a simulated card makes them believe so."""
+        return self._has_group
+
+    @property
+    def are_imagined(self) -> bool:
+        """Whether this process is the only one of them."""
+        return not self._has_group or dist.get_backend() == "fake"
+
     def own(self, micro_batches: Sequence[Part]) -> tuple[Part, ...]:
         """Return this rank's share of micro-batches: in each pass the ranks take the next ones, in their order."""
         return tuple(micro_batches[self.rank :: self.size])
+
+    def own_of_each_pass(self, micro_batches: Sequence[Part]) -> tuple[tuple[Part, bool], ...]:
+        """Return the same with whether it counts: where the last pass has too few, some ranks repeat the last one.
+
+        Each rank then runs as many passes as the others, which wait for one that gathers parameters with them.
+        """
+        numbers = range(self.rank, math.ceil(len(micro_batches) / self.size) * self.size, self.size)
+        last = len(micro_batches) - 1
+        return tuple((micro_batches[min(number, last)], number <= last) for number in numbers)
 
     def entered(self) -> None:
         """Emit that a collective operation begins."""

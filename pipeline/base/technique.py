@@ -115,6 +115,8 @@ class Stage(IntEnum):
     OPTIMIZER = 7
     UPDATE = 8
     """When the optimizer updates, whichever it is."""
+    RANKS = 9
+    """What each rank has of the model, whatever the model has become."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +172,11 @@ class Technique(Settings, ABC):
     def active(self) -> bool:
         """Whether the technique has any effect with these settings: by default, where one differs from its default."""
         return self != type(self)()
+
+    @property
+    def moves_model(self) -> bool:
+        """Whether apply() moves the model to its device, which otherwise has all of it from the start."""
+        return False
 
     @property
     def number_format(self) -> str | None:

@@ -31,7 +31,10 @@ from pipeline.config.settings import (
 from pipeline.config.user_techniques import is_user_technique
 from pipeline.memory.device import find_device, hardware_of, num_cores, total_bytes
 from pipeline.memory.meter import WATCHED_STEPS
+from pipeline.simulation.communicators import note_on_communicators
 
+NUM_COMMUNICATORS = 1
+"""Of NCCL in each rank: one group has all ranks."""
 AUTO_MODEL = {"cuda": "gpt2", "cpu": "gpt2-nano"}
 """The model for `model: auto` on each kind of device."""
 VARYING = ("padded", "grouped")
@@ -137,8 +140,7 @@ class Experiment:
             )
         if kind == "cuda" and self.world_size > 1:
             unseen.append(
-                f"world_size={self.world_size}: predicted for one rank, without the buffers of NCCL, which torch's "
-                "allocator does not count"
+                f"world_size={self.world_size}: predicted for one rank. {note_on_communicators(NUM_COMMUNICATORS)}"
             )
         return tuple(unseen)
 

@@ -157,6 +157,7 @@ class SimulateOptions(TypedDict, total=False):
     gpus: int
     world_size: int
     rank: int
+    ranks: Literal["one", "all"]
     budget: str | None
     other_processes: str | None
     values: Literal["auto", "on", "off"]

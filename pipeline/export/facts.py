@@ -265,7 +265,7 @@ def facts_of(experiment: Experiment) -> Facts:
         loss_kernel=settings.loss_kernel,
         environment=experiment.environment,
         others=tuple(_settings_text(technique) for technique in others),
-        replaces_optimizer=any(technique.stage >= Stage.OPTIMIZER for technique in others),
+        replaces_optimizer=any(Stage.OPTIMIZER <= technique.stage < Stage.RANKS for technique in others),
     )
 
 

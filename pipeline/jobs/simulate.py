@@ -65,6 +65,8 @@ class SimulatedCommandSettings(Settings):
 class SimulateSettings(SimulatedCommandSettings):
     """The settings of `simulate`."""
 
+    ranks: Literal["one", "all"] = "one"
+    """Which ranks of world_size run: the one that `rank` names, or all, of which equal neighbours run once."""
     answer: Literal["text", "json"] = "text"
     """How the answer is written to stdout; json (or --json): as one object, and all else is written to stderr."""
     output: Path = RunSettings.model_fields["output"].default
@@ -96,7 +98,7 @@ def _log_simulation(settings: SimulateSettings, console: Console) -> "Simulation
     from pipeline.tracking.job import open_job
 
     with open_job("simulate", shlex.join(wanted.command)[:100], settings.output) as job:
-        names = ("gpu", "gpus", "world_size", "rank", "command", "steps")
+        names = ("gpu", "gpus", "world_size", "rank", "ranks", "command", "steps")
         job.params({name: getattr(settings, name) for name in names})
         with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
             found = run_simulation(settings, Path(folder), lambda text: console.print(text, highlight=False))
@@ -132,12 +134,30 @@ def run_simulation(
         InvalidInputError: a setting is wrong, or the command uses no card.
 
     """
-    from pipeline.prediction.simulation import simulate as run
+    from pipeline.prediction.ranks import simulate_ranks
+    from pipeline.prediction.simulation import simulate as simulate_one
     from pipeline.prediction.simulation import what_runs
 
     wanted, may_need_values = wanted_run(settings), settings.values == "auto"
     say(what_runs(wanted))
+    run = simulate_ranks if _runs_all_ranks(settings) else simulate_one
     return run(wanted, folder, say, may_need_values=may_need_values, finds_smallest=finds_smallest)
+
+
+def _runs_all_ranks(settings: SimulatedCommandSettings) -> bool:
+    return isinstance(settings, SimulateSettings) and settings.ranks == "all"
+
+
+def _check_all_ranks(settings: SimulatedCommandSettings) -> None:
+    """Refuse a rank that is named beside all, or that has no others."""
+    if settings.world_size == 1:
+        raise InvalidInputError(
+            "ranks=all runs the command as each of several ranks, and world_size is 1; set --world_size to their number"
+        )
+    if settings.rank:
+        raise InvalidInputError(
+            f"ranks=all runs every rank, and rank names one of them and is {settings.rank}; leave out --rank or --ranks"
+        )
 
 
 def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
@@ -157,6 +177,8 @@ def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
             f"rank counts from 0 to world_size - 1, which is {settings.world_size - 1}, and is {settings.rank}; "
             "set --world_size to the number of ranks, or another rank"
         )
+    if _runs_all_ranks(settings):
+        _check_all_ranks(settings)
     check_num_cards(settings.gpus)
     if settings.world_size > 1 and settings.gpus > 1:
         raise InvalidInputError(

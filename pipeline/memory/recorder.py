@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +80,8 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             register_module_forward_hook(lambda part, *_: self._leave(names.get(part, "")), always_call=True),
         )
         try:
-            yield self
+            with patch.object(torch.UntypedStorage, "resize_", self._resizer()):
+                yield self
         finally:
             for handle in handles:
                 handle.remove()
@@ -88,7 +90,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def begin_later(self, step: int) -> None:
         """Begin with optimizer step `step`: record what model and optimizer have by then as if it were loaded."""
         for tensor, _, _ in self._owned():
-            self._note(tensor, self.begin_later, None, None)
+            self._note(_own_part(tensor), self.begin_later, None, None)
         self._categorize()
         self._work.append(PhaseWork(step=step, phase="load", work=self._counter.take_phase()))
         self._step, self._loading = step, False
@@ -121,6 +123,8 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the operator, and record the storages that it allocated."""
         if func is GET_DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # its operators on this rank's part come here next
         kwargs = kwargs or {}
         if func in IN_PYTHON:
             with self:
@@ -138,6 +142,23 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._note(tensor, func, inside.result_bytes, _source(args, result, number))
         self._follow(inside.after, func, buffers)
         return result
+
+    def _resizer(self) -> Callable[[torch.UntypedStorage, int], Any]:
+        """Return resize_() of a storage that records it: FSDP2 frees gathered parameters that tensors still have."""
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, num_bytes: int) -> Any:
+            result = resize(storage, num_bytes)
+            number = self._by_storage.pop(storage._cdata, None)
+            if number is not None:
+                del self._guards[storage._cdata]
+                self._end(number)
+            if num_bytes and storage.device.type == self._device_type:
+                shape = (num_bytes,)
+                self._guard(storage, self._begin(num_bytes, shape, torch.uint8, "all_gather", "parameters"))
+            return result
+
+        return resized
 
     def _follow(self, changes: Iterable[Buffer], func: Any, buffers: dict[Buffer, int]) -> None:
         """Allocate and free what an operator allocates inside its kernel."""
@@ -253,7 +274,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _categorize(self) -> None:
         """Set the category and module of parameters, gradients and optimizer state that are alive."""
         for tensor, category, owner in self._owned():
-            number = self._by_storage.get(tensor.untyped_storage()._cdata)
+            number = self._by_storage.get(_own_part(tensor).untyped_storage()._cdata)
             if number is not None:
                 self._lifetimes[number].category, self._lifetimes[number].module = category, owner
 
@@ -272,6 +293,11 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for value in self._optimizer.state.get(parameter, {}).values():
                 if isinstance(value, Tensor):
                     yield value, "optimizer state", owner
+
+
+def _own_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor; any other tensor as it is."""
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def _source(args: tuple[Any, ...], result: Any, number: int) -> object:

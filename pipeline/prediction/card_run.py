@@ -25,7 +25,7 @@ from pipeline.prediction.trace_cache import find_prediction, prediction_file, wr
 from pipeline.simulation.report import unknown_reads_of
 from pipeline.training.loop import Loop, train
 from pipeline.training.profiler import record_next_step
-from pipeline.training.step import changed_on_host
+from pipeline.training.step import changed_on_host, moved
 from pipeline.training.typical_step import TypicalStep, typical_step
 
 DEVICE = torch.device("cuda:0")
@@ -152,8 +152,7 @@ def build_without_values(experiment: Experiment, prepared: Prepared) -> Trainabl
     with torch.device("meta" if is_on_meta else "cpu"):
         changed_on_host(experiment, trainable)
     give_memory(trainable.module)
-    trainable.module.to(experiment.device)
-    return trainable
+    return moved(experiment, trainable)
 
 
 def give_memory(module: nn.Module) -> None:

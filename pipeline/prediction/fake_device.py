@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
+from pipeline.base import data_parallel
 from pipeline.prediction.cached_operators import CachedFakeTensorMode
 from pipeline.prediction.four_bit import four_bit_layers
 from pipeline.prediction.gradient_buckets import GradientBuckets
 from pipeline.prediction.grouped_products import grouped_products
 from pipeline.prediction.patches import without_values
-from pipeline.training import data_parallel
 
 
 @contextmanager

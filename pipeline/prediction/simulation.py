@@ -22,6 +22,7 @@ from pipeline.prediction.smallest_memory import (
 )
 from pipeline.prediction.snapshot import history_of
 from pipeline.simulation.cards import cards_with
+from pipeline.simulation.communicators import communicators_bytes, note_on_communicators
 from pipeline.simulation.record import Record
 from pipeline.simulation.report import UnknownRead, has_steering_read
 from pipeline.simulation.run import Simulate, SimulatedRun, note_on_kernels, run_command
@@ -68,6 +69,19 @@ class ProcessMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """The memory of one rank of many; None where its process left no record."""
+
+    rank: int
+    ran_as: int
+    """The rank that ran: itself, or an equal one below it."""
+    verdict: Verdict
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    device_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Simulation:
     """What a command needs of a card."""
 
@@ -80,6 +94,8 @@ class Simulation:
     world_size: int = 1
     """Number of ranks of which the command was one, and all others imagined."""
     rank: int = 0
+    ranks: tuple[RankMemory, ...] = ()
+    """All ranks, if all were asked for; `rank` is then the one that needs the most."""
     memory_bytes: int
     """Of each card: what the command may use, the context included."""
     with_values: bool
@@ -93,6 +109,8 @@ class Simulation:
     bytes_with_workspaces: int | None
     """What that one uses of the card if cuDNN takes the largest workspaces that it may; None if cuDNN takes none, or if
     the command does not fit. Else `device_bytes` is without: the truth lies between the two."""
+    nccl_bytes: tuple[int, int] | None = None
+    """What NCCL would take of the card besides, of one rank of many: the smallest and the largest that was measured."""
     smallest_bytes: int | None
     """The smallest memory of a card on which the command ran; None if it is not known."""
     smallest_expandable_bytes: int | None
@@ -191,6 +209,7 @@ def simulate(
         out_of_memory=failed,
         processes=tuple(sorted(processes, key=lambda one: -one.device_bytes)),
         bytes_with_workspaces=bytes_with_workspaces,
+        nccl_bytes=communicators_bytes(count) if (count := _num_communicators(run)) else None,
         smallest_bytes=smallest.num_bytes,
         smallest_expandable_bytes=smallest.num_bytes_expandable,
         assumptions=_assumptions(run),
@@ -220,6 +239,10 @@ def _uses_cudnn(run: SimulatedRun) -> bool:
 def _may_have_failed_by_reading(run: SimulatedRun) -> bool:
     has_failed = run.exit_code != 0 and out_of_memory(run) is None
     return has_failed and bool(_unknown_reads(run))
+
+
+def _num_communicators(run: SimulatedRun) -> int:
+    return max((record.num_communicators for record in run.records), default=0)
 
 
 def _unknown_reads(run: SimulatedRun) -> list[UnknownRead]:
@@ -318,8 +341,10 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
     if wanted.world_size > 1:
         found.append(
             f"It ran as rank {wanted.rank} of {wanted.world_size}, and the other ranks were imagined: what it received "
-            'of them is unknown (torch.distributed\'s backend "fake"), and what NCCL takes of the card is not counted.'
+            'of them is unknown (torch.distributed\'s backend "fake").'
         )
+        if num_communicators := _num_communicators(run):
+            found.append(note_on_communicators(num_communicators))
     assumed = sorted({name for process in run.processes for name in process.assumed_bytes})
     if assumed:
         found.append(f"Sizes of workspaces that only NVIDIA's libraries know are assumed: {_some(assumed)}.")

@@ -100,7 +100,8 @@ def note_on_ranks(largest_world_size: int) -> str | None:
         return None
     return (
         "world_size: estimated times are those of one rank on a device of its own; the time in which gradients are "
-        "added over the ranks depends on how the cards are connected, and is left out"
+        "added over the ranks, and with sharding=fsdp parameters gathered, depends on how the cards are connected, and "
+        "is left out"
     )
 
 

@@ -20,6 +20,8 @@ from pipeline.simulation.run import NO_KERNELS
 
 NUM_CARDS = 5
 """Cards with enough memory that the answer names, the smallest ones."""
+IN_MIB = dict.fromkeys(("allocated MiB", "reserved MiB", "card MiB"), "{:,.1f}")
+"""How columns of memory are shown."""
 NUM_LINES = 10
 """Source lines that the terminal shows."""
 
@@ -31,6 +33,8 @@ def simulation_report(simulation: Simulation) -> Report:
     processes = (_processes_table(simulation),) if len(simulation.processes) > 1 else ()
     card = f"{simulation.num_cards} x {simulation.card}" if simulation.num_cards > 1 else simulation.card
     rank = f" as rank {simulation.rank} of {simulation.world_size}" if simulation.world_size > 1 else ""
+    rank = f" as each of {simulation.world_size} ranks" if simulation.ranks else rank
+    ranks = (_ranks_table(simulation),) if simulation.ranks else ()
     return Report(
         entry="simulate",
         question=f"Does `{_named(simulation.command)}`{rank} fit {card}?",
@@ -41,7 +45,7 @@ def simulation_report(simulation: Simulation) -> Report:
         is_repeated=True,
         sections=(
             Section(title="memory", plots=plots, notes=simulation.notes),
-            Section(title="tables", tables=(*tables, *processes)),
+            Section(title="tables", tables=(*ranks, *tables, *processes)),
         ),
         environment=simulation.assumptions,
         settings={
@@ -78,6 +82,7 @@ def answer(simulation: Simulation) -> str:
         sentences += [_failure(simulation), f"On a card with room: {needed[0].lower()}{needed[1:]}"]
     else:
         sentences += [f"No verdict: {_why_none(simulation, largest)}.", f"Until then: {needed[0].lower()}{needed[1:]}"]
+    sentences += _of_ranks(simulation)
     if simulation.smallest_bytes is not None:
         names = _some(simulation.cards_that_fit) or "none that Fitproof knows"
         sentences.append(
@@ -146,6 +151,21 @@ def _with_workspaces(simulation: Simulation, largest: ProcessMemory) -> list[str
     ]
 
 
+def _of_ranks(simulation: Simulation) -> list[str]:
+    """Return the sentences on which rank it is, and which ones did not run, if all were asked for."""
+    if not simulation.ranks:
+        return []
+    nums_bytes = {one.device_bytes for one in simulation.ranks}
+    which = f"All {simulation.world_size} ranks need the same."
+    if len(nums_bytes) > 1:
+        which = f"Of {simulation.world_size} ranks this is rank {simulation.rank}, which needs the most."
+    ran = sorted({one.ran_as for one in simulation.ranks})
+    if len(ran) == simulation.world_size:
+        return [which]
+    shown = ", ".join(map(str, ran))
+    return [f"{which} Ranks {shown} ran; those between two that need the same are taken to be equal to them."]
+
+
 def _help(simulation: Simulation) -> list[str]:
     """Return a sentence on the allocator's expandable segments if they need less."""
     plain, expandable = simulation.smallest_bytes, simulation.smallest_expandable_bytes
@@ -180,8 +200,9 @@ def _headlines(simulation: Simulation) -> tuple[Headline, ...]:
 
 
 def _command(simulation: Simulation) -> str:
-    defaults = {"gpus": 1, "world_size": 1, "rank": 0}
-    given = {"gpus": simulation.num_cards, "world_size": simulation.world_size, "rank": simulation.rank}
+    defaults = {"gpus": 1, "world_size": 1, "rank": 0, "ranks": "one"}
+    which = {"ranks": "all"} if simulation.ranks else {"rank": simulation.rank}
+    given = {"gpus": simulation.num_cards, "world_size": simulation.world_size, **which}
     values = {name: value for name, value in given.items() if value != defaults[name]}
     line = command_line("simulate", {"gpu": simulation.gpu, **values})
     return f"{line} -- {shlex.join(simulation.command)}"
@@ -216,6 +237,25 @@ def largest_table(largest: ProcessMemory) -> Table:
     return Table(name="tensors", title=title, frame=pd.DataFrame(lines), forms={"MiB": "{:,.1f}"}, num_in_terminal=0)
 
 
+def _ranks_table(simulation: Simulation) -> Table:
+    lines = [
+        {
+            "rank": one.rank,
+            "verdict": one.verdict.value,
+            "allocated MiB": _mib(one.peak_allocated_bytes),
+            "reserved MiB": _mib(one.peak_reserved_bytes),
+            "card MiB": _mib(one.device_bytes),
+            "found by": "its own run" if one.ran_as == one.rank else f"rank {one.ran_as}, taken to be equal",
+        }
+        for one in simulation.ranks
+    ]
+    return Table(name="ranks", title="every rank", frame=pd.DataFrame(lines), forms=IN_MIB)
+
+
+def _mib(num_bytes: int | None) -> float | None:
+    return None if num_bytes is None else num_bytes / MIB
+
+
 def _processes_table(simulation: Simulation) -> Table:
     lines = [
         {
@@ -227,5 +267,4 @@ def _processes_table(simulation: Simulation) -> Table:
         }
         for one in sorted(simulation.processes, key=lambda one: one.rank)
     ]
-    forms = dict.fromkeys(("allocated MiB", "reserved MiB", "card MiB"), "{:,.1f}")
-    return Table(name="processes", title="processes", frame=pd.DataFrame(lines), forms=forms)
+    return Table(name="processes", title="processes", frame=pd.DataFrame(lines), forms=IN_MIB)

@@ -79,6 +79,8 @@ class Record:
     """Folders of code that is not the user's."""
     snapshot: Path
     """The file of torch's memory snapshot."""
+    num_communicators: int = 0
+    """Process groups that NCCL would serve, of a command that runs as one rank of many."""
 
     @property
     def has_allocated(self) -> bool:

@@ -19,7 +19,6 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.settings import RunSettings
 from pipeline.memory.device import occupy
 from pipeline.memory.meter import WATCHED_STEPS, make_meter
-from pipeline.training.data_parallel import refuse_other_weights
 from pipeline.training.step import (
     Build,
     StepOutput,
@@ -72,7 +71,6 @@ def train(
     try:
         torch.manual_seed(settings.seed)
         step = build_step(experiment, prepared, build, ranks)
-        refuse_other_weights(step.trainable.module, ranks)
         if ranks.rank:  # the weights are those of all ranks, and the dropout is its own
             torch.manual_seed(settings.seed + ranks.rank)
         meter.mark(0, "load")

@@ -14,11 +14,11 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW, Optimizer
 
 from pipeline.base.contracts import Batch, Prepared, Sequences, Trainable
-from pipeline.base.ranks import Ranks
+from pipeline.base.data_parallel import refuse_other_weights
+from pipeline.base.ranks import Ranks, whole
 from pipeline.base.technique import Step
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import RunSettings
-from pipeline.training.data_parallel import data_parallel
 
 SMALLEST_FP16 = 2.0**-25
 """Half of fp16's smallest positive number: this and all smaller values round to zero (IEEE 754, ties to even)."""
@@ -76,8 +76,13 @@ def changed_on_host(experiment: Experiment, trainable: Trainable) -> Trainable:
 
 def on_device(experiment: Experiment, prepared: Prepared) -> Trainable:
     """Build the model on the CPU and move it to its device, where 4-bit weights are quantized: on a CPU too."""
-    trainable = on_host(experiment, prepared)
-    trainable.module.to(experiment.device)
+    return moved(experiment, on_host(experiment, prepared))
+
+
+def moved(experiment: Experiment, trainable: Trainable) -> Trainable:
+    """Move the model to its device, unless a technique moves each rank's part of it, and return it."""
+    if not any(technique.moves_model for technique in experiment.techniques):
+        trainable.module.to(experiment.device)
     return trainable
 
 
@@ -85,7 +90,8 @@ def build_step(
     experiment: Experiment, prepared: Prepared, build: Build = on_device, ranks: Ranks | None = None
 ) -> Step:
     """Build the model and return its Step, with every technique applied, for this process as one of `ranks`."""
-    trainable = build(experiment, prepared)
+    trainable, ranks = build(experiment, prepared), ranks or Ranks(experiment.world_size)
+    refuse_other_weights(trainable.module, ranks)
     step = Step(
         trainable=trainable,
         device=experiment.device,
@@ -93,12 +99,11 @@ def build_step(
         accumulation_steps=experiment.effective_batch_size,
         scaler=torch.amp.GradScaler(experiment.device.type, enabled=False),
         make_optimizer=partial(make_optimizer, settings=experiment.settings),
+        ranks=ranks,
     )
     for technique in experiment.techniques:
         step = technique.apply(step)
-    if experiment.world_size == 1:
-        return step
-    return data_parallel(step, ranks or Ranks(experiment.world_size))
+    return step
 
 
 def make_optimizer(module: nn.Module, settings: RunSettings) -> Optimizer:
@@ -157,7 +162,7 @@ def _clip_gradients(step: Step, max_grad_norm: float | None) -> Tensor:
     parameters = [parameter for parameter in step.trainable.module.parameters() if parameter.grad is not None]
     if not parameters:
         return torch.full((), math.nan, device=step.device)
-    return clip_grad_norm_(parameters, max_grad_norm or math.inf)
+    return whole(clip_grad_norm_(parameters, max_grad_norm or math.inf))
 
 
 def evaluate(step: Step, held_out: Sequences, eval_steps: int) -> float:
@@ -173,9 +178,10 @@ def evaluate(step: Step, held_out: Sequences, eval_steps: int) -> float:
             rows = range(start, min(start + effective_batch_size, count))
             batches = held_out.micro_batches(rows, step.micro_batch_size)
             num_targets += sum(held_out.count(batch)[1] for batch in batches)
-            for batch in step.ranks.own(batches):
+            for batch, counts in step.ranks.own_of_each_pass(batches):
                 with step.forward_context():
-                    total += step.trainable.loss(module, {k: v.to(step.device) for k, v in batch.items()}, 1)
+                    loss = step.trainable.loss(module, {k: v.to(step.device) for k, v in batch.items()}, 1)
+                total += loss if counts else 0
     step.ranks.add(total)
     module.train()
     return total.item() / num_targets
@@ -186,7 +192,7 @@ def gradient_underflow_percent(step: Step, optimizer: Optimizer, window: Window)
     backpropagate(step, window.batches, window.num_targets)
     step.scaler.unscale_(optimizer)
     lost = total = 0
-    for gradient in (p.grad for p in step.trainable.module.parameters() if p.grad is not None):
+    for gradient in (whole(p.grad) for p in step.trainable.module.parameters() if p.grad is not None):
         size = gradient.abs()
         lost += int(((size > 0) & (size <= SMALLEST_FP16)).sum())
         total += int((size > 0).sum())

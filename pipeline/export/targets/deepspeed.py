@@ -11,7 +11,8 @@ class DeepSpeed(Target):
     """deepspeed.initialize."""
 
     purpose: ClassVar[str] = (
-        "For DeepSpeed, without ZeRO: `make_engine(model)` of deepspeed_setup.py reads deepspeed.json."
+        "For DeepSpeed, with ZeRO for sharding=fsdp alone: `make_engine(model)` of deepspeed_setup.py reads "
+        "deepspeed.json."
     )
 
     def files(self, facts: Facts) -> dict[str, str]:

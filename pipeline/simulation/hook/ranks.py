@@ -12,6 +12,8 @@ from typing import Any
 
 RANK = "SIMULATED_CARD_RANK"
 """Variable with this rank and the number of ranks, as 0/64."""
+NUM_COMMUNICATORS = "_simulated_card_communicators"
+"""Attribute of torch with the number of process groups of several ranks that NCCL would serve in this process."""
 
 
 def set_rank() -> None:
@@ -33,16 +35,26 @@ def use_fake_backend(torch: Any) -> None:
         distributed.all_reduce,
     )
 
+    setattr(torch, NUM_COMMUNICATORS, 0)
+
+    def count(backend: Any, num_ranks: int) -> None:
+        is_of_nccl = backend is None or "nccl" in str(backend).lower()
+        setattr(torch, NUM_COMMUNICATORS, getattr(torch, NUM_COMMUNICATORS) + (is_of_nccl and num_ranks > 1))
+
     @functools.wraps(init_process_group)
-    def init(*_: Any, **__: Any) -> None:
+    def init(backend: Any = None, *_: Any, **__: Any) -> None:
         from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+        count(backend, world_size)
 
     @functools.wraps(new_group)
     def make(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return new_group(ranks, timeout, backend and "fake", *args, **kwargs)
+        group = new_group(ranks, timeout, backend and "fake", *args, **kwargs)
+        if isinstance(group, distributed.ProcessGroup):  # else this rank is no member
+            count(backend, group.size())
+        return group
 
     @functools.wraps(all_reduce)
     def reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:

@@ -115,6 +115,7 @@ class Watch:
             "versions": {"python": sys.version.split()[0], "torch": torch.__version__, "CUDA": torch.version.cuda},
             "allocator": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
             "own_code": _own_code(),
+            "num_communicators": getattr(torch, "_simulated_card_communicators", 0),
         }
 
     def _keep_peaks(self) -> None:

@@ -16,18 +16,19 @@ from pipeline.base.ranks import Ranks
 from pipeline.base.technique import Step
 
 
-class _Loss(nn.Module):
-    """The loss of a model as a module, so that whatever it calls of the model is inside DDP's forward pass."""
+class LossModule(nn.Module):
+    """The loss of a model as a module, so that whatever it calls of the model is inside the module's forward pass."""
 
     def __init__(self, trainable: Trainable) -> None:
         super().__init__()
         self.model, self._loss = trainable.module, trainable.loss
 
     def forward(self, batch: Batch, num_targets: int) -> Tensor:
+        """Return the loss of a micro-batch."""
         return self._loss(self.model, batch, num_targets)
 
 
-def data_parallel(step: Step, ranks: Ranks) -> Step:
+def data_parallel(step: Step) -> Step:
     """Return a step whose gradients are summed over all ranks in the last backward pass of an optimizer step.
 
     The sum, not DDP's mean, is the gradient of the window's loss: each rank divides its losses by all ranks' targets.
@@ -37,8 +38,8 @@ def data_parallel(step: Step, ranks: Ranks) -> Step:
     """
     _share_a_zero(step.trainable.module)
     arguments: dict[str, bool] = {"gradient_as_bucket_view": True, "init_sync": False, _syncs_buffers(): False}
-    loss = DistributedDataParallel(_Loss(step.trainable), **arguments)  # type: ignore[arg-type]
-    sums = _Sums(ranks, [])
+    loss = DistributedDataParallel(LossModule(step.trainable), **arguments)  # type: ignore[arg-type]
+    sums = _Sums(step.ranks, [])
     loss.register_comm_hook(sums, _sum_over_ranks)
     updates = count()
 
@@ -55,7 +56,6 @@ def data_parallel(step: Step, ranks: Ranks) -> Step:
 
     return replace(
         step,
-        ranks=ranks,
         trainable=replace(step.trainable, loss=loss_of),
         accumulation_context=loss.no_sync,
         zero_gradients=zero_gradients,
@@ -64,7 +64,7 @@ def data_parallel(step: Step, ranks: Ranks) -> Step:
 
 def refuse_other_weights(module: nn.Module, ranks: Ranks) -> None:
     """Raise RuntimeError if the ranks have made different parameters, since nothing sends one's to the others."""
-    if ranks.size == 1:
+    if ranks.size == 1 or ranks.are_imagined:  # whose weights have no values
         return
     sums = [float(parameter.detach().sum()) for parameter in module.parameters()]
     own = [*sums, *(-value for value in sums)]  # the largest negative value is that of the smallest sum

@@ -1,0 +1,203 @@
+"""Sharding: what each rank keeps of parameters, gradients and optimizer state: all of them, or its part (FSDP2)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import BeforeValidator
+from torch import Tensor, nn
+
+from pipeline.base.contracts import Batch, Hardware
+from pipeline.base.data_parallel import LossModule, data_parallel
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+
+NEEDS_WHOLE_PARAMETERS = {
+    "adamw_8bit": "bitsandbytes' 8-bit AdamW knows no parts (DTensor)",
+    "adafactor": "torch's Adafactor computes in place on norms of parts, which DTensor refuses",
+    "sgd": "torch's fused SGD knows no parts (DTensor)",
+}
+"""Optimizers that cannot update a part of a parameter as they would update all of it, and why."""
+
+
+IN_ACCELERATE = (
+    "Accelerate, which makes the shards, sums gradients in the type of mixed precision, where float32 was measured; of "
+    "several passes it sums them after the last alone, as with sharded_accumulation=false."
+)
+
+
+class Sharding(Technique):
+    """Every rank has the whole model (DistributedDataParallel), or a part of each parameter (FSDP2, fully_shard)."""
+
+    stage: ClassVar[Stage] = Stage.RANKS
+
+    sharding: Annotated[Literal["none", "fsdp"], BeforeValidator(lambda value: "none" if value == "ddp" else value)] = (
+        "none"
+    )
+    """none (or ddp): each of world_size processes has all parameters; fsdp: a part of each, gathered layer by layer."""
+    reshard_after_forward: bool = True
+    """With fsdp, whether a layer's gathered parameters are freed after its forward pass, and gathered again."""
+    sharded_accumulation: bool = True
+    """With fsdp, whether gradients are summed after each pass: a rank keeps a part of them; false: after the last."""
+
+    @property
+    def mathematics(self) -> Mathematics:
+        """The same sums over the ranks, in float32."""
+        return Mathematics.EXACT
+
+    @property
+    def active(self) -> bool:
+        """Whether the model is divided."""
+        return self.sharding != "none"
+
+    @property
+    def moves_model(self) -> bool:
+        """Each rank moves its part of a layer at a time, so that no device has the whole model."""
+        return self.active
+
+    @property
+    def untimed(self) -> tuple[str, ...]:
+        """All settings: what the ranks exchange is not counted."""
+        return tuple(type(self).model_fields) if self.active else ()
+
+    @classmethod
+    def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
+        """Return both ways where there are several GPUs; on a CPU all ranks share one memory."""
+        if setting != "sharding":
+            return (True, False)
+        return ("none", "fsdp") if hardware.kind == "cuda" and (hardware.count or 1) > 1 else ("none",)
+
+    def not_predicted(self, kind: str) -> str | None:
+        """Return that fake tensors have no ranks."""
+        return f"sharding=fsdp: {_NOT_ON_CPU}" if self.active and kind == "cpu" else None
+
+    def conflict(self, settings: Any) -> str | None:
+        """Return which setting needs whole parameters, several ranks or passes, or FSDP2 itself."""
+        if not self.active:
+            return self._needs_sharding()
+        rule = "sharding=fsdp leaves each rank a part of every parameter"
+        optimizer = settings.optimizer.removeprefix("paged_")
+        if settings.world_size == 1:
+            return (
+                "sharding=fsdp divides the model among the processes that train together, and world_size is 1; set "
+                "world_size=2 or more, or sharding=none"
+            )
+        if settings.adapter == "qlora":
+            return (
+                f"{rule}, and 4-bit weights can only be read whole, and adapter is qlora; set adapter=lora or "
+                "sharding=none"
+            )
+        if optimizer in NEEDS_WHOLE_PARAMETERS:
+            return (
+                f"{rule}, and {NEEDS_WHOLE_PARAMETERS[optimizer]}, and optimizer is {settings.optimizer}; set "
+                "optimizer=adamw or muon, or sharding=none"
+            )
+        if settings.activation_offloading:
+            return (
+                "activation_offloading=true would move the parameters that sharding=fsdp has gathered, which a layer "
+                "saves too; set checkpointing=offloaded and activation_offloading=false, or sharding=none"
+            )
+        if not self.sharded_accumulation and settings.accumulation_steps == 1:
+            return (
+                "sharded_accumulation=false sums gradients after the last of several passes, and accumulation_steps is "
+                "1; set sharded_accumulation=true, or a smaller micro_batch_size"
+            )
+        return None
+
+    def _needs_sharding(self) -> str | None:
+        for name in ("reshard_after_forward", "sharded_accumulation"):
+            if not getattr(self, name):
+                return f"{name}=false is a setting of sharding=fsdp, and sharding is none; set sharding=fsdp"
+        return None
+
+    def export(self, target: str) -> Exported | None:
+        """Return FSDP2 of accelerate, of Trainer and of axolotl, and DeepSpeed's stage of ZeRO that is most like it."""
+        by_layer = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": self.reshard_after_forward}
+        if target == "pytorch":
+            return Exported(notes=("It has the whole model in its one process, and so not the memory of a rank.",))
+        if target == "deepspeed":
+            stage = 3 if self.reshard_after_forward else 2
+            note = (
+                f"ZeRO's stage {stage} divides what sharding=fsdp does, by buckets of its own: the losses are the "
+                "measured ones but for the order of sums, memory and time are not."
+            )
+            arguments: dict[str, Any] = {"zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True}
+            return Exported(arguments=arguments, notes=(note,))
+        if target == "accelerate":
+            arguments = {"fsdp_config": {"fsdp_version": 2, **{f"fsdp_{name}": by_layer[name] for name in by_layer}}}
+        elif target in ("training_arguments", "trl"):
+            arguments = {"fsdp": True, "fsdp_config": {"version": 2, **by_layer}}
+        elif target == "axolotl":
+            arguments = {"fsdp_version": 2, "fsdp_config": by_layer}
+        else:
+            return None
+        return Exported(arguments=arguments, notes=(IN_ACCELERATE,))
+
+    def apply(self, step: Step) -> Step:
+        """Give each rank the whole model and all gradients, or its part of both."""
+        if self.active:
+            return _fully_sharded(step, self.reshard_after_forward, self.sharded_accumulation)
+        return step if step.ranks.size == 1 else data_parallel(step)
+
+
+_NOT_ON_CPU = (
+    "not predicted on a CPU: fake tensors have no processes that exchange parts; a simulated card has (--gpu), and a "
+    "run measures it"
+)
+
+
+def _fully_sharded(step: Step, reshards: bool, sums_each_pass: bool) -> Step:
+    """Return a step whose layers are gathered one at a time (FSDP2), and all other parameters for the whole pass.
+
+    Parameters are gathered in the type of autocast, gradients are summed in float32. The sum, not FSDP2's mean, is the
+    gradient of the window's loss: each rank divides its losses by all ranks' targets.
+
+    Raises:
+        InvalidInputError: this process has no group.
+
+    """
+    if not step.ranks.has_group:
+        raise InvalidInputError(f"sharding=fsdp is {_NOT_ON_CPU}")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    ranks = step.ranks
+    mesh = init_device_mesh(step.device.type, (ranks.size,))
+    policy = MixedPrecisionPolicy(param_dtype=_autocast_dtype(step), reduce_dtype=torch.float32)
+    for layer in step.trainable.layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshards, mp_policy=policy)
+    loss = LossModule(step.trainable)
+    as_they_are = replace(policy, cast_forward_inputs=False)  # a batch may have targets in float32
+    root = fully_shard(loss, mesh=mesh, reshard_after_forward=False, mp_policy=as_they_are)
+    for part in loss.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)  # Gloo has no multiplication before its sum
+
+    is_accumulating = False
+
+    @contextmanager
+    def accumulation() -> Iterator[None]:
+        nonlocal is_accumulating
+        is_accumulating = not sums_each_pass
+        try:
+            yield
+        finally:
+            is_accumulating = False
+
+    def loss_of(_: nn.Module, batch: Batch, num_targets: int) -> Tensor:
+        ranks.entered()
+        root.set_requires_gradient_sync(not is_accumulating)
+        computed: Tensor = loss(batch, num_targets)
+        return computed
+
+    return replace(step, trainable=replace(step.trainable, loss=loss_of), accumulation_context=accumulation)
+
+
+def _autocast_dtype(step: Step) -> torch.dtype | None:
+    """Return the type in which a forward pass computes matrix products; None if it is that of the parameters."""
+    kind = step.device.type
+    with step.forward_context():
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
