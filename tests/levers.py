@@ -142,6 +142,9 @@ LEVERS = (
         package="bitsandbytes",
     ),
     Lever(technique="weights", settings={"weights": "bfloat16"}, same_training=False),
+    Lever(technique="weights", settings={"weights": "bfloat16_master"}, companions={"precision": "fp32"}, tolerance=5e-3),
+    Lever(technique="optimizer", settings={"optimizer_implementation": "foreach"}, tolerance=1e-5),
+    Lever(technique="optimizer", settings={"optimizer_implementation": "loop"}, tolerance=1e-5),
     Lever(
         technique="optimizer",
         settings={"optimizer": "adamw_8bit"},

@@ -56,9 +56,14 @@ class Experiment:
         return tuple(made.technique for made in _made(self.settings))
 
     @property
+    def family(self) -> str:
+        """The name of the family of its model."""
+        return family_of(self.settings.model, self.settings.task)
+
+    @property
     def model(self) -> Model:
         """The model family of `settings.model`, with its settings."""
-        member: Model = getattr(self.settings, family_of(self.settings.model))
+        member: Model = getattr(self.settings, self.family)
         return member
 
     @property
@@ -198,6 +203,7 @@ class Experiment:
                 seed=settings.seed,
             )
         )
+        prepared = self.model.inputs(settings.model, prepared, settings.seed)
         return _with_room_for_evaluation(prepared, settings.eval_steps * self.effective_batch_size)
 
     def on_device(self, device: str) -> "Experiment":
@@ -208,7 +214,7 @@ class Experiment:
         """Return the same run on another device, with random weights in place of pretrained ones."""
         changes: dict[str, Any] = {"device": device}
         if getattr(self.model, "pretrained", False):
-            changes[family_of(self.settings.model)] = self.model.model_copy(update={"pretrained": False})
+            changes[self.family] = self.model.model_copy(update={"pretrained": False})
         return Experiment(self.settings.model_copy(update=changes))
 
     @property
@@ -232,7 +238,7 @@ class Experiment:
 
     def _own_settings(self) -> dict[str, Any]:
         """Return every setting by its dotted name, without those of other model families and corpora."""
-        used = {family_of(self.settings.model), corpus_of(self.settings.corpus)}
+        used = {self.family, corpus_of(self.settings.corpus)}
         groups = ({*MODELS} | {*CORPORA}) - used
         return {k: v for k, v in dotted(self.settings.model_dump(mode="json", exclude=groups)) if v != {}}
 
@@ -309,11 +315,22 @@ _NUM_SEQUENCES: dict[str, int] = {}
 """Sequences to train on, by the settings that decide them."""
 
 
-def family_of(name: str) -> str:
-    """Return the name of the family of model `name`; the families' own names come before folders and hub names."""
+def family_of(name: str, task: str | None = None) -> str:
+    """Return the name of the family of model `name`; the families' own names come before folders and hub names.
+
+    Without a `task` it is that of which the model's configuration says that it is for.
+
+    Raises:
+        InvalidInputError: there is no such model, or it cannot be trained for the task.
+
+    """
     for key, family in MODELS.items():
         if name in family.names:
-            return key
+            if task in (None, key):
+                return key
+            raise InvalidInputError(f"{name} is trained for {key}, and task is {task}; set task=none, or name a folder")
+    if task is not None and not is_function_name(name):
+        return task
     for key, family in MODELS.items():
         if family.opens(name):
             return key

@@ -207,9 +207,10 @@ class Facts:
         expression = (
             f"torch.optim.AdamW({parameters}, lr={self.learning_rate}, weight_decay={self.weight_decay}, fused={fused})"
         )
-        for each in self.exported:
+        made = [each.optimizer for each in self.exported]
+        for each in (*made, *(each.finished_optimizer for each in self.exported)):
             names = {"optimizer": expression, **known}
-            expression = each.optimizer
+            expression = each
             for name, value in names.items():
                 expression = expression.replace(f"{{{name}}}", str(value))
         return expression
@@ -261,7 +262,7 @@ def facts_of(experiment: Experiment) -> Facts:
         published=published_name(experiment),
         changes=configuration_changes(experiment, prepared.vocabulary_size),
         lora=lora_of(experiment, prepared.vocabulary_size),
-        weights=settings.weights,
+        weights=settings.weights.removesuffix("_master"),
         loss_kernel=settings.loss_kernel,
         environment=experiment.environment,
         others=tuple(_settings_text(technique) for technique in others),

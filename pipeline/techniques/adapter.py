@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pipeline.base import four_bit, lora
 from pipeline.base.contracts import Hardware, Model, Trainable
 from pipeline.base.four_bit import quantize_layers
-from pipeline.base.lora import add_adapters, is_target, linear_layers
+from pipeline.base.lora import add_adapters, is_target, linear_layers, outside_layers
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of
 from pipeline.base.user_functions import digest, is_function_name
 
@@ -48,7 +48,10 @@ class Adapter(Technique):
     adapter_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout probability of an adapter's inputs."""
     adapter_targets: Annotated[str, AfterValidator(_checked_targets)] = "all"
-    """Linear layers with an adapter: all or attention (of the model's identical layers), or names as q_proj,v_proj."""
+    """Linear layers with an adapter: all or attention (of the model's identical layers), or names as q_proj,v_proj.
+
+    A name can also be that of the head or of an embedding outside of the layers: all,lm_head,embed_tokens.
+    """
     adapter_weights: Literal["float32", "bfloat16"] = "float32"
     """Type of the adapters' parameters, and so of their gradients and optimizer state."""
     qlora_double_quantization: bool = True
@@ -122,10 +125,10 @@ class Adapter(Technique):
         """Return which of the targets the model's layers do not have, and the names that they have."""
         if not self.active:
             return None
-        names = _inside_layers(model, name, digest(name) if is_function_name(name) else "").linear
-        missing = [
-            target for target in self.adapter_targets.split(",") if not any(is_target(each, target) for each in names)
-        ]
+        inside = _inside_layers(model, name, digest(name) if is_function_name(name) else "")
+        names, targets = inside.linear, self.adapter_targets.split(",")
+        outside = {} if {*targets} <= {"all", "attention"} else dict.fromkeys(inside.outside)
+        missing = [target for target in targets if not any(is_target(each, target) for each in (*names, *outside))]
         if not missing:
             return None
         rule = f"adapter_targets={self.adapter_targets} must name linear layers inside the layers of {name}"
@@ -135,7 +138,8 @@ class Adapter(Technique):
                 "layers read the weights of theirs and do not call them); set adapter=none"
             )
         return (
-            f"{rule}, and {', '.join(missing)} matches none of {', '.join(names)}; set adapter_targets to some of them"
+            f"{rule}, or some outside of them, and {', '.join(missing)} matches none of {', '.join(names)}, nor of "
+            f"{', '.join(inside.outside)}; set adapter_targets to some of them"
         )
 
     def note(self, model: Model, name: str) -> str | None:
@@ -217,6 +221,8 @@ class _Inside(NamedTuple):
     """Parameters in those, of all layers."""
     num_parameters: int
     """Parameters of all layers."""
+    outside: tuple[str, ...]
+    """Names of the linear layers and embeddings outside of the layers."""
 
 
 @lru_cache
@@ -242,7 +248,8 @@ def _inside_layers(model: Model, name: str, code: str) -> _Inside:
         others |= dict.fromkeys(each for each, _ in rest)
         num_in_others += sum(one.numel() for _, one in rest)
     num_parameters = sum(one.numel() for layer in built.layers for one in layer.parameters())
-    return _Inside(tuple(linear), tuple(others), num_in_others, num_parameters)
+    outside = tuple(outside_layers(built.module, built.layers))
+    return _Inside(tuple(linear), tuple(others), num_in_others, num_parameters, outside)
 
 
 def exported_quantizing(double_quantization: bool, float32_rest: bool) -> Exported:

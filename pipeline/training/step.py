@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +15,7 @@ from torch.optim import AdamW, Optimizer
 
 from pipeline.base.contracts import Batch, Prepared, Sequences, Trainable
 from pipeline.base.ranks import Ranks
-from pipeline.base.technique import Step
+from pipeline.base.technique import MakeOptimizer, Step, Technique
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import RunSettings
 from pipeline.training.data_parallel import data_parallel
@@ -96,9 +96,18 @@ def build_step(
     )
     for technique in experiment.techniques:
         step = technique.apply(step)
+    step = replace(step, make_optimizer=partial(_finished_optimizer, step.make_optimizer, experiment.techniques))
     if experiment.world_size == 1:
         return step
     return data_parallel(step, ranks or Ranks(experiment.world_size))
+
+
+def _finished_optimizer(make: MakeOptimizer, techniques: Sequence[Technique], module: nn.Module) -> Optimizer:
+    """Return the optimizer that the techniques have made, and let each change it."""
+    optimizer = make(module)
+    for technique in techniques:
+        technique.on_optimizer(optimizer)
+    return optimizer
 
 
 def make_optimizer(module: nn.Module, settings: RunSettings) -> Optimizer:
@@ -205,7 +214,7 @@ def counted_layers(layers: tuple[nn.Module, ...]) -> Iterator[list[None]]:
     with ExitStack() as stack:
         for layer in layers:
             if layer._compiled_call_impl is None:
-                hook = next(layer.children()).register_forward_pre_hook(lambda *_: forwards.append(None))
+                hook = next(layer.children(), layer).register_forward_pre_hook(lambda *_: forwards.append(None))
                 stack.callback(hook.remove)
             else:
                 counted = _counted(layer._compiled_call_impl, forwards)
