@@ -171,6 +171,11 @@ class Model(Settings, ABC):
         except Exception as error:  # whatever the model's code raises
             raise _not_built(name, error, without) from error
 
+    def note(self, name: str) -> str | None:
+        """Return what a user needs to know of how model `name` is trained, a sentence, or None."""
+        del name
+        return None
+
     def inputs(self, name: str, prepared: "Prepared", seed: int) -> "Prepared":
         """Return the sequences of a corpus as model `name` takes them: here as they are.
 
@@ -195,6 +200,11 @@ class Model(Settings, ABC):
         """Return transformers' names of the implementations of attention that model `name` can be set to: here none."""
         del name
         return ()
+
+    def has_layers(self, name: str) -> bool:
+        """Whether model `name` has identical layers, the units of checkpointing: here it has."""
+        del name
+        return True
 
     def inseparable_documents(self, name: str) -> str | None:
         """Return why model `name` cannot keep the documents of a sequence apart by `position_ids`, or None if it can.

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +14,7 @@ from pipeline.base.checkpoints import check_weights, read_configuration
 from pipeline.base.contracts import Batch, Description, Model, Prepared, RandomInput, Sequences, Trainable
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.sequences import IGNORED_LABEL, PackedSequences, PaddedSequences
-from pipeline.base.tasks import task_of
+from pipeline.base.tasks import check_task, task_of
 from pipeline.base.transformers_models import (
     attention_implementations,
     has_tokenizer,
@@ -30,6 +31,8 @@ class TaskModel(Model):
     """Its name among those of pipeline.base.tasks, which is that of its file."""
     auto_class: ClassVar[str]
     """Name of the class of transformers that builds it."""
+    made_of: ClassVar[str]
+    """What its inputs and labels are made of."""
 
     pretrained: bool = False
     """Load the published weights instead of random ones."""
@@ -69,6 +72,7 @@ class TaskModel(Model):
         """Return transformers' configuration of model `name`, changed by the settings of this family."""
         del vocabulary_size
         config = read_configuration(name, pretrained=self.pretrained)
+        check_task(name, config.model_type, self.task)
         if self.num_layers is not None:
             if self.pretrained:
                 raise InvalidInputError(
@@ -92,6 +96,14 @@ class TaskModel(Model):
     def identity(self, name: str) -> str:
         """Return its configuration, whose file may change."""
         return str(vars(self.configuration(name, 1)))
+
+    def note(self, name: str) -> str:
+        """Return for which task it is trained, and that of what."""
+        return f"{name} is trained for {self.task}, by transformers' {self.auto_class}: {self.made_of}"
+
+    def has_layers(self, name: str) -> bool:
+        """Whether transformers checkpoints layers of its class."""
+        return _has_layers(self.model_copy(update={"pretrained": False}), name, self.identity(name))
 
     def attention_implementations(self, name: str) -> tuple[str, ...]:
         """Return those of its class."""
@@ -196,6 +208,12 @@ def with_decoder_start(config: Any) -> Any:
     if getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id
     return config
+
+
+@lru_cache
+def _has_layers(model: TaskModel, name: str, identity: str) -> bool:
+    del identity
+    return bool(model.built_for_structure(name, 1).layers)
 
 
 def _layers(module: nn.Module) -> tuple[nn.Module, ...]:

@@ -72,6 +72,18 @@ def _task_of(name: str, model_type: str, architecture: str | None, is_decoder: b
     return task
 
 
+def check_task(name: str, model_type: str, task: str) -> None:
+    """Raise InvalidInputError if transformers has no class for models of this type that is trained for a task."""
+    if model_type in _classes(task):
+        return
+    tasks = [each for each in CLASSES if model_type in _classes(each) and each not in UNKNOWN_INPUTS]
+    remedy = f"set task={' or '.join(tasks)}" if tasks else "name another model"
+    raise InvalidInputError(
+        f"task={task} needs a model of which transformers has a class for it, and {name} is a {model_type}; {remedy}, "
+        f"{ELSEWHERE}"
+    )
+
+
 @lru_cache
 def _classes(task: str) -> dict[str, tuple[str, ...]]:
     """Return the names of transformers' classes for a task, by type of model."""

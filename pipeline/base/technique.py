@@ -161,6 +161,8 @@ class Technique(Settings, ABC):
 
     stage: ClassVar[Stage] = Stage.MODEL
     """When it is applied; techniques of one stage are applied in the order of their names."""
+    needs_layers: ClassVar[bool] = False
+    """Whether it changes the model's layers, and so cannot be used with a model that has none."""
     within_layers: ClassVar[bool] = False
     """Whether it changes nothing outside of the model's layers: predictions with another loss are then derived."""
 

@@ -24,7 +24,8 @@ def position_limit(config: Any) -> int | None:
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit <= 0:  # XLNet writes -1
         return None
-    return limit - config.pad_token_id - 1 if config.model_type in OFFSET_POSITIONS else limit
+    is_offset = getattr(config, "model_type", None) in OFFSET_POSITIONS
+    return limit - config.pad_token_id - 1 if is_offset else limit
 
 
 def has_tokenizer(name: str) -> bool:

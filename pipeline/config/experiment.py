@@ -162,11 +162,23 @@ class Experiment:
         reasons = (
             each.conflict(self.settings)
             or each.unsupported(hardware)
+            or self._without_layers(each)
             or each.unsuited(self.model, self.settings.model)
             or _unknown_number_format(each)
             for each in self.techniques
         )
         return next((reason for reason in reasons if reason), None) or self._joins_documents()
+
+    def _without_layers(self, technique: Technique) -> str | None:
+        """Return that the model has no layers, if a technique changes those."""
+        if not technique.active or not technique.needs_layers or self.model.has_layers(self.settings.model):
+            return None
+        switch = next(iter(type(technique).model_fields))
+        return (
+            f"{switch}={getattr(technique, switch)} changes the identical layers of a model, and none are known of "
+            f"{self.settings.model}; set {switch}={type(technique).model_fields[switch].default}, or let a function of "
+            "yours return a Trainable with its layers"
+        )
 
     def _joins_documents(self) -> str | None:
         """Return why its model cannot keep apart the documents of a sequence, if it has to."""
@@ -244,8 +256,10 @@ class Experiment:
 
 
 def notes_on(experiments: Iterable[Experiment]) -> tuple[str, ...]:
-    """Return what techniques leave out of the experiments' models, a sentence each."""
-    notes = [each.note(one.model, one.settings.model) for one in experiments for each in one.techniques]
+    """Return how the experiments' models are trained, and what techniques leave out of them, a sentence each."""
+    experiments = list(experiments)
+    notes = [one.model.note(one.settings.model) for one in experiments]
+    notes += [each.note(one.model, one.settings.model) for one in experiments for each in one.techniques]
     return tuple(dict.fromkeys(note for note in notes if note is not None))
 
 
@@ -365,8 +379,9 @@ def check_settings(experiment: Experiment) -> None:
         )
     if experiment.description.kind != experiment.corpus.kind:
         suited = [name for name, corpus in CORPORA.items() if corpus.kind == experiment.description.kind]
+        named = ", ".join(one.name for one in experiment.description.inputs[:-1])
         raise InvalidInputError(
-            f"{settings.model} takes {experiment.description.kind}, and the corpus {settings.corpus} has "
+            f"{settings.model} takes {experiment.description.kind}{named and f' ({named})'}, and the corpus {settings.corpus} has "
             f"{experiment.corpus.kind}; set corpus={' or '.join(suited)}"
         )
     experiment.budget_bytes  # noqa: B018  raises where it cannot be parsed

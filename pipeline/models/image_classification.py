@@ -16,6 +16,7 @@ class ImageClassification(TaskModel):
 
     task: ClassVar[str] = "image_classification"
     auto_class: ClassVar[str] = "AutoModelForImageClassification"
+    made_of: ClassVar[str] = "made-up images and labels"
 
     image_size: PositiveInt | None = None
     """Height and width of the images in pixels; none: the configuration's, or 224."""

@@ -18,6 +18,7 @@ class MaskedLm(TextTask):
 
     task: ClassVar[str] = "masked_lm"
     auto_class: ClassVar[str] = "AutoModelForMaskedLM"
+    made_of: ClassVar[str] = "tokens of the corpus are hidden, and predicted"
 
     masked_share: float = Field(default=0.15, gt=0, lt=1)
     """Share of the tokens to predict: 80 % of them are masked, 10 % replaced by random ones, 10 % left."""

@@ -16,6 +16,7 @@ class Seq2seq(TextTask):
 
     task: ClassVar[str] = "seq2seq"
     auto_class: ClassVar[str] = "AutoModelForSeq2SeqLM"
+    made_of: ClassVar[str] = "the decoder repeats the first tokens of each text of the corpus"
 
     target_length: PositiveInt | None = None
     """Tokens of the decoder, the first ones of the sequence; none: all of sequence_length."""

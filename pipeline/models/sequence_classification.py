@@ -16,6 +16,7 @@ class SequenceClassification(TextTask):
 
     task: ClassVar[str] = "sequence_classification"
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
+    made_of: ClassVar[str] = "texts of the corpus, with made-up labels"
 
     num_labels: PositiveInt | None = Field(default=None, ge=2)
     """Number of classes; none: the configuration's."""

@@ -16,6 +16,7 @@ class SpeechRecognition(TaskModel):
 
     task: ClassVar[str] = "speech_recognition"
     auto_class: ClassVar[str] = "AutoModelForSpeechSeq2Seq"
+    made_of: ClassVar[str] = "made-up sound and text"
 
     def describe(self, name: str) -> Description:
         """Return the description that the configuration gives, with the shapes of the sound and of its text.

@@ -16,6 +16,7 @@ class TokenClassification(TextTask):
 
     task: ClassVar[str] = "token_classification"
     auto_class: ClassVar[str] = "AutoModelForTokenClassification"
+    made_of: ClassVar[str] = "texts of the corpus, with a made-up label for each token"
 
     num_labels: PositiveInt | None = Field(default=None, ge=2)
     """Number of classes; none: the configuration's."""
