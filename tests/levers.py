@@ -141,8 +141,19 @@ LEVERS = (
         same_training=False,
         package="bitsandbytes",
     ),
+    Lever(
+        technique="adapter",
+        settings={"adapter": "qlora", "qlora_weights": "int8"},
+        devices=("cuda",),
+        models=CAUSAL,
+        same_training=False,
+        package="bitsandbytes",
+        waits=True,
+    ),
     Lever(technique="weights", settings={"weights": "bfloat16"}, same_training=False),
-    Lever(technique="weights", settings={"weights": "bfloat16_master"}, companions={"precision": "fp32"}, tolerance=5e-3),
+    Lever(
+        technique="weights", settings={"weights": "bfloat16_master"}, companions={"precision": "fp32"}, tolerance=5e-3
+    ),
     Lever(technique="optimizer", settings={"optimizer_implementation": "foreach"}, tolerance=1e-5),
     Lever(technique="optimizer", settings={"optimizer_implementation": "loop"}, tolerance=1e-5),
     Lever(

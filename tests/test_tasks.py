@@ -24,7 +24,16 @@ SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 BERT: dict[str, Any] = {"model_type": "bert", "vocab_size": 512, "max_position_embeddings": 64, **SHAPE}
 BERT |= WITHOUT_DROPOUT
-T5 = {"dropout_rate": 0.0, "model_type": "t5", "vocab_size": 512, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+T5 = {
+    "dropout_rate": 0.0,
+    "model_type": "t5",
+    "vocab_size": 512,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+}
 VIT = {"model_type": "vit", "image_size": 32, "patch_size": 8, "num_labels": 5, **SHAPE}
 WHISPER: dict[str, Any] = {
     "model_type": "whisper",
@@ -107,6 +116,7 @@ def test_its_peak_is_predicted(task: str, tmp_path: Path, short_documents: Path)
 def test_its_peak_on_a_card_is_predicted(task: str, tmp_path: Path, card: Any) -> None:
     values, more = CASES[task]
     settings = {"model": folder_of(tmp_path, values), "micro_batch_size": 4, "precision": "bf16"}
+    settings |= {"sequence_length": 64, "vocabulary_size": 512}
     settings |= {name.replace("__", "."): value for name, value in more.items()}
     predicted, real = (card.ask(kind=kind, settings=settings) for kind in ("predict", "measure"))
     assert real["outcome"] == "ok"

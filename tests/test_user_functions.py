@@ -16,6 +16,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome
 from pipeline.cli import main
 from pipeline.memory.device import hardware_of
+from pipeline.models.user_model import UserModel
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
 from pipeline.runtime.run import execute
@@ -155,7 +156,7 @@ def test_logits_are_found_in_what_the_model_returns(form: str, code: Path, monke
         prepared = experiment.prepare()
         torch.manual_seed(0)
         built = experiment.model.build("own_code:build", prepared.vocabulary_size)
-        losses.append(float(built.loss(built.module, prepared.train.batch([0]), 31)))
+        losses.append(built.loss(built.module, prepared.train.batch([0]), 31).item())
     assert losses[0] == losses[1]
 
 
@@ -180,8 +181,14 @@ def build(size):
 def test_layers_may_be_leaves_or_absent(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without layers the levers that change them are left out by name."""
     code.write_text(LEAVES.replace("NUM", "3").replace("TYPE", ""))
-    checkpointed = execute(tiny(model="own_code:build", checkpointing="every_layer"), tmp_path / "log.txt")
-    assert checkpointed.finished is not None and checkpointed.finished.block_forwards_per_step == 12
+    plain, checkpointed = (
+        execute(tiny(model="own_code:build", checkpointing=policy), tmp_path / "log.txt")
+        for policy in ("none", "every_layer")
+    )
+    assert plain.outcome is checkpointed.outcome is Outcome.OK
+    assert [step.loss for step in checkpointed.steps] == pytest.approx([step.loss for step in plain.steps], abs=1e-5)
+    with torch.device("meta"):
+        assert len(UserModel().build("own_code:build", 300).layers) == 3
     code.write_text(LEAVES.replace("NUM", "0").replace("TYPE", ""))
     forget(monkeypatch)
     assert execute(tiny(model="own_code:build"), tmp_path / "log.txt").outcome is Outcome.OK

@@ -21,8 +21,8 @@ CLASSES = {
 UNKNOWN_INPUTS = ("image_text",)
 """Tasks that are refused: each type of model has its own way to put images among tokens."""
 ELSEWHERE = (
-    "or run your own training on a simulated card (fitproof simulate -- python train.py), or name a function of yours that "
-    "returns a Trainable (path.to.module:function)"
+    "or run your own training on a simulated card (fitproof simulate -- python train.py), or name a function of yours "
+    "that returns a Trainable (path.to.module:function)"
 )
 """What to do with a model of another task."""
 

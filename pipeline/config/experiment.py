@@ -381,8 +381,8 @@ def check_settings(experiment: Experiment) -> None:
         suited = [name for name, corpus in CORPORA.items() if corpus.kind == experiment.description.kind]
         named = ", ".join(one.name for one in experiment.description.inputs[:-1])
         raise InvalidInputError(
-            f"{settings.model} takes {experiment.description.kind}{named and f' ({named})'}, and the corpus {settings.corpus} has "
-            f"{experiment.corpus.kind}; set corpus={' or '.join(suited)}"
+            f"{settings.model} takes {experiment.description.kind}{named and f' ({named})'}, and the corpus "
+            f"{settings.corpus} has {experiment.corpus.kind}; set corpus={' or '.join(suited)}"
         )
     experiment.budget_bytes  # noqa: B018  raises where it cannot be parsed
 

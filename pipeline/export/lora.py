@@ -25,7 +25,9 @@ class Lora:
     is_transposed: bool
     """Whether their weights are transposed, as those of GPT-2 that are not in 4 bits."""
     is_quantized: bool
-    """Whether the linear layers inside the model's layers have 4-bit weights."""
+    """Whether the linear layers inside the model's layers have weights of 4 or 8 bits."""
+    num_bits: int
+    """Bits of those."""
     double_quantization: bool
     """Whether the scales of those are quantized too."""
     float32_rest: bool
@@ -54,6 +56,7 @@ def lora_of(experiment: Experiment, vocabulary_size: int) -> Lora | None:
         targets=_targets(dict(trainable.module.named_modules()), adapted),
         is_transposed=adapter.adapter != "qlora" and any(isinstance(part, Conv1D) for part in adapted),
         is_quantized=adapter.adapter == "qlora",
+        num_bits=adapter.num_bits,
         double_quantization=adapter.qlora_double_quantization,
         float32_rest=adapter.qlora_float32_rest,
     )

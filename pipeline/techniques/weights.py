@@ -61,18 +61,18 @@ class Weights(Technique):
             return None
         if settings.precision == "fp16":
             return (
-                f"weights={self.weights} needs no loss scaling, and precision=fp16 scales the loss and rounds the weights a "
-                "second time; set precision=bf16 or fp32, or weights=float32"
+                f"weights={self.weights} needs no loss scaling, and precision=fp16 scales the loss and rounds the "
+                "weights a second time; set precision=bf16 or fp32, or weights=float32"
             )
         if settings.precision == "tf32":
             return (
-                f"weights={self.weights} leaves no matrix product in float32, and precision=tf32 changes only those; set "
-                "precision=bf16 or fp32, or weights=float32"
+                f"weights={self.weights} leaves no matrix product in float32, and precision=tf32 changes only those; "
+                "set precision=bf16 or fp32, or weights=float32"
             )
         if settings.loss_kernel == "fused":
             return (
-                f"weights={self.weights} needs a loss that is summed in float32, and loss_kernel=fused sums it in the type of "
-                "its inputs (torch's linear_cross_entropy); set loss_kernel=chunked"
+                f"weights={self.weights} needs a loss that is summed in float32, and loss_kernel=fused sums it in the "
+                "type of its inputs (torch's linear_cross_entropy); set loss_kernel=chunked"
             )
         if self.weights == "bfloat16_master" and settings.optimizer_in_backward:
             return (

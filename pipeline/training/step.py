@@ -207,8 +207,9 @@ def gradient_underflow_percent(step: Step, optimizer: Optimizer, window: Window)
 def counted_layers(layers: tuple[nn.Module, ...]) -> Iterator[list[None]]:
     """Yield a list that gets one element for each forward pass of a layer, recomputation included.
 
-    The hooks are on each layer's first child: in some versions of transformers a checkpoint is inside the layer. A hook
-    would be compiled with a compiled layer, and make it another one: calls of its compiled function are counted.
+    The hooks are on each layer's first child: in some versions of transformers a checkpoint is inside the layer. Of a
+    layer without children recomputation is not counted. A hook would be compiled with a compiled layer, and make it
+    another one: calls of its compiled function are counted.
     """
     forwards: list[None] = []
     with ExitStack() as stack:
