@@ -139,7 +139,8 @@ def _lists(module: nn.Module) -> list[list[nn.Module]]:
 
 
 def _logits(module: nn.Module, batch: Batch) -> Tensor:
-    return _logits_in(module(batch["input_ids"]))
+    logits_BTV: Tensor = _logits_in(module(batch["input_ids"]))
+    return logits_BTV
 
 
 def _logits_in(output: Any) -> Any:

@@ -1,6 +1,7 @@
 """The number format of the weights; gradients and optimizer state have that of their parameter."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -88,7 +89,7 @@ class Weights(Technique):
             return Exported(arguments={"bf16": {"enabled": True}}, notes=(OF_DEEPSPEED,)) if has_master else None
         if target == "axolotl":
             return None if has_master else Exported()
-        functions = [convert_to_bfloat16, *([with_master_weights] if has_master else [])]
+        functions: list[Callable[..., Any]] = [convert_to_bfloat16, *([with_master_weights] if has_master else [])]
         return Exported(
             code="\n\n\n".join([IMPORTS, *(inspect.getsource(each).strip() for each in functions)]),
             prepare="convert_to_bfloat16(model)",
