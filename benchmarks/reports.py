@@ -1,13 +1,15 @@
 """Peaks of trainings that others reported (benchmarks/published/reports.yaml), predicted with the settings they used.
 
-    python benchmarks/reports.py               predicts all on simulated cards, into benchmarks/reports_<date>.csv
+    python benchmarks/reports.py        predicts all on simulated cards, into benchmarks/reports_<date>.csv and .md
 
 A torch with CUDA, or the environment of the simulated card, is needed. The card has all the memory that a training asks
 for, so that a peak is known also where it did not fit.
 """
 
+import csv
 import datetime
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from pipeline.prediction.predict import predict
 
 FOLDER = Path(__file__).parent
 DATA = FOLDER / "published" / "reports.yaml"
+FORMS = ("weights", "optimizer_implementation", "adapter", "adapter_targets", "task")
+"""Settings that say what was trained."""
 ROOM = 256 * 1024 * MIB
 """Memory of the simulated card."""
 
@@ -52,7 +56,26 @@ def main() -> None:
     def predicted(name: str) -> Predicted:
         return _predicted(by_name[name], published["models"])
 
-    add_missing(FOLDER / f"reports_{date}.csv", Predicted, by_name, predicted)
+    table = FOLDER / f"reports_{date}.csv"
+    add_missing(table, Predicted, by_name, predicted)
+    with table.open(newline="") as file:
+        found = {row["name"]: row for row in csv.DictReader(file)}
+    table.with_suffix(".md").write_text("\n".join(_page(by_name, found)) + "\n")
+
+
+def _page(published: dict[str, Any], found: dict[str, dict[str, str]]) -> Iterator[str]:
+    """Yield the lines of a table of all reports, with the settings of each that name a form of the training."""
+    yield "# Reported and predicted peaks\n"
+    yield "Allocated memory in GB of 10**9 bytes; settings of each row: published/reports.yaml.\n"
+    yield "| report | training | form | reported GB | predicted GB | error |"
+    yield "|---|---|---|---:|---:|---:|"
+    for name, row in found.items():
+        settings = published[name]["settings"]
+        form = "; ".join(f"{each}={settings[each]}" for each in FORMS if each in settings)
+        reported = f"{float(row['reported_gb']):.2f}" if row["reported_gb"] else "out of memory"
+        fits = {"True": "fits: wrong", "False": "does not fit: right"}
+        error = fits.get(row["fits"]) or f"{float(row['error_percent']):+.1f} %"
+        yield f"| {row['source']} | {name} | {form} | {reported} | {float(row['predicted_gb']):.2f} | {error} |"
 
 
 def _with_sources(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
