@@ -73,6 +73,7 @@ class TaskModel(Model):
         del vocabulary_size
         config = read_configuration(name, pretrained=self.pretrained)
         check_task(name, config.model_type, self.task)
+        config.use_cache = False
         if self.num_layers is not None:
             if self.pretrained:
                 raise InvalidInputError(
@@ -202,7 +203,6 @@ def row_generator(seed: int, row: int) -> torch.Generator:
 
 def with_decoder_start(config: Any) -> Any:
     """Return a configuration that shifts labels to the decoder's inputs, also where it does not say how."""
-    config.use_cache = False
     if getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = 0
     if getattr(config, "decoder_start_token_id", None) is None:
