@@ -273,7 +273,7 @@ def _settings_of_chosen(chosen: dict[str, str], groups: list[tuple[str, list[str
     from pipeline.config.experiment import corpus_of, family_of
 
     families = {
-        *([family_of(chosen["model"])] if chosen.get("model", "auto") != "auto" else []),
+        *([family_of(chosen["model"], chosen.get("task"))] if chosen.get("model", "auto") != "auto" else []),
         *([corpus_of(chosen["corpus"])] if "corpus" in chosen else []),
     }
     yield from ((title, names) for title, names in groups if title.partition(":")[0] in families)

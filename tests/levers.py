@@ -144,7 +144,21 @@ LEVERS = (
     Lever(technique="sharding", settings={"sharding": "fsdp"}, devices=()),
     Lever(technique="sharding", settings={"sharding": "fsdp", "reshard_after_forward": False}, devices=()),
     Lever(technique="sharding", settings={"sharding": "fsdp", "sharded_accumulation": False}, devices=()),
+    Lever(
+        technique="adapter",
+        settings={"adapter": "qlora", "qlora_weights": "int8"},
+        devices=("cuda",),
+        models=CAUSAL,
+        same_training=False,
+        package="bitsandbytes",
+        waits=True,
+    ),
     Lever(technique="weights", settings={"weights": "bfloat16"}, same_training=False),
+    Lever(
+        technique="weights", settings={"weights": "bfloat16_master"}, companions={"precision": "fp32"}, tolerance=5e-3
+    ),
+    Lever(technique="optimizer", settings={"optimizer_implementation": "foreach"}, tolerance=1e-5),
+    Lever(technique="optimizer", settings={"optimizer_implementation": "loop"}, tolerance=1e-5),
     Lever(
         technique="optimizer",
         settings={"optimizer": "adamw_8bit"},

@@ -37,6 +37,8 @@ LORA: dict[str, Any] = {"adapter": "lora", "adapter_rank": 4, "adapter_alpha": 8
 CUTS = [(8, 1), (4, 2), (2, 4), (1, 8)]
 """Micro-batch sizes and accumulation steps of the same effective batch."""
 NUM_STEPS = 10
+TRANSPOSED_BYTES = 60 * 60 * 4
+"""What torch takes on a CPU while it copies a transposed matrix, as an embedding's gradient: not predicted."""
 GEMMA: dict[str, Any] = {"num_hidden_layers": 2, "head_dim": 8, "tie_word_embeddings": True}
 SMALL_BATCH: dict[str, Any] = {"sequence_length": 8, "micro_batch_size": 1, "effective_batch_size": 1, "eval_steps": 0}
 """Parameters, gradients and optimizer state are most of the peak."""
@@ -95,6 +97,11 @@ def plainly_trained(experiment: Experiment, loop: Loop, config: LoraConfig) -> t
         ("llama-nano", "all", "all-linear"),
         ("qwen3-nano", "q_proj,mlp.down_proj", ["q_proj", "down_proj"]),
         ("gemma", "all", "all-linear"),
+        (
+            "llama-nano",
+            "attention,lm_head,embed_tokens",
+            [f"{one}_proj" for one in "qkvo"] + ["lm_head", "embed_tokens"],
+        ),
     ],
 )
 def test_losses_are_those_of_a_plain_loop_with_peft(
@@ -228,6 +235,19 @@ def test_its_peak_is_predicted_with_other_levers(others: dict[str, Any]) -> None
     assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
 
 
+@pytest.mark.parametrize(("model", "targets"), [("gpt2-nano", "all,wte"), ("llama-nano", "lm_head,embed_tokens")])
+def test_its_peak_is_predicted_with_adapters_of_head_and_embeddings(model: str, targets: str) -> None:
+    experiment = tiny(adapter="lora", adapter_targets=targets, model=model, **SMALL_BATCH)
+    exact = pytest.approx(measured(experiment), rel=1e-4, abs=TRANSPOSED_BYTES)
+    assert predict(experiment, CPU).peak_allocated_bytes == exact
+
+
+def test_a_loss_without_logits_refuses_an_adapter_of_the_head() -> None:
+    experiment = tiny(adapter="lora", model="llama-nano", adapter_targets="lm_head", loss_kernel="chunked")
+    with pytest.raises(InvalidInputError, match="the head has an adapter; set loss_kernel=full, or take the head out"):
+        build_step(experiment, experiment.prepare())
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
 @pytest.mark.parametrize(
@@ -281,8 +301,8 @@ def test_exports_have_it_in_python_and_say_so_of_json() -> None:
         ),
         (
             {"adapter": "lora", "adapter_targets": "q_proj,c_attn"},
-            "inside the layers of gpt2-nano, and q_proj matches none of attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj;"
-            " set adapter_targets to some of them",
+            "inside the layers of gpt2-nano, or some outside of them, and q_proj matches none of attn.c_attn, "
+            "attn.c_proj, mlp.c_fc, mlp.c_proj, nor of transformer.wte, transformer.wpe, lm_head; set adapter_targets",
         ),
         ({"adapter": "lora", **with_corpus_of("encoder_stack")}, "they have none that .* set adapter=none"),
     ],

@@ -187,7 +187,7 @@ def test_heads_must_divide_the_width() -> None:
 
 
 def test_model_and_corpus_must_have_the_same_kind() -> None:
-    with pytest.raises(InvalidInputError, match="takes vectors, .*; set corpus=random_vectors"):
+    with pytest.raises(InvalidInputError, match=r"takes vectors \(inputs\), .*; set corpus=random_vectors"):
         tiny(model="encoder_stack")
     with pytest.raises(InvalidInputError, match="takes tokens, .*; set corpus=.*python_docs"):
         tiny(corpus="random_vectors")

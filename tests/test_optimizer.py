@@ -142,6 +142,20 @@ def test_updates_are_those_of_a_plain_loop(optimizer: str, num_micro_batches: in
     assert distance([p.detach() for p in with_adamw.parameters()], *parameters[1:]) > least
 
 
+@pytest.mark.parametrize("implementation", ["foreach", "loop"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
+def test_torch_is_told_the_implementation(optimizer: str, implementation: str) -> None:
+    experiment = tiny(optimizer=optimizer, optimizer_implementation=implementation)
+    step = build_step(experiment, experiment.prepare())
+    group = step.make_optimizer(step.trainable.module).param_groups[-1]
+    assert (group["fused"], group["foreach"]) == (False, implementation == "foreach")
+
+
+def test_an_optimizer_without_implementations_refuses_them() -> None:
+    reason = tiny(optimizer="adafactor", optimizer_implementation="foreach").unsupported(CPU)
+    assert reason is not None and reason.endswith("set optimizer_implementation=fused, which changes nothing there")
+
+
 @pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano", "encoder_stack"])
 def test_muon_has_the_matrices_of_the_blocks_alone(model: str) -> None:
     experiment = tiny(optimizer="muon", **with_corpus_of(model))

@@ -16,6 +16,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome
 from pipeline.cli import main
 from pipeline.memory.device import hardware_of
+from pipeline.models.user_model import UserModel
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
 from pipeline.runtime.run import execute
@@ -144,6 +145,80 @@ def test_layers_are_the_longest_list_or_the_one_named(code: Path) -> None:
         tiny(model="own_code:build", user_model__layers="stages")
 
 
+@pytest.mark.parametrize("form", ["(LOGITS, None)", "{'logits': LOGITS, 'loss': None}"])
+def test_logits_are_found_in_what_the_model_returns(form: str, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = []
+    for returned in ("LOGITS", form):
+        logits = "self.head(self.blocks(self.embedding(ids)))"
+        code.write_text(WORKS.replace(logits, returned.replace("LOGITS", logits)))
+        forget(monkeypatch)
+        experiment = tiny(model="own_code:build")
+        prepared = experiment.prepare()
+        torch.manual_seed(0)
+        built = experiment.model.build("own_code:build", prepared.vocabulary_size)
+        losses.append(built.loss(built.module, prepared.train.batch([0]), 31).item())
+    assert losses[0] == losses[1]
+
+
+LEAVES = """
+from torch import nn
+class Leaves(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.embedding = nn.Embedding(size, 16)
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(NUM))
+        self.head = nn.Linear(16, size)
+    def forward(self, ids):
+        hidden = self.embedding(ids)
+        for block in self.blocks:
+            hidden = block(hidden).tanh()
+        return self.head(hidden)
+def build(size):
+    return Leaves(size)TYPE
+"""
+
+
+def test_layers_may_be_leaves_or_absent(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without layers the levers that change them are left out by name."""
+    code.write_text(LEAVES.replace("NUM", "3").replace("TYPE", ""))
+    plain, checkpointed = (
+        execute(tiny(model="own_code:build", checkpointing=policy), tmp_path / "log.txt")
+        for policy in ("none", "every_layer")
+    )
+    assert plain.outcome is checkpointed.outcome is Outcome.OK
+    assert [step.loss for step in checkpointed.steps] == pytest.approx([step.loss for step in plain.steps], abs=1e-5)
+    with torch.device("meta"):
+        assert len(UserModel().build("own_code:build", 300).layers) == 3
+    code.write_text(LEAVES.replace("NUM", "0").replace("TYPE", ""))
+    forget(monkeypatch)
+    assert execute(tiny(model="own_code:build"), tmp_path / "log.txt").outcome is Outcome.OK
+    reason = tiny(model="own_code:build", checkpointing="every_layer").unsupported()
+    assert reason is not None and reason.startswith(
+        "checkpointing=every_layer changes the identical layers of a model, and none are known of own_code:build; set "
+        "checkpointing=none"
+    )
+
+
+def test_weights_of_another_type_are_said(code: Path) -> None:
+    code.write_text(LEAVES.replace("NUM", "3").replace("TYPE", ".bfloat16()"))
+    experiment = tiny(model="own_code:build")
+    assert experiment.model.note("own_code:build") == (
+        "the weights of own_code:build are as its function returns them: 100 % in bfloat16"
+    )
+
+
+def test_batches_without_token_ids_need_a_loss_of_their_own(code: Path) -> None:
+    code.write_text(
+        f"{WORKS}\nfrom dataclasses import replace\nfrom pipeline.data.random_vectors import RandomVectors\n"
+        "from pipeline.base.contracts import RandomInput\ndef read(request):\n"
+        "    inputs = (RandomInput('pixel_values', (3, 8, 8)), RandomInput('labels', (), 10))\n"
+        "    described = replace(request.description, inputs=inputs)\n"
+        "    return RandomVectors().prepare(replace(request, description=described))\n"
+    )
+    with pytest.raises(InvalidInputError, match="is called with input_ids, .* have pixel_values, labels; return a Tr"):
+        tiny(model="own_code:build", corpus="own_code:read").prepare()
+
+
 def test_a_model_that_reads_tensors_is_built_on_the_cpu(code: Path) -> None:
     code.write_text(WORKS.replace("super().__init__()", "super().__init__(); int(torch.ones(1).item())"))
     assert isinstance(tiny(model="own_code:build").model.build("own_code:build", 512).module, nn.Module)
@@ -167,8 +242,14 @@ WRONG: list[tuple[str, str, str]] = [
     ("model", "def build(", "own_code:build must not raise an error, and raises SyntaxError; fix it"),
     (
         "model",
-        "from torch import nn\ndef build(size): return nn.Linear(2, 2)",
-        "and 0 were found; set user_model.layers",
+        WORKS.replace("return self.head(", "return None, self.head("),
+        "must return logits [B, T, V] of all positions (a tensor, logits of an object or a dict, or the first of a "
+        "tuple), and returns a tuple with a NoneType for them for input_ids [2, 3]",
+    ),
+    (
+        "model",
+        WORKS.replace("self.embedding(ids)", "self.embedding(ids)[:, -1:]"),
+        "and returns a tensor [2, 1, 300] of float32 for input_ids [2, 3]; return those, or a Trainable",
     ),
     ("corpus", "def build(request): return 'text'", "own_code:build must return texts, one a document"),
     ("corpus", "def build(request): return [1, 2]", "and returns a list with a int; return a list of str"),

@@ -1,5 +1,6 @@
 """Weights in bfloat16: the training of a plain loop, what else is in bfloat16, and what cannot be combined with it."""
 
+import json
 import re
 from typing import Any
 
@@ -170,6 +171,36 @@ def test_deepspeed_says_that_it_cannot() -> None:
     assert missing in files["deepspeed_setup.py"] and missing in files["deepspeed.json"]
     for name in ("train.py", "accelerate_setup.py", "lightning_trainer.py", "training_arguments.py"):
         assert missing not in files[name] and "convert_to_bfloat16(model)" in files[name]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
+def test_master_weights_are_updated_in_float32_and_rounded(optimizer: str) -> None:
+    """As a plain loop with a float32 copy of each parameter, of whichever optimizer."""
+    experiment = tiny(weights="bfloat16_master", optimizer=optimizer, learning_rate=1e-2)
+    prepared = experiment.prepare()
+    torch.manual_seed(0)
+    step = build_step(experiment, prepared)
+    module = step.trainable.module
+    optimizer_of_copies = step.make_optimizer(module)
+    copies = [copy for group in optimizer_of_copies.param_groups for copy in group["params"]]
+    loop = Loop(experiment, prepared.train, step, optimizer_of_copies, lambda _: None)
+    loop.advance(NUM_STEPS)
+    assert {copy.dtype for copy in copies} == {torch.float32} and {p.dtype for p in module.parameters()} == {
+        torch.bfloat16
+    }
+    assert all(parameter.grad is None for parameter in [*module.parameters(), *copies])
+    rounded = {copy.to(torch.bfloat16).float().sum().item() for copy in copies}
+    assert rounded == {parameter.float().sum().item() for parameter in module.parameters()}
+    assert any(not torch.equal(copy, copy.to(torch.bfloat16).float()) for copy in copies), "copies are not rounded"
+    reason = tiny(weights="bfloat16_master", optimizer_in_backward=True, max_grad_norm=None).unsupported()
+    assert reason is not None and "weights=bfloat16_master copies of it" in reason
+
+
+def test_deepspeed_has_a_key_for_master_weights() -> None:
+    files = export_files(tiny(weights="bfloat16_master", precision="bf16"))
+    configuration = json.loads(files["deepspeed.json"])
+    assert configuration["bf16"] == {"enabled": True} and "torch_autocast" not in configuration
+    assert "with_master_weights(torch.optim.AdamW(" in files["train.py"]
 
 
 def test_a_search_has_it_only_if_another_training_is_asked_for() -> None:

@@ -10,6 +10,28 @@ REFUSED = (401, 403)
 """HTTP status codes of a hub that refuses access."""
 
 
+def read_configuration(name: str, *, pretrained: bool) -> Any:
+    """Return transformers' configuration of a model in a folder or on the hub.
+
+    Raises:
+        InvalidInputError: it cannot be loaded, or its weights are to be loaded and are quantized.
+
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(
+            f"the configuration of {name} could not be loaded: {why_unread(error)}, or name a preset, such as gpt2, "
+            "with pretrained=false for random weights"
+        ) from error
+    quantization = vars(config).pop("quantization_config", None)
+    if pretrained:
+        refuse_quantized(name, quantization)
+    return config
+
+
 def check_weights(name: str) -> None:
     """Raise InvalidInputError unless every file of a model's weights is there and whole; it reads their headers alone.
 
@@ -26,7 +48,7 @@ def check_weights(name: str) -> None:
     elif not _file(name, WEIGHTS_NAME) and not _file(name, WEIGHTS_INDEX_NAME):
         raise InvalidInputError(
             f"pretrained weights need {SAFE_WEIGHTS_NAME} or {SAFE_WEIGHTS_INDEX_NAME}, and {name} has neither; name "
-            "another model, or set causal_lm.pretrained=false for random weights of its shape"
+            "another model, or set pretrained=false of its family, such as causal_lm, for random weights of its shape"
         )
 
 

@@ -84,6 +84,18 @@ class Trainable:
     """The head, if the loss is the cross-entropy of its logits; None if it is another."""
 
 
+@dataclass(frozen=True)
+class RandomInput:
+    """A tensor that a model takes where its inputs are made up."""
+
+    name: str
+    """The name of the model's argument."""
+    shape: tuple[int | None, ...]
+    """Of one example; None stands for sequence_length."""
+    num_values: int | None = None
+    """Integers below this number; None: normally distributed numbers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Description:
     """The properties of a model that are known before it is built."""
@@ -102,6 +114,8 @@ class Description:
     """Channels of its layers, if known."""
     activation: str | None = None
     """transformers' name of the activation function of its layers, if they have one of them."""
+    inputs: tuple[RandomInput, ...] = ()
+    """What a model that takes vectors takes, its targets last."""
     published_type: str | None = None
     """torch's name of the type of the weights in its checkpoint; None if it is not known or begins at random ones."""
 
@@ -157,6 +171,21 @@ class Model(Settings, ABC):
         except Exception as error:  # whatever the model's code raises
             raise _not_built(name, error, without) from error
 
+    def note(self, name: str) -> str | None:
+        """Return what a user needs to know of how model `name` is trained, a sentence, or None."""
+        del name
+        return None
+
+    def inputs(self, name: str, prepared: "Prepared", seed: int) -> "Prepared":
+        """Return the sequences of a corpus as model `name` takes them: here as they are.
+
+        Raises:
+            InvalidInputError: it cannot be trained on such sequences.
+
+        """
+        del name, seed
+        return prepared
+
     def check_weights(self, name: str) -> None:
         """Raise InvalidInputError if model `name` begins with weights of a file that cannot be read: here with none."""
 
@@ -171,6 +200,11 @@ class Model(Settings, ABC):
         """Return transformers' names of the implementations of attention that model `name` can be set to: here none."""
         del name
         return ()
+
+    def has_layers(self, name: str) -> bool:
+        """Whether model `name` has identical layers, the units of checkpointing: here it has."""
+        del name
+        return True
 
     def inseparable_documents(self, name: str) -> str | None:
         """Return why model `name` cannot keep the documents of a sequence apart by `position_ids`, or None if it can.

@@ -1,5 +1,6 @@
 """Adapters of linear layers (LoRA: https://arxiv.org/abs/2106.09685), by peft."""
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,27 +30,45 @@ def linear_layers(layer: nn.Module) -> dict[str, nn.Module]:
     return {name: child for name, child in children.items() if isinstance(child, nn.Linear | Conv1D)}
 
 
+def outside_layers(model: nn.Module, layers: Iterable[nn.Module]) -> dict[str, nn.Module]:
+    """Return the linear layers and embeddings of a model by name that are outside of its layers, as its head."""
+    inside = {part for layer in layers for part in layer.modules()}
+    kinds = (nn.Linear, nn.Embedding)
+    return {name: part for name, part in model.named_modules() if isinstance(part, kinds) and part not in inside}
+
+
+def adapted_modules(model: nn.Module, layers: Iterable[nn.Module], targets: str) -> dict[nn.Module, str]:
+    """Return the modules that `targets` names, with commas, each with its name inside its layer or the model.
+
+    They are linear layers inside layers and, where one is named, linear layers and embeddings outside of them.
+    """
+    layers, named = list(layers), targets.split(",")
+    words = [target for target in named if target not in ("all", "attention")]
+    linear = [(name, part) for layer in layers for name, part in linear_layers(layer).items()]
+    found = {part: name for name, part in linear if any(is_target(name, target) for target in named)}
+    others = outside_layers(model, layers).items()
+    return found | {part: name for name, part in others if any(is_target(name, target) for target in words)}
+
+
 def add_adapters(
     model: nn.Module, layers: Iterable[nn.Module], targets: str, dtype: torch.dtype, **settings: Any
 ) -> None:
-    """Freeze a model, and add adapters to the linear layers inside its layers that `targets` names, with commas."""
+    """Freeze a model, and add adapters to those of its modules that `targets` names."""
     from peft import LoraConfig, inject_adapter_in_model
     from peft.tuners.lora import LoraLayer
     from transformers.pytorch_utils import Conv1D
 
-    adapted = {
-        part
-        for layer in layers
-        for name, part in linear_layers(layer).items()
-        if any(is_target(name, target) for target in targets.split(","))
-    }
+    adapted = adapted_modules(model, layers, targets)
     names = [name for name, part in model.named_modules() if part in adapted]
     has_transposed_weights = any(isinstance(part, Conv1D) for part in adapted)
     config = LoraConfig(target_modules=names, fan_in_fan_out=has_transposed_weights, **settings)
-    inject_adapter_in_model(config, model)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to True")  # it is, of those that have them transposed
+        inject_adapter_in_model(config, model)
     for part in model.modules():
         if isinstance(part, LoraLayer):
-            for parameter in (*part.lora_A.parameters(), *part.lora_B.parameters()):
+            matrices = (part.lora_A, part.lora_B, part.lora_embedding_A, part.lora_embedding_B)
+            for parameter in (each for matrix in matrices for each in matrix.parameters()):
                 parameter.data = parameter.data.to(dtype)
 
 

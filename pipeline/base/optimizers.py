@@ -1,10 +1,17 @@
-"""Optimizers other than AdamW, each made from an AdamW: with its parameters, learning rate and weight decay."""
+"""Optimizers made from a fused AdamW, with its parameters, learning rate and weight decay; master weights of any."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+
+def adamw_in_place_of(adamw: torch.optim.Optimizer, *, foreach: bool) -> torch.optim.Optimizer:
+    """Return an AdamW that updates all parameters by one operator at a time (foreach), or one after the other."""
+    [group] = adamw.param_groups
+    shared = {name: group[name] for name in ("lr", "weight_decay")}
+    return torch.optim.AdamW(group["params"], **shared, fused=False, foreach=foreach)
 
 
 def adamw_8bit_in_place_of(
@@ -34,9 +41,9 @@ def adafactor_in_place_of(adamw: torch.optim.Optimizer, **settings: Any) -> torc
 
 
 def sgd_in_place_of(adamw: torch.optim.Optimizer, momentum: float) -> torch.optim.Optimizer:
-    """Return SGD with the parameters, learning rate and weight decay of an AdamW, fused if that is."""
+    """Return SGD with the parameters, learning rate and weight decay of an AdamW, and in its implementation."""
     [group] = adamw.param_groups
-    shared = {name: group[name] for name in ("lr", "weight_decay", "fused")}
+    shared = {name: group[name] for name in ("lr", "weight_decay", "fused", "foreach")}
     sgd = torch.optim.SGD(group["params"], momentum=momentum, **shared)
     if momentum:  # else a first step that fp16's loss scaling skips would leave the momentum uninitialized
         for parameter in group["params"]:
@@ -55,7 +62,7 @@ def muon_in_place_of(
     trained = [parameter for parameter in group["params"] if parameter in matrices]
     return MuonAndAdamW(
         torch.optim.Muon([{"params": trained}], **shared, **settings),
-        torch.optim.AdamW([{"params": others}], **shared, fused=group["fused"]),
+        torch.optim.AdamW([{"params": others}], **shared, fused=group["fused"], foreach=group["foreach"]),
     )
 
 
@@ -91,11 +98,52 @@ class MuonAndAdamW(torch.optim.Optimizer):
         return loss
 
 
+def with_master_weights(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Let an optimizer update float32 copies of its 16-bit parameters, which are set to the rounded copies.
+
+    In its step gradients become float32 before any parameter is updated; its zero_grad() is that of the parameters.
+    """
+    all_parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    copies = {each: each.detach().float() for each in all_parameters if each.dtype != torch.float32}
+    for group in optimizer.param_groups:
+        group["params"] = [copies.get(each, each) for each in group["params"]]
+    for parameter, copy in copies.items():
+        if parameter in optimizer.state:  # made with the optimizer, before its first step
+            state = optimizer.state.pop(parameter).items()
+            is_float = torch.is_floating_point
+            optimizer.state[copy] = {
+                name: value.float() if isinstance(value, Tensor) and is_float(value) else value for name, value in state
+            }
+
+    def take_gradients(*_: Any) -> None:
+        for parameter, copy in copies.items():
+            copy.grad = None if parameter.grad is None else parameter.grad.float()
+
+    def round_copies(*_: Any) -> None:
+        with torch.no_grad():
+            for parameter, copy in copies.items():
+                parameter.copy_(copy)
+                copy.grad = None
+
+    def zero_grad(set_to_none: bool = True) -> None:
+        for parameter in all_parameters:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
+
+    optimizer.register_step_pre_hook(take_gradients)
+    optimizer.register_step_post_hook(round_copies)
+    optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+    return optimizer
+
+
 IN_PLACE_OF_ADAMW: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": adamw_in_place_of,
     "adamw_8bit": adamw_8bit_in_place_of,
     "paged_adamw_8bit": adamw_8bit_in_place_of,
     "adafactor": adafactor_in_place_of,
     "sgd": sgd_in_place_of,
     "muon": muon_in_place_of,
 }
-"""(AdamW, for Muon the layers and in 8 bits the embeddings, settings) -> the optimizer."""
+"""(fused AdamW, for Muon the layers and in 8 bits the embeddings, settings) -> the optimizer."""

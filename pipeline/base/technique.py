@@ -136,6 +136,8 @@ class Exported:
     `{optimizer}` stands for the expression without the technique, `{learning_rate}` and `{weight_decay}` for numbers,
     `{layers}` for an expression for the names of the model's layers.
     """
+    finished_optimizer: str = "{optimizer}"
+    """A Python expression likewise, for what is made of the optimizer of all techniques."""
     loss: str = ""
     """A Python expression for the summed loss of `model` on `ids_BT` and `labels_BT`, in the plain script.
 
@@ -149,7 +151,8 @@ class Exported:
     @property
     def needs_python(self) -> bool:
         """Whether a file without code, such as JSON, cannot express it: it has no arguments, but code."""
-        return not self.arguments and bool(self.code or self.prepare or self.optimizer != "{optimizer}")
+        changes_optimizer = {self.optimizer, self.finished_optimizer} != {"{optimizer}"}
+        return not self.arguments and bool(self.code or self.prepare or changes_optimizer)
 
 
 class Technique(Settings, ABC):
@@ -160,6 +163,8 @@ class Technique(Settings, ABC):
 
     stage: ClassVar[Stage] = Stage.MODEL
     """When it is applied; techniques of one stage are applied in the order of their names."""
+    needs_layers: ClassVar[bool] = False
+    """Whether it changes the model's layers, and so cannot be used with a model that has none."""
     within_layers: ClassVar[bool] = False
     """Whether it changes nothing outside of the model's layers: predictions with another loss are then derived."""
 
@@ -270,6 +275,9 @@ class Technique(Settings, ABC):
 
     def on_host(self, trainable: Trainable) -> None:
         """Change a model that has been built in place, before it is moved to its device."""
+
+    def on_optimizer(self, optimizer: Optimizer) -> None:
+        """Change the optimizer that all techniques have made in place, before its first step."""
 
     @abstractmethod
     def apply(self, step: Step) -> Step:

@@ -59,9 +59,14 @@ class Experiment:
         return tuple(made.technique for made in _made(self.settings))
 
     @property
+    def family(self) -> str:
+        """The name of the family of its model."""
+        return family_of(self.settings.model, self.settings.task)
+
+    @property
     def model(self) -> Model:
         """The model family of `settings.model`, with its settings."""
-        member: Model = getattr(self.settings, family_of(self.settings.model))
+        member: Model = getattr(self.settings, self.family)
         return member
 
     @property
@@ -159,11 +164,23 @@ class Experiment:
         reasons = (
             each.conflict(self.settings)
             or each.unsupported(hardware)
+            or self._without_layers(each)
             or each.unsuited(self.model, self.settings.model)
             or _unknown_number_format(each)
             for each in self.techniques
         )
         return next((reason for reason in reasons if reason), None) or self._joins_documents()
+
+    def _without_layers(self, technique: Technique) -> str | None:
+        """Return that the model has no layers, if a technique changes those."""
+        if not technique.active or not technique.needs_layers or self.model.has_layers(self.settings.model):
+            return None
+        switch = next(iter(type(technique).model_fields))
+        return (
+            f"{switch}={getattr(technique, switch)} changes the identical layers of a model, and none are known of "
+            f"{self.settings.model}; set {switch}={type(technique).model_fields[switch].default}, or let a function of "
+            "yours return a Trainable with its layers"
+        )
 
     def _joins_documents(self) -> str | None:
         """Return why its model cannot keep apart the documents of a sequence, if it has to."""
@@ -200,6 +217,7 @@ class Experiment:
                 seed=settings.seed,
             )
         )
+        prepared = self.model.inputs(settings.model, prepared, settings.seed)
         return _with_room_for_evaluation(prepared, settings.eval_steps * self.effective_batch_size)
 
     def on_device(self, device: str) -> "Experiment":
@@ -210,7 +228,7 @@ class Experiment:
         """Return the same run on another device, with random weights in place of pretrained ones."""
         changes: dict[str, Any] = {"device": device}
         if getattr(self.model, "pretrained", False):
-            changes[family_of(self.settings.model)] = self.model.model_copy(update={"pretrained": False})
+            changes[self.family] = self.model.model_copy(update={"pretrained": False})
         return Experiment(self.settings.model_copy(update=changes))
 
     @property
@@ -234,14 +252,16 @@ class Experiment:
 
     def _own_settings(self) -> dict[str, Any]:
         """Return every setting by its dotted name, without those of other model families and corpora."""
-        used = {family_of(self.settings.model), corpus_of(self.settings.corpus)}
+        used = {self.family, corpus_of(self.settings.corpus)}
         groups = ({*MODELS} | {*CORPORA}) - used
         return {k: v for k, v in dotted(self.settings.model_dump(mode="json", exclude=groups)) if v != {}}
 
 
 def notes_on(experiments: Iterable[Experiment]) -> tuple[str, ...]:
-    """Return what techniques leave out of the experiments' models, a sentence each."""
-    notes = [each.note(one.model, one.settings.model) for one in experiments for each in one.techniques]
+    """Return how the experiments' models are trained, and what techniques leave out of them, a sentence each."""
+    experiments = list(experiments)
+    notes = [one.model.note(one.settings.model) for one in experiments]
+    notes += [each.note(one.model, one.settings.model) for one in experiments for each in one.techniques]
     return tuple(dict.fromkeys(note for note in notes if note is not None))
 
 
@@ -311,11 +331,22 @@ _NUM_SEQUENCES: dict[str, int] = {}
 """Sequences to train on, by the settings that decide them."""
 
 
-def family_of(name: str) -> str:
-    """Return the name of the family of model `name`; the families' own names come before folders and hub names."""
+def family_of(name: str, task: str | None = None) -> str:
+    """Return the name of the family of model `name`; the families' own names come before folders and hub names.
+
+    Without a `task` it is that of which the model's configuration says that it is for.
+
+    Raises:
+        InvalidInputError: there is no such model, or it cannot be trained for the task.
+
+    """
     for key, family in MODELS.items():
         if name in family.names:
-            return key
+            if task in (None, key):
+                return key
+            raise InvalidInputError(f"{name} is trained for {key}, and task is {task}; set task=none, or name a folder")
+    if task is not None and not is_function_name(name):
+        return task
     for key, family in MODELS.items():
         if family.opens(name):
             return key
@@ -350,9 +381,10 @@ def check_settings(experiment: Experiment) -> None:
         )
     if experiment.description.kind != experiment.corpus.kind:
         suited = [name for name, corpus in CORPORA.items() if corpus.kind == experiment.description.kind]
+        named = ", ".join(one.name for one in experiment.description.inputs[:-1])
         raise InvalidInputError(
-            f"{settings.model} takes {experiment.description.kind}, and the corpus {settings.corpus} has "
-            f"{experiment.corpus.kind}; set corpus={' or '.join(suited)}"
+            f"{settings.model} takes {experiment.description.kind}{named and f' ({named})'}, and the corpus "
+            f"{settings.corpus} has {experiment.corpus.kind}; set corpus={' or '.join(suited)}"
         )
     experiment.budget_bytes  # noqa: B018  raises where it cannot be parsed
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.base import packing
 from pipeline.base.contracts import SequencesKind
+from pipeline.base.task_models import TaskModel
 from pipeline.base.technique import Exported, Mathematics, Stage, Technique, source_of
 from pipeline.base.tokenizing import token_folder
 from pipeline.config.experiment import VARYING, Experiment
@@ -75,6 +76,8 @@ class Facts:
     model: str
     configuration: Mapping[str, Any] | None
     """The model's configuration for transformers' AutoConfig; None for models of other kinds."""
+    shifts_labels: bool
+    """Whether the label of a token is the target of the one before it, as in causal language models."""
     pretrained: bool
     tokens: Path | None
     """The file of token ids on which Fitproof trained; None for a corpus of vectors."""
@@ -207,9 +210,10 @@ class Facts:
         expression = (
             f"torch.optim.AdamW({parameters}, lr={self.learning_rate}, weight_decay={self.weight_decay}, fused={fused})"
         )
-        for each in self.exported:
+        made = [each.optimizer for each in self.exported]
+        for each in (*made, *(each.finished_optimizer for each in self.exported)):
             names = {"optimizer": expression, **known}
-            expression = each.optimizer
+            expression = each
             for name, value in names.items():
                 expression = expression.replace(f"{{{name}}}", str(value))
         return expression
@@ -253,6 +257,7 @@ def facts_of(experiment: Experiment) -> Facts:
         masked=targets.exists(),
         model=settings.model,
         configuration=configuration_of(experiment, prepared.vocabulary_size),
+        shifts_labels=not isinstance(experiment.model, TaskModel),
         pretrained=getattr(experiment.model, "pretrained", False),
         tokens=tokens if tokens.exists() else None,
         num_documents=_num_documents(tokens),
@@ -261,7 +266,7 @@ def facts_of(experiment: Experiment) -> Facts:
         published=published_name(experiment),
         changes=configuration_changes(experiment, prepared.vocabulary_size),
         lora=lora_of(experiment, prepared.vocabulary_size),
-        weights=settings.weights,
+        weights=settings.weights.removesuffix("_master"),
         loss_kernel=settings.loss_kernel,
         environment=experiment.environment,
         others=tuple(_settings_text(technique) for technique in others),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from pipeline.base.lora import is_target, linear_layers
+from pipeline.base.lora import adapted_modules
 from pipeline.config.experiment import Experiment
 from pipeline.config.layers import built_without_weights
 from pipeline.techniques.adapter import Adapter
@@ -21,11 +21,13 @@ class Lora:
     weights: str
     """Type of the adapters: float32 or bfloat16."""
     targets: tuple[str, ...]
-    """The linear layers that have one: the ends of their names, where no other module's name ends so."""
+    """The modules that have one: the ends of their names, where no other module's name ends so."""
     is_transposed: bool
     """Whether their weights are transposed, as those of GPT-2 that are not in 4 bits."""
     is_quantized: bool
-    """Whether the linear layers inside the model's layers have 4-bit weights."""
+    """Whether the linear layers inside the model's layers have weights of 4 or 8 bits."""
+    num_bits: int
+    """Bits of those."""
     double_quantization: bool
     """Whether the scales of those are quantized too."""
     float32_rest: bool
@@ -45,12 +47,7 @@ def lora_of(experiment: Experiment, vocabulary_size: int) -> Lora | None:
     from transformers.pytorch_utils import Conv1D
 
     trainable = built_without_weights(experiment.with_random_weights("cpu"), vocabulary_size)
-    adapted = {
-        part: name
-        for layer in trainable.layers
-        for name, part in linear_layers(layer).items()
-        if any(is_target(name, target) for target in adapter.adapter_targets.split(","))
-    }
+    adapted = adapted_modules(trainable.module, trainable.layers, adapter.adapter_targets)
     return Lora(
         rank=adapter.adapter_rank,
         alpha=adapter.adapter_alpha,
@@ -59,6 +56,7 @@ def lora_of(experiment: Experiment, vocabulary_size: int) -> Lora | None:
         targets=_targets(dict(trainable.module.named_modules()), adapted),
         is_transposed=adapter.adapter != "qlora" and any(isinstance(part, Conv1D) for part in adapted),
         is_quantized=adapter.adapter == "qlora",
+        num_bits=adapter.num_bits,
         double_quantization=adapter.qlora_double_quantization,
         float32_rest=adapter.qlora_float32_rest,
     )

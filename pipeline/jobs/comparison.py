@@ -49,7 +49,8 @@ def run_comparison(plan: EntryPoint, console: Console) -> "ComparisonFindings":
     plan = with_policies(plan)
     first = next(plan.variants).experiment
     about = environment(first.device)
-    say_notes(console, filter(None, (*corpus_notes(first), lengths_note(first), evaluation_note(first))))
+    notes = (first.model.note(first.settings.model), *corpus_notes(first), lengths_note(first), evaluation_note(first))
+    say_notes(console, filter(None, notes))
     with open_job(plan.entry, first.settings.model, first.settings.output) as job:
         job.params(common_settings([variant.experiment.params() for variant in plan.variants]))
         job.tags({"device": str(first.device)})

@@ -11,12 +11,20 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch._C._autograd import _profiler_enabled
 
-from pipeline.base.checkpoints import check_weights, refuse_quantized, why_unread
+from pipeline.base.checkpoints import check_weights, read_configuration
 from pipeline.base.contracts import Batch, Description, Model, Trainable
 from pipeline.base.document_masks import why_documents_join
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.heads import head_of, token_loss, why_inseparable
 from pipeline.base.published_shapes import HUB_NAMES, MULTIMODAL, SHAPES
+from pipeline.base.tasks import task_of
+from pipeline.base.transformers_models import (
+    ATTENTION,
+    attention_implementations,
+    has_tokenizer,
+    position_limit,
+    published_type,
+)
 
 NANO: dict[str, Any] = {
     "num_hidden_layers": 4,
@@ -39,19 +47,8 @@ DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hid
 """The names of dropout in transformers' configurations."""
 ACTIVATIONS = ("activation_function", "hidden_act", "hidden_activation")
 """The names of the activation function there."""
-ATTENTION = ("eager", "sdpa", "flash_attention_2")
-"""Implementations of attention in transformers; the presets have all of them."""
 IN_ONE_THREAD = {"HF_DEACTIVATE_ASYNC_LOAD": "1"}
 """Has transformers load weights without threads: a profiler counts what its own thread allocates alone."""
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-)
-"""Files of which a folder with a tokenizer has at least one."""
 
 
 class CausalLm(Model):
@@ -74,8 +71,9 @@ class CausalLm(Model):
 
     @classmethod
     def opens(cls, name: str) -> bool:
-        """Whether `name` is a preset, a local folder, or an `owner/name` of the hub."""
-        return name in PRESETS or "/" in name or Path(name).is_dir()
+        """Whether `name` is a preset, or a folder or an `owner/name` of the hub, for this task or of no known one."""
+        is_named = "/" in name or Path(name).is_dir()
+        return name in PRESETS or (is_named and task_of(name) in (None, "causal_lm"))
 
     def describe(self, name: str) -> Description:
         """Return the description that the configuration gives.
@@ -95,7 +93,9 @@ class CausalLm(Model):
 
     def attention_implementations(self, name: str) -> tuple[str, ...]:
         """Return all for a preset; the class of any other model is imported and asked."""
-        return ATTENTION if name in PRESETS else _attention(self.configuration(name, 1).model_type)
+        if name in PRESETS:
+            return ATTENTION
+        return attention_implementations("AutoModelForCausalLM", self.configuration(name, 1).model_type)
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return the model, with its own vocabulary size or, if it has none, the corpus's."""
@@ -146,21 +146,15 @@ class CausalLm(Model):
             if name in MULTIMODAL:
                 remedy = f"{HUB_NAMES[name]} takes images too, so save its text model to a folder and name that"
             raise InvalidInputError(f"{name} is a shape without weights; {remedy}, or set causal_lm.pretrained=false")
-        try:
-            config = AutoConfig.from_pretrained(name, use_cache=False, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise InvalidInputError(
-                f"the configuration of {name} could not be loaded: {why_unread(error)}, or name a preset with "
-                "causal_lm.pretrained=false for random weights"
-            ) from error
+        config = read_configuration(name, pretrained=self.pretrained)
+        config.use_cache = False
         if not hasattr(config, "num_hidden_layers"):
             raise InvalidInputError(
                 f"model must be a language model alone, and {name} is a {config.model_type} without layers of its own; "
                 "name another model, or a folder with its text model"
             )
-        quantization = vars(config).pop("quantization_config", None)
-        if self.pretrained:
-            refuse_quantized(name, quantization)
+        if getattr(config, "is_decoder", None) is False:  # BERT and its like attend to both sides otherwise
+            config.is_decoder = True
         for key, value in {**changes, **self._dropouts(config.to_dict())}.items():
             setattr(config, key, value)
         return config
@@ -199,44 +193,22 @@ def _activation(config: Any) -> str | None:
 def _description(family: CausalLm, name: str) -> Description:
     config = family.configuration(name, 1)
     published = name not in UNPUBLISHED
-    has_tokenizer = published and (not Path(name).is_dir() or _has_tokenizer(Path(name)))
+    has_own_tokenizer = published and has_tokenizer(name)
     return Description(
         kind="tokens",
-        max_sequence_length=getattr(config, "max_position_embeddings", None),
+        max_sequence_length=position_limit(config),
         vocabulary_size=family.vocabulary_size or (config.vocab_size if published else None),
-        tokenizer=HUB_NAMES.get(name, name) if has_tokenizer or family.pretrained else None,
-        needs_tokenizer=family.pretrained or (has_tokenizer and name not in PRESETS),
+        tokenizer=HUB_NAMES.get(name, name) if has_own_tokenizer or family.pretrained else None,
+        needs_tokenizer=family.pretrained or (has_own_tokenizer and name not in PRESETS),
         width=config.hidden_size,
         activation=_activation(config),
-        published_type=_published_type(config) if family.pretrained else None,
+        published_type=published_type(config) if family.pretrained else None,
     )
-
-
-def _published_type(config: Any) -> str | None:
-    """Return the type that a checkpoint's configuration names, by which transformers loads its weights."""
-    dtype = getattr(config, "dtype", None)
-    return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
 @lru_cache
 def _description_of_preset(family: CausalLm, name: str) -> Description:
     return _description(family, name)
-
-
-@lru_cache
-def _attention(model_type: str) -> tuple[str, ...]:
-    """Return the implementations of attention that a built model of this type can be set to."""
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM._model_mapping.get(CONFIG_MAPPING[model_type], None)
-    if model is None or not model._can_set_attn_implementation():
-        return ()
-    has = {"eager": True, "sdpa": model._supports_sdpa, "flash_attention_2": model._supports_flash_attn}
-    return tuple(name for name in ATTENTION if has[name])
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).exists() for name in TOKENIZER_FILES)
 
 
 def _layers(module: nn.Module) -> tuple[nn.Module, ...]:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from pipeline.base.contracts import Batch, Description, Model, Trainable
+from pipeline.base.contracts import Batch, Description, Model, RandomInput, Trainable
 from pipeline.base.errors import InvalidInputError
 
 
@@ -38,6 +38,7 @@ class EncoderStack(Model):
             tokenizer=None,
             needs_tokenizer=False,
             width=self.width,
+            inputs=(RandomInput("inputs", (None, self.width)), RandomInput("targets", (None, self.width))),
         )
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:

@@ -1,18 +1,24 @@
 """Models built by the user's own function, named as path.to.module:function."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from pipeline.base.contracts import Batch, Description, Model, Trainable
+from pipeline.base.contracts import Batch, Description, Model, Prepared, Trainable
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.heads import head_of, token_loss, why_inseparable
+from pipeline.base.transformers_models import position_limit
 from pipeline.base.user_functions import call, digest, is_function_name
 
 SMALLEST_VOCABULARY = 300
 """The minimum of the setting vocabulary_size, with which a model is built for its description."""
+
+PROBE = (2, 3)
+"""Sequences and tokens of the batch on which its output is checked."""
 
 
 class UserModel(Model):
@@ -29,16 +35,49 @@ class UserModel(Model):
         return is_function_name(name)
 
     def describe(self, name: str) -> Description:
-        """Return the description, with the number of positions if the module has a `config` as in transformers."""
-        config = getattr(_built_for_shape(self, name, digest(name)).module, "config", None)
+        """Return the description, with the number of positions if the module has a `config` as in transformers.
+
+        Raises:
+            InvalidInputError: it cannot be built, or does not return the logits of all positions.
+
+        """
+        trainable = _built_for_shape(self, name, digest(name))
+        if trainable.loss is _token_loss:
+            _check_logits(self, name, digest(name))
         return Description(
             kind="tokens",
-            max_sequence_length=getattr(config, "max_position_embeddings", None),
+            max_sequence_length=position_limit(getattr(trainable.module, "config", None)),
             vocabulary_size=None,
             tokenizer=None,
             needs_tokenizer=False,
             width=None,
         )
+
+    def note(self, name: str) -> str | None:
+        """Return of which types the weights are, if not all are in float32."""
+        sizes = Counter[str]()
+        for parameter in _built_for_shape(self, name, digest(name)).module.parameters():
+            sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+        if {*sizes} <= {"float32"}:
+            return None
+        shares = ", ".join(f"{100 * count / sizes.total():.0f} % in {kind}" for kind, count in sizes.most_common())
+        return f"the weights of {name} are as its function returns them: {shares}"
+
+    def inputs(self, name: str, prepared: Prepared, seed: int) -> Prepared:
+        """Return the sequences as they are, which must have token ids unless the function returns a loss too."""
+        del seed
+        trainable = _built_for_shape(self, name, digest(name))
+        names = prepared.train.batch([0]).keys() if len(prepared.train) else ["input_ids"]
+        if trainable.loss is _token_loss and "input_ids" not in names:
+            raise InvalidInputError(
+                f"the model of {name} is called with input_ids, and the batches of {prepared.source} have "
+                f"{', '.join(names)}; return a Trainable, whose loss takes them"
+            )
+        return prepared
+
+    def has_layers(self, name: str) -> bool:
+        """Whether the model has them, or the function names some."""
+        return bool(_built_for_shape(self, name, digest(name)).layers)
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return the function's model with its layers and its loss."""
@@ -70,12 +109,7 @@ class UserModel(Model):
                     f"its lists are: {', '.join(lists) or 'none'}"
                 )
             layers = list(named[self.layers].children())
-        if len(layers) < 2 or not all(any(layer.children()) for layer in layers):
-            raise InvalidInputError(
-                f"the model of {name} must have its identical layers, the units of checkpointing, in a ModuleList or "
-                f"Sequential, and {len(layers)} were found; set user_model.layers, or return a Trainable with them"
-            )
-        return tuple(layers)
+        return tuple(layers) if len(layers) > 1 else ()
 
 
 @lru_cache
@@ -105,9 +139,49 @@ def _lists(module: nn.Module) -> list[list[nn.Module]]:
 
 
 def _logits(module: nn.Module, batch: Batch) -> Tensor:
-    output: Any = module(batch["input_ids"])
-    logits_BTV: Tensor = getattr(output, "logits", output)
+    logits_BTV: Tensor = _logits_in(module(batch["input_ids"]))
     return logits_BTV
+
+
+def _logits_in(output: Any) -> Any:
+    """Return the logits of what a model returns: a tensor, an object or a dict with logits, or first of a tuple."""
+    if isinstance(output, Mapping):
+        return output.get("logits")
+    if isinstance(output, tuple | list) and not hasattr(output, "logits"):
+        return output[0] if output else None
+    return getattr(output, "logits", output)
+
+
+@lru_cache
+def _check_logits(model: UserModel, name: str, code: str) -> None:
+    """Call the model on fake tensors, and refuse what is none of its logits; code that reads values is not called.
+
+    Raises:
+        InvalidInputError: it returns something else.
+
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    module = _built_for_shape(model, name, code).module
+    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            output = module(torch.zeros(*PROBE, dtype=torch.int64, device=device))
+    except Exception:  # the user's code may raise anything without values: then the run itself says it
+        return
+    logits = _logits_in(output)
+    found = "" if output is logits else f"a {type(output).__name__} with "
+    if isinstance(logits, Tensor):
+        if logits.ndim == 3 and logits.shape[:2] == PROBE and logits.is_floating_point():
+            return
+        found += f"a tensor {list(logits.shape)} of {str(logits.dtype).removeprefix('torch.')}"
+    else:
+        found += f"a {type(logits).__name__} for them"
+    raise InvalidInputError(
+        f"the model of {name} must return logits [B, T, V] of all positions (a tensor, logits of an object or a dict, "
+        f"or the first of a tuple), and returns {found} for input_ids {list(PROBE)}; return those, or a Trainable with "
+        "a loss of its own"
+    )
 
 
 def _token_loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:

@@ -19,7 +19,7 @@ from pipeline.memory.device import fraction_of, total_bytes
 from pipeline.memory.timeline import Timeline
 from pipeline.memory.work import Work
 from pipeline.prediction.fake_batches import RepeatedRow
-from pipeline.prediction.patches import documents_known, lines_of_documents
+from pipeline.prediction.patches import documents_known, lines_of_documents, lines_of_outliers
 from pipeline.prediction.prediction import Prediction
 from pipeline.prediction.trace_cache import find_prediction, prediction_file, write_prediction
 from pipeline.simulation.report import unknown_reads_of
@@ -90,7 +90,7 @@ def run_on_card(request: CardRequest) -> Prediction:
     assert prepared is not None
     assert typical is not None
     experiment, rows = _shortened(request.experiment, prepared)
-    answered = lines_of_documents()
+    answered = lines_of_documents() | lines_of_outliers()
     with documents_known("position_ids" in prepared.train.batch([0])):
         timeline: Timeline | None = None
 

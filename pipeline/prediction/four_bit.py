@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.library import Library
 
-from pipeline.base import four_bit
+from pipeline.base import quantized_layers
 
 NUM_CODES = 256
 """Values of the 8 bits of a scale that is quantized itself (bitsandbytes, create_dynamic_map)."""
@@ -35,7 +35,7 @@ def four_bit_layers() -> Iterator[None]:
             register()
             return _parameter(weight, layer, double_quantization)
 
-        stack.enter_context(patch.object(four_bit, "four_bit_weight", make))
+        stack.enter_context(patch.object(quantized_layers, "four_bit_weight", make))
         yield
 
 

@@ -23,6 +23,11 @@ RANDOM_STATE_BYTES = 5056
 DOCUMENTS = "find_packed_sequence_indices"
 """transformers' search for several documents in a row, in its module masking_utils."""
 
+OUTLIERS = "if outliers.any():"
+"""bitsandbytes' question whether any input of an 8-bit product is beyond its threshold."""
+PADDING = ("_ignore_bidirectional_mask_sdpa", "_ignore_causal_mask_sdpa")
+"""Functions of that module that read whether a mask of padding masks anything."""
+
 
 def replaced(owner: Any, name: str, replacement: Any) -> AbstractContextManager[Any]:
     """Replace a function of torch by another one inside the context.
@@ -79,16 +84,18 @@ def without_values(*, has_documents: bool) -> Iterator[None]:
 
 @contextmanager
 def documents_known(has_documents: bool) -> Iterator[None]:
-    """Replace transformers' search for several documents in a row, whose answer depends on values, inside this context.
+    """Replace transformers' searches for documents and for padding, whose answers are of values, inside this context.
 
-    `has_documents` says what it finds.
+    `has_documents` says what it finds; a mask of padding has some.
     """
     from transformers import masking_utils
 
-    if not hasattr(masking_utils, DOCUMENTS):  # not_predicted() says so
-        yield
-        return
-    with patch.object(masking_utils, DOCUMENTS, _documents_found(masking_utils, has_documents)):
+    with ExitStack() as stack:
+        if hasattr(masking_utils, DOCUMENTS):  # else not_predicted() says so
+            stack.enter_context(patch.object(masking_utils, DOCUMENTS, _documents_found(masking_utils, has_documents)))
+        for name in PADDING:
+            if hasattr(masking_utils, name):
+                stack.enter_context(patch.object(masking_utils, name, _padding_found(getattr(masking_utils, name))))
         yield
 
 
@@ -101,6 +108,15 @@ def lines_of_documents() -> set[str]:
         return set()
     lines, first = inspect.getsourcelines(function)
     return {f"{inspect.getsourcefile(function)}:{number}" for number in range(first, first + len(lines))}
+
+
+def lines_of_outliers() -> set[str]:
+    """Return the places, as file:line, where bitsandbytes reads whether 8-bit inputs have outliers: a card has none."""
+    spec = find_spec("bitsandbytes")
+    file = Path(str(spec.origin)).parent / "backends" / "cuda" / "ops.py" if spec else None
+    if file is None or not file.exists():
+        return set()
+    return {f"{file}:{number}" for number, line in enumerate(file.read_text().splitlines(), 1) if OUTLIERS in line}
 
 
 def _step_without_asking(_: Any, optimizer: Optimizer, __: Any, *args: Any, **kwargs: Any) -> Any:
@@ -123,6 +139,18 @@ def _with_ones_for_values(module: Any) -> Any:
             update(*args, **kwargs)
 
     return update_with_ones
+
+
+def _padding_found(may_leave_out: Any) -> Any:
+    """Return a replacement for transformers' question whether a mask can be left out, which reads it: with one, no."""
+
+    def ask(padding_mask: Tensor | None, *args: Any, **kwargs: Any) -> Any:
+        if padding_mask is None:
+            return may_leave_out(padding_mask, *args, **kwargs)
+        padding_mask.all()  # it allocates memory
+        return False
+
+    return ask
 
 
 def _documents_found(module: Any, has_documents: bool) -> Any:

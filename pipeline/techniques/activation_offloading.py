@@ -15,6 +15,7 @@ class ActivationOffloading(Technique):
     """Saved tensors above a size are copied to the host in the forward pass, and back before they are needed."""
 
     stage: ClassVar[Stage] = Stage.RECOMPUTATION
+    needs_layers: ClassVar[bool] = True
 
     activation_offloading: bool = False
     """Whether tensors that the layers save for the backward pass wait in host memory, pinned on CUDA."""

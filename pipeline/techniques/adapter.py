@@ -11,15 +11,17 @@ import torch
 from pydantic import AfterValidator, Field, PositiveInt
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pipeline.base import four_bit, lora
+from pipeline.base import lora, quantized_layers
 from pipeline.base.contracts import Hardware, Model, Trainable
-from pipeline.base.four_bit import quantize_layers
-from pipeline.base.lora import add_adapters, is_target, linear_layers
+from pipeline.base.lora import add_adapters, is_target, linear_layers, outside_layers
+from pipeline.base.quantized_layers import quantize_layers
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of
 from pipeline.base.user_functions import digest, is_function_name
 
 FOUR_BIT_CAPABILITY = (6, 0)
 """CUDA compute capability from which on bitsandbytes has kernels for 4-bit weights (the table of its README)."""
+EIGHT_BIT_CAPABILITY = (7, 5)
+"""The same for 8-bit weights."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SMALLEST_VOCABULARY = 300
 """The minimum of the setting vocabulary_size, with which a model is built to find its linear layers."""
@@ -34,13 +36,13 @@ def _checked_targets(value: str) -> str:
 class Adapter(Technique):
     """Train the model itself, or low-rank matrices (LoRA) that are added to linear layers of the frozen model.
 
-    With QLoRA (https://arxiv.org/abs/2305.14314) the weights of the linear layers inside its layers have 4 bits.
+    With QLoRA (https://arxiv.org/abs/2305.14314) the weights of the linear layers inside its layers have 4 bits, or 8.
     """
 
     stage: ClassVar[Stage] = Stage.ADAPTER
 
     adapter: Literal["none", "lora", "qlora"] = "none"
-    """none: all weights are trained; lora: only adapters, the model is frozen; qlora: and its layers are in 4 bits."""
+    """none: all weights are trained; lora: adapters alone; qlora: and the frozen layers are in 4 or 8 bits."""
     adapter_rank: PositiveInt = 16
     """Rank of the two matrices of an adapter."""
     adapter_alpha: PositiveInt = 32
@@ -48,9 +50,14 @@ class Adapter(Technique):
     adapter_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout probability of an adapter's inputs."""
     adapter_targets: Annotated[str, AfterValidator(_checked_targets)] = "all"
-    """Linear layers with an adapter: all or attention (of the model's identical layers), or names as q_proj,v_proj."""
+    """Linear layers with an adapter: all or attention (of the model's identical layers), or names as q_proj,v_proj.
+
+    A name can also be that of the head or of an embedding outside of the layers: all,lm_head,embed_tokens.
+    """
     adapter_weights: Literal["float32", "bfloat16"] = "float32"
     """Type of the adapters' parameters, and so of their gradients and optimizer state."""
+    qlora_weights: Literal["nf4", "int8"] = "nf4"
+    """nf4: 4 bits a weight; int8: bitsandbytes' 8 bits (LLM.int8()), on a GPU alone."""
     qlora_double_quantization: bool = True
     """Whether the scales of the 4-bit weights have 8 bits: 0.37 bits less for each weight."""
     qlora_float32_rest: bool = True
@@ -81,6 +88,11 @@ class Adapter(Technique):
             )
         if self.adapter != "qlora":
             return None
+        if self.qlora_weights == "int8" and (hardware.capability is None or hardware.capability < EIGHT_BIT_CAPABILITY):
+            return (
+                "qlora_weights=int8 needs bitsandbytes' product of 8-bit numbers, from compute capability 7.5 (Turing) "
+                f"on, and the device is {hardware.name}; set qlora_weights=nf4"
+            )
         if hardware.capability is not None and hardware.capability < FOUR_BIT_CAPABILITY:
             return (
                 "adapter=qlora needs bitsandbytes' kernels for 4-bit weights, from compute capability 6.0 (Pascal) on, "
@@ -91,6 +103,11 @@ class Adapter(Technique):
     @property
     def _packages(self) -> tuple[str, ...]:
         return {"none": (), "lora": ("peft",), "qlora": ("bitsandbytes", "peft")}[self.adapter]
+
+    @property
+    def num_bits(self) -> int:
+        """Bits of a quantized weight."""
+        return 4 if self.qlora_weights == "nf4" else 8
 
     def conflict(self, settings: Any) -> str | None:
         """Return what has no meaning without adapters or 4-bit weights, or beside adapters in bfloat16."""
@@ -106,6 +123,11 @@ class Adapter(Technique):
                     f"{name} is a setting of adapter={of}, and adapter is {self.adapter} and {name} "
                     f"{getattr(self, name)}; set adapter={of} or {name}={field.default}"
                 )
+        if self.qlora_weights == "int8" and not self.qlora_double_quantization:
+            return (
+                "qlora_double_quantization is of 4-bit weights, and qlora_weights is int8; set "
+                "qlora_double_quantization=true, which changes nothing there"
+            )
         if self.adapter == "qlora" and settings.compile != "none":
             return (
                 "torch compiles a 4-bit layer anew for each shape, and after eight it computes without compilation, "
@@ -122,10 +144,10 @@ class Adapter(Technique):
         """Return which of the targets the model's layers do not have, and the names that they have."""
         if not self.active:
             return None
-        names = _inside_layers(model, name, digest(name) if is_function_name(name) else "").linear
-        missing = [
-            target for target in self.adapter_targets.split(",") if not any(is_target(each, target) for each in names)
-        ]
+        inside = _inside_layers(model, name, digest(name) if is_function_name(name) else "")
+        names, targets = inside.linear, self.adapter_targets.split(",")
+        outside = {} if {*targets} <= {"all", "attention"} else dict.fromkeys(inside.outside)
+        missing = [target for target in targets if not any(is_target(each, target) for each in (*names, *outside))]
         if not missing:
             return None
         rule = f"adapter_targets={self.adapter_targets} must name linear layers inside the layers of {name}"
@@ -135,7 +157,8 @@ class Adapter(Technique):
                 "layers read the weights of theirs and do not call them); set adapter=none"
             )
         return (
-            f"{rule}, and {', '.join(missing)} matches none of {', '.join(names)}; set adapter_targets to some of them"
+            f"{rule}, or some outside of them, and {', '.join(missing)} matches none of {', '.join(names)}, nor of "
+            f"{', '.join(inside.outside)}; set adapter_targets to some of them"
         )
 
     def note(self, model: Model, name: str) -> str | None:
@@ -172,8 +195,8 @@ class Adapter(Technique):
         ]
         code, statements = [source_of(lora)], [f"add_adapters({', '.join(arguments)})"]
         if self.adapter == "qlora":
-            code.insert(0, _code_of_four_bit())
-            statements.insert(0, _quantizing(self.qlora_double_quantization, self.qlora_float32_rest))
+            code.insert(0, _code_of_quantizing())
+            statements.insert(0, _quantizing(self.num_bits, self.qlora_double_quantization, self.qlora_float32_rest))
         return Exported(
             code="\n\n\n".join(code),
             prepare="\n".join(statements),
@@ -195,6 +218,7 @@ class Adapter(Technique):
             quantize_layers(
                 trainable.module,
                 ((layer, linear_layers(layer)) for layer in trainable.layers),
+                num_bits=self.num_bits,
                 double_quantization=self.qlora_double_quantization,
                 float32_rest=self.qlora_float32_rest,
             )
@@ -217,6 +241,8 @@ class _Inside(NamedTuple):
     """Parameters in those, of all layers."""
     num_parameters: int
     """Parameters of all layers."""
+    outside: tuple[str, ...]
+    """Names of the linear layers and embeddings outside of the layers."""
 
 
 @lru_cache
@@ -242,26 +268,28 @@ def _inside_layers(model: Model, name: str, code: str) -> _Inside:
         others |= dict.fromkeys(each for each, _ in rest)
         num_in_others += sum(one.numel() for _, one in rest)
     num_parameters = sum(one.numel() for layer in built.layers for one in layer.parameters())
-    return _Inside(tuple(linear), tuple(others), num_in_others, num_parameters)
+    outside = tuple(outside_layers(built.module, built.layers))
+    return _Inside(tuple(linear), tuple(others), num_in_others, num_parameters, outside)
 
 
-def exported_quantizing(double_quantization: bool, float32_rest: bool) -> Exported:
-    """Return the functions and the statement that replace the linear layers of `model` by 4-bit ones."""
-    code = "\n\n\n".join([_code_of_four_bit(), inspect.getsource(linear_layers).strip()])
-    return Exported(code=code, prepare=_quantizing(double_quantization, float32_rest))
+def exported_quantizing(num_bits: int, double_quantization: bool, float32_rest: bool) -> Exported:
+    """Return the functions and the statement that replace the linear layers of `model` by quantized ones."""
+    code = "\n\n\n".join([_code_of_quantizing(), inspect.getsource(linear_layers).strip()])
+    return Exported(code=code, prepare=_quantizing(num_bits, double_quantization, float32_rest))
 
 
-def _code_of_four_bit() -> str:
-    return re.sub(r"  # type: ignore\S*", "", source_of(four_bit))
+def _code_of_quantizing() -> str:
+    return re.sub(r"  # type: ignore\S*", "", source_of(quantized_layers))
 
 
-def _quantizing(double_quantization: bool, float32_rest: bool) -> str:
+def _quantizing(num_bits: int, double_quantization: bool, float32_rest: bool) -> str:
     """Return the statements that quantize the linear layers of `model`."""
     return (
         "layers = [model.get_submodule(name) for name in {layers}]\n"
         "quantize_layers(\n"
         "    model,\n"
         "    ((layer, linear_layers(layer)) for layer in layers),\n"
+        f"    num_bits={num_bits},\n"
         f"    double_quantization={double_quantization},\n"
         f"    float32_rest={float32_rest},\n"
         ")"

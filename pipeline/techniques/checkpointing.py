@@ -48,6 +48,7 @@ class Checkpointing(Technique):
     """Checkpoint no layer, every layer, every n-th layer, or each layer by a policy of its own."""
 
     stage: ClassVar[Stage] = Stage.RECOMPUTATION
+    needs_layers: ClassVar[bool] = True
     within_layers: ClassVar[bool] = True
 
     checkpointing: Annotated[str, AfterValidator(_checked_policy)] = "none"
@@ -115,7 +116,7 @@ class Checkpointing(Technique):
         """Enable checkpointing by transformers' own method, or by torch.utils.checkpoint on the layers."""
         module, layers = step.trainable.module, step.trainable.layers
         policies = self.by_layer(len(layers))
-        if set(policies) == {NONE}:
+        if {*policies} <= {NONE}:
             return step
         functions = _functions()
         if all(hasattr(layer, "gradient_checkpointing") for layer in layers) and _enable(module):

@@ -36,6 +36,7 @@ class Compile(Technique):
     """Compile no layer, or each layer in place; the first optimizer steps take the compilation's time."""
 
     stage: ClassVar[Stage] = Stage.COMPILE
+    needs_layers: ClassVar[bool] = True
 
     compile: Literal["none", "layers"] = "none"
     """none, or layers: each of the identical layers by torch.compile."""

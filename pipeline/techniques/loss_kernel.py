@@ -158,6 +158,11 @@ class LossKernel(Technique):
         if self.loss_kernel == "full":
             return step
         assert head is not None
+        if any(getattr(part, "base_layer", None) is head.layer for part in step.trainable.module.modules()):
+            raise InvalidInputError(
+                f"loss_kernel={self.loss_kernel} multiplies by the head's own weight, and the head has an adapter; set "
+                "loss_kernel=full, or take the head out of adapter_targets"
+            )
         kernels: dict[str, Any] = {"chunked": _chunked, "fused": _fused, "liger": _liger}
         kernel = partial(kernels[self.loss_kernel], head, self.loss_chunk_tokens)
         return replace(step, trainable=replace(step.trainable, loss=partial(_loss, head, kernel, step.scaler)))

@@ -1,4 +1,4 @@
-"""The optimizer: fused AdamW, or another of torch's or bitsandbytes', which keeps less state for each parameter."""
+"""The optimizer: AdamW or another of torch's or bitsandbytes', and which of torch's implementations updates."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from torch import nn
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.optimizers import IN_PLACE_OF_ADAMW, MuonAndAdamW, matrices_of
+from pipeline.base.optimizers import IN_PLACE_OF_ADAMW, MuonAndAdamW, adamw_in_place_of, matrices_of
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
 
 IMPORTS = """from collections.abc import Callable, Iterable
@@ -23,17 +23,25 @@ from torch import Tensor, nn
 """
 """What the functions below need in an exported file."""
 Name = Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd", "muon"]
+Implementation = Literal["fused", "foreach", "loop"]
+HAS_IMPLEMENTATIONS = ("adamw", "sgd", "muon")
+"""Optimizers of which all, or for Muon AdamW's part, has torch's implementations."""
 EMBEDDINGS = "[part for part in model.modules() if isinstance(part, nn.Embedding)]"
 """The modules whose weights have a state in float32, in an exported file."""
 
 
 class Optimizer(Technique):
-    """AdamW, or another optimizer in its place, with the run's learning_rate and weight_decay."""
+    """AdamW, or another optimizer in its place, with the run's learning_rate and weight_decay.
+
+    torch's own default is foreach on CUDA and loop on a CPU; Fitproof's is fused.
+    """
 
     stage: ClassVar[Stage] = Stage.OPTIMIZER
 
     optimizer: Name = "adamw"
     """adamw, sgd, adafactor, muon (the layers' matrices; AdamW for others), or bitsandbytes' (paged_)adamw_8bit."""
+    optimizer_implementation: Implementation = "fused"
+    """torch's fused; foreach, which holds intermediate copies of all parameters at once; or loop, of one at a time."""
     adamw_8bit_embeddings: Literal["float32", "8bit"] = "float32"
     """State of embeddings' weights in 8-bit AdamW: float32, as with transformers' Trainer, or 8bit."""
     adafactor_beta2_decay: float = Field(default=-0.8, le=0)
@@ -49,13 +57,15 @@ class Optimizer(Technique):
 
     @property
     def mathematics(self) -> Mathematics:
-        """Another optimizer is another training."""
-        return Mathematics.DIFFERENT if self.active else Mathematics.EXACT
+        """Another optimizer is another training; another implementation rounds elsewhere."""
+        if self.optimizer != "adamw":
+            return Mathematics.DIFFERENT
+        return Mathematics.ROUNDING if self.active else Mathematics.EXACT
 
     @property
     def active(self) -> bool:
-        """Whether it is another optimizer than AdamW."""
-        return self.optimizer != "adamw"
+        """Whether it is another optimizer than fused AdamW."""
+        return self.optimizer != "adamw" or self.optimizer_implementation != "fused"
 
     @property
     def number_format(self) -> str | None:
@@ -100,8 +110,14 @@ class Optimizer(Technique):
     def conflict(self, settings: Any) -> str | None:
         """Return that a setting belongs to an optimizer that is not used."""
         del settings
+        if self.optimizer_implementation != "fused" and self.optimizer not in HAS_IMPLEMENTATIONS:
+            return (
+                f"optimizer_implementation chooses among those of {', '.join(HAS_IMPLEMENTATIONS)}, and optimizer is "
+                f"{self.optimizer} and optimizer_implementation {self.optimizer_implementation}; set "
+                "optimizer_implementation=fused, which changes nothing there"
+            )
         for name, field in type(self).model_fields.items():
-            if name == "optimizer":
+            if name in ("optimizer", "optimizer_implementation"):
                 continue
             owner = max((each for each in get_args(Name) if name.startswith(f"{each}_")), key=len)
             value = getattr(self, name)
@@ -113,29 +129,44 @@ class Optimizer(Technique):
         return None
 
     def export(self, target: str) -> Exported | None:
-        """Return the function that makes the other optimizer from AdamW; axolotl's Adafactor and Muon are others.
+        """Return the functions that make the other optimizer from AdamW; axolotl's Adafactor and Muon are others.
 
-        Trainer's 8-bit AdamW leaves the state of embeddings in float32.
+        Trainer's 8-bit AdamW leaves the state of embeddings in float32; its adamw_torch and sgd are what torch chooses,
+        foreach on CUDA.
         """
-        has_name = self.is_8bit and self.adamw_8bit_embeddings == "float32"
+        name = self._name_in_trainer()
         if target == "axolotl":
-            of_sgd = {"optimizer": "sgd", "optim_args": {"momentum": self.sgd_momentum}}
-            known = {"optimizer": self.optimizer} if has_name else of_sgd if self.optimizer == "sgd" else None
-            return None if known is None else Exported(arguments=known)
+            more = {"optim_args": {"momentum": self.sgd_momentum}} if name == "sgd" else {}
+            return None if name is None else Exported(arguments={"optimizer": name, **more})
         modules = []
         if self.optimizer == "muon":
             modules = ["[model.get_submodule(name) for name in {layers}]"]
         elif self.is_8bit:
             modules = [EMBEDDINGS if self.adamw_8bit_embeddings == "float32" else "[]"]
-        arguments = ["{optimizer}", *modules, *(f"{name}={value!r}" for name, value in self._arguments().items())]
-        parts: list[Callable[..., Any]] = [IN_PLACE_OF_ADAMW[self.optimizer]]
+        made, parts = "{optimizer}", list[Callable[..., Any]]()
+        if self.optimizer_implementation != "fused":
+            parts.append(adamw_in_place_of)
+            made = f"adamw_in_place_of({made}, foreach={self.optimizer_implementation == 'foreach'})"
+        if self.optimizer != "adamw":
+            parts.append(IN_PLACE_OF_ADAMW[self.optimizer])
+            settings = (f"{name}={value!r}" for name, value in self._arguments().items())
+            made = f"{parts[-1].__name__}({', '.join([made, *modules, *settings])})"
         if self.optimizer == "muon":
             parts += [matrices_of, MuonAndAdamW]
+        has_name = name not in (None, "sgd") and target in ("training_arguments", "trl")
         return Exported(
             code="\n\n\n".join([IMPORTS, *(inspect.getsource(part).strip() for part in parts)]),
-            optimizer=f"{parts[0].__name__}({', '.join(arguments)})",
-            arguments={"optim": self.optimizer} if has_name and target in ("training_arguments", "trl") else {},
+            optimizer=made,
+            arguments={"optim": name} if has_name else {},
         )
+
+    def _name_in_trainer(self) -> str | None:
+        """Return the name that transformers' Trainer and axolotl have for it, None if they have none."""
+        if self.is_8bit:
+            return self.optimizer if self.adamw_8bit_embeddings == "float32" else None
+        if self.optimizer == "adamw":
+            return "adamw_torch" if self.optimizer_implementation == "foreach" else None
+        return self.optimizer if self.optimizer == "sgd" and self.optimizer_implementation != "loop" else None
 
     def _arguments(self) -> dict[str, Any]:
         """Return the settings of the optimizer by torch's names."""
@@ -165,12 +196,17 @@ class Optimizer(Technique):
         make_adamw, make_other = step.make_optimizer, IN_PLACE_OF_ADAMW[self.optimizer]
 
         def make_optimizer(module: nn.Module) -> torch.optim.Optimizer:
+            adamw = make_adamw(module)
+            if self.optimizer_implementation != "fused":
+                adamw = adamw_in_place_of(adamw, foreach=self.optimizer_implementation == "foreach")
+            if self.optimizer == "adamw":
+                return adamw
             modules: list[Iterable[nn.Module]] = []
             if self.optimizer == "muon":
                 modules = [step.trainable.layers]
             elif self.is_8bit:
                 in_float32 = self.adamw_8bit_embeddings == "float32"
                 modules = [[part for part in module.modules() if in_float32 and isinstance(part, nn.Embedding)]]
-            return make_other(make_adamw(module), *modules, **self._arguments())
+            return make_other(adamw, *modules, **self._arguments())
 
         return replace(step, make_optimizer=make_optimizer)

@@ -1,29 +1,45 @@
 """The number format of the weights; gradients and optimizer state have that of their parameter."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from pipeline.base.contracts import BF16_CAPABILITY, Hardware, Trainable
+from pipeline.base.optimizers import with_master_weights
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
 
-IMPORTS = "from typing import Any\n\nimport torch\nfrom torch import nn\n"
-"""What convert_to_bfloat16() needs in an exported file."""
+IMPORTS = "from typing import Any\n\nimport torch\nfrom torch import Tensor, nn\n"
+"""What the functions need in an exported file."""
+
+
+OF_DEEPSPEED = (
+    "bf16 is DeepSpeed's training with float32 copies in the optimizer; without ZeRO it also adds up gradients in "
+    "float32, which takes 4 bytes a parameter more than measured."
+)
 
 
 class Weights(Technique):
-    """Parameters, and so their gradients and optimizer state, in float32 or in bfloat16."""
+    """Parameters, and so their gradients and optimizer state, in float32 or in bfloat16.
+
+    With bfloat16_master parameters and gradients are in bfloat16, and the optimizer updates float32 copies, as in
+    DeepSpeed's and Megatron's training in bf16: 4 + 12 bytes a parameter with AdamW, and 4 more during the update.
+    """
 
     stage: ClassVar[Stage] = Stage.WEIGHTS
 
-    weights: Literal["float32", "bfloat16"] = "float32"
-    """Type of the parameters. With bfloat16, precision=fp32 means no autocast: all but the loss is in bfloat16."""
+    weights: Literal["float32", "bfloat16", "bfloat16_master"] = "float32"
+    """float32; bfloat16, where precision=fp32 means no autocast; or bfloat16_master: the optimizer has float32 copies.
+    """
 
     @property
     def mathematics(self) -> Mathematics:
-        """Weights that are rounded after each update are another training."""
+        """Weights that are rounded after each update are another training; copies in float32 are not rounded."""
+        if self.weights == "bfloat16_master":
+            return Mathematics.ROUNDING
         return Mathematics.DIFFERENT if self.active else Mathematics.EXACT
 
     @property
@@ -36,7 +52,7 @@ class Weights(Technique):
         if not self.active or hardware.capability is None or hardware.capability >= BF16_CAPABILITY:
             return None
         return (
-            f"weights=bfloat16 needs compute capability 8.0 (Ampere) or newer, and {hardware.name} is older; set "
+            f"weights={self.weights} needs compute capability 8.0 (Ampere) or newer, and {hardware.name} is older; set "
             "weights=float32"
         )
 
@@ -46,34 +62,49 @@ class Weights(Technique):
             return None
         if settings.precision == "fp16":
             return (
-                "weights=bfloat16 needs no loss scaling, and precision=fp16 scales the loss and rounds the weights a "
-                "second time; set precision=bf16 or fp32, or weights=float32"
+                f"weights={self.weights} needs no loss scaling, and precision=fp16 scales the loss and rounds the "
+                "weights a second time; set precision=bf16 or fp32, or weights=float32"
             )
         if settings.precision == "tf32":
             return (
-                "weights=bfloat16 leaves no matrix product in float32, and precision=tf32 changes only those; set "
-                "precision=bf16 or fp32, or weights=float32"
+                f"weights={self.weights} leaves no matrix product in float32, and precision=tf32 changes only those; "
+                "set precision=bf16 or fp32, or weights=float32"
             )
         if settings.loss_kernel == "fused":
             return (
-                "weights=bfloat16 needs a loss that is summed in float32, and loss_kernel=fused sums it in the type of "
-                "its inputs (torch's linear_cross_entropy); set loss_kernel=chunked"
+                f"weights={self.weights} needs a loss that is summed in float32, and loss_kernel=fused sums it in the "
+                "type of its inputs (torch's linear_cross_entropy); set loss_kernel=chunked"
+            )
+        if self.weights == "bfloat16_master" and settings.optimizer_in_backward:
+            return (
+                "optimizer_in_backward updates what has a gradient, and weights=bfloat16_master copies of it; set "
+                "optimizer_in_backward=false or weights=bfloat16"
             )
         return None
 
     def export(self, target: str) -> Exported | None:
         """Return the function that converts the model; axolotl has a key, DeepSpeed takes it only beside float32."""
+        has_master = self.weights == "bfloat16_master"
         if target == "deepspeed":
-            return None
+            return Exported(arguments={"bf16": {"enabled": True}}, notes=(OF_DEEPSPEED,)) if has_master else None
         if target == "axolotl":
-            return Exported()
-        code = f"{IMPORTS}\n\n{inspect.getsource(convert_to_bfloat16)}"
-        return Exported(code=code, prepare="convert_to_bfloat16(model)")
+            return None if has_master else Exported()
+        functions: list[Callable[..., Any]] = [convert_to_bfloat16, *([with_master_weights] if has_master else [])]
+        return Exported(
+            code="\n\n\n".join([IMPORTS, *(inspect.getsource(each).strip() for each in functions)]),
+            prepare="convert_to_bfloat16(model)",
+            finished_optimizer="with_master_weights({optimizer})" if has_master else "{optimizer}",
+        )
 
     def on_host(self, trainable: Trainable) -> None:
         """Convert the model."""
         if self.active:
             convert_to_bfloat16(trainable.module)
+
+    def on_optimizer(self, optimizer: Optimizer) -> None:
+        """Let it update float32 copies."""
+        if self.weights == "bfloat16_master":
+            with_master_weights(optimizer)
 
     def apply(self, step: Step) -> Step:
         """Return the step as it is: the model has been converted already."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -16,7 +16,7 @@ from torch.optim import AdamW, Optimizer
 from pipeline.base.contracts import Batch, Prepared, Sequences, Trainable
 from pipeline.base.data_parallel import refuse_other_weights
 from pipeline.base.ranks import Ranks, whole
-from pipeline.base.technique import Step
+from pipeline.base.technique import MakeOptimizer, Step, Technique
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import RunSettings
 
@@ -103,7 +103,15 @@ def build_step(
     )
     for technique in experiment.techniques:
         step = technique.apply(step)
-    return step
+    return replace(step, make_optimizer=partial(_finished_optimizer, step.make_optimizer, experiment.techniques))
+
+
+def _finished_optimizer(make: MakeOptimizer, techniques: Sequence[Technique], module: nn.Module) -> Optimizer:
+    """Return the optimizer that the techniques have made, and let each change it."""
+    optimizer = make(module)
+    for technique in techniques:
+        technique.on_optimizer(optimizer)
+    return optimizer
 
 
 def make_optimizer(module: nn.Module, settings: RunSettings) -> Optimizer:
@@ -204,14 +212,15 @@ def gradient_underflow_percent(step: Step, optimizer: Optimizer, window: Window)
 def counted_layers(layers: tuple[nn.Module, ...]) -> Iterator[list[None]]:
     """Yield a list that gets one element for each forward pass of a layer, recomputation included.
 
-    The hooks are on each layer's first child: in some versions of transformers a checkpoint is inside the layer. A hook
-    would be compiled with a compiled layer, and make it another one: calls of its compiled function are counted.
+    The hooks are on each layer's first child: in some versions of transformers a checkpoint is inside the layer. Of a
+    layer without children recomputation is not counted. A hook would be compiled with a compiled layer, and make it
+    another one: calls of its compiled function are counted.
     """
     forwards: list[None] = []
     with ExitStack() as stack:
         for layer in layers:
             if layer._compiled_call_impl is None:
-                hook = next(layer.children()).register_forward_pre_hook(lambda *_: forwards.append(None))
+                hook = next(layer.children(), layer).register_forward_pre_hook(lambda *_: forwards.append(None))
                 stack.callback(hook.remove)
             else:
                 counted = _counted(layer._compiled_call_impl, forwards)

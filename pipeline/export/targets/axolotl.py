@@ -86,8 +86,8 @@ def _lora(facts: Facts) -> dict[str, Any]:
     if facts.lora is None:
         return {}
     return {
-        "adapter": "qlora" if facts.lora.is_quantized else "lora",
-        **({"load_in_4bit": True} if facts.lora.is_quantized else {}),
+        "adapter": "qlora" if facts.lora.is_quantized and facts.lora.num_bits == 4 else "lora",
+        **({f"load_in_{facts.lora.num_bits}bit": True} if facts.lora.is_quantized else {}),
         **({} if facts.lora.double_quantization else {"bnb_config_kwargs": {"bnb_4bit_use_double_quant": False}}),
         "lora_r": facts.lora.rank,
         "lora_alpha": facts.lora.alpha,

@@ -48,7 +48,8 @@ class DeepSpeed(Target):
 
 
 def _configuration(facts: Facts) -> dict[str, Any]:
-    autocast = {"torch_autocast": {"enabled": True, "dtype": facts.autocast_dtype}} if facts.autocast_dtype else {}
+    has_autocast = facts.autocast_dtype and "bf16" not in facts.arguments
+    autocast = {"torch_autocast": {"enabled": True, "dtype": facts.autocast_dtype}} if has_autocast else {}
     optimizer = {"lr": facts.learning_rate, "weight_decay": facts.weight_decay, "torch_adam": True, "fused": True}
     return {
         "train_batch_size": facts.effective_batch_size,

@@ -34,8 +34,8 @@ class Trl(Target):
             finding=finding_of_answers() if _reads_rows(facts) and not _marks_answers(facts) else "",
             messages_of=reading_of_messages(),
             held_out_every=HELD_OUT_EVERY,
-            four_bit=_four_bit(facts),
-            loads_in_4bit=facts.lora is not None and facts.lora.is_quantized and facts.pretrained,
+            quantizing=_quantizing(facts),
+            loads_quantized=facts.lora is not None and facts.lora.is_quantized and facts.pretrained,
             is_gpt2=facts.configuration["model_type"] == "gpt2",
         )
         return {"trl_sft.py": text}
@@ -83,11 +83,11 @@ class Trl(Target):
         return notes + trainer_notes(facts)
 
 
-def _four_bit(facts: Facts) -> Exported:
+def _quantizing(facts: Facts) -> Exported:
     """Return the code that makes a model with random weights quantized: transformers does so with those it loads."""
     if facts.lora is None or not facts.lora.is_quantized or facts.pretrained:
         return Exported()
-    return exported_quantizing(facts.lora.double_quantization, facts.lora.float32_rest)
+    return exported_quantizing(facts.lora.num_bits, facts.lora.double_quantization, facts.lora.float32_rest)
 
 
 def _reads_rows(facts: Facts) -> bool:

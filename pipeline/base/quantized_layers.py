@@ -1,4 +1,4 @@
-"""Linear layers with weights of 4 bits (NF4: https://arxiv.org/abs/2305.14314), by bitsandbytes."""
+"""Linear layers with weights of 4 bits (NF4: https://arxiv.org/abs/2305.14314) or 8, by bitsandbytes."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -7,25 +7,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+OUTLIERS = 6.0
+
 
 def quantize_layers(
     model: nn.Module,
     layers: Iterable[tuple[nn.Module, Mapping[str, nn.Module]]],
     *,
+    num_bits: int,
     double_quantization: bool,
     float32_rest: bool,
 ) -> None:
-    """Replace linear layers of a model by ones with 4-bit weights, which are quantized when the model is moved.
+    """Replace linear layers of a model by ones with weights of 4 or 8 bits, quantized when the model is moved.
 
     `layers` has the model's layers, each with the linear layers inside it by name. `float32_rest` converts all other
     16-bit parameters to float32, as peft's prepare_model_for_kbit_training does.
     """
-    model.is_loaded_in_4bit = True  # type: ignore[assignment]  # peft asks
+    setattr(model, f"is_loaded_in_{num_bits}bit", True)  # peft asks
     quantized = set()
     for layer, linear_layers in layers:
         for name, linear in linear_layers.items():
             owner, _, own_name = name.rpartition(".")
-            made = four_bit_layer(linear, double_quantization=double_quantization)
+            is_4bit = num_bits == 4
+            made = (
+                four_bit_layer(linear, double_quantization=double_quantization) if is_4bit else eight_bit_layer(linear)
+            )
             setattr(layer.get_submodule(owner), own_name, made)
             quantized.add(made.weight)
     for parameter in model.parameters():
@@ -49,6 +55,23 @@ def four_bit_layer(linear: Any, *, double_quantization: bool) -> Any:
     made.bias = linear.bias
     made.support_avx512bf16_for_cpu = False  # evaluation would repack the weight for good, and training fails then
     made.register_forward_pre_hook(partial(_set_compute_type, weight.dtype))
+    return made
+
+
+def eight_bit_layer(linear: Any) -> Any:
+    """Return a layer of bitsandbytes with 8-bit weights (https://arxiv.org/abs/2208.07339) in place of a linear layer.
+
+    Inputs of an absolute value beyond OUTLIERS are multiplied in 16 bits, as with transformers' default.
+    """
+    from bitsandbytes.nn import Int8Params, Linear8bitLt
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    weight = linear.weight if isinstance(linear, nn.Linear) else linear.weight.t()
+    num_outputs, num_inputs = weight.shape
+    with _disable_current_modes():  # bitsandbytes makes a weight of its own, which is replaced at once
+        made = Linear8bitLt(num_inputs, num_outputs, has_fp16_weights=False, threshold=OUTLIERS, device="meta")
+    made.weight = Int8Params(weight.data.contiguous(), requires_grad=False, has_fp16_weights=False)
+    made.bias = linear.bias
     return made
 
 

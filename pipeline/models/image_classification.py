@@ -1,0 +1,49 @@
+"""Image classifiers of transformers, such as ViT."""
+
+from typing import Any, ClassVar
+
+from pydantic import Field, PositiveInt
+
+from pipeline.base.contracts import Description, RandomInput
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.task_models import TaskModel
+
+USUAL_SIZE = 224
+
+
+class ImageClassification(TaskModel):
+    """AutoModelForImageClassification, on made-up images: corpus=random_vectors."""
+
+    task: ClassVar[str] = "image_classification"
+    auto_class: ClassVar[str] = "AutoModelForImageClassification"
+    made_of: ClassVar[str] = "made-up images and labels"
+
+    image_size: PositiveInt | None = None
+    """Height and width of the images in pixels; none: the configuration's, or 224."""
+    num_labels: PositiveInt | None = Field(default=None, ge=2)
+    """Number of classes; none: the configuration's."""
+
+    def describe(self, name: str) -> Description:
+        """Return the description that the configuration gives, with the shape of an image and a label."""
+        config = self.configuration(name, 1)
+        size = self.image_size or getattr(config, "image_size", None) or USUAL_SIZE
+        height, width = (size, size) if isinstance(size, int) else size
+        channels = getattr(config, "num_channels", 3)
+        return self.description_of(
+            config,
+            RandomInput("pixel_values", (channels, height, width)),
+            RandomInput("labels", (), num_values=config.num_labels),
+        )
+
+    def _completed(self, config: Any) -> Any:
+        if self.image_size is not None and getattr(config, "image_size", None) is not None:
+            if self.pretrained and config.image_size != self.image_size:
+                raise InvalidInputError(
+                    f"pretrained weights have one shape, and images of {self.image_size} pixels would change it; set "
+                    f"image_classification.image_size={config.image_size} or image_classification.pretrained=false"
+                )
+            config.image_size = self.image_size
+        if self.num_labels is not None:
+            config.num_labels = self.num_labels
+        config.problem_type = "single_label_classification"
+        return config

@@ -1,0 +1,42 @@
+"""Speech recognition with an encoder and a decoder of transformers: Whisper."""
+
+from typing import Any, ClassVar
+
+from pipeline.base.contracts import Description, RandomInput
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.task_models import TaskModel, with_decoder_start
+from pipeline.base.tasks import ELSEWHERE
+
+TYPES = ("whisper",)
+"""Types whose inputs are known: mel bins over the time of 30 seconds."""
+
+
+class SpeechRecognition(TaskModel):
+    """AutoModelForSpeechSeq2Seq, on 30 seconds of made-up sound and sequence_length tokens: corpus=random_vectors."""
+
+    task: ClassVar[str] = "speech_recognition"
+    auto_class: ClassVar[str] = "AutoModelForSpeechSeq2Seq"
+    made_of: ClassVar[str] = "made-up sound and text"
+
+    def describe(self, name: str) -> Description:
+        """Return the description that the configuration gives, with the shapes of the sound and of its text.
+
+        Raises:
+            InvalidInputError: it is of a type whose inputs are not known.
+
+        """
+        config = self.configuration(name, 1)
+        if config.model_type not in TYPES:
+            raise InvalidInputError(
+                f"speech_recognition knows the inputs of {', '.join(TYPES)}, and {name} is a {config.model_type}; "
+                f"{ELSEWHERE}"
+            )
+        return self.description_of(
+            config,
+            RandomInput("input_features", (config.num_mel_bins, 2 * config.max_source_positions)),
+            RandomInput("labels", (None,), num_values=config.vocab_size),
+            max_sequence_length=config.max_target_positions,
+        )
+
+    def _completed(self, config: Any) -> Any:
+        return with_decoder_start(config)
