@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 from conftest import Received, tiny
+from processes import wait_for
 from project import Project
 from test_user_functions import WORKS
 
@@ -51,7 +52,11 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield file
     monkeypatch.undo()
     assert not list(temporary.glob("*/store"))
-    assert logs == set(Path(tempfile.gettempdir()).glob("torchelastic_*"))
+
+    def is_gone() -> bool:
+        return not set(Path(tempfile.gettempdir()).glob("torchelastic_*")) - logs
+
+    wait_for(is_gone, "the folders of torch, of which another test's torchrun has some too, are gone")
     left = [process.pid for process in psutil.process_iter() if str(file) in _open_files(process)]
     assert not left
 

@@ -32,6 +32,8 @@ GET_DEVICE = torch.ops.prim.device.default
 """Called several times for each operator on fake tensors; it allocates nothing."""
 
 
+LOADED = "loaded"
+"""The operator of what was there when the recording began."""
 Run = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], tuple[Any, Memo]]
 """(operator, its arguments) -> its result, and a memo that calls of the same form share."""
 
@@ -90,7 +92,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def begin_later(self, step: int) -> None:
         """Begin with optimizer step `step`: record what model and optimizer have by then as if it were loaded."""
         for tensor, _, _ in self._owned():
-            self._note(_own_part(tensor), self.begin_later, None, None)
+            self._note(_own_part(tensor), LOADED, None, None)
         self._categorize()
         self._work.append(PhaseWork(step=step, phase="load", work=self._counter.take_phase()))
         self._step, self._loading = step, False
@@ -316,4 +318,4 @@ def _quantization(state: Any) -> Iterator[Tensor]:
 
 
 def _name(operator: Any) -> str:
-    return str(operator.__name__).partition(".")[0]
+    return operator if isinstance(operator, str) else str(operator.__name__).partition(".")[0]
