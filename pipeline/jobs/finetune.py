@@ -13,7 +13,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.progress import progress
 from pipeline.base.units import MIB
 from pipeline.config.entry_points import SPACES, yaml_file
-from pipeline.config.experiment import Experiment, make_experiment, notes_on
+from pipeline.config.experiment import Experiment, family_of, make_experiment, notes_on
 from pipeline.config.settings import MODELS, AllSettings, dotted, merged, nested, validate
 from pipeline.config.space import FOLLOWING
 from pipeline.config.variants import Comparison, EntryPoint, Variant, read_config, read_yaml
@@ -240,7 +240,8 @@ def _shared(values: Mapping[str, Any], given: Mapping[str, Any], console: Consol
     model = str(shared.get("model", "auto"))
     is_preset = any(model in family.names for family in MODELS.values()) or model == "auto"
     has_weights = not is_preset and ("/" in model or Path(model).is_dir())
-    return merged({"causal_lm": {"pretrained": True}} if has_weights else {}, {**shared, "budget": budget})
+    weights = {family_of(model, shared.get("task")): {"pretrained": True}} if has_weights else {}
+    return merged(weights, {**shared, "budget": budget})
 
 
 def _of_config(own: KindsSettings, given: Mapping[str, Any]) -> dict[str, Any]:
