@@ -12,7 +12,7 @@ NO_BREAK = "\u00a0"
 
 def wrapped(text: str, width: int) -> str:
     """Return the text in lines of at most `width`; a number stays beside the word after it, and ± beside its number."""
-    joined = re.sub(r"(?<=\d) (?=\S)|(?<=±) |(?<=\bx) (?=\d)", NO_BREAK, text)
+    joined = re.sub(r"(?<=\d) (?=[^\s\d])|(?<=±) |(?<=\bx) (?=\d)", NO_BREAK, text)
     lines = [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in joined.splitlines()]
     return "\n".join(lines).replace(NO_BREAK, " ")
 
