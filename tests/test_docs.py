@@ -73,9 +73,7 @@ def anchors(page: Path) -> set[str]:
 
 
 README_COMMANDS = commands("README.md")
-ON_A_CARD = [command for command in README_COMMANDS if command.startswith("fitproof finetune --gpu")]
-"""They have a test of their own, in tests/test_terminal.py: they need simulated cards."""
-HERE = [command for command in README_COMMANDS if command.startswith("fitproof") and command not in ON_A_CARD]
+HERE = [command for command in README_COMMANDS if command.startswith("fitproof")]
 THROUGH_MLFLOW = [command for command in README_COMMANDS if command.startswith("mlflow")]
 
 
@@ -166,7 +164,7 @@ def test_a_command_of_the_readme_runs_through_mlflow(command: str, project: Proj
 
 def test_all_commands_of_the_readme_are_tested() -> None:
     assert len(HERE) >= 5 and THROUGH_MLFLOW
-    others = set(README_COMMANDS) - {*HERE, *ON_A_CARD, *THROUGH_MLFLOW}
+    others = set(README_COMMANDS) - {*HERE, *THROUGH_MLFLOW}
     assert others == {"make ui"}
 
 

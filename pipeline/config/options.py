@@ -8,6 +8,18 @@ class RunOptions(TypedDict, total=False):
     """Settings of a run; those of a model family or a corpus are a dictionary: causal_lm={"num_layers": 2}."""
 
     model: str
+    task: (
+        Literal[
+            "causal_lm",
+            "image_classification",
+            "masked_lm",
+            "seq2seq",
+            "sequence_classification",
+            "speech_recognition",
+            "token_classification",
+        ]
+        | None
+    )
     corpus: str
     sequences: Literal["packed", "packed_documents", "fixed_length", "padded", "grouped"]
     sequence_length: int
@@ -43,6 +55,7 @@ class RunOptions(TypedDict, total=False):
     adapter_dropout: float
     adapter_targets: str
     adapter_weights: Literal["float32", "bfloat16"]
+    qlora_weights: Literal["nf4", "int8"]
     qlora_double_quantization: bool
     qlora_float32_rest: bool
     attention: Literal["sdpa", "eager", "flash"]
@@ -53,6 +66,7 @@ class RunOptions(TypedDict, total=False):
     loss_kernel: Literal["full", "chunked", "fused", "liger"]
     loss_chunk_tokens: int | None
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd", "muon"]
+    optimizer_implementation: Literal["fused", "foreach", "loop"]
     adamw_8bit_embeddings: Literal["float32", "8bit"]
     adafactor_beta2_decay: float
     adafactor_clipping: float
@@ -62,9 +76,18 @@ class RunOptions(TypedDict, total=False):
     optimizer_in_backward: bool
     precision: Literal["fp32", "tf32", "fp16", "bf16"]
     initial_loss_scale: float
+    sharding: Literal["none", "fsdp"]
+    reshard_after_forward: bool
+    sharded_accumulation: bool
     weights: Literal["float32", "bfloat16"]
     causal_lm: dict[str, Any]
     encoder_stack: dict[str, Any]
+    image_classification: dict[str, Any]
+    masked_lm: dict[str, Any]
+    seq2seq: dict[str, Any]
+    sequence_classification: dict[str, Any]
+    speech_recognition: dict[str, Any]
+    token_classification: dict[str, Any]
     user_model: dict[str, Any]
     chat: dict[str, Any]
     hub: dict[str, Any]
