@@ -44,6 +44,8 @@ class Section:
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
     """Sentences below the tables."""
+    left_out: tuple[str, ...] = ()
+    """Sentences on what is not in them, below the others; a terminal shows the first."""
     plots: tuple[Plot, ...] = ()
     headlines: tuple["Headline", ...] = ()
     """Its answer as figures."""
@@ -158,7 +160,7 @@ def _markdown(report: Report) -> str:
         parts += [f"{one.text} {one.evidence}: `{one.command}`" for one in section.suggestions if one.command]
         for table in (one for one in section.tables if one.lines):
             parts += [f"**{table.title}**", table.to_markdown(), *([table.note_on_page] if table.note_on_page else [])]
-        parts += (*section.why, *section.notes)
+        parts += (*section.why, *section.notes, *section.left_out)
     return "\n\n".join(parts)
 
 

@@ -19,12 +19,16 @@ from pipeline.report.plot import short
 from pipeline.report.table import Form, Table
 from pipeline.searching.results import columns, label
 
-NUM_IN_TERMINAL = 8
-"""Configurations of a card that the terminal shows."""
+NUM_IN_TERMINAL, NUM_TENSORS = 8, 4
+"""Configurations of a card, and tensors, that the terminal shows."""
 NUM_ON_PAGE = 300
 """Configurations of all cards' tables on the page; the CSV files have all."""
 NUM_CELLS = 1800
 """Configurations of all heat maps of a page, so that it stays small: those of the fastest combinations."""
+NOTE_ON_OTHERS = (
+    "The configurations that were not simulated are expected to be slower, or to need more memory than there is; "
+    "--all true simulates all."
+)
 ESTIMATED = (
     "Times are estimated from what a step computes, moves and launches and from the device's data sheet; a search "
     "measures them."
@@ -32,14 +36,14 @@ ESTIMATED = (
 
 
 def plan_report(findings: PlanFindings) -> Report:
-    """Return the report; the terminal shows the details of a card if it is the only one."""
+    """Return the report; the terminal shows the tables of a card if it is the only one."""
     several = len(findings.cards) > 1
     recommended = any(card.recommended for card in findings.cards)
     num_cells = NUM_CELLS // max(1, len(findings.cards))
-    sections = [_card_section(card, findings, 0 if several else None, num_cells) for card in findings.cards]
+    sections = [_card_section(card, findings, num_cells) for card in findings.cards]
     if several:
         table = _cards_table(findings.cards)
-        sections.insert(0, Section(title=table.title, tables=(table,)))
+        sections = [Section(title=table.title, tables=(table,)), *map(_on_page_alone, sections)]
     figures = () if several else sections[0].headlines
     if figures:
         sections[0] = replace(sections[0], headlines=())
@@ -150,20 +154,18 @@ def _answer(card: CardPlan) -> str:
     )
 
 
-def _note_on_others(card: CardPlan) -> str:
-    return (
-        f"{len(card.rows):,} of {card.num_configurations:,} configurations were simulated: the others are expected to "
-        "be slower, or to need more memory than there is. --all true simulates all."
-    )
-
-
 def _which(card: CardPlan) -> str:
     if card.num_configurations is None:
         return f"{len(card.rows)} configurations are predicted to"
     return f"{len(card.rows)} configurations that were simulated (of {card.num_configurations:,})"
 
 
-def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | None, num_cells: int) -> Section:
+def _on_page_alone(section: Section) -> Section:
+    """Return a section whose tables the terminal does not show."""
+    return replace(section, tables=tuple(replace(table, num_in_terminal=0) for table in section.tables))
+
+
+def _card_section(card: CardPlan, findings: PlanFindings, num_cells: int) -> Section:
     size = card.effective_batch_size
     kind = [] if card.kind is None else [card.kind]
     choice = (card.card, *kind, *([] if size is None else [f"effective batch {size}"]))
@@ -172,23 +174,24 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_details: int | Non
     name = re.sub(r"[^a-z0-9]+", "_", card.name.lower()).strip("_")
     num_on_page = NUM_ON_PAGE // len(findings.cards)
     tables = [_configurations_table(name, card, findings, num_on_page)]
-    notes = (*card.notes, *card.skipped)
+    notes = card.notes
     if card.num_configurations is None:
-        tables.append(_largest_table(name, card, num_details, num_on_page))
+        tables.append(_largest_table(name, card, num_on_page))
     else:
-        notes = (_note_on_others(card), *notes)
+        notes = (NOTE_ON_OTHERS, *notes)
     plots = (fit_plot(f"fit_{name}", card, num_cells),)
     if card.breakdown is not None:
         which = "recommended configuration" if card.recommended else "smallest configuration"
         when = f"optimizer step {card.breakdown.step + 1}, {card.breakdown.phase}"
         tensors = tensors_table(f"tensors_{name}", f"{which}: largest tensors at its peak ({when})", card.breakdown)
-        tables.append(replace(tensors, num_in_terminal=num_details))
+        tables.append(replace(tensors, num_in_terminal=NUM_TENSORS))
     return Section(
         title=card.name,
         headlines=() if card.recommended is None else _headlines(card, card.recommended, findings),
         why=card.reasons,
         tables=tuple(tables),
         notes=notes,
+        left_out=card.skipped,
         plots=plots,
         choice=choice,
     )
@@ -263,7 +266,7 @@ def _configurations_table(name: str, card: CardPlan, findings: PlanFindings, num
     )
 
 
-def _largest_table(name: str, card: CardPlan, num_in_terminal: int | None, num_on_page: int) -> Table:
+def _largest_table(name: str, card: CardPlan, num_on_page: int) -> Table:
     """Return the largest micro-batch that fits for each combination of the other dimensions."""
     largest: dict[tuple[tuple[str, Any], ...], int] = {}
     shown = [key for key in columns(row.choice for row in card.rows) if key != "micro_batch_size"]
@@ -274,7 +277,7 @@ def _largest_table(name: str, card: CardPlan, num_in_terminal: int | None, num_o
     frame = pd.DataFrame(lines).astype({"largest micro-batch": "Int64"})
     title = "the largest micro-batch that fits"
     return Table(
-        name=f"largest_{name}", title=title, frame=frame, num_in_terminal=num_in_terminal, num_on_page=num_on_page
+        name=f"largest_{name}", title=title, frame=frame, num_in_terminal=NUM_IN_TERMINAL, num_on_page=num_on_page
     )
 
 
