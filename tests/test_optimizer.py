@@ -280,7 +280,7 @@ def states(experiment: Experiment) -> dict[str, set[torch.dtype]]:
     """Return the types of the moments of each parameter after some optimizer steps, by its name."""
     trainable, loop = trained(experiment)
     names = {parameter: name for name, parameter in trainable.module.named_parameters()}
-    kept = loop._optimizer.state.items()
+    kept = loop.optimizer.state.items()
     return {names[part]: {value[name].dtype for name in ("state1", "state2")} for part, value in kept}
 
 

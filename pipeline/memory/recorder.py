@@ -92,7 +92,8 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def begin_later(self, step: int) -> None:
         """Begin with optimizer step `step`: record what model and optimizer have by then as if it were loaded."""
         for tensor, _, _ in self._owned():
-            self._note(_own_part(tensor), LOADED, None, None)
+            if tensor.device.type == self._device_type:
+                self._note(_own_part(tensor), LOADED, None, None)
         self._categorize()
         self._work.append(PhaseWork(step=step, phase="load", work=self._counter.take_phase()))
         self._step, self._loading = step, False
