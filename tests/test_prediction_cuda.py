@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from cards import PYTHON, environment_of
 from conftest import ROOT, tiny
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.config.experiment import make_experiment
+from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.jobs.plan_settings import planned_row
 from pipeline.prediction import card_processes
+from pipeline.prediction import predict_all as predict_all_module
 from pipeline.prediction.cards import CARDS, find_card
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_all, predict_each
@@ -108,6 +110,28 @@ def test_device_bytes_exceed_reserved_bytes_which_exceed_allocated_bytes(predict
     assert reserved % (2 * MIB) == 0
     assert prediction.peak_device_bytes == reserved + ASSUMED_CONTEXT.mib * MIB
     assert prediction.smallest_budget_bytes == reserved
+
+
+@pytest.mark.parametrize("largest", [8, 16])
+def test_work_is_that_of_the_micro_batch_whether_it_is_counted_or_between_two(
+    largest: int, prediction: Prediction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work of 4 sequences is linear between 1 and 8, and counted by itself where 16 are not predicted."""
+    real, counted = predict_all_module.predict_on_card, set[int]()
+
+    def without_16(experiments: Sequence[Experiment], *args: Any, **options: Any) -> Iterator[tuple[int, object]]:
+        counted.update(one.micro_batch_size for one in experiments if options["is_recorded"])
+        for number, outcome in real(experiments, *args, **options):
+            refused = experiments[number].micro_batch_size == 16
+            yield number, InvalidInputError("not predicted") if refused else outcome
+
+    monkeypatch.setattr(predict_all_module, "predict_on_card", without_16)
+    sizes = (1, 4, largest)
+    experiments = [tiny(**{**RECOMPUTED, "micro_batch_size": size, "effective_batch_size": 16}) for size in sizes]
+    found = dict(predict_each(experiments, A100))
+    middle = found[1]
+    assert isinstance(middle, Prediction) and counted == ({1, 8} if largest == 8 else {1, 4, 16})
+    assert middle.pass_work.flops == pytest.approx(prediction.pass_work.flops * 4 / prediction.micro_batch_size)
 
 
 def test_a_budget_between_allocated_and_reserved_bytes_is_tried(prediction: Prediction, tmp_path: Path) -> None:

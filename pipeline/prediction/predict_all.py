@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -78,32 +78,43 @@ def _predict_on_card(
             families.setdefault(family_of(experiment), []).append(number)
         else:
             yield number, InvalidInputError(reason)
-    ends = [number for numbers in families.values() for number in dict.fromkeys((numbers[0], numbers[-1]))]
-    between = [number for numbers in families.values() for number in numbers[1:-1]]
     recorded: dict[int, Prediction] = {}
-    for numbers, is_recorded in ((ends, True), (between, False)):
-        those = [experiments[number] for number in numbers]
-        outcomes = predict_on_card(those, target, budget_bytes=budget_bytes, is_recorded=is_recorded)
-        with closing(outcomes):
-            for place, outcome in outcomes:
-                number = numbers[place]
-                if not isinstance(outcome, Prediction):
-                    yield number, why_not_predicted(outcome)
-                    continue
-                if is_recorded:
-                    recorded[number] = outcome
-                yield number, outcome if is_recorded else _with_work(outcome, families, number, recorded)
+    ends = [number for numbers in families.values() for number in dict.fromkeys((numbers[0], numbers[-1]))]
+    for number, prediction in _on_card(experiments, ends, target, budget_bytes, is_recorded=True):
+        if isinstance(prediction, Prediction):
+            recorded[number] = prediction
+        yield number, prediction
+    ends_of = {
+        n: (recorded.get(numbers[0]), recorded.get(numbers[-1])) for numbers in families.values() for n in numbers
+    }
+    between = [number for numbers in families.values() for number in numbers[1:-1]]
+    known = [number for number in between if all(ends_of[number])]
+    for number, prediction in _on_card(experiments, known, target, budget_bytes, is_recorded=False):
+        low, high = ends_of[number]
+        assert low is not None and high is not None
+        yield number, _with_work(prediction, low, high) if isinstance(prediction, Prediction) else prediction
+    others = [number for number in between if not all(ends_of[number])]
+    yield from _on_card(experiments, others, target, budget_bytes, is_recorded=True)
 
 
-def _with_work(
-    prediction: Prediction, families: Mapping[str, Sequence[int]], number: int, recorded: Mapping[int, Prediction]
-) -> Prediction | InvalidInputError:
-    """Return a prediction with the work that its family has at its micro-batch size; an error if that is not known."""
-    numbers = next(numbers for numbers in families.values() if number in numbers)
-    known = [recorded[end] for end in (numbers[0], numbers[-1]) if end in recorded]
-    if not known:
-        return InvalidInputError("its work was not counted, since configurations that are alike are not predicted")
-    low, high = known[0], known[-1]
+def _on_card(
+    experiments: Sequence[Experiment],
+    numbers: Sequence[int],
+    target: Hardware,
+    budget_bytes: int | None,
+    *,
+    is_recorded: bool,
+) -> Generator[tuple[int, Prediction | InvalidInputError], None, None]:
+    """Yield some of the experiments' predictions."""
+    those = [experiments[number] for number in numbers]
+    outcomes = predict_on_card(those, target, budget_bytes=budget_bytes, is_recorded=is_recorded)
+    with closing(outcomes):
+        for place, outcome in outcomes:
+            yield numbers[place], outcome if isinstance(outcome, Prediction) else why_not_predicted(outcome)
+
+
+def _with_work(prediction: Prediction, low: Prediction, high: Prediction) -> Prediction:
+    """Return a prediction with the work that is linear between those of a smaller and a larger micro-batch."""
     share = (prediction.micro_batch_size - low.micro_batch_size) / max(1, high.micro_batch_size - low.micro_batch_size)
     work = combined(lambda one, other: one + share * (other - one), low.pass_work, high.pass_work)
     return replace(prediction, pass_work=work, update_work=low.update_work)
