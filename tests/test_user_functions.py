@@ -189,7 +189,7 @@ def test_layers_may_be_leaves_or_absent(code: Path, tmp_path: Path, monkeypatch:
     assert [step.loss for step in checkpointed.steps] == pytest.approx([step.loss for step in plain.steps], abs=1e-5)
     with torch.device("meta"):
         assert len(UserModel().build("own_code:build", 300).layers) == 3
-    code.write_text(LEAVES.replace("NUM", "0").replace("TYPE", ""))
+    code.write_text(LEAVES.replace("NUM", "0").replace("TYPE", "") + "\n")  # of another size: it is compiled again
     forget(monkeypatch)
     assert execute(tiny(model="own_code:build"), tmp_path / "log.txt").outcome is Outcome.OK
     reason = tiny(model="own_code:build", checkpointing="every_layer").unsupported()
