@@ -162,7 +162,12 @@ def _documents_found(module: Any, has_documents: bool) -> Any:
     find = getattr(module, DOCUMENTS)
 
     def search(position_ids: Tensor) -> Any:
-        documents = find(position_ids)  # it allocates memory
-        return documents if has_documents else None
+        if not has_documents:
+            find(position_ids)  # it allocates memory
+            return None
+        with patch.object(module, "is_tracing", lambda *_: True):  # else it asks what a card without values cannot say
+            documents = find(position_ids)
+        (documents[:, -1] == 0).all()  # that question allocates memory
+        return documents
 
     return search
