@@ -26,6 +26,8 @@ FEWEST = 48
 """Configurations that are all simulated, where there are no more."""
 ROUND_PER_CORE = 4
 """Configurations of a round for each core."""
+BUSY_SIZE = 8
+"""Sequences of a micro-batch that keep a device busy: at most so many are in the first configurations."""
 MAY_FIT = 1.15
 """Expected share of the budget up to which a configuration is simulated: expectations err."""
 NUM_FRUITLESS_ROUNDS = 3
@@ -87,12 +89,18 @@ class _Space:
             [[float(choice[name] == value) for name, values in names.items() for value in values] for choice in choices]
         )
         self._values = names
-        self._of_time_NF = np.hstack([np.ones_like(sizes_N1), is_value_NF, 1 / sizes_N1])
+        self._of_time_NF = np.hstack([np.ones_like(sizes_N1), is_value_NF, 1 / sizes_N1, is_value_NF / sizes_N1])
         self._of_memory_NF = np.hstack([self._of_time_NF, is_value_NF * sizes_N1 / sizes_N1.max()])
 
     def first(self) -> list[int]:
-        """Return the first configuration, and one for each value of each dimension that is otherwise like it."""
-        first = self._choices[0]
+        """Return one configuration, and one for each value of each dimension that is otherwise like it.
+
+        Its micro-batch is one that keeps a device busy: with a smaller one the host sets the time, whatever a value
+        saves on the device.
+        """
+        sizes = [one.micro_batch_size for one in self._experiments]
+        busy = max((size for size in sizes if size <= BUSY_SIZE), default=min(sizes))
+        first = self._choices[sizes.index(busy)]
 
         def likest(name: str, value: object) -> int:
             wanted = {**first, name: value}
@@ -100,7 +108,7 @@ class _Space:
             return max(own, key=lambda number: sum(self._choices[number][each] == wanted[each] for each in wanted))
 
         likes = (likest(name, value) for name, values in self._values.items() for value in values)
-        return list(dict.fromkeys([0, *likes]))
+        return list(dict.fromkeys([sizes.index(busy), *likes]))
 
     def best(self, known: Mapping[int, Outcome]) -> int | None:
         """Return the number of the fastest configuration that fits; None if none of them does."""

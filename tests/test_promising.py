@@ -1,0 +1,80 @@
+"""Among the configurations that are simulated is the fastest one that fits, in a space whose amounts are made up."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.memory.work import Work
+from pipeline.prediction import promising
+from pipeline.prediction.cards import find_card
+from pipeline.prediction.prediction import Prediction
+from pipeline.prediction.rates import cost_prior
+from pipeline.prediction.step_time import estimated
+
+RTX4090 = find_card("rtx4090")
+BATCH = 64
+SPACE: dict[str, list[Any]] = {
+    "micro_batch_size": [1, 2, 4, 8, 16, 32, 64],
+    "precision": ["fp32", "bf16"],
+    "checkpointing": ["none", "every_layer"],
+    "loss_kernel": ["full", "chunked"],
+    "gelu": ["model", "fused"],
+}
+CHOICES = [dict(zip(SPACE, values, strict=True)) for values in itertools.product(*SPACE.values())]
+EXPERIMENTS: list[Any] = [
+    SimpleNamespace(micro_batch_size=one["micro_batch_size"], accumulation_steps=BATCH // one["micro_batch_size"])
+    for one in CHOICES
+]
+GIB = 2**30
+
+
+def made_up(choice: dict[str, Any]) -> Prediction:
+    """Return amounts like those of GPT-2: with one sequence the host sets the time, and bf16 launches more."""
+    size, half = choice["micro_batch_size"], choice["precision"] == "bf16"
+    recomputes, chunks, fuses = (
+        choice["checkpointing"] != "none",
+        choice["loss_kernel"] == "chunked",
+        choice["gelu"] == "fused",
+    )
+    flops = size * 190e9 * (4 / 3 if recomputes else 1) * (1.1 if chunks else 1)
+    peak = 2.0 + size * (0.04 if recomputes else 0.2) * (0.8 if fuses else 1) + size * (0.02 if chunks else 0.15)
+    moved = size * 3e9 * (0.7 if half else 1) * (0.8 if fuses else 1)
+    return Prediction(
+        target=RTX4090,
+        peak_allocated_bytes=int(peak * GIB),
+        peak_reserved_bytes=int(peak * GIB),
+        peak_device_bytes=int(peak * GIB),
+        smallest_budget_bytes=int(peak * GIB),
+        breakdown=None,
+        kept_bytes=0,
+        micro_batch_size=size,
+        pass_work=Work(
+            {"bfloat16" if half else "float32": flops}, moved_bytes=moved, num_kernels=700 * (1.5 if half else 1)
+        ),
+        update_work=Work({}, moved_bytes=5e9, num_kernels=10),
+        num_tokens=BATCH * 256,
+    )
+
+
+@pytest.mark.parametrize("budget_gib", [3, 6, 12, 40])
+def test_the_fastest_that_fits_is_simulated(budget_gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    number_of = {id(one): number for number, one in enumerate(EXPERIMENTS)}
+    all_of_them = [made_up(choice) for choice in CHOICES]
+
+    def predict_each(experiments: Sequence[Any], *_: Any, **__: Any) -> Iterator[tuple[int, Prediction]]:
+        yield from ((place, all_of_them[number_of[id(one)]]) for place, one in enumerate(experiments))
+
+    monkeypatch.setattr(promising, "predict_each", predict_each)
+    prior, budget = cost_prior(RTX4090), budget_gib * GIB
+    found = dict(promising.predict_promising(EXPERIMENTS, CHOICES, RTX4090, budget, prior))
+
+    def seconds(number: int) -> float:
+        return estimated(all_of_them[number], EXPERIMENTS[number].accumulation_steps, prior).seconds
+
+    fastest = min(seconds(number) for number, one in enumerate(all_of_them) if one.fits(budget))
+    best = min(seconds(number) for number, one in found.items() if isinstance(one, Prediction) and one.fits(budget))
+    assert best <= 1.03 * fastest
+    assert len(found) <= len(CHOICES) / 2
