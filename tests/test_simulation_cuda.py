@@ -253,6 +253,25 @@ def test_peaks_with_and_without_values_are_equal_and_what_was_read_is_named(tmp_
     assert peaks[0] == peaks[1]
 
 
+def test_gradients_are_added_in_place_with_and_without_values(tmp_path: Path) -> None:
+    code = """
+import sys, torch
+weight = torch.nn.Parameter(torch.zeros(4096, 1024, device="cuda"))
+((torch.zeros(8, 1024, device="cuda") @ weight.t()).sum() + (2 * weight).sum() + (3 * weight).sum()).backward()
+open(sys.argv[1], "w").write(str(torch.cuda.max_memory_allocated()))
+"""
+    files = [tmp_path / f"{values}" for values in (False, True)]
+    for file in files:
+        run_code(code, str(file), values=file.name == "True")
+    assert files[0].read_text() == files[1].read_text()
+
+
+def test_a_card_has_the_cache_that_torch_compile_clears_before_it_times_a_kernel(tmp_path: Path) -> None:
+    code = "import sys, torch; open(sys.argv[1], 'w').write(str(torch.cuda.get_device_properties(0).L2_cache_size))"
+    run_code(code, str(tmp_path / "bytes"), card="h200")
+    assert (tmp_path / "bytes").read_text() == str(60 * 2**20)
+
+
 def test_a_mask_that_is_not_known_may_steer_where_a_loss_does_not() -> None:
     code = """
 import torch

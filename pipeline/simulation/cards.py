@@ -4,8 +4,9 @@ Memory is total_memory of torch.cuda.get_device_properties, as printed in public
 data sheet says; where a row's source is nvidia-smi, it is that program's number, which is up to 3 % more. Drivers
 differ by up to 2 %: of several numbers the table has one of a recent driver. Compute capabilities are those of
 https://developer.nvidia.com/cuda-gpus, multiprocessors are torch's multi_processor_count, which NVIDIA's architecture
-papers give as "SMs". The greatest clocks and the width of the memory's bus are the data sheets'; Triton's tuning asks
-for them, memory does not depend on them. What a card does in a second is dense, and summed in float32.
+papers give as "SMs". The greatest clocks, the width of the memory's bus and the L2 cache are the data sheets' and the
+architecture papers'; Triton's tuning asks for them, and torch.compile clears the L2 cache with a tensor of its size before
+it times a kernel. What a card does in a second is dense, and summed in float32.
 """
 
 import csv
@@ -34,11 +35,12 @@ SHARE_OF_SIZE = (0.88, 1.02)
 
 @dataclass(frozen=True)
 class Clocks:
-    """The greatest clocks of a card, and the width of its memory's bus."""
+    """The greatest clocks of a card, the width of its memory's bus, and the L2 cache between."""
 
     multiprocessor_mhz: int
     memory_mhz: int
     bus_bits: int
+    l2_mib: float
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,9 @@ def _card(row: dict[str, str]) -> Card:
         memory_mib=int(row["memory_mib"]),
         capability=(int(major), int(minor)),
         num_multiprocessors=int(row["num_multiprocessors"]),
-        clocks=Clocks(*(int(row[name]) for name in Clocks.__dataclass_fields__)),
+        clocks=Clocks(
+            int(row["multiprocessor_mhz"]), int(row["memory_mhz"]), int(row["bus_bits"]), float(row["l2_mib"])
+        ),
         speeds=Speeds(*(float(row[name]) for name in Speeds.__dataclass_fields__)),
         context=CONTEXTS.get(row["gpu"], ASSUMED_CONTEXT),
         other_names=tuple(filter(None, row["other_names"].split(";"))),

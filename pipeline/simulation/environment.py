@@ -70,7 +70,7 @@ def card_variables(card: Card, num_cards: int = 1, budget_bytes: int | None = No
         "SIMULATED_CARD_NAME": card.name,
         "SIMULATED_CARD_CAPABILITY": f"{major}.{minor}",
         "SIMULATED_CARD_MULTIPROCESSORS": str(card.num_multiprocessors),
-        "SIMULATED_CARD_CLOCKS": f"{clocks.multiprocessor_mhz},{clocks.memory_mhz},{clocks.bus_bits}",
+        "SIMULATED_CARD_CLOCKS": f"{clocks.multiprocessor_mhz},{clocks.memory_mhz},{clocks.bus_bits},{clocks.l2_mib}",
         "SIMULATED_CARD_MEMORY_MIB": str(card.memory_mib),
         "SIMULATED_CARD_CONTEXT_MIB": str(card.context.mib),
         "SIMULATED_CARD_OTHERS_MIB": str(_others_mib(card, budget_bytes)),

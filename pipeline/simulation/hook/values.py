@@ -79,8 +79,30 @@ def _is_on_card(it: Any) -> bool:
     return isinstance(it, torch.Tensor) and it.device.type == "cuda" and it.layout is torch.strided
 
 
+def _key(it: torch.Tensor) -> int:
+    """Return what tells a tensor's storage from others; the storage itself gets no object in Python.
+
+    With one it would count as used twice for the rest of its life, and autograd add to a copy of it, not in place.
+    """
+    return torch._C._storage_id(it)
+
+
+def _offset_of_size() -> int:
+    """Return where torch keeps the bytes of a storage, behind its key."""
+    one = torch.empty(LARGEST - 1, dtype=torch.uint8)
+    words = (ctypes.c_int64 * 16).from_address(_key(one))
+    return list(words).index(len(one)) * ctypes.sizeof(ctypes.c_int64)
+
+
+OFFSET_OF_SIZE = _offset_of_size()
+
+
+def _storage_bytes(it: torch.Tensor) -> int:
+    return ctypes.c_int64.from_address(_key(it) + OFFSET_OF_SIZE).value
+
+
 def _is_small(it: torch.Tensor) -> bool:
-    return it.layout is torch.strided and it.untyped_storage().nbytes() <= LARGEST
+    return it.layout is torch.strided and _storage_bytes(it) <= LARGEST
 
 
 def _is_view(func: Any) -> bool:
@@ -91,7 +113,7 @@ def _is_view(func: Any) -> bool:
 
 
 def _covers_its_storage(it: torch.Tensor) -> bool:
-    return it.numel() * it.element_size() == it.untyped_storage().nbytes()
+    return it.numel() * it.element_size() == _storage_bytes(it)
 
 
 class Values(TorchDispatchMode):
@@ -111,6 +133,7 @@ class Values(TorchDispatchMode):
         self._running = _Running()
         self._source = SOURCE(self._fill)
         _card.card_ask(self._source)
+        _card.card_looks_on()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -196,10 +219,11 @@ class Values(TorchDispatchMode):
         if self._running.call is None:
             return UNKNOWN
         func, args, kwargs = self._running.call
-        written = {it.untyped_storage()._cdata for it in _mutated(func, args, kwargs)}
+        written = {_key(it) for it in _mutated(func, args, kwargs)}
         for it in filter(_is_on_card, tree_leaves((args, kwargs))):
-            shadow, offset = self._shadow(it), address - it.untyped_storage().data_ptr()
-            if shadow is None or it.untyped_storage()._cdata in written:
+            shadow = self._shadow(it)
+            offset = address - it.data_ptr() + it.storage_offset() * it.element_size()
+            if shadow is None or _key(it) in written:
                 continue
             if 0 <= offset <= shadow.storage.nbytes() - size:
                 ctypes.memmove(to, shadow.storage.data_ptr() + offset, size)
@@ -261,13 +285,12 @@ class Values(TorchDispatchMode):
 
     def _adopt(self, it: torch.Tensor) -> None:
         """Take over what torch.tensor() has copied to the card, which a dispatch mode does not see."""
-        content = torch.empty(it.untyped_storage().nbytes(), dtype=torch.uint8)
+        content = torch.empty(_storage_bytes(it), dtype=torch.uint8)
         if _card.card_known(ctypes.c_void_p(content.data_ptr()), ctypes.c_void_p(it.data_ptr()), content.nbytes):
             self._add(it, content.untyped_storage(), is_known=True)
 
     def _add(self, it: torch.Tensor, content: torch.UntypedStorage, *, is_known: bool) -> Shadow:
-        storage = it.untyped_storage()
-        shadow = self._shadows[storage._cdata] = Shadow(_weak(storage), content, is_known)
+        shadow = self._shadows[_key(it)] = Shadow(_weak(it.untyped_storage()), content, is_known)
         self._num_bytes += content.nbytes()
         return shadow
 
@@ -283,17 +306,16 @@ class Values(TorchDispatchMode):
                 return
 
     def _forget(self, it: torch.Tensor) -> None:
-        self._shadows.pop(it.untyped_storage()._cdata, None)
+        self._shadows.pop(_key(it), None)
 
     def _set(self, it: torch.Tensor, value: torch.Tensor, is_known: bool) -> None:
         """Write values to the shadow of a tensor."""
         _write(self._mirror(it), value)
-        self._shadows[it.untyped_storage()._cdata].is_known = is_known
+        self._shadows[_key(it)].is_known = is_known
 
     def _shadow(self, it: torch.Tensor) -> Shadow | None:
-        storage = it.untyped_storage()
-        found = self._shadows.get(storage._cdata)
-        return found if found is not None and found.storage.nbytes() == storage.nbytes() else None
+        found = self._shadows.get(_key(it))
+        return found if found is not None and found.storage.nbytes() == _storage_bytes(it) else None
 
     def _is_known(self, it: torch.Tensor) -> bool:
         shadow = self._shadow(it)
@@ -307,7 +329,7 @@ class Values(TorchDispatchMode):
             return it
         shadow = self._shadow(it)
         if shadow is None:
-            zeros = torch.zeros(it.untyped_storage().nbytes(), dtype=torch.uint8)
+            zeros = torch.zeros(_storage_bytes(it), dtype=torch.uint8)
             shadow = self._add(it, zeros.untyped_storage(), is_known=False)
         mirror = torch.empty(0, dtype=it.dtype)
         return mirror.set_(shadow.storage, it.storage_offset(), it.size(), it.stride())
@@ -327,7 +349,7 @@ def _answering(counts: Sequence[int], are_known: bool) -> Iterator[None]:
 
 def _write(to: torch.Tensor, value: torch.Tensor) -> None:
     """Copy values, unless they were computed in place or several elements share a place."""
-    if to.untyped_storage()._cdata != value.untyped_storage()._cdata and 0 not in to.stride():
+    if _key(to) != _key(value) and 0 not in to.stride():
         to.copy_(value)
 
 

@@ -37,8 +37,8 @@ __attribute__((constructor, visibility("default"))) void card_read_environment(v
     sscanf(text_of("SIMULATED_CARD_CAPABILITY"), "%d.%d", &card_model.major, &card_model.minor);
     card_model.num_multiprocessors = atoi(text_of("SIMULATED_CARD_MULTIPROCESSORS"));
     if (getenv("SIMULATED_CARD_CLOCKS"))
-        sscanf(getenv("SIMULATED_CARD_CLOCKS"), "%d,%d,%d", &card_model.clock_mhz, &card_model.memory_clock_mhz,
-               &card_model.bus_bits);
+        sscanf(getenv("SIMULATED_CARD_CLOCKS"), "%d,%d,%d,%lf", &card_model.clock_mhz, &card_model.memory_clock_mhz,
+               &card_model.bus_bits, &card_model.l2_mib);
     card_model.memory_bytes = strtoull(text_of("SIMULATED_CARD_MEMORY_MIB"), NULL, 10) * MIB;
     card_model.context_bytes = number_of("SIMULATED_CARD_CONTEXT_MIB", 512) * MIB;
     card_model.others_bytes = number_of("SIMULATED_CARD_OTHERS_MIB", 0) * MIB;

@@ -13,6 +13,7 @@ struct card {
     int major, minor; /* the compute capability */
     int num_multiprocessors;
     int clock_mhz, memory_clock_mhz, bus_bits;
+    double l2_mib; /* of its second-level cache */
     size_t memory_bytes;
     size_t context_bytes; /* what a CUDA context takes of it */
     size_t others_bytes;  /* what other processes use of it */

@@ -50,6 +50,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *it, int device) {
     it->sharedMemPerBlockOptin = it->sharedMemPerMultiprocessor - reserved_bytes;
     it->reservedSharedMemPerBlock = reserved_bytes;
     it->regsPerBlock = it->regsPerMultiprocessor = 65536;
+    it->l2CacheSize = (int)(card_model.l2_mib * MIB);
     it->warpSize = 32;
     it->maxThreadsPerBlock = 1024;
     it->maxThreadsDim[0] = it->maxThreadsDim[1] = 1024, it->maxThreadsDim[2] = 64;
@@ -87,6 +88,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     case cudaDevAttrClockRate: *value = 1000 * card_model.clock_mhz; break; /* in kHz */
     case cudaDevAttrMemoryClockRate: *value = 1000 * card_model.memory_clock_mhz; break;
     case cudaDevAttrGlobalMemoryBusWidth: *value = card_model.bus_bits; break;
+    case cudaDevAttrL2CacheSize: *value = it.l2CacheSize; break;
     case cudaDevAttrMaxRegistersPerMultiprocessor: *value = it.regsPerMultiprocessor; break;
     case cudaDevAttrMaxBlockDimX: *value = it.maxThreadsDim[0]; break;
     case cudaDevAttrMaxBlockDimY: *value = it.maxThreadsDim[1]; break;
