@@ -1,10 +1,10 @@
-"""What cuDNN takes of a GPU for its workspaces: convolutions, batch norm, CTC and recurrent nets of well-known networks.
+"""What cuDNN takes of a GPU for its workspaces: convolutions of well-known networks, recurrent nets, CTC.
 
     python benchmarks/cudnn_workspaces.py    writes benchmarks/cudnn_workspaces_<device>_<date>.csv
 
 Each row is one operation: the most that torch's allocator held during it, less what it held before and what the
-operation returns. `simulated_card` is the same number on a simulated card, where engines take nothing: copies in another
-layout or type, which torch itself makes.
+operation returns. `simulated_card` is the same number on a simulated card, where engines take nothing: copies in
+another layout or type, which torch itself makes.
 """
 
 import argparse
@@ -78,7 +78,7 @@ CONVOLUTIONS = (
     Convolution("wav2vec 2.0", 512, 512, (6399,), 3, 2),
     Convolution("wav2vec 2.0", 768, 768, (99,), 128, 1, 64, 16),
 )
-RECURRENT = [(cell, width, layers) for cell in ("LSTM", "GRU", "RNN") for width, layers in ((256, 1), (512, 2), (1024, 2))]
+RECURRENT = [(cell, *shape) for cell in ("LSTM", "GRU", "RNN") for shape in ((256, 1), (512, 2), (1024, 2))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +161,8 @@ def of_recurrent(cell: str, width: int, layers: int, dtype: str) -> Iterator[Row
 def of_ctc(num_frames: int, num_classes: int) -> Iterator[Row]:
     """Yield the rows of the loss with the lengths that cuDNN takes."""
     x = torch.zeros(num_frames, BATCH, num_classes, device="cuda").log_softmax(-1).requires_grad_()
-    words = torch.ones(BATCH * 12, dtype=torch.int32)
-    lengths = [torch.full((BATCH,), number, dtype=torch.int32) for number in (num_frames, 12)]
+    words = torch.ones(BATCH * 12, dtype=torch.int32, device="cuda")
+    lengths = [torch.full((BATCH,), number, dtype=torch.int32, device="cuda") for number in (num_frames, 12)]
     most, loss = taken(lambda: nn.functional.ctc_loss(x, words, *lengths))
     about = {"dtype": "float32", "layout": "", "shape": str(list(x.shape)), "tensors": _bytes(x)}
     yield Row(network="CTC", operation="forward", taken=most, **about)

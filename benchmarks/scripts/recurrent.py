@@ -21,6 +21,7 @@ class Recurrent(nn.Module):
         return self.head(pad_packed_sequence(self.body(packed)[0], batch_first=True)[0])
 
 
+torch.manual_seed(0)  # the lengths of sequences are random
 model = Recurrent().cuda()
 optimizer = torch.optim.RMSprop(model.parameters(), momentum=0.9)
 for _ in range(3):

@@ -22,7 +22,7 @@ model = model.cuda().train()
 if kind == "resnet":
     model = model.to(memory_format=torch.channels_last)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-scaler = torch.amp.GradScaler("cuda")
+scaler = torch.amp.GradScaler("cuda", init_scale=128.0)  # so that no step is left out
 for _ in range(3):
     optimizer.zero_grad()
     with torch.autocast("cuda", torch.float16):

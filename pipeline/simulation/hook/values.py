@@ -84,7 +84,7 @@ def _key(it: torch.Tensor) -> int:
 
     With one it would count as used twice for the rest of its life, and autograd add to a copy of it, not in place.
     """
-    return torch._C._storage_id(it)
+    return int(torch._C._storage_id(it))  # type: ignore[attr-defined]
 
 
 def _offset_of_size() -> int:
