@@ -1,6 +1,6 @@
 """What cuDNN takes of a GPU for its workspaces: convolutions of well-known networks, recurrent nets, CTC.
 
-    python benchmarks/cudnn_workspaces.py    writes benchmarks/cudnn_workspaces_<device>_<date>.csv
+    python benchmarks/cudnn_workspaces.py    writes benchmarks/cudnn_workspaces_cuda_<date>.csv
 
 Each row is one operation: the most that torch's allocator held during it, less what it held before and what the
 operation returns. `simulated_card` is the same number on a simulated card, where engines take nothing: copies in
@@ -200,7 +200,7 @@ def main() -> None:
     found = list(rows())
     of_card, _ = simulated.communicate()
     about = {"device_name": name, "torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
-    file = given.folder / f"cudnn_workspaces_{find_card(name).gpu}_{given.date}.csv"
+    file = given.folder / f"cudnn_workspaces_cuda_{given.date}.csv"
     with file.open("w", newline="") as target:
         writer = csv.DictWriter(target, [*(field.name for field in fields(Row)), "simulated_card", *about])
         writer.writeheader()

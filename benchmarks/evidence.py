@@ -86,6 +86,13 @@ PIECES = (
     ),
     Piece("context", "context.py --folder {folder} --date {date}", "", ("context_cuda_{date}.md",), resumes=False),
     Piece(
+        "cuDNN's workspaces",
+        "cudnn_workspaces.py --folder {folder} --date {date}",
+        "",
+        ("cudnn_workspaces_cuda_{date}.csv",),
+        resumes=False,
+    ),
+    Piece(
         "claims",
         "claims.py --short --runs 3 --folder {folder} --work {work}/claims --date {date}",
         "--tiny --runs 1 --claims encoder",

@@ -1,6 +1,6 @@
 """What a step of GPT-2 medium costs on a simulated card: bare, and with what `simulate` records and computes.
 
-    python benchmarks/simulated_speed.py --python ENVIRONMENT/bin/python
+    python benchmarks/simulated_speed.py --python ENVIRONMENT/bin/python    results: simulated_speed_2026-11-26.md
 
 It prints seconds of one core for an optimizer step (micro-batch 4 x 1024, bf16 autocast, fused AdamW), the median of
 STEPS after two. The interpreter is of an environment with torch's CUDA build and transformers.

@@ -34,7 +34,7 @@ LARGEST_COUNTS = 1024
 FEWEST_STEPS = 2
 """Optimizer steps after which the peak is known: the first has no optimizer state yet."""
 
-NEEDS_KNOWN_WORKSPACES = "It fits if cuDNN needs no workspaces, and does not with the largest that cuDNN may take."
+NEEDS_KNOWN_WORKSPACES = "It fits with the workspaces that cuDNN mostly takes, not with the largest that it may take."
 
 
 class Verdict(StrEnum):

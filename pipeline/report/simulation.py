@@ -146,8 +146,8 @@ def _with_workspaces(simulation: Simulation, largest: ProcessMemory) -> list[str
     if upper is None or upper <= largest.device_bytes:
         return []
     return [
-        "Only cuDNN knows its workspaces, which are not counted: with the largest that it may take, "
-        f"{upper / MIB:,.1f} MiB of the card."
+        "Only cuDNN knows its workspaces, which are counted as an H200 mostly has them: with the largest that it may "
+        f"take, {upper / MIB:,.1f} MiB of the card."
     ]
 
 

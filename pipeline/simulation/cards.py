@@ -5,8 +5,8 @@ data sheet says; where a row's source is nvidia-smi, it is that program's number
 differ by up to 2 %: of several numbers the table has one of a recent driver. Compute capabilities are those of
 https://developer.nvidia.com/cuda-gpus, multiprocessors are torch's multi_processor_count, which NVIDIA's architecture
 papers give as "SMs". The greatest clocks, the width of the memory's bus and the L2 cache are the data sheets' and the
-architecture papers'; Triton's tuning asks for them, and torch.compile clears the L2 cache with a tensor of its size before
-it times a kernel. What a card does in a second is dense, and summed in float32.
+architecture papers'; Triton's tuning asks for them, and torch.compile clears the L2 cache with a tensor of its size
+before it times a kernel. What a card does in a second is dense, and summed in float32.
 """
 
 import csv

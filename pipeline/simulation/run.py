@@ -46,7 +46,7 @@ class Simulate:
     values: bool = False
     """Whether small tensors are computed on the host too, for commands whose course depends on their values."""
     has_largest_workspaces: bool = False
-    """Whether cuDNN takes the largest workspaces that it may, instead of none; only the real library knows them."""
+    """Whether cuDNN takes the largest workspaces that it may, not those that it mostly does; only it knows them."""
     num_steps: int | None = 3
     """Optimizer steps after which each process ends; None: it runs to its own end."""
     time_limit_seconds: float | None = None

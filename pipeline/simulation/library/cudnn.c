@@ -1,7 +1,8 @@
 /* cuDNN: one engine for any graph of its newer interface; descriptors, batch norm and recurrent nets of the older one.
  *
- * Only the real library knows the workspaces of its engines. They are assumed to be as small as they may be, nothing, or
- * with SIMULATED_CARD_WORKSPACES=largest as large: a copy of each tensor of the operation, in the layout of its engine.
+ * Only the real library knows the workspaces of its engines. They are assumed as they mostly are, or with
+ * SIMULATED_CARD_WORKSPACES=smallest none, or =largest as large as they may be. The rules are of what was measured on an
+ * H200 with cuDNN 9.19, benchmarks/cudnn_workspaces_cuda_h200_2026-11-26.csv.
  */
 #include "card.h"
 
@@ -9,13 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int are_largest(void) {
+static int are(const char *size) {
     const char *text = getenv("SIMULATED_CARD_WORKSPACES");
-    return text && !strcmp(text, "largest");
+    return text && !strcmp(text, size);
 }
 
-static size_t workspace(const char *name, size_t largest) {
-    size_t bytes = are_largest() ? largest : 0;
+static size_t workspace(const char *name, size_t likely, size_t largest) {
+    size_t bytes = are("largest") ? largest : are("smallest") ? 0 : likely;
     card_assumed(name, bytes);
     return bytes;
 }
@@ -49,14 +50,21 @@ enum { /* of cudnnBackendAttributeName_t */
     OPERATIONGRAPH_ENGINE_GLOBAL_COUNT = 802,
     TENSOR_DATA_TYPE = 901,
     TENSOR_DIMENSIONS = 902,
+    TENSOR_STRIDES = 903,
     TENSOR_IS_VIRTUAL = 907,
     TENSOR_IS_BY_VALUE = 908,
     ENGINE_GLOBAL_INDEX = 1301,
 };
 
-enum { TENSOR = 17, OPERATION_MATMUL = 19, OPERATION_SDPA_FWD = 41 }; /* of cudnnBackendDescriptorType_t */
+enum { /* of cudnnBackendDescriptorType_t */
+    CONVOLUTION_FORWARD = 10,
+    CONVOLUTION_BACKWARD_DATA = 12,
+    TENSOR = 17,
+    OPERATION_MATMUL = 19,
+    OPERATION_SDPA_FWD = 41,
+};
 enum { DESCRIPTOR = 15 };                                             /* of cudnnBackendAttributeType_t */
-enum { DOUBLE = 1, HALF = 2, BFLOAT16 = 9, INT64 = 10 };              /* of cudnnDataType_t */
+enum { FLOAT = 0, DOUBLE = 1, HALF = 2, BFLOAT16 = 9, INT64 = 10 };   /* of cudnnDataType_t */
 
 /* Of types that are smaller than two bytes, too much is assumed. */
 static size_t element_bytes(int type) {
@@ -64,8 +72,11 @@ static size_t element_bytes(int type) {
 }
 
 struct descriptor {
-    int type, element_type, is_on_card;
-    size_t elements, bytes; /* of a tensor; of all tensors that it is made of */
+    int type, element_type, is_on_card, is_contiguous; /* whether a tensor's channels are not its innermost dimension */
+    size_t elements, points;                           /* of a tensor; without its first two dimensions */
+    size_t bytes, converted;                           /* the most that it may need; copies in the engine's layout */
+    size_t points_of[3];                               /* of the tensors of an operation */
+    int num_tensors;
 };
 _Static_assert(sizeof(struct descriptor) <= CARD_HANDLE_BYTES, "a handle holds a descriptor");
 
@@ -73,22 +84,52 @@ _Static_assert(sizeof(struct descriptor) <= CARD_HANDLE_BYTES, "a handle holds a
 int cudnnBackendCreateDescriptor(int type, struct descriptor **made) {
     if (type == OPERATION_MATMUL || type == OPERATION_SDPA_FWD) card_attention("cuDNN");
     *made = calloc(1, CARD_HANDLE_BYTES);
-    **made = (struct descriptor){.type = type, .is_on_card = 1, .elements = 1};
+    **made = (struct descriptor){.type = type, .is_on_card = 1, .elements = 1, .points = 1};
     return 0;
 }
 
+/* What a convolution's sums take beside copies of its tensors: of 657 that were measured one took more. */
+static const size_t MOST_OF_SUMS = 32 * MIB;
+
+/* Engines on tensor cores, which have channels innermost: they convert tensors of another layout. */
+static int is_on_tensor_cores(int element_type) {
+    return element_type == FLOAT ? card_model.major >= 8 : element_type != DOUBLE && card_model.major >= 7;
+}
+
+/* A filter of one point and one step is a product of matrices, in any layout. */
+static int is_of_points(const struct descriptor *it) {
+    const size_t *points = it->points_of;
+    for (int at = 0; at < 3; at++)
+        if (points[at] == 1 && points[(at + 1) % 3] == points[(at + 2) % 3]) return 1;
+    return 0;
+}
+
+static void add_part(struct descriptor *it, const struct descriptor *part) {
+    it->bytes += part->bytes;
+    if (part->type == TENSOR) {
+        if (it->num_tensors < 3) it->points_of[it->num_tensors++] = part->points;
+        it->is_contiguous |= part->is_contiguous && is_on_tensor_cores(part->element_type);
+    } else if (part->type >= CONVOLUTION_FORWARD && part->type <= CONVOLUTION_BACKWARD_DATA) {
+        it->bytes += MOST_OF_SUMS;
+        it->converted += part->is_contiguous && !is_of_points(part) ? part->bytes : 0;
+    } else it->converted += part->converted;
+}
+
 int cudnnBackendSetAttribute(struct descriptor *it, int name, int type, int64_t count, const void *values) {
+    const int64_t *numbers = values;
     if (type == DESCRIPTOR)
         for (int64_t at = 0; at < count; at++) {
             const struct descriptor *part = ((struct descriptor *const *)values)[at];
-            it->bytes += part ? part->bytes : 0;
+            if (part) add_part(it, part);
         }
     if (it->type != TENSOR) return 0;
     switch (name) {
     case TENSOR_DATA_TYPE: it->element_type = *(const int *)values; break;
     case TENSOR_DIMENSIONS:
-        for (int64_t at = 0; at < count; at++) it->elements *= ((const int64_t *)values)[at];
+        for (int64_t at = 0; at < count; at++) it->elements *= numbers[at];
+        for (int64_t at = 2; at < count; at++) it->points *= numbers[at];
         break;
+    case TENSOR_STRIDES: it->is_contiguous = count > 2 && numbers[1] != 1; break;
     case TENSOR_IS_VIRTUAL: /* it lies in an engine's registers */
     case TENSOR_IS_BY_VALUE: it->is_on_card &= !*(const _Bool *)values; break;
     }
@@ -97,7 +138,7 @@ int cudnnBackendSetAttribute(struct descriptor *it, int name, int type, int64_t 
 }
 
 /* The largest engine comes first, as torch tries them; where a card has no room for it, torch takes the other. */
-static int64_t num_engines(void) { return are_largest() ? 2 : 1; }
+enum { NUM_ENGINES = 2 };
 
 int cudnnBackendGetAttribute(struct descriptor *it, int name, int type, int64_t room, int64_t *count, void *values) {
     int64_t ignored;
@@ -106,13 +147,16 @@ int cudnnBackendGetAttribute(struct descriptor *it, int name, int type, int64_t 
     *count = 1;
     switch (name) {
     case ENGINEHEUR_RESULTS:
-        *count = num_engines();
+        *count = NUM_ENGINES;
         if (gives_values && room < *count) *count = room;
         /* fall through */
     case ENGINECFG_ENGINE:
     case EXECUTION_PLAN_ENGINE_CONFIG:
         if (gives_values)
-            for (int64_t at = 0; at < *count; at++) ((struct descriptor **)values)[at]->bytes = at ? 0 : it->bytes;
+            for (int64_t at = 0; at < *count; at++) {
+                struct descriptor *engine = ((struct descriptor **)values)[at];
+                engine->bytes = at ? 0 : it->bytes, engine->converted = at ? 0 : it->converted;
+            }
         break;
     case OPERATIONGRAPH_ENGINE_GLOBAL_COUNT:
         if (gives_values) *(int64_t *)values = 1;
@@ -125,7 +169,7 @@ int cudnnBackendGetAttribute(struct descriptor *it, int name, int type, int64_t 
         break;
     case ENGINECFG_WORKSPACE_SIZE:
     case EXECUTION_PLAN_WORKSPACE_SIZE:
-        if (gives_values) *(int64_t *)values = workspace("an engine of cuDNN", it->bytes);
+        if (gives_values) *(int64_t *)values = workspace("an engine of cuDNN", it->converted, it->bytes);
         break;
     case EXECUTION_PLAN_JSON_REPRESENTATION:
         *count = sizeof "{}";
@@ -185,33 +229,39 @@ int cudnnGetFilterNdDescriptor(struct tensor *it, int room, int *type, int *form
 int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void *handle, int mode, int operation, struct tensor *x,
                                                              struct tensor *z, struct tensor *y, void *scale,
                                                              void *activation, size_t *bytes) {
-    *bytes = workspace("cudnnBatchNormalizationForwardTrainingEx", tensor_bytes(x) + tensor_bytes(z) + tensor_bytes(y));
+    *bytes = workspace("cudnnBatchNormalizationForwardTrainingEx", 0, tensor_bytes(x) + tensor_bytes(z) + tensor_bytes(y));
     return 0;
 }
 
 int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void *handle, int mode, int operation, struct tensor *x,
                                                       struct tensor *y, struct tensor *dy, struct tensor *dz,
                                                       struct tensor *dx, void *scale, void *activation, size_t *bytes) {
-    *bytes = workspace("cudnnBatchNormalizationBackwardEx", tensor_bytes(x) + tensor_bytes(dy) + tensor_bytes(dx));
+    *bytes = workspace("cudnnBatchNormalizationBackwardEx", 0, tensor_bytes(x) + tensor_bytes(dy) + tensor_bytes(dx));
     return 0;
 }
 
 /* What is kept for the backward pass is at most a bit for each element: where an activation let it through. */
 int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *handle, int mode, int operation, void *activation,
                                                          struct tensor *x, size_t *bytes) {
-    *bytes = workspace("cudnnBatchNormalizationForwardTrainingEx, kept", tensor_bytes(x) / element_bytes(x->type) / 8);
+    *bytes = workspace("cudnnBatchNormalizationForwardTrainingEx, kept", 0, tensor_bytes(x) / element_bytes(x->type) / 8);
     return 0;
+}
+
+/* Two numbers for each of the 513 states of a text of 256 characters, the longest, and one for each class. */
+static size_t ctc_bytes(const struct tensor *x) {
+    size_t frames = (size_t)x->sizes[0] * x->sizes[1], classes = x->sizes[2];
+    return workspace("cudnnCTCLoss", frames * (8 * 513 + 4 * classes), 2 * frames * (8 * 513 + 4 * classes));
 }
 
 int cudnnGetCTCLossWorkspaceSize(void *handle, struct tensor *x, struct tensor *dx, void *labels, void *label_lengths,
                                  void *lengths, int algorithm, void *loss, size_t *bytes) {
-    *bytes = workspace("cudnnCTCLoss", tensor_bytes(x) + tensor_bytes(dx));
+    *bytes = ctc_bytes(x);
     return 0;
 }
 
 int cudnnGetCTCLossWorkspaceSize_v8(void *handle, int algorithm, void *loss, struct tensor *x, struct tensor *dx,
                                     size_t *bytes) {
-    *bytes = workspace("cudnnCTCLoss", tensor_bytes(x) + tensor_bytes(dx));
+    *bytes = ctc_bytes(x);
     return 0;
 }
 
@@ -296,13 +346,17 @@ int cudnnGetRNNWeightParams(void *handle, struct recurrent *it, int layer, size_
     return 0;
 }
 
-/* The backward pass needs the state and the output of each step, and may keep the gates as well. */
+/* How often a layer keeps its output's size for the backward pass; each layer but the last keeps its output as well. */
+static size_t num_kept(const struct recurrent *it) { return it->cell == LSTM ? 5 : it->cell == GRU ? 6 : 1; }
+
 int cudnnGetRNNTempSpaceSizes(void *handle, struct recurrent *it, int is_training, struct sequences *x,
                               size_t *workspace_bytes, size_t *kept_bytes) {
-    size_t of_layer = x->num_steps * it->hidden * it->directions * element_bytes(it->type);
-    size_t gates = workspace("cudnnRNN", of_layer * num_gates(it));
-    size_t kept = is_training ? (2 * of_layer + gates) * it->num_layers : 0;
-    if (workspace_bytes) *workspace_bytes = gates;
+    size_t weights, of_layer = x->num_steps * it->hidden * it->directions * element_bytes(it->type);
+    cudnnGetRNNWeightSpaceSize(handle, it, &weights);
+    size_t likely = 2 * num_gates(it) * of_layer + weights;
+    if (workspace_bytes) *workspace_bytes = workspace("cudnnRNN", likely, 2 * likely + 64 * MIB);
+    size_t seed = 8, sizes = num_kept(it) * it->num_layers + it->num_layers - 1;
+    size_t kept = is_training ? sizes * of_layer + seed : 0;
     if (kept_bytes) card_assumed("cudnnRNN, kept for the backward pass", *kept_bytes = kept);
     return 0;
 }
