@@ -13,7 +13,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction import trace_cache
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.trace_cache import CODE, cache_size, code_digest, find_trace, trace_file, write_trace
+from pipeline.prediction.trace_cache import CODE, code_digest, find_trace, trace_file, write_trace
 
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
 EMPTY = Timeline.of((), (), spans=())
@@ -61,12 +61,6 @@ def test_the_least_recently_used_files_are_removed_above_the_limit(
     write_trace(files[3], EMPTY)
     assert [file.exists() for file in files] == [True, False, False, True, True]  # all used a moment ago
     assert (folder / "another-file").exists()
-
-
-def test_the_size_of_the_cache_is_given_as_text(folder: Path) -> None:
-    assert cache_size().startswith(f"0 predictions in {folder}: 0.0 MiB of at most 1,024 MiB")
-    (folder / "trace-of-something").write_bytes(bytes(3 * 2**20))
-    assert cache_size().startswith(f"1 predictions in {folder}: 3.0 MiB")
 
 
 def test_limits_on_a_cpus_instructions_change_the_key_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:

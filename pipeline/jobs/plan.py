@@ -47,7 +47,6 @@ from pipeline.prediction.prediction import Prediction
 from pipeline.prediction.promising import predict_promising
 from pipeline.prediction.rates import cost_prior, note_on_rates
 from pipeline.prediction.step_time import note_on_ranks
-from pipeline.prediction.trace_cache import cache_size
 from pipeline.runtime.environment import environment
 from pipeline.training.typical_step import evaluation_note, lengths_note
 
@@ -136,7 +135,6 @@ def log_plan(findings: PlanFindings, given: Mapping[str, Any], console: Console)
     sizes = ", ".join(map(str, findings.effective_batch_sizes))
     params = {"gpu": own.gpu, "effective_batch_size": sizes}
     log_findings(findings, f"{findings.model} on {own.gpu}", params, values, console, succeeded=fits)
-    console.print(cache_size(), style="dim", highlight=False, soft_wrap=True)
     return fits
 
 
@@ -172,14 +170,12 @@ def _card_plan(
         if prediction.breakdown is not None:
             breakdowns[number] = prediction.breakdown
 
-    num_at_most = f"{'' if own.all or target.kind == 'cpu' else 'at most '}{len(experiments)}"
-    with (
-        closing(predictions),
-        progress(f"predicting {num_at_most} configurations on {target.name}", len(experiments)) as advance,
-    ):
+    are_all = own.all or target.kind == "cpu"
+    which = f"{'' if are_all else 'the most promising of '}{len(experiments):,} configurations"
+    with closing(predictions), progress(f"predicting {which} on {target.name}", len(experiments) * are_all) as advance:
         for number, prediction in predictions:
             keep(number, prediction)
-            advance(1)
+            advance(1, "" if are_all else f"{len(rows) + len(causes)} done")
     num_seen = len(rows) + len(causes)
     beside = [number for number in _compared(rows, choices) if number not in breakdowns]
     num_seen += len({*beside} - {*rows})

@@ -50,9 +50,8 @@ def show(report: Report, console: Console, said: Sequence[str] = ()) -> None:
             if table.num_in_terminal != 0:
                 console.print(table.to_terminal(console.width))
     say_notes(console, [note for section in report.sections for note in (*section.why, *section.notes)], said)
-    left_out = list(dict.fromkeys(reason for section in report.sections for reason in section.left_out))
-    further = [f"{len(left_out) - 1} further reasons why configurations are left out are on the page"]
-    say_notes(console, left_out if len(left_out) <= 1 else [*left_out[:1], *further])
+    if any(section.left_out for section in report.sections):
+        say(console, "why configurations were left out of the space is on the page")
     say(console, report.answer, "bold")
 
 

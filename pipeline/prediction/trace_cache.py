@@ -112,21 +112,6 @@ def _write(file: Path, content: bytes) -> None:
         total -= num_bytes
 
 
-def cache_size() -> str:
-    """Return the number and size of the cached predictions, as text.
-
-    Raises:
-        InvalidInputError: the cache folder cannot be written.
-
-    """
-    folder = cache_folder()
-    sizes = [num_bytes for _, num_bytes, _ in _files(folder)]
-    return (
-        f"{len(sizes)} predictions in {folder}: {sum(sizes) / MIB:,.1f} MiB of at most {LIMIT_BYTES / MIB:,.0f} MiB, "
-        "the least recently used are removed first"
-    )
-
-
 def _files(folder: Path) -> Iterator[tuple[float, int, Path]]:
     """Yield when each file was last used, its bytes and its path."""
     for file in folder.glob(PATTERN):

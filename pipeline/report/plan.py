@@ -19,8 +19,8 @@ from pipeline.report.plot import short
 from pipeline.report.table import Form, Table
 from pipeline.searching.results import columns, label
 
-NUM_IN_TERMINAL, NUM_TENSORS = 8, 4
-"""Configurations of a card, and tensors, that the terminal shows."""
+NUM_IN_TERMINAL = 5
+"""Configurations of a card that the terminal shows."""
 NUM_ON_PAGE = 300
 """Configurations of all cards' tables on the page; the CSV files have all."""
 NUM_CELLS = 1800
@@ -184,7 +184,7 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_cells: int) -> Sec
         which = "recommended configuration" if card.recommended else "smallest configuration"
         when = f"optimizer step {card.breakdown.step + 1}, {card.breakdown.phase}"
         tensors = tensors_table(f"tensors_{name}", f"{which}: largest tensors at its peak ({when})", card.breakdown)
-        tables.append(replace(tensors, num_in_terminal=NUM_TENSORS))
+        tables.append(replace(tensors, num_in_terminal=0))
     return Section(
         title=card.name,
         headlines=() if card.recommended is None else _headlines(card, card.recommended, findings),
