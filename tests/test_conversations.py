@@ -256,7 +256,7 @@ VALUES = st.recursive(
 @given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5) | VALUES, st.booleans())
 def test_whatever_a_row_is_it_is_read_or_refused(row: Any, train_chosen: bool) -> None:
     with contextlib.suppress(UnreadableRowError):
-        read_conversation(row, Reading(train_chosen=train_chosen))
+        read_conversation(row, Reading(answer="chosen" if train_chosen else None))
 
 
 def test_what_a_template_does_not_write_is_refused_or_said(tmp_path: Path) -> None:

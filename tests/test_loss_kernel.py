@@ -13,6 +13,7 @@ from test_prediction import CPU, measured
 from torch import Tensor, nn
 from transformers import AutoConfig
 
+from pipeline.base.causal_models import PRESETS
 from pipeline.base.chunked_loss import chunked_cross_entropy
 from pipeline.base.contracts import Trainable
 from pipeline.base.errors import InvalidInputError
@@ -21,7 +22,7 @@ from pipeline.cli import main
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import AllSettings, merged, validate
 from pipeline.memory.timeline import same_memory
-from pipeline.models.causal_lm import PRESETS, CausalLm, _why_inseparable
+from pipeline.models.causal_lm import CausalLm, _why_inseparable
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
 from pipeline.prediction.trace import record, trace

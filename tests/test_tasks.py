@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.sequences import IGNORED_LABEL
-from pipeline.base.tasks import CLASSES, UNKNOWN_INPUTS
+from pipeline.base.tasks import CLASSES, OF_PAIRS, UNKNOWN_INPUTS
 from pipeline.config.settings import TASKS
 from pipeline.export.write import export_files
 from pipeline.prediction.predict import predict
@@ -48,6 +48,17 @@ WHISPER: dict[str, Any] = {
     "max_target_positions": 64,
     **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1),
 }
+WAV2VEC2: dict[str, Any] = {
+    "model_type": "wav2vec2",
+    **SHAPE,
+    "conv_dim": [16, 16],
+    "conv_kernel": [10, 8],
+    "conv_stride": [8, 8],
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 4,
+    **dict.fromkeys(("hidden_dropout", "attention_dropout", "activation_dropout", "feat_proj_dropout"), 0.0),
+    "final_dropout": 0.0,
+}
 RESNET = {"model_type": "resnet", "hidden_sizes": [8, 16], "depths": [1, 1], "embedding_size": 8}
 RANDOM = {"corpus": "random_vectors"}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -57,6 +68,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "seq2seq": (T5, {"seq2seq__target_length": 8}),
     "image_classification": (VIT, RANDOM),
     "speech_recognition": (WHISPER, RANDOM),
+    "ctc": (WAV2VEC2, {**RANDOM, "ctc__seconds_of_audio": 0.5}),
 }
 """A configuration and the settings that train it, by task."""
 CONVOLUTIONS = 0.05
@@ -70,7 +82,7 @@ def folder_of(folder: Path, values: dict[str, Any]) -> str:
 
 
 def test_every_task_is_trained_or_refused_by_name() -> None:
-    assert {*TASKS, *UNKNOWN_INPUTS} == {*CLASSES} and {*CASES, "causal_lm"} == {*TASKS}
+    assert {*TASKS, *UNKNOWN_INPUTS} == {*CLASSES, *OF_PAIRS} and {*CASES, "causal_lm", *OF_PAIRS} == {*TASKS}
 
 
 @pytest.mark.parametrize("task", CASES)
@@ -106,7 +118,7 @@ def test_its_peak_is_predicted(task: str, tmp_path: Path, short_documents: Path)
     if "sequences" in more:  # some padding in every micro-batch: a mask is predicted, which one without does not have
         more = {**more, "corpus": "text_files", "text_files__path": str(short_documents)}
     experiment = tiny(model=folder_of(tmp_path, values), eval_steps=0, micro_batch_size=4, **more)
-    has_convolutions = task in ("image_classification", "speech_recognition")
+    has_convolutions = task in ("image_classification", "speech_recognition", "ctc")
     exact = pytest.approx(measured(experiment), rel=CONVOLUTIONS if has_convolutions else 1e-4)
     assert predict(experiment, CPU).peak_allocated_bytes == exact
 

@@ -82,6 +82,8 @@ class Trainable:
     """(module, batch, number of targets in the whole window) -> the batch's summed loss divided by that number."""
     head: Head | None = None
     """The head, if the loss is the cross-entropy of its logits; None if it is another."""
+    scores: Callable[[nn.Module, Batch], Tensor] | None = None
+    """(module, batch) -> what the loss compares with `reference` in the batch: the same of a frozen module, if any."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class RandomInput:
     """Of one example; None stands for sequence_length."""
     num_values: int | None = None
     """Integers below this number; None: normally distributed numbers."""
+    first: int = 0
+    """The smallest of these integers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +122,8 @@ class Description:
     """What a model that takes vectors takes, its targets last."""
     published_type: str | None = None
     """torch's name of the type of the weights in its checkpoint; None if it is not known or begins at random ones."""
+    pairs: bool = False
+    """Whether its examples are pairs of a chosen and a rejected answer."""
 
 
 class Model(Settings, ABC):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.base.chat_template import ChatTemplate, Message, UnreadableRowError
-from pipeline.base.conversations import Conversation, read_conversation
+from pipeline.base.conversations import Conversation, read_conversation, read_pair
 from pipeline.base.errors import InvalidInputError, printable
 from pipeline.base.shapes import Reading
 from pipeline.base.tokenizer import Encoded, joined
@@ -104,16 +104,18 @@ class ConversationEncoder:
         found, documents, targets = Found(), [], []
         for place, row in rows:
             try:
-                read = read_conversation(row, self.reading)
-                ids, is_target = self.template.encode(
-                    read.messages, read.tools, read.template_arguments, read.untrained
-                )
+                conversations = _conversations(row, self.reading)
+                encoded = [
+                    self.template.encode(each.messages, each.tools, each.template_arguments, each.untrained)
+                    for each in conversations
+                ]
             except UnreadableRowError as error:
                 found.refuse(place, error)
                 continue
+            read = conversations[0]
             found.add(read, self.template.unread(read.messages, read.tools, read.template_arguments))
-            documents.append(ids)
-            targets.append(is_target)
+            documents += [ids for ids, _ in encoded]
+            targets += [is_target for _, is_target in encoded]
         lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
         return Encoded(tokens=joined(documents), lengths=lengths, is_target=joined(targets, np.bool_), found=found)
 
@@ -125,10 +127,15 @@ def all_messages(
     found = Found()
     for place, row in rows:
         try:
-            read = read_conversation(row, reading)
+            conversations = _conversations(row, reading)
         except UnreadableRowError as error:
             found.refuse(place, error)
             continue
-        found.shapes[read.shape] += 1
-        yield read.messages
+        found.shapes[conversations[0].shape] += 1
+        yield from (each.messages for each in conversations)
     check(found)
+
+
+def _conversations(row: Any, reading: Reading) -> tuple[Conversation, ...]:
+    """Return the conversations of a row: two of one that is to be a preference pair."""
+    return read_pair(row, reading) if reading.needs_pairs else (read_conversation(row, reading),)

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from pipeline.base.chat_template import ANSWERS, REASONING, Message, UnreadableRowError
 from pipeline.base.row_values import checked_text, decoded, parsed, type_name
-from pipeline.base.shapes import CONTENT, NO_TURNS, ROLE, SYSTEM, Reading, renamed, role_of, turns_of
+from pipeline.base.shapes import CHOSEN, CONTENT, NO_TURNS, REJECTED, ROLE, SYSTEM, Reading, renamed, role_of, turns_of
 
 CALL = "function_call"
 """ShareGPT's role of an answer that calls a function, and the older field of OpenAI's messages for one."""
@@ -94,6 +95,22 @@ def read_conversation(row: Any, reading: Reading) -> Conversation:
         is_plain=not (tools or arguments or untrained or any("tool_calls" in each for each in messages))
         and _is_plain(given, messages),
     )
+
+
+def read_pair(row: Any, reading: Reading) -> tuple[Conversation, Conversation]:
+    """Return the conversations of a row with its chosen and with its rejected answer; targets are what differs.
+
+    Raises:
+        UnreadableRowError: it has none, or nothing of it is to be trained.
+
+    """
+    row = parsed(row)
+    chosen, rejected = (read_conversation(row, replace(reading, answer=answer)) for answer in (CHOSEN, REJECTED))
+    both = zip(chosen.messages[:-1], rejected.messages[:-1], strict=False)
+    num_shared = sum(1 for _ in takewhile(lambda turns: turns[0] == turns[1], both))
+    shared, unread = frozenset(range(num_shared)), chosen.unread & rejected.unread
+    first, second = (replace(one, untrained=one.untrained | shared, unread=unread) for one in (chosen, rejected))
+    return first, second
 
 
 def _message(turn: Any, reading: Reading) -> dict[str, Any]:

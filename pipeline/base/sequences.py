@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from copy import copy
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -91,7 +92,10 @@ class PaddedSequences(Sequences):
 
     def write(self, number: int, ids_T: torch.Tensor, labels_T: torch.Tensor) -> None:
         """Write the token ids and labels of one sequence, without padding, into two tensors of its length."""
-        part = slice(self._starts[number], self._ends[number])
+        self.write_tokens(slice(self._starts[number], self._ends[number]), ids_T, labels_T)
+
+    def write_tokens(self, part: slice, ids_T: torch.Tensor, labels_T: torch.Tensor) -> None:
+        """Write the token ids and labels of a part of the store into two tensors of its length."""
         ids_T[:] = labels_T[:] = torch.from_numpy(self.store.tokens[part].astype(np.int64))
         if self.store.is_target is not None:
             labels_T[torch.from_numpy(~self.store.is_target[part])] = IGNORED_LABEL
@@ -147,9 +151,16 @@ class DynamicallyPaddedSequences(PaddedSequences):
     With `is_grouped` the sequences of an optimizer step are sorted by length first, the longest ones first.
     """
 
+    documents_each: ClassVar[int] = 1
+    """Documents of an example, all padded to one length."""
+
     def __init__(self, store: TokenStore, length: int, *, is_grouped: bool) -> None:
         super().__init__(store, length)
         self._length, self._is_grouped = int(self.lengths.max(initial=0)), is_grouped
+
+    def num_tokens(self, rows: Sequence[int]) -> int:
+        """Return the tokens of these examples, without padding."""
+        return int(self.lengths[rows].sum())
 
     @property
     def padded_length(self) -> int:
@@ -174,13 +185,84 @@ class DynamicallyPaddedSequences(PaddedSequences):
         return [ordered[cut : cut + size] for cut in range(0, len(ordered), size)]
 
 
+class PairedSequences(DynamicallyPaddedSequences):
+    """Pairs of a chosen and a rejected answer, each with what is before it, truncated and padded as documents are.
+
+    A store has the chosen one of each pair before the rejected one. Pairs with an answer without a target are left out.
+    """
+
+    documents_each = 2
+
+    def __init__(self, store: TokenStore, length: int, kind: SequencesKind) -> None:
+        self.store, self._is_grouped, self._padding = store, kind == "grouped", 0
+        starts_P2, last_P2 = (each.reshape(-1, 2) for each in (store.offsets[:-1], store.last_targets(length)))
+        kept_P = np.all(last_P2 > starts_P2, axis=1)
+        self._starts, self._ends = starts_P2[kept_P], last_P2[kept_P] + 1
+        self.lengths = (self._ends - self._starts).max(axis=1, initial=0)
+        if kind == "fixed_length":
+            self.lengths = np.full_like(self.lengths, length)
+        self.num_left_out = len(kept_P) - len(self._starts)
+        self._length = int(self.lengths.max(initial=0))
+
+    def padded_with(self, token: int) -> "PairedSequences":
+        """Return the same pairs, which are padded with a token."""
+        other = copy(self)
+        other._padding = token
+        return other
+
+    def num_tokens(self, rows: Sequence[int]) -> int:
+        """Return the tokens of both answers of these pairs, with what is before them, without padding."""
+        return int((self._ends[rows] - self._starts[rows]).sum())
+
+    def count(self, batch: Batch) -> tuple[int, int]:
+        """Return the number of tokens that are no padding, and of pairs."""
+        labels_PT = batch["labels"].flatten(0, 1)
+        return super().count({"labels": labels_PT})[0], len(batch["labels"])
+
+    def _padded(self, rows: Sequence[int], length: int) -> Batch:
+        """Return `input_ids` and `labels`, both int64 [B, 2, T]."""
+        ids = torch.full((len(rows), 2, length), self._padding, dtype=torch.int64)
+        labels = torch.full_like(ids, IGNORED_LABEL)
+        for row, number in enumerate(rows):
+            for side, (start, end) in enumerate(zip(self._starts[number], self._ends[number], strict=True)):
+                part = slice(0, end - start)
+                self.write_tokens(slice(start, end), ids[row, side, part], labels[row, side, part])
+        return {"input_ids": ids, "labels": labels}
+
+
+class MadeUpPairs(Sequences):
+    """Pairs of which each answer is a sequence of another corpus, whose sequences have one length."""
+
+    def __init__(self, sequences: Sequences) -> None:
+        self._sequences = sequences
+
+    def __len__(self) -> int:
+        return len(self._sequences) // 2
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        """Return `input_ids` and `labels`, both int64 [B, 2, T]."""
+        both = self._sequences.batch([2 * row + side for row in rows for side in (0, 1)])
+        made = {id(tensor): tensor.view(-1, 2, *tensor.shape[1:]) for tensor in both.values()}
+        return {name: made[id(tensor)] for name, tensor in both.items()}
+
+    def count(self, batch: Batch) -> tuple[int, int]:
+        """Return the number of tokens that are no padding, and of pairs."""
+        return self._sequences.count({"labels": batch["labels"].flatten(0, 1)})[0], len(batch["labels"])
+
+    def num_positions(self, batch: Batch) -> int:
+        """Return B x 2 x T."""
+        return batch["labels"].numel()
+
+
 def documents_of(sequences: Sequences) -> Sequences:
     """Return the documents that share sequences, one in each, or the sequences themselves if none do."""
     return sequences.documents if isinstance(sequences, PackedDocuments) else sequences
 
 
-def make_sequences(kind: SequencesKind, store: TokenStore, length: int) -> Sequences:
-    """Return the documents of a store as sequences of at most `length` tokens."""
+def make_sequences(kind: SequencesKind, store: TokenStore, length: int, *, pairs: bool = False) -> Sequences:
+    """Return the documents of a store as sequences of at most `length` tokens; with `pairs` two of them each."""
+    if pairs:
+        return PairedSequences(store, length, kind)
     if kind == "packed":
         return PackedSequences(store, length)
     if kind == "packed_documents":

@@ -58,6 +58,7 @@ SYSTEM = ("system", "system_prompt", "system_message")
 HISTORY = "history"
 """Earlier questions with their answers, a pair each."""
 NO_TURNS = "have messages that are not a list of objects with role and content"
+NO_PAIR = "have no pair of answers (chosen and rejected)"
 TEXT_COMMAND = "read them with: fitproof main {text}"
 OTHER_SHAPES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("input_ids",), "are token ids already (input_ids), which are not read", ""),
@@ -76,8 +77,10 @@ class Reading:
 
     fields: Mapping[str, str] = field(default_factory=dict)
     """The names that rows have for prompt, input, completion, system, history, messages, role, content, tools."""
-    train_chosen: bool = False
-    """Whether the chosen answer of a preference pair is read."""
+    answer: str | None = None
+    """The answer of a preference pair that is read, CHOSEN or REJECTED; None: such rows are refused."""
+    needs_pairs: bool = False
+    """Whether rows of other shapes are refused."""
 
 
 def renamed(row: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
@@ -93,8 +96,10 @@ def renamed(row: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
 def turns_of(row: Mapping[str, Any], reading: Reading) -> tuple[str, list[Any], set[str]]:
     """Return the shape of a row, its turns, and the fields that they were read from."""
     messages = next((name for name in MESSAGES if row.get(name) is not None), None)
-    if CHOSEN in row and (REJECTED in row or reading.train_chosen) and (messages is None or _asks(row[messages])):
-        return _chosen(row, messages, reading)
+    if CHOSEN in row and (REJECTED in row or reading.answer) and (messages is None or _asks(row[messages])):
+        return _answered(row, messages, reading)
+    if reading.needs_pairs:
+        raise UnreadableRowError(NO_PAIR, f"its fields: {_listed(row)}")
     if messages is not None:
         turns = _list_of_turns(row[messages])
         is_sharegpt = any("from" in turn for turn in turns)
@@ -113,25 +118,29 @@ def _asks(messages: Any) -> bool:
     return bool(turns) and role_of(turns[-1], Reading()) != ANSWERS
 
 
-def _chosen(row: Mapping[str, Any], messages: str | None, reading: Reading) -> tuple[str, list[Any], set[str]]:
-    """Return the turns of a preference pair with the chosen answer."""
-    if not reading.train_chosen:
+def _answered(row: Mapping[str, Any], messages: str | None, reading: Reading) -> tuple[str, list[Any], set[str]]:
+    """Return the turns of a preference pair with one of its answers."""
+    if reading.answer is None:
         raise UnreadableRowError(
             "are preference pairs (chosen and rejected)",
-            remedy="to train the chosen answers: fitproof main {chat} --chat.train_chosen true",
+            remedy="to train on both: fitproof main {chat} --task dpo --sequences padded; to train the chosen answers: "
+            "fitproof main {chat} --chat.train_chosen true",
         )
-    chosen = _part([row[CHOSEN]] if isinstance(row[CHOSEN], Mapping) else row[CHOSEN], ANSWERS)
+    if row.get(reading.answer) is None:
+        raise UnreadableRowError(NO_PAIR, f"its fields: {_listed(row)}")
+    given = row[reading.answer]
+    answer = _part([given] if isinstance(given, Mapping) else given, ANSWERS)
     before = next((name for name in PROMPTS if name in row), None)
-    if any(role_of(turn, reading) != ANSWERS for turn in _list_of_turns(chosen)[:1]):  # the whole conversation
-        return "preference pairs", chosen, {CHOSEN, before or CHOSEN}
+    if any(role_of(turn, reading) != ANSWERS for turn in _list_of_turns(answer)[:1]):  # the whole conversation
+        return "preference pairs", answer, {reading.answer, before or reading.answer}
     if before is None:
-        raise UnreadableRowError("have a chosen answer, and no prompt before it")
+        raise UnreadableRowError(f"have a {reading.answer} answer, and no prompt before it")
     if messages is not None:
         question = _list_of_turns(row[messages])
     else:
         pair = Pair(name="", prompt=before, completion=CHOSEN, more=("input",))
         question = [*_history(row), *_part(_question(row, pair), "user")]
-    return "preference pairs", [*question, *chosen], {CHOSEN, before, "input", HISTORY}
+    return "preference pairs", [*question, *answer], {reading.answer, before, "input", HISTORY}
 
 
 def _question(row: Mapping[str, Any], pair: Pair) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.base.errors import InvalidInputError
 
 CLASSES = {
+    "ctc": "CTC",
     "speech_recognition": "SPEECH_SEQ_2_SEQ",
     "image_text": "IMAGE_TEXT_TO_TEXT",
     "seq2seq": "SEQ_TO_SEQ_CAUSAL_LM",
@@ -18,6 +19,8 @@ CLASSES = {
     "image_classification": "IMAGE_CLASSIFICATION",
 }
 """transformers' name of the classes of each task; a type of several tasks is first for the one that comes first."""
+OF_PAIRS = ("dpo", "reward")
+"""Tasks of causal language models whose examples are pairs of answers; no configuration says that it is for one."""
 UNKNOWN_INPUTS = ("image_text",)
 """Tasks that are refused: each type of model has its own way to put images among tokens."""
 ELSEWHERE = (

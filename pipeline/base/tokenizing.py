@@ -90,8 +90,12 @@ def prepare_tokens(
     identity: tuple[object, ...],
     source: str,
     request: CorpusRequest,
+    *,
+    pairs: bool = False,
 ) -> Prepared:
     """Return the sequences of the documents that `tokenize` stores, which is called if no equal `identity` is cached.
+
+    With `pairs` two documents that follow one another are a row, and an example.
 
     Raises:
         InvalidInputError: the cache folder cannot be written, or `tokenize` raises it.
@@ -100,9 +104,9 @@ def prepare_tokens(
     key = hashlib.sha256(repr((*identity, tokenizers.__version__, HELD_OUT_EVERY, ABOUT)).encode()).hexdigest()[:16]
     folder = token_folder(key)
     if not folder.exists():
-        _write(tokenize, folder)
+        _write(tokenize, folder, 2 if pairs else 1)
     train, held_out = (
-        make_sequences(request.sequences, TokenStore.open(folder, name), request.sequence_length)
+        make_sequences(request.sequences, TokenStore.open(folder, name), request.sequence_length, pairs=pairs)
         for name in ("train", "held_out")
     )
     about = json.loads((folder / ABOUT).read_text())
@@ -158,11 +162,11 @@ def _split(document: str, num_parts: int) -> list[str]:
     return [document[start : start + length] for start in range(0, len(document), length)]
 
 
-def _write(tokenize: Callable[[Callable[[Encoded], None]], About], folder: Path) -> None:
+def _write(tokenize: Callable[[Callable[[Encoded], None]], About], folder: Path, documents_each: int) -> None:
     """Write tokens, and what is known of them, into a temporary folder and rename it to `folder`, which is atomic."""
     work = Path(tempfile.mkdtemp(prefix="tokens-", suffix=".part", dir=folder.parent))
     try:
-        with _Splitter(work) as splitter:
+        with _Splitter(work, documents_each) as splitter:
             about = tokenize(splitter.add)
         (work / ABOUT).write_text(json.dumps(asdict(about)))
         work.rename(folder)
@@ -173,13 +177,13 @@ def _write(tokenize: Callable[[Callable[[Encoded], None]], About], folder: Path)
 
 
 class _Splitter:
-    """Writes documents into two stores: those to train on, and those that are held out."""
+    """Writes the documents of rows into two stores: those to train on, and those that are held out."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._stack = folder, ExitStack()
-        self._num_documents = 0
+    def __init__(self, folder: Path, documents_each: int) -> None:
+        self._folder, self._documents_each, self._stack = folder, documents_each, ExitStack()
+        self._num_rows = 0
         self._first: list[Encoded] = []
-        """Documents that are not written yet, as their number decides which of them is held out."""
+        """Documents that are not written yet, as the number of rows decides which of them is held out."""
 
     def __enter__(self) -> "_Splitter":
         self._train = self._stack.enter_context(TokenWriter(self._folder, "train"))
@@ -189,7 +193,8 @@ class _Splitter:
     def add(self, documents: Encoded) -> None:
         """Write documents that follow those before."""
         self._first.append(documents)
-        if self._num_documents + sum(len(each.lengths) for each in self._first) > HELD_OUT_EVERY // 2:
+        num_waiting = sum(len(each.lengths) for each in self._first) // self._documents_each
+        if self._num_rows + num_waiting > HELD_OUT_EVERY // 2:
             self._flush(HELD_OUT_EVERY // 2)
 
     def __exit__(self, *error: Any) -> None:
@@ -198,11 +203,11 @@ class _Splitter:
         self._stack.__exit__(*error)
 
     def _flush(self, held_out: int) -> None:
-        """Write what waits; the document of the number `held_out`, and each HELD_OUT_EVERY after it, is held out."""
+        """Write what waits; the row of the number `held_out`, and each HELD_OUT_EVERY after it, is held out."""
         for each in self._first:
-            numbers = self._num_documents + np.arange(len(each.lengths))
-            is_held_out = numbers % HELD_OUT_EVERY == held_out
-            self._num_documents += len(numbers)
+            numbers = self._num_rows + np.arange(len(each.lengths) // self._documents_each)
+            is_held_out = np.repeat(numbers % HELD_OUT_EVERY == held_out, self._documents_each)
+            self._num_rows += len(numbers)
             of_tokens = np.repeat(is_held_out, each.lengths)
             for writer, chosen, tokens in (
                 (self._train, ~is_held_out, ~of_tokens),

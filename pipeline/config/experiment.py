@@ -12,6 +12,7 @@ import yaml
 from pipeline.base.contracts import Corpus, CorpusRequest, Description, Hardware, Model, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.sequences import DynamicallyPaddedSequences
+from pipeline.base.tasks import OF_PAIRS
 from pipeline.base.technique import ROUNDOFF, Technique
 from pipeline.base.units import parse_budget
 from pipeline.base.user_functions import digest, is_function_name, module_digest
@@ -342,8 +343,8 @@ def family_of(name: str, task: str | None = None) -> str:
     """
     for key, family in MODELS.items():
         if name in family.names:
-            if task in (None, key):
-                return key
+            if task in (None, key) or (key == "causal_lm" and task in OF_PAIRS):
+                return task or key
             raise InvalidInputError(f"{name} is trained for {key}, and task is {task}; set task=none, or name a folder")
     if task is not None and not is_function_name(name):
         return task

@@ -11,8 +11,11 @@ class RunOptions(TypedDict, total=False):
     task: (
         Literal[
             "causal_lm",
+            "ctc",
+            "dpo",
             "image_classification",
             "masked_lm",
+            "reward",
             "seq2seq",
             "sequence_classification",
             "speech_recognition",
@@ -76,14 +79,18 @@ class RunOptions(TypedDict, total=False):
     optimizer_in_backward: bool
     precision: Literal["fp32", "tf32", "fp16", "bf16"]
     initial_loss_scale: float
+    reference: Literal["frozen", "none"]
     sharding: Literal["none", "fsdp"]
     reshard_after_forward: bool
     sharded_accumulation: bool
     weights: Literal["float32", "bfloat16"]
     causal_lm: dict[str, Any]
+    ctc: dict[str, Any]
+    dpo: dict[str, Any]
     encoder_stack: dict[str, Any]
     image_classification: dict[str, Any]
     masked_lm: dict[str, Any]
+    reward: dict[str, Any]
     seq2seq: dict[str, Any]
     sequence_classification: dict[str, Any]
     speech_recognition: dict[str, Any]

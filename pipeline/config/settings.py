@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Validati
 from pipeline.base.contracts import Corpus, Model, SequencesKind, Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.passwords import has_password
-from pipeline.base.tasks import CLASSES
+from pipeline.base.tasks import CLASSES, OF_PAIRS
 from pipeline.base.technique import Technique
 from pipeline.config.other_names import names_for
 from pipeline.config.user_techniques import UserTechniqueError, user_techniques
@@ -45,8 +45,8 @@ def discover(package: str, family: type[Family]) -> dict[str, type[Family]]:
 TECHNIQUES = {**discover("techniques", Technique), **user_techniques()}  # type: ignore[type-abstract]
 MODELS = discover("models", Model)  # type: ignore[type-abstract]
 CORPORA = discover("data", Corpus)  # type: ignore[type-abstract]
-TASKS = tuple(name for name in CLASSES if name in MODELS)
-"""Families of models that are tasks of transformers."""
+TASKS = (*(name for name in CLASSES if name in MODELS), *OF_PAIRS)
+"""Families of models that are tasks of transformers, or of pairs of answers."""
 
 
 class RunSettings(Settings):
@@ -55,7 +55,8 @@ class RunSettings(Settings):
     model: str = "auto"
     """A preset such as gpt2, a folder, a hub name or path.to.module:function; auto: gpt2, gpt2-nano on a CPU."""
     task: Literal[TASKS] | None = None  # type: ignore[valid-type]
-    """Class of transformers' models that a folder or hub name is trained as; none: what its configuration says."""
+    """Class of transformers' models that a folder or hub name is trained as, or what pairs of answers train a causal
+    language model for: dpo, reward; none: what its configuration says."""
     corpus: str = "python_docs"
     """Training data: python_docs, text_files, chat, hub, quick_fox, random_vectors or path.to.module:function."""
     sequences: SequencesKind = "packed"

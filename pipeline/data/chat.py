@@ -22,7 +22,7 @@ from pipeline.base.files import digest_of
 from pipeline.base.hub_datasets import load_dataset
 from pipeline.base.progress import progress
 from pipeline.base.rows import READERS, counted, digest_of_files, rows_of
-from pipeline.base.shapes import Reading
+from pipeline.base.shapes import CHOSEN, Reading
 from pipeline.base.tokenizer import Encoded, tokenizer_identity
 from pipeline.base.tokenizing import About, Count, encode_all, prepare_tokens
 
@@ -94,7 +94,13 @@ class Chat(Corpus):
         model = request.description
         own = model.tokenizer if model.needs_tokenizer else None
         named = {name: value for name, value in self.fields.model_dump().items() if value is not None}
-        reading = Reading(fields=named, train_chosen=self.train_chosen)
+        chosen = CHOSEN if self.train_chosen else None
+        reading = Reading(fields=named, answer=chosen, needs_pairs=model.pairs)
+        if model.pairs and request.sequences in ("packed", "packed_documents"):
+            raise InvalidInputError(
+                f"each answer of a pair is a sequence of its own, and sequences is {request.sequences}; set "
+                "sequences=padded, grouped or fixed_length"
+            )
         leave_out = self.unreadable_rows == "leave_out"
         check = partial(Found.check, source=source.name, words=source.words, leave_out=leave_out)
 
@@ -131,7 +137,7 @@ class Chat(Corpus):
             reading,
             leave_out,
         )
-        prepared = prepare_tokens(tokenize, identity, source.name, request)
+        prepared = prepare_tokens(tokenize, identity, source.name, request, pairs=model.pairs)
         prepared = replace(prepared, notes=(*prepared.notes, *filter(None, (source.note,))))
         if request.sequences != "packed" and not len(prepared.train):
             raise InvalidInputError(

@@ -53,7 +53,7 @@ class RandomExamples(Sequences):
                 if one.num_values is None:
                     part.normal_(generator=generator)
                 else:
-                    part.random_(0, one.num_values, generator=generator)
+                    part.random_(one.first, one.num_values, generator=generator)
         return batch
 
     def count(self, batch: Batch) -> tuple[int, int]:

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from pipeline.base.causal_models import UNPUBLISHED
 from pipeline.base.published_shapes import HUB_NAMES
 from pipeline.config.experiment import Experiment
-from pipeline.models.causal_lm import UNPUBLISHED, CausalLm
+from pipeline.models.causal_lm import CausalLm
 
 
 def configuration_of(experiment: Experiment, vocabulary_size: int) -> dict[str, Any] | None:

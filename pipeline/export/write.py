@@ -44,6 +44,11 @@ def files_by_target(experiment: Experiment) -> tuple[TargetFiles, ...]:
         InvalidInputError: the corpus or the model cannot be read.
 
     """
+    if experiment.description.pairs:
+        raise InvalidInputError(
+            f"files for other frameworks train documents one by one, and {experiment.settings.model} is trained for "
+            f"{experiment.family} on pairs; train it by fitproof main --config best.yaml"
+        )
     shared, found = facts_of(experiment), []
     sections: list[tuple[list[str], str, list[str]]] = []
     for name, kind in TARGETS.items():

@@ -53,12 +53,13 @@ class OfLength(Sequences):
     def batch(self, rows: Sequence[int]) -> Batch:
         """Return empty tensors of the example's types; names that share a tensor still share it."""
         made = {
-            id(tensor): torch.empty((len(rows), self._length, *tensor.shape[2:]), dtype=tensor.dtype)
+            id(tensor): torch.empty((len(rows), *tensor.shape[1:-1], self._length), dtype=tensor.dtype)
             for tensor in self._row.values()
         }
         return {name: made[id(tensor)] for name, tensor in self._row.items()}
 
     def count(self, batch: Batch) -> tuple[int, int]:
         """Return the tokens and targets of the batch."""
-        num_rows = len(next(iter(batch.values())))
-        return num_rows * self._length, num_rows * (self._length - 1)
+        some = next(iter(batch.values()))
+        num_documents = some[..., 0].numel()
+        return num_documents * self._length, len(some) if some.dim() > 2 else num_documents * (self._length - 1)

@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 from pipeline.base import data_parallel
 from pipeline.prediction.cached_operators import CachedFakeTensorMode
+from pipeline.prediction.ctc_loss import ctc_loss
 from pipeline.prediction.four_bit import four_bit_layers
 from pipeline.prediction.gradient_buckets import GradientBuckets
 from pipeline.prediction.grouped_products import grouped_products
@@ -22,6 +23,7 @@ def simulated(*, has_documents: bool = False) -> Iterator[CachedFakeTensorMode]:
         without_values(has_documents=has_documents),
         patch.object(data_parallel, "DistributedDataParallel", GradientBuckets),
         grouped_products(),
+        ctc_loss(),
         four_bit_layers(),
         CachedFakeTensorMode() as mode,
     ):

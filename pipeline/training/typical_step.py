@@ -56,8 +56,8 @@ def typical_step(experiment: Experiment, prepared: Prepared) -> TypicalStep:
     parts = [part for rows in steps for part in train.parts(rows, experiment.micro_batch_size)]
     shares = np.array([lengths[part].max() for part in parts]) / train.padded_length
     return TypicalStep(
-        num_tokens=float(np.mean([lengths[rows].sum() for rows in steps])),
-        num_positions=float(batch_size * train.padded_length * shares.mean()),
+        num_tokens=float(np.mean([train.num_tokens(rows) for rows in steps])),
+        num_positions=float(batch_size * train.documents_each * train.padded_length * shares.mean()),
         share=float(shares.mean()),
         square_share=float((shares**2).mean()),
     )
