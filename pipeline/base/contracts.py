@@ -124,6 +124,8 @@ class Description:
     """torch's name of the type of the weights in its checkpoint; None if it is not known or begins at random ones."""
     pairs: bool = False
     """Whether its examples are pairs of a chosen and a rejected answer."""
+    needs_whole_batch: bool = False
+    """Whether its loss compares the examples of a batch, so that smaller micro-batches are another training."""
 
 
 class Model(Settings, ABC):

@@ -44,7 +44,13 @@ class TaskModel(Model):
         """Whether `name` is a folder or an `owner/name` of the hub whose configuration is for this task."""
         return task_of(name) == cls.task
 
-    def description_of(self, config: Any, *inputs: RandomInput, max_sequence_length: int | None = None) -> Description:
+    def description_of(
+        self,
+        config: Any,
+        *inputs: RandomInput,
+        max_sequence_length: int | None = None,
+        needs_whole_batch: bool = False,
+    ) -> Description:
         """Return the description of a model whose inputs are made up."""
         return Description(
             kind="vectors",
@@ -54,6 +60,7 @@ class TaskModel(Model):
             needs_tokenizer=False,
             width=getattr(config, "hidden_size", None),
             inputs=inputs,
+            needs_whole_batch=needs_whole_batch,
             published_type=published_type(config) if self.pretrained else None,
         )
 

@@ -9,6 +9,7 @@ from pipeline.base.errors import InvalidInputError
 
 CLASSES = {
     "ctc": "CTC",
+    "contrastive": "ZERO_SHOT_IMAGE_CLASSIFICATION",
     "speech_recognition": "SPEECH_SEQ_2_SEQ",
     "image_text": "IMAGE_TEXT_TO_TEXT",
     "seq2seq": "SEQ_TO_SEQ_CAUSAL_LM",
@@ -21,8 +22,6 @@ CLASSES = {
 """transformers' name of the classes of each task; a type of several tasks is first for the one that comes first."""
 OF_PAIRS = ("dpo", "reward")
 """Tasks of causal language models whose examples are pairs of answers; no configuration says that it is for one."""
-UNKNOWN_INPUTS = ("image_text",)
-"""Tasks that are refused: each type of model has its own way to put images among tokens."""
 ELSEWHERE = (
     "or run your own training on a simulated card (fitproof simulate -- python train.py), or name a function of yours "
     "that returns a Trainable (path.to.module:function)"
@@ -62,11 +61,6 @@ def _task_of(name: str, model_type: str, architecture: str | None, is_decoder: b
     if architecture is not None and task != "causal_lm" and tasks:
         named = (each for each in CLASSES if architecture in _classes(each).get(model_type, ()))
         task = next(named, None)
-    if task in UNKNOWN_INPUTS:
-        raise InvalidInputError(
-            f"the inputs of a model must be known, and {name} is a {architecture or model_type}, which takes images "
-            f"and text; name a folder with its text model, {ELSEWHERE}"
-        )
     if task is None and tasks:
         raise InvalidInputError(
             f"a model must be trained for a task, and {name} is a {architecture}, which is of none of "
@@ -79,7 +73,7 @@ def check_task(name: str, model_type: str, task: str) -> None:
     """Raise InvalidInputError if transformers has no class for models of this type that is trained for a task."""
     if model_type in _classes(task):
         return
-    tasks = [each for each in CLASSES if model_type in _classes(each) and each not in UNKNOWN_INPUTS]
+    tasks = [each for each in CLASSES if model_type in _classes(each)]
     remedy = f"set task={' or '.join(tasks)}" if tasks else "name another model"
     raise InvalidInputError(
         f"task={task} needs a model of which transformers has a class for it, and {name} is a {model_type}; {remedy}, "

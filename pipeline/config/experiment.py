@@ -170,7 +170,8 @@ class Experiment:
             or _unknown_number_format(each)
             for each in self.techniques
         )
-        return next((reason for reason in reasons if reason), None) or self._joins_documents()
+        found = next((reason for reason in reasons if reason), None)
+        return found or self._joins_documents() or self._cuts_the_batch()
 
     def _without_layers(self, technique: Technique) -> str | None:
         """Return that the model has no layers, if a technique changes those."""
@@ -181,6 +182,17 @@ class Experiment:
             f"{switch}={getattr(technique, switch)} changes the identical layers of a model, and none are known of "
             f"{self.settings.model}; set {switch}={type(technique).model_fields[switch].default}, or let a function of "
             "yours return a Trainable with its layers"
+        )
+
+    def _cuts_the_batch(self) -> str | None:
+        """Return that its loss is of the whole batch, if a micro-batch is only a part of it."""
+        if not self.description.needs_whole_batch or self.micro_batch_size == self.effective_batch_size:
+            return None
+        return (
+            f"the loss of {self.settings.model} compares all examples of a batch with each other, so that parts of it "
+            f"are another training, and effective_batch_size={self.effective_batch_size} is cut into micro-batches of "
+            f"{self.micro_batch_size}; set micro_batch_size={self.effective_batch_size} and world_size=1, or "
+            "checkpointing=every_layer to save memory"
         )
 
     def _joins_documents(self) -> str | None:

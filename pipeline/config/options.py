@@ -11,9 +11,11 @@ class RunOptions(TypedDict, total=False):
     task: (
         Literal[
             "causal_lm",
+            "contrastive",
             "ctc",
             "dpo",
             "image_classification",
+            "image_text",
             "masked_lm",
             "reward",
             "seq2seq",
@@ -85,10 +87,12 @@ class RunOptions(TypedDict, total=False):
     sharded_accumulation: bool
     weights: Literal["float32", "bfloat16"]
     causal_lm: dict[str, Any]
+    contrastive: dict[str, Any]
     ctc: dict[str, Any]
     dpo: dict[str, Any]
     encoder_stack: dict[str, Any]
     image_classification: dict[str, Any]
+    image_text: dict[str, Any]
     masked_lm: dict[str, Any]
     reward: dict[str, Any]
     seq2seq: dict[str, Any]

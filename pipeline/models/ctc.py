@@ -91,8 +91,8 @@ def _loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
         loss = F.ctc_loss(
             log_probs_TBV,
             labels,
-            (num_frames,) * num_examples,
-            (labels.shape[1],) * num_examples,
+            (num_frames,) * num_examples,  # type: ignore[arg-type]
+            (labels.shape[1],) * num_examples,  # type: ignore[arg-type]
             blank=config.pad_token_id,
             reduction="sum",
             zero_infinity=config.ctc_zero_infinity,

@@ -20,7 +20,7 @@ def _ctc_loss(log_probs_TBV: Tensor, labels_BS: Tensor, *_: Any) -> Tensor:
 
 
 class _Allocations(torch.autograd.Function):
-    """What aten's _ctc_loss keeps and allocates on a CPU: sums over the states, blanks between labels, of each frame."""
+    """What aten's _ctc_loss keeps and allocates on a CPU: sums over states, with blanks between labels."""
 
     @staticmethod
     def forward(ctx: Any, log_probs_TBV: Tensor, labels_BS: Tensor) -> Tensor:

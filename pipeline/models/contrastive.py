@@ -1,0 +1,70 @@
+"""Models that learn which image belongs to which text, of transformers: CLIP and SigLIP."""
+
+from typing import Any, ClassVar
+
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from pipeline.base.contracts import Batch, Description, RandomInput, Trainable
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.task_models import TaskModel
+from pipeline.base.tasks import ELSEWHERE
+
+TYPES = ("clip", "siglip", "chinese_clip", "altclip")
+"""Types whose inputs are known: images of one size, and token ids."""
+
+
+class Contrastive(TaskModel):
+    """AutoModelForZeroShotImageClassification, on made-up images, each with sequence_length tokens."""
+
+    task: ClassVar[str] = "contrastive"
+    auto_class: ClassVar[str] = "AutoModelForZeroShotImageClassification"
+    made_of: ClassVar[str] = (
+        "made-up images and texts, of which each is compared with all others of its micro-batch, which must be the "
+        "whole batch"
+    )
+
+    image_size: PositiveInt | None = None
+    """Height and width of the images in pixels; none: the configuration's. Another one needs random weights."""
+
+    def describe(self, name: str) -> Description:
+        """Return the description that the configuration gives, with the shapes of an image and of its text.
+
+        Raises:
+            InvalidInputError: it is of a type whose inputs are not known.
+
+        """
+        config = self.configuration(name, 1)
+        if config.model_type not in TYPES:
+            raise InvalidInputError(
+                f"contrastive knows the inputs of {', '.join(TYPES)}, and {name} is a {config.model_type}; {ELSEWHERE}"
+            )
+        vision, text = config.vision_config, config.text_config
+        return self.description_of(
+            config,
+            RandomInput("pixel_values", (vision.num_channels, vision.image_size, vision.image_size)),
+            RandomInput("input_ids", (None,), num_values=text.vocab_size),
+            max_sequence_length=text.max_position_embeddings,
+            needs_whole_batch=True,
+        )
+
+    def build(self, name: str, vocabulary_size: int) -> Trainable:
+        """Return the model with the loss of its class."""
+        built = super().build(name, vocabulary_size)
+        return Trainable(module=built.module, layers=built.layers, loss=_loss)
+
+    def _completed(self, config: Any) -> Any:
+        if self.image_size is not None:
+            if self.pretrained and config.vision_config.image_size != self.image_size:
+                raise InvalidInputError(
+                    f"pretrained weights have one shape, and images of {self.image_size} pixels would change it; set "
+                    f"contrastive.image_size={config.vision_config.image_size} or contrastive.pretrained=false"
+                )
+            config.vision_config.image_size = self.image_size
+        return config
+
+
+def _loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
+    """Return the mean loss of a batch that is the whole one; the targets of its texts are their tokens."""
+    mean: Tensor = module(**batch, return_loss=True).loss
+    return mean.float() * batch["input_ids"].numel() / num_targets

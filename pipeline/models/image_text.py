@@ -1,0 +1,131 @@
+"""Language models that read images among their tokens, of transformers: LLaVA."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.base.contracts import Batch, Description, Prepared, RandomInput, Sequences, Trainable
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.heads import token_loss
+from pipeline.base.sequences import IGNORED_LABEL
+from pipeline.base.task_models import TaskModel
+from pipeline.base.tasks import ELSEWHERE
+
+TYPES = ("llava",)
+"""Types whose inputs are known: one image of one size, and as many tokens for it in each sequence as it has patches."""
+
+
+class ImageText(TaskModel):
+    """AutoModelForImageTextToText, on made-up images, each among sequence_length tokens with its own."""
+
+    task: ClassVar[str] = "image_text"
+    auto_class: ClassVar[str] = "AutoModelForImageTextToText"
+    made_of: ClassVar[str] = "a made-up image at the beginning of each made-up text, which alone is predicted"
+
+    freeze_vision: bool = False
+    """Whether the encoder of images is not trained."""
+
+    def describe(self, name: str) -> Description:
+        """Return the description that the configuration gives, with the shapes of an image and of its text."""
+        config = self.configuration(name, 1)
+        vision, text = config.vision_config, config.text_config
+        return self.description_of(
+            config,
+            RandomInput("pixel_values", (vision.num_channels, vision.image_size, vision.image_size)),
+            RandomInput("input_ids", (None,), num_values=config.image_token_id),
+            max_sequence_length=text.max_position_embeddings,
+        )
+
+    def inputs(self, name: str, prepared: Prepared, seed: int) -> Prepared:
+        """Return the examples with tokens that stand for the image at the beginning of each text.
+
+        Raises:
+            InvalidInputError: the image leaves no room for text.
+
+        """
+        del seed
+        config, length = self.configuration(name, 1), len(prepared.train.batch([0])["input_ids"][0])
+        num_tokens = _num_image_tokens(config)
+        if length < num_tokens + 2:
+            longest = config.text_config.max_position_embeddings
+            remedy = f"set sequence_length to more, up to {longest}"
+            if longest < num_tokens + 2:
+                remedy = "it has too few positions for its own images, so name another model"
+            raise InvalidInputError(
+                f"sequence_length must hold the {num_tokens} tokens of an image of {name} and some of text, and is "
+                f"{length}; {remedy}"
+            )
+        train, held_out = (
+            _ImageTexts(each, num_tokens, config.image_token_id) for each in (prepared.train, prepared.held_out)
+        )
+        return replace(prepared, train=train, held_out=held_out, digest=f"{prepared.digest}-{num_tokens}-{self.task}")
+
+    def build(self, name: str, vocabulary_size: int) -> Trainable:
+        """Return the model with the loss of the next token."""
+        built = super().build(name, vocabulary_size)
+        module: Any = built.module
+        module.model.get_placeholder_mask = _Places(module.config.image_token_id)
+        if self.freeze_vision:
+            module.model.vision_tower.requires_grad_(False)
+        return Trainable(module=module, layers=built.layers, loss=_loss)
+
+    def _completed(self, config: Any) -> Any:
+        if config.model_type not in TYPES:
+            raise InvalidInputError(
+                f"image_text knows the inputs of {', '.join(TYPES)}, and this is a {config.model_type}, which puts "
+                f"images among tokens in a way of its own; name a folder with its text model, {ELSEWHERE}"
+            )
+        if config.image_token_id >= config.text_config.vocab_size and not self.pretrained:
+            config.image_token_id = config.text_config.vocab_size - 1  # made-up weights have no other token for it
+        return config
+
+
+def _num_image_tokens(config: Any) -> int:
+    """Return how many tokens stand for an image: its patches and, unless they are left out, the token of its class."""
+    num_patches = (config.vision_config.image_size // config.vision_config.patch_size) ** 2
+    return int(num_patches + (config.vision_feature_select_strategy == "full"))
+
+
+class _ImageTexts(Sequences):
+    """Images with texts, whose first tokens stand for the image and are no targets."""
+
+    def __init__(self, examples: Sequences, num_image_tokens: int, token: int) -> None:
+        self._examples, self._num_image_tokens, self._token = examples, num_image_tokens, token
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        """Return `pixel_values`, `input_ids` and `labels`."""
+        batch = self._examples.batch(rows)
+        labels_BT = batch["input_ids"].clone()
+        labels_BT[:, : self._num_image_tokens] = IGNORED_LABEL
+        batch["input_ids"][:, : self._num_image_tokens] = self._token
+        return {**batch, "labels": labels_BT}
+
+    def count(self, batch: Batch) -> tuple[int, int]:
+        """Return B x T tokens, and the targets."""
+        return batch["labels"].numel(), int((batch["labels"][:, 1:] != IGNORED_LABEL).sum())
+
+
+class _Places:
+    """Returns where the tokens of images are, as transformers does but for a check that reads their number."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def __call__(self, input_ids: Tensor, inputs_embeds: Tensor, image_features: Tensor) -> Tensor:
+        """Return the mask, [B, T, 1]."""
+        del inputs_embeds, image_features
+        return (input_ids == self._token).unsqueeze(-1)
+
+
+def _loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
+    """Return the summed cross-entropy of the next tokens divided by the window's number of targets."""
+    logits_BTV: Tensor = module(
+        pixel_values=batch["pixel_values"], input_ids=batch["input_ids"], use_cache=False
+    ).logits
+    return token_loss(logits_BTV.to(torch.float32), batch, num_targets)
