@@ -67,7 +67,6 @@ class ImageText(TaskModel):
         """Return the model with the loss of the next token."""
         built = super().build(name, vocabulary_size)
         module: Any = built.module
-        module.model.get_placeholder_mask = _Places(module.config.image_token_id)
         if self.freeze_vision:
             module.model.vision_tower.requires_grad_(False)
         return Trainable(module=module, layers=built.layers, loss=_loss)
@@ -111,21 +110,16 @@ class _ImageTexts(Sequences):
         return batch["labels"].numel(), int((batch["labels"][:, 1:] != IGNORED_LABEL).sum())
 
 
-class _Places:
-    """Returns where the tokens of images are, as transformers does but for a check that reads their number."""
-
-    def __init__(self, token: int) -> None:
-        self._token = token
-
-    def __call__(self, input_ids: Tensor, inputs_embeds: Tensor, image_features: Tensor) -> Tensor:
-        """Return the mask, [B, T, 1]."""
-        del inputs_embeds, image_features
-        return (input_ids == self._token).unsqueeze(-1)
-
-
 def _loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
-    """Return the summed cross-entropy of the next tokens divided by the window's number of targets."""
-    logits_BTV: Tensor = module(
-        pixel_values=batch["pixel_values"], input_ids=batch["input_ids"], use_cache=False
-    ).logits
+    """Return the summed cross-entropy of the next tokens divided by the window's number of targets.
+
+    The images are put where their tokens are, at the beginning: transformers looks for these, and reads their number.
+    """
+    model: Any = module
+    tokens_BTC = model.get_input_embeddings()(batch["input_ids"])
+    images_BIC = torch.stack(
+        list(model.model.get_image_features(batch["pixel_values"], return_dict=True).pooler_output)
+    )
+    inputs_BTC = torch.cat([images_BIC.to(tokens_BTC.dtype), tokens_BTC[:, images_BIC.shape[1] :]], dim=1)
+    logits_BTV: Tensor = model(inputs_embeds=inputs_BTC, use_cache=False).logits
     return token_loss(logits_BTV.to(torch.float32), batch, num_targets)
