@@ -325,7 +325,7 @@ def test_levers_are_those_that_the_script_takes(tmp_path: Path, monkeypatch: pyt
         for batch, steps in ((2, 6), (1, 12))
     ]
     batch = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "3")
-    assert shown(hf, *batch) == [expandable, halves, ["--gradient_checkpointing True"], ["--bf16 True"]]
+    assert shown(hf, *batch) == [expandable, halves, ["--gradient_checkpointing true"], ["--bf16 true"]]
     assert shown(hf, "--per_device_train_batch_size", "1", "--fp16", "--gradient_checkpointing") == [expandable]
     assert shown("absent.py", "--attn_implementation=eager")[1:] == [["--attn_implementation sdpa"]]
     assert shown(plain) == [expandable, ["--gradient_checkpointing"]]
