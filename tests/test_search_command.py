@@ -304,7 +304,7 @@ def test_a_lightning_cli_needs_no_placeholder_and_its_answer_trains(
     others = f"--trainer.accumulate_grad_batches {8 // size} --trainer.precision 32-true"
     assert findings.command.endswith(f"main.py fit --config c.yaml --data.batch_size={size} {others}")
     assert not list(folder.glob("lightning_logs/*/checkpoints"))
-    done = subprocess.run(shlex.split(findings.command) + ["--trainer.max_steps=2"], capture_output=True, text=True)
+    done = subprocess.run([*shlex.split(findings.command), "--trainer.max_steps=2"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

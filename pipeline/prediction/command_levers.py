@@ -69,9 +69,9 @@ def levers_of(
 ) -> tuple[tuple[Change, ...], ...]:
     """Return the levers of a command, each with its changes, the smallest first.
 
-    First are those that cost no time, then the user's own (`own` has options of the command with the values to try), the
-    batch, and the others of a known command in its order. A script that is not known has those of TrainingArguments that
-    it names.
+    First are those that cost no time, then the user's own (`own` has options of the command with the values to try),
+    the batch, and the others of a known command in its order. A script that is not known has those of TrainingArguments
+    that it names.
     """
     words = command_with(template)
     options = _Options(words, capability, python)
@@ -135,7 +135,7 @@ class _Options:
         return tuple(changes)
 
     def _takes(self, name: str) -> bool:
-        """Whether the command has an option: a known one takes its own, another those that it has or its script names."""
+        """Whether the command has an option: a known one takes its own, a script also those that it names."""
         return (
             self._is_known or option_of(self._words, name) is not None or _named(name).search(self._script) is not None
         )
