@@ -5,8 +5,8 @@
 
 Each configuration of a small space is run for NUM_STEPS optimizer steps in REPEATS rounds of random order, frameworks
 and configurations mixed. The search comes after the first round, whose median peak is its budget, so that half of the
-space fits. The time of a configuration is that of its least disturbed run. The .csv has every run, the .md the table; both
-are written after each round.
+space fits. The time of a configuration is that of its least disturbed run. The .csv has every run, the .md the table;
+both are written after each round.
 """
 
 import argparse
@@ -22,7 +22,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import chdir
 from dataclasses import asdict, dataclass
@@ -160,19 +159,17 @@ def measure_all(names: Sequence[str], repeat: int) -> list[Run]:
     return runs
 
 
-def search(case: Case, budget: str) -> tuple[SearchFindings, float]:
-    """Search as a user does; return what was found, and the seconds of the command."""
+def search(case: Case, budget: str) -> SearchFindings:
+    """Search as a user does, and return what was found."""
     options = [part for name, value in settings(budget).items() for part in (f"--{name}", str(value))]
     command = ["search", *options, "--space", json.dumps(case.space), "--", *shlex.split(case.command)]
-    begin = time.monotonic()
     subprocess.run([sys.executable, "-m", "fitproof", *command], check=True)
-    seconds = time.monotonic() - begin
     findings = read_findings(max(Path("runs").glob("*-search-*"), key=lambda path: path.stat().st_mtime))
     assert isinstance(findings, SearchFindings)
-    return findings, seconds
+    return findings
 
 
-def table_row(name: str, runs: Sequence[Run], findings: SearchFindings, seconds: float) -> list[str]:
+def table_row(name: str, runs: Sequence[Run], findings: SearchFindings) -> list[str]:
     """Return the row of a framework."""
     own = [run for run in runs if run.framework == name]
     fits = {run.configuration for run in own if run.peak_mib <= findings.budget_bytes / MIB}
@@ -190,7 +187,7 @@ def table_row(name: str, runs: Sequence[Run], findings: SearchFindings, seconds:
         "none" if certificate is None or certificate.stated_bound is None else f"{100 * certificate.stated_bound:.0f} %"
     )
     check = findings.verification
-    losses = "not compared"
+    losses = "not compared: the answer is plain training"
     if check is not None and check.max_loss_difference is not None:
         agree = f"agree to {check.max_loss_difference:.1e} (tolerance {check.tolerance:.1e})"
         losses = agree if check.same_training else check.difference
@@ -203,8 +200,9 @@ def table_row(name: str, runs: Sequence[Run], findings: SearchFindings, seconds:
         slower,
         bound,
         f"{100 * statistics.median(spreads):.0f} % (at most {100 * max(spreads):.0f} %)",
+        f"{len(rounds)}",
         f"{statistics.median(rounds):.0f}",
-        f"{seconds:.0f} ({len(findings.rows)} trials)",
+        f"{sum(findings.seconds.values()):.0f} ({len(findings.rows)} trials)",
         losses,
     ]
 
@@ -217,7 +215,8 @@ HEAD = (
     "answer slower by",
     "bound that the search stated",
     "spread of a step time over the rounds",
-    "seconds of one exhaustive round",
+    "rounds",
+    "seconds of a round",
     "seconds of the search",
     "losses of the answer and of plain training",
 )
@@ -231,10 +230,11 @@ def markdown(rows: Sequence[Sequence[str]], loads: Sequence[float]) -> str:
     lines = [f"| {' | '.join(row)} |" for row in (HEAD, ["---"] * len(HEAD), *rows)]
     return (
         f"# Searches of commands beside exhaustive runs, {datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}\n\n"
-        f"{conditions}; {torch.get_num_threads()} thread; load average {min(loads):.1f} to {max(loads):.1f}, as "
-        f"others used the machine. Effective batch {EFFECTIVE_BATCH_SIZE}; {NUM_STEPS} steps a run, of which "
-        f"{NUM_WARMUP_STEPS} are not timed. The time of a configuration is the median step of its "
-        "least disturbed run.\n\n" + "\n".join(lines) + "\n"
+        f"{conditions}; {torch.get_num_threads()} thread; load average {min(loads):.1f} to {max(loads):.1f}, as others "
+        f"used the machine. Effective batch {EFFECTIVE_BATCH_SIZE}; {NUM_STEPS} steps a run, of which {NUM_WARMUP_STEPS} "
+        "are not timed. The time of a configuration is the median step of its least disturbed run.\n\n"
+        + "\n".join(lines)
+        + "\n"
     )
 
 
@@ -242,7 +242,7 @@ def write(
     target: Path,
     names: Sequence[str],
     runs: Sequence[Run],
-    found: Mapping[str, tuple[SearchFindings, float]],
+    found: Mapping[str, SearchFindings],
     loads: Sequence[float],
 ) -> None:
     """Write both files."""
@@ -250,7 +250,7 @@ def write(
         writer = csv.DictWriter(file, list(asdict(runs[0])), lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(run) for run in runs)
-    table = markdown([table_row(name, runs, *found[name]) for name in names], loads)
+    table = markdown([table_row(name, runs, found[name]) for name in names], loads)
     target.with_suffix(".md").write_text(table)
     print(table)
 
@@ -264,7 +264,7 @@ def main() -> None:
     given = parser.parse_args()
     names = [name for name in CASES if re.search(given.only, name)]
     target = given.folder.absolute() / f"command_search_cpu_{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
-    found: dict[str, tuple[SearchFindings, float]] = {}
+    found: dict[str, SearchFindings] = {}
     loads, runs = [os.getloadavg()[0]], []
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         write_programs(Path(folder))
