@@ -282,6 +282,7 @@ data: {batch_size: 4}
 """
 
 
+@pytest.mark.slow
 def test_a_lightning_cli_needs_no_placeholder_and_its_answer_trains(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
