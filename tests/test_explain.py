@@ -325,7 +325,7 @@ def test_levers_are_those_that_the_script_takes(tmp_path: Path, monkeypatch: pyt
         for batch, steps in ((2, 6), (1, 12))
     ]
     batch = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "3")
-    assert shown(hf, *batch) == [expandable, halves, ["--gradient_checkpointing True"], ["--bf16 True"]]
+    assert shown(hf, *batch) == [expandable, halves, ["--gradient_checkpointing true"], ["--bf16 true"]]
     assert shown(hf, "--per_device_train_batch_size", "1", "--fp16", "--gradient_checkpointing") == [expandable]
     assert shown("absent.py", "--attn_implementation=eager")[1:] == [["--attn_implementation sdpa"]]
     assert shown(plain) == [expandable, ["--gradient_checkpointing"]]
@@ -333,6 +333,37 @@ def test_levers_are_those_that_the_script_takes(tmp_path: Path, monkeypatch: pyt
         *(expandable, ["rows=4"], ["--size 2", "--size 1"])
     ]
     assert command_with(Template(("python", "{rows:8,4}"))) == ("python", "8")
+
+
+@pytest.mark.quick
+def test_known_commands_have_the_levers_of_their_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pipeline.prediction.command_levers._has_package", lambda python, name: name == "liger_kernel")
+    Path("main.py").write_text("LightningCLI(Net, Rows)")
+    Path("c.yaml").write_text("data: {batch_size: 4}\ntrainer: {precision: 32-true}\n")
+    Path("sft.yaml").write_text(
+        "gradient_checkpointing: false\nper_device_train_batch_size: 1\nattn_implementation: eager"
+    )
+
+    def shown(command: str, capability: tuple[int, int] = (8, 0)) -> list[list[str]]:
+        found = levers_of(Template(tuple(command.split())), {}, Path(sys.executable), capability)
+        return [[change.shown for change in changes] for changes in found]
+
+    halves = [[f"--data.batch_size {4 // n} --trainer.accumulate_grad_batches {n}" for n in (2, 4)]]
+    lightning = "python main.py fit --config c.yaml"
+    assert shown(lightning) == [*halves, ["--trainer.precision bf16-mixed"]]
+    assert shown(lightning, (7, 5)) == [*halves, ["--trainer.precision 16-mixed"]]
+    assert shown(f"{lightning} --data.batch_size 1 --trainer.precision=bf16-mixed") == []
+    liger = ["--use_liger_kernel true"]
+    assert shown("trl sft --per_device_train_batch_size 1") == [liger, ["--optim adafactor"]]  # the others are on
+    assert shown("trl sft --config sft.yaml --optim sgd --bf16=no") == [
+        *(liger, ["--attn_implementation sdpa"], ["--gradient_checkpointing true"], ["--bf16 true"])
+    ]
+    titan = "torchrun --nproc_per_node 4 -m torchtitan.train --training.local_batch_size 2"
+    modes = [f"--activation_checkpoint.mode {mode}" for mode in ("selective", "full")]
+    assert shown(titan) == [["--training.local_batch_size 1 --training.global_batch_size 8"], modes]
+    assert shown(f"{titan} --training.global_batch_size=16")[0] == ["--training.local_batch_size 1"]
 
 
 def test_marks_of_one_name_must_agree() -> None:
@@ -443,6 +474,37 @@ def test_levers_that_fit_only_together_are_found(project: Project) -> None:
     alone = [one for one in content["tries"] if len(one["changes"]) == 1]
     assert content["kind"] == "Explanation" and len(alone) == 3 and not any(one["fits"] for one in alone)
     assert {change["lever"] for change in content["answer"]["changes"]} == {"rows", "gradient_checkpointing"}
+
+
+TRAINER = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
+
+[arguments] = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+tokens = torch.arange(512)
+rows = [{"input_ids": tokens, "labels": tokens}] * 64
+Trainer(GPT2LMHeadModel(GPT2Config(n_layer=2)), arguments, train_dataset=rows).train()
+"""
+
+
+@pytest.mark.slow
+@needs_cuda_build
+def test_a_trainer_script_needs_no_marks_and_says_the_price(project: Project) -> None:
+    (project.folder / "train.py").write_text(TRAINER)
+    fixed = ("--output_dir", "out", "--report_to", "none", "--max_steps", "4", "--optim", "sgd", "--fp16")
+    words = (*fixed, "--per_device_train_batch_size", "8")
+    message = new(
+        "786.00 MiB", "14.56 GiB", "10.00 MiB", of(99, "11.50 GiB") + own("3.00 GiB"), "2.70 GiB", "and 94.44 MiB"
+    )
+    done = explain(project, message, "--", "python", "train.py", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = findings(project)
+    tried = {one.changes[0].lever: one for one in found.tries if len(one.changes) == 1}
+    assert tried.keys() == {"PYTORCH_CUDA_ALLOC_CONF", "per_device_train_batch_size", "gradient_checkpointing"}
+    plain, batch = found.tries[0], tried["per_device_train_batch_size"]
+    assert not plain.fits and batch.fits and batch.needed_bytes < plain.needed_bytes
+    assert "passes of 1/2 the size" in batch.changes[0].price
+    assert found.answer.shown in done.stdout.replace("\n", " ")
 
 
 @needs_cuda_build

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -231,8 +232,81 @@ def test_known_commands_have_their_levers_and_obey_what_these_change(folder: Pat
     titan = problem("torchrun --nproc_per_node 2 -m torchtitan.train --training.local_batch_size=8")
     line = titan.runnable({"micro_batch_size": 2}).line
     assert line.endswith("-m torchtitan.train --training.local_batch_size=2 --training.global_batch_size 8")
+    (folder / "c.yaml").write_text("trainer: {precision: bf16-mixed}")
+    (folder / "main.py").write_text("LightningCLI()")
+    assert [*problem("python main.py fit -c c.yaml").space.dimensions] == ["micro_batch_size"]  # the file has precision
     axolotl = problem("axolotl train sft.yaml")
     assert "gradient_accumulation_steps: 4" in axolotl.runnable({"micro_batch_size": 2}).files["sft.yaml"]
+
+
+LIGHTNING = """
+import lightning
+import torch
+from lightning.pytorch.cli import LightningCLI
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Net(lightning.LightningModule):
+    def __init__(self, width: int = 64):
+        super().__init__()
+        layers = [torch.nn.Linear(32, width), torch.nn.ReLU(), torch.nn.Linear(width, 8)]
+        self.layers = torch.nn.Sequential(*layers)
+
+    def training_step(self, batch, index):
+        loss = F.cross_entropy(self.layers(batch[0]), batch[1])
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+class Rows(lightning.LightningDataModule):
+    def __init__(self, batch_size: int = 4):
+        super().__init__()
+        self.batch_size = batch_size
+
+    def train_dataloader(self):
+        noise = torch.Generator().manual_seed(0)
+        rows = torch.randn(512, 32, generator=noise), torch.randint(8, (512,), generator=noise)
+        return DataLoader(TensorDataset(*rows), batch_size=self.batch_size)
+
+
+LightningCLI(Net, Rows, seed_everything_default=0)
+"""
+SETTINGS = """
+trainer: {max_epochs: 4, accelerator: cpu, enable_progress_bar: false}
+model: {width: 256}
+data: {batch_size: 4}
+"""
+
+
+@pytest.mark.slow
+def test_a_lightning_cli_needs_no_placeholder_and_its_answer_trains(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("lightning")
+    pytest.importorskip("jsonargparse")
+    (folder / "main.py").write_text(LIGHTNING)
+    (folder / "c.yaml").write_text(SETTINGS)
+    assert [*problem("python main.py fit --config c.yaml").space.dimensions] == [
+        "micro_batch_size",
+        "trainer.precision",
+    ]
+    space = ("--space", json.dumps({"micro_batch_size": [2, 8], "trainer.precision": ["32-true"]}))
+    words = ("main.py", "fit", "--config", "c.yaml", "--data.batch_size=4")
+    assert search(*words, own=space) == 0
+    findings = found(folder)
+    best, verification = findings.best, findings.verification
+    assert best is not None and verification is not None and verification.same_training
+    assert {row.outcome for row in findings.rows} == {"ok"} and len(findings.rows) == 2
+    size = int(best.choice["micro_batch_size"])
+    others = f"--trainer.accumulate_grad_batches {8 // size} --trainer.precision 32-true"
+    assert findings.command.endswith(f"main.py fit --config c.yaml --data.batch_size={size} {others}")
+    assert not list(folder.glob("lightning_logs/*/checkpoints"))
+    done = subprocess.run([*shlex.split(findings.command), "--trainer.max_steps=2"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def write(file: Path, text: str) -> Path:

@@ -12,7 +12,7 @@ import yaml
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.command import ACCUMULATION, EFFECTIVE_BATCH, MICRO_BATCH, WORLD_SIZE, names_file
-from pipeline.config.command_options import option_of, with_option
+from pipeline.config.command_options import with_option
 from pipeline.config.known_command import KnownCommand, Lever
 from pipeline.config.patched_file import PatchedFile, read_patched_file
 from pipeline.config.settings import discover
@@ -162,7 +162,7 @@ def make_template(command: str, patch: str | None, variables: str | None, asked_
 
     """
     words, parts = tuple(shlex.split(command)), shlex.split(patch or "")
-    known = next((one for one in KNOWN.values() if one.recognizes(words)), None)
+    known = known_command(words)
     if known is not None and known.settings_file is not None and not parts:
         parts = [words[known.settings_file]]
     levers = {} if known is None else {lever.name: lever for lever in known.levers}
@@ -171,12 +171,17 @@ def make_template(command: str, patch: str | None, variables: str | None, asked_
     return Template(words, tuple(_patches(words, parts)), dict(_variables(variables or "")), levers)
 
 
+def known_command(words: Sequence[str]) -> type[KnownCommand] | None:
+    """Return what is known of a command; None if it is not one that many use."""
+    return next((one for one in KNOWN.values() if one.recognizes(words)), None)
+
+
 def _with_options(words: tuple[str, ...], known: type[KnownCommand], asked_for: set[str]) -> tuple[str, ...]:
     """Return the words of a known command with placeholders for its options: the usual ones if it has none itself."""
     is_plain = not any(map(PLACEHOLDER.search, words))
     options = {name: f"{{{value}}}" for name, value in known.batch_options.items()} if is_plain else {}
     for lever in known.levers:
-        if lever.name in asked_for or (lever.is_usual and is_plain and option_of(words, lever.name) is None):
+        if lever.name in asked_for or (lever.is_usual and is_plain and known.value_of(words, lever.name) is None):
             options[lever.name] = f"{{{lever.name}:{','.join(lever.values)}}}"
     for name, placeholder in options.items():
         words = with_option(words, name, placeholder)

@@ -1,12 +1,15 @@
 """What is known of a training command that many use: how it calls the usual levers, and which of them change what."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 from pipeline.base.technique import Mathematics
 from pipeline.config.command import ACCUMULATION, MICRO_BATCH
+from pipeline.config.command_options import option_of
+from pipeline.config.patched_file import FORMATS, read_patched_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,14 +23,60 @@ class Lever:
     """How far other values than the first change the training."""
     is_usual: bool = False
     """Whether it is searched without being asked for."""
+    by_memory: tuple[str, ...] = ()
+    """Values by the memory that they need, the most first; none: not known."""
+    price: str = "not known"
+    """What a value that needs less memory is expected to cost in time, and what else it changes."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """The package that a value needs."""
 
 
-LIGER = Lever(name="use_liger_kernel", values=("false", "true"), mathematics=Mathematics.ROUNDING)
+CHECKPOINTING = Lever(
+    name="gradient_checkpointing",
+    values=("false", "true"),
+    mathematics=Mathematics.EXACT,
+    is_usual=True,
+    by_memory=("false", "true"),
+    price="the forward pass of each layer is computed twice: about a third more work",
+)
+BF16 = Lever(
+    name="bf16",
+    values=("false", "true"),
+    mathematics=Mathematics.ROUNDING,
+    is_usual=True,
+    by_memory=("false", "true"),
+    price="less: products of matrices in 16 bits; other rounding",
+)
+FP16 = Lever(
+    name="fp16",
+    values=("false", "true"),
+    mathematics=Mathematics.ROUNDING,
+    by_memory=("false", "true"),
+    price=BF16.price,
+)
+LIGER = Lever(
+    name="use_liger_kernel",
+    values=("false", "true"),
+    mathematics=Mathematics.ROUNDING,
+    by_memory=("false", "true"),
+    price="none: several operators become one kernel",
+    packages={"true": "liger_kernel"},
+)
 COMPILE = Lever(name="torch_compile", values=("false", "true"), mathematics=Mathematics.ROUNDING)
+ATTENTION = Lever(
+    name="attn_implementation",
+    values=("sdpa", "eager", "flash_attention_2"),
+    mathematics=Mathematics.ROUNDING,
+    by_memory=("eager", "sdpa"),
+    price="less: the scores of all pairs of tokens are not written to memory; other rounding",
+)
 OPTIMIZER = Lever(
     name="optim",
     values=("adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "adafactor"),
     mathematics=Mathematics.DIFFERENT,
+    by_memory=("adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "adafactor"),
+    price="about none; another optimizer: another training",
+    packages={"adamw_bnb_8bit": "bitsandbytes"},
 )
 """Options of transformers' TrainingArguments, which other commands take too."""
 
@@ -40,8 +89,12 @@ class KnownCommand(ABC):
         "gradient_accumulation_steps": ACCUMULATION,
     }
     """Its options of the batch, each with the placeholder of its value."""
+    batch_defaults: ClassVar[Mapping[str, str]] = {}
+    """The values of those that a command need not have."""
     levers: ClassVar[tuple[Lever, ...]] = ()
     """Those that its options set."""
+    file_options: ClassVar[tuple[str, ...]] = ()
+    """Options that name a file whose keys are options too."""
     settings_file: ClassVar[int | None] = None
     """Number of the word that names a file whose keys are its settings; None if it has options."""
 
@@ -49,3 +102,25 @@ class KnownCommand(ABC):
     @abstractmethod
     def recognizes(cls, words: Sequence[str]) -> bool:
         """Whether a command is one of these."""
+
+    @classmethod
+    def value_of(cls, words: Sequence[str], name: str) -> str | None:
+        """Return the value of an option as the command has it, or the file that it names; None if neither does.
+
+        Raises:
+            InvalidInputError: the file cannot be read.
+
+        """
+        value = option_of(words, name)
+        files = [option_of(words, option) for option in cls.file_options] if value is None else []
+        for file in files:
+            if file and file.endswith(FORMATS) and (found := read_patched_file(file).values.get(name)) is not None:
+                return str(found)
+        return value
+
+
+def scripts_of(words: Sequence[str]) -> Iterator[str]:
+    """Yield the source of each script of Python that a command names."""
+    for word in words:
+        if word.endswith(".py") and Path(word).is_file():
+            yield Path(word).read_text(errors="replace")

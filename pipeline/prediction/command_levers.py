@@ -2,26 +2,29 @@
 
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.config.command import ACCUMULATION, EFFECTIVE_BATCH, MICRO_BATCH
 from pipeline.config.command_options import option_of, with_option
-from pipeline.config.command_template import ALLOCATOR, Template
+from pipeline.config.command_template import ALLOCATOR, KNOWN, Template, known_command
+from pipeline.config.known_command import KnownCommand, Lever, scripts_of
 from pipeline.config.space import Value
 
 EXPANDABLE = "expandable_segments:True"
-TAKES_ALL_ARGUMENTS = re.compile(r"HfArgumentParser|TrlParser")
-"""A script that mentions one of these takes every option of transformers' TrainingArguments."""
-DEFAULT_BATCH_SIZE = 8
-"""Of transformers' TrainingArguments."""
-BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
-RECOMPUTED = "the forward pass of each layer is computed twice: about a third more work"
 UNKNOWN_PRICE = "not known"
 FIRST_WITH_BFLOAT16 = (8, 0)
 """Compute capability of the first cards with instructions for it."""
+BFLOAT16, FLOAT16 = re.compile(r"bf16|bfloat16"), re.compile(r"\b(fp16|float16|16-mixed)")
+"""What an option of one of the formats of 16 bits, or its value, is called."""
+HAS_16_BITS = ("bf16", "fp16")
+"""Options of which a command has one at most."""
+SWITCHED = {"": "true", "1": "true", "yes": "true", "0": "false", "no": "false"}
+"""Other ways to write whether an option is on."""
+FREE = ("use_liger_kernel", "attn_implementation")
+"""Levers that cost no time: they are tried first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,46 +69,117 @@ def levers_of(
 ) -> tuple[tuple[Change, ...], ...]:
     """Return the levers of a command, each with its changes, the smallest first.
 
-    Levers that keep the training come first, in the order of what they cost in time; then those that round differently,
-    then those that train differently. `own` has options of the command with the values to try.
+    First are those that cost no time, then the user's own (`own` has options of the command with the values to try),
+    the batch, and the others of a known command in its order. A script that is not known has those of TrainingArguments
+    that it names.
     """
     words = command_with(template)
-    script = _script_of(words)
-    takes_all = TAKES_ALL_ARGUMENTS.search(script) is not None
+    options = _Options(words, capability, python)
+    known = [options.changes(lever) for lever in options.levers]
     found = [
         _expandable(),
-        _switch(words, script, takes_all, "use_liger_kernel", "none: several operators become one kernel")
-        if _has_package(python, "liger_kernel")
-        else (),
-        _attention(words),
+        *(changes for changes in known if changes and changes[0].lever in FREE),
         *(_marked(name, values) for name, values in marks_of(template).items()),
         *(_option(name, values) for name, values in own.items()),
-        _accumulation(words, script, takes_all),
-        _switch(words, script, takes_all, "gradient_checkpointing", RECOMPUTED),
-        _precision(words, script, takes_all, capability),
-        _optimizer(words, takes_all, python),
+        options.smaller_batches(template.num_processes or 1),
+        *(changes for changes in known if changes and changes[0].lever not in FREE),
     ]
     return tuple(changes for changes in found if changes)
 
 
-def _script_of(words: Sequence[str]) -> str:
-    """Return the source of the script that a command runs; a program such as trl is its own name of a parser."""
-    for word in words:
-        path = Path(shutil.which(word) or word) if word == words[0] else Path(word)
-        if path.suffix == ".py" and path.is_file():
-            return path.read_text(errors="replace")
-        if path.name == "trl":
-            return "TrlParser"
-    return ""
+class _Options:
+    """The options of a command that are levers: those of a known command, or those of TrainingArguments."""
+
+    def __init__(self, words: Sequence[str], capability: tuple[int, int], python: Path) -> None:
+        self._words, self._capability, self._python = words, capability, python
+        known = known_command(words)
+        self._is_known = known is not None
+        self._command: type[KnownCommand] = known or KNOWN["trainer"]
+        self._script = "".join(scripts_of(words))
+        self.levers: tuple[Lever, ...] = self._command.levers
+
+    def changes(self, lever: Lever) -> tuple[Change, ...]:
+        """Return the changes of a lever to values that need less memory than the one that it has."""
+        if not self._takes(lever.name) or (lever.name in HAS_16_BITS and self._has_16_bits()):
+            return ()
+        now = self._now(lever)
+        smaller = lever.by_memory[lever.by_memory.index(now) + 1 :] if now in lever.by_memory else ()
+        return tuple(self._change(lever, value) for value in smaller if self._can_have(lever, value))
+
+    def smaller_batches(self, num_processes: int) -> tuple[Change, ...]:
+        """Return changes to smaller batches at the same number of sequences for each update."""
+        options = {placeholder: name for name, placeholder in self._command.batch_options.items()}
+        size = options[MICRO_BATCH]
+        if not all(map(self._takes, options.values())):
+            return ()
+        values = {name: self._value(name) for name in options.values()}
+        batch, steps = values[size] or "", values.get(options.get(ACCUMULATION, "")) or "1"
+        if not batch.isdecimal() or not steps.isdecimal():
+            return ()
+        changes = []
+        for parts in _powers_that_divide(int(batch)):
+            changed = {size: str(int(batch) // parts)}
+            if ACCUMULATION in options:
+                changed[options[ACCUMULATION]] = str(int(steps) * parts)
+            elif values[options[EFFECTIVE_BATCH]] is None:
+                changed[options[EFFECTIVE_BATCH]] = str(int(batch) * num_processes)
+            changes.append(
+                Change(
+                    lever=size,
+                    shown=" ".join(f"--{name} {value}" for name, value in changed.items()),
+                    price=f"the same work in {parts} times as many passes of 1/{parts} the size, which use the card "
+                    "less well",
+                    options=changed,
+                )
+            )
+        return tuple(changes)
+
+    def _takes(self, name: str) -> bool:
+        """Whether the command has an option: a known one takes its own, a script also those that it names."""
+        return (
+            self._is_known or option_of(self._words, name) is not None or _named(name).search(self._script) is not None
+        )
+
+    def _value(self, name: str) -> str | None:
+        """Return the value of an option, or its default if that is known."""
+        given = self._command.value_of(self._words, name)
+        return self._command.batch_defaults.get(name) if given is None and self._is_known else given
+
+    def _now(self, lever: Lever) -> str:
+        value = self._command.value_of(self._words, lever.name)
+        return lever.values[0] if value is None else SWITCHED.get(value.lower(), value.lower())
+
+    def _has_16_bits(self) -> bool:
+        return any(self._now(lever) == "true" for lever in self.levers if lever.name in HAS_16_BITS)
+
+    def _can_have(self, lever: Lever, value: str) -> bool:
+        """Whether the environment and the card have what a value needs."""
+        package = lever.packages.get(value)
+        if package is not None and not _has_package(self._python, package):
+            return False
+        other = FLOAT16 if self._capability >= FIRST_WITH_BFLOAT16 else BFLOAT16
+        return other.search(f"{lever.name}={value}") is None
+
+    def _change(self, lever: Lever, value: str) -> Change:
+        is_bare = not self._is_known and value == "true" and self._is_bare(lever.name)
+        shown = f"--{lever.name}" if is_bare else f"--{lever.name} {value}"
+        options = {lever.name: None if is_bare else value}
+        return Change(lever=lever.name, shown=shown, price=lever.price, options=options)
+
+    def _is_bare(self, name: str) -> bool:
+        """Whether argparse takes the option without a value."""
+        found = re.search(rf"{_named(name).pattern}(.{{0,200}})", self._script, re.DOTALL)
+        return found is not None and "store_true" in found[1].partition("add_argument")[0]
+
+
+def _named(name: str) -> re.Pattern[str]:
+    """Return the pattern of an option in the source of a script that takes it."""
+    return re.compile(rf"[\"']--{name.replace('_', '[_-]')}[\"']")
 
 
 def _has_package(python: Path, name: str) -> bool:
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({name!r}) is None)"
     return subprocess.run([str(python), "-c", code], capture_output=True, check=False).returncode == 0
-
-
-def _is_known(script: str, takes_all: bool, name: str) -> bool:
-    return takes_all or re.search(rf"[\"']--{name.replace('_', '[_-]')}[\"']", script) is not None
 
 
 def _expandable() -> tuple[Change, ...]:
@@ -130,73 +204,8 @@ def _option(name: str, values: Sequence[str]) -> tuple[Change, ...]:
     )
 
 
-def _switch(words: Sequence[str], script: str, takes_all: bool, name: str, price: str) -> tuple[Change, ...]:
-    """Return the change that turns on an option which is off."""
-    now = option_of(words, name)
-    if now == "" or (now or "").lower() in ("true", "1", "yes"):
-        return ()
-    if now is None and not _is_known(script, takes_all, name):
-        return ()
-    value = None if not takes_all and _is_bare(script, name) else "True"
-    shown = f"--{name}" if value is None else f"--{name} {value}"
-    return (Change(lever=name, shown=shown, price=price, options={name: value}),)
-
-
-def _is_bare(script: str, name: str) -> bool:
-    """Whether argparse takes the option without a value."""
-    found = re.search(rf"[\"']--{name.replace('_', '[_-]')}[\"'](.{{0,200}})", script, re.DOTALL)
-    return found is not None and "store_true" in found[1].partition("add_argument")[0]
-
-
-def _attention(words: Sequence[str]) -> tuple[Change, ...]:
-    name = "attn_implementation"
-    if option_of(words, name) != "eager":
-        return ()
-    price = "less: the scores of all pairs of tokens are not written to memory; other rounding"
-    return (Change(lever=name, shown=f"--{name} sdpa", price=price, options={name: "sdpa"}),)
-
-
-def _accumulation(words: Sequence[str], script: str, takes_all: bool) -> tuple[Change, ...]:
-    """Return changes to smaller batches at the same number of sequences for each update."""
-    known = all(
-        option_of(words, name) is not None or _is_known(script, takes_all, name) for name in (BATCH, ACCUMULATION)
-    )
-    batch = option_of(words, BATCH) or (str(DEFAULT_BATCH_SIZE) if takes_all else "")
-    steps = option_of(words, ACCUMULATION) or "1"
-    if not known or not batch.isdecimal() or not steps.isdecimal():
-        return ()
-    return tuple(_accumulated(int(batch), int(steps), parts) for parts in _powers_that_divide(int(batch)))
-
-
-def _accumulated(batch: int, steps: int, parts: int) -> Change:
-    options = {BATCH: str(batch // parts), ACCUMULATION: str(steps * parts)}
-    return Change(
-        lever=BATCH,
-        shown=" ".join(f"--{name} {value}" for name, value in options.items()),
-        price=f"the same work in {parts} times as many passes of 1/{parts} the size, which use the card less well",
-        options=options,
-    )
-
-
 def _powers_that_divide(number: int) -> Iterator[int]:
     parts = 2
     while number > 0 and number % parts == 0:
         yield parts
         parts *= 2
-
-
-def _precision(words: Sequence[str], script: str, takes_all: bool, capability: tuple[int, int]) -> tuple[Change, ...]:
-    """Return the change to 16 bits, of the format for which the card has instructions."""
-    if any(option_of(words, name) not in (None, "False", "false") for name in ("bf16", "fp16")):
-        return ()
-    name = "bf16" if capability >= FIRST_WITH_BFLOAT16 else "fp16"
-    return _switch(words, script, takes_all, name, "less: products of matrices in 16 bits; other rounding")
-
-
-def _optimizer(words: Sequence[str], takes_all: bool, python: Path) -> tuple[Change, ...]:
-    now = option_of(words, "optim") or "adamw_torch"
-    if not now.startswith("adamw_torch") or (option_of(words, "optim") is None and not takes_all):
-        return ()
-    value = "adamw_bnb_8bit" if _has_package(python, "bitsandbytes") else "adafactor"
-    price = f"about none; another optimizer: another training than {now}"
-    return (Change(lever="optim", shown=f"--optim {value}", price=price, options={"optim": value}),)

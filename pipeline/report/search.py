@@ -49,6 +49,11 @@ def answer(findings: SearchFindings) -> str:
     space = f"{len(one_per_configuration(rows))} of {findings.num_configurations} configurations measured"
     if best is None:
         peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None and row.tokens_per_second is not None]
+        if peaks and min(peaks) <= budget:
+            return (
+                f"Nothing that fits {budget / MIB:,.1f} MiB at an effective batch of {effective} trained when it was "
+                f"run again, and the log of that run says why ({space})."
+            )
         smallest = f"the smallest measured peak is {min(peaks) / MIB:,.1f} MiB" if peaks else "none completed"
         return f"Nothing fits {budget / MIB:,.1f} MiB at an effective batch of {effective}: {smallest} ({space})."
     peak, speed = best.peak_bytes or 0, findings.speed_of(best.choice)

@@ -45,7 +45,9 @@ def run_command(command: Command, _: None, emit: Callable[[Any], None], *, stop:
             server.bind(path)
             server.listen()
             words = command.with_copies(Path(folder))
-            process = subprocess.Popen(words, env=_variables(command, path), stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(  # in a session of its own it cannot ask at the terminal, and wait
+                words, env=_variables(command, path), stdin=subprocess.DEVNULL, start_new_session=True
+            )
             try:
                 received = _Received(command, emit, stop, process.pid)
                 _receive(server, received, process)

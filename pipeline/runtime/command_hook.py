@@ -62,7 +62,8 @@ class Steps:
             torch.cuda._lazy_call(self._limit_memory)
         else:
             self._profile = torch.autograd.profiler.profile(profile_memory=True, use_kineto=True)
-            self._profile.__enter__()
+            with _silent():
+                self._profile.__enter__()
             atexit.register(self._stop_profile)  # a process that ends with a profiler may crash
         sys.excepthook = functools.partial(self._failed, sys.excepthook)
 
@@ -232,7 +233,7 @@ def _peak_process_bytes() -> int:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Let nothing be written to stderr: the profiler announces its end there."""
+    """Let nothing be written to stderr: the profiler announces its start and its end there."""
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

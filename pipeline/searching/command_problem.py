@@ -44,6 +44,10 @@ UPDATE_WORK = Work({"float32": WORK_OF_SEQUENCE}, num_kernels=KERNELS_OF_PASS)
 NOT_PREDICTED = "the memory of a command on this device is measured, not predicted"
 EXPANDED = "the shell seems to have expanded {name:value,value}: put quotes around it"
 
+NO_TERMINAL = (
+    "a run has no terminal to read from: give what the script asks for as an option, in a file or as a variable"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CommandProblem(Problem):
@@ -139,7 +143,11 @@ class CommandProblem(Problem):
         if first.outcome is not RunOutcome.CRASHED:
             return None
         line = self.runnable(choice).line
-        return f"the command must train, and its first run failed: {first.detail}\nit was: {line}"
+        hints = [EXPANDED] if self.template.looks_expanded else []
+        hints += [NO_TERMINAL] if "EOFError" in (first.detail or "") else []
+        return "\n".join(
+            [f"the command must train, and its first run failed: {first.detail}", f"it was: {line}", *hints]
+        )
 
     @property
     def baselines(self) -> list[Choice]:

@@ -1,6 +1,7 @@
 """The space of a command: the values of its placeholders, which of them go together, and the command of each choice."""
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 
@@ -9,12 +10,15 @@ import torch
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.command import ACCUMULATION, EFFECTIVE_BATCH, MICRO_BATCH, WORLD_SIZE, Command
 from pipeline.config.command_template import Template, derived_values, divisors
-from pipeline.config.known_command import Lever
+from pipeline.config.known_command import Lever, scripts_of
 from pipeline.config.space import Choice, Value, size_of
 from pipeline.searching.settings import CommandSearchSettings
 
 DERIVED = (ACCUMULATION, EFFECTIVE_BATCH)
 """Placeholders that follow from others."""
+OPTION = re.compile(r"[\"'](--[A-Za-z][\w-]*)[\"']")
+"""An option in the source of a script."""
+MOST_OPTIONS = 20
 
 
 def dimensions_of(settings: CommandSearchSettings, template: Template) -> dict[str, tuple[Value, ...]]:
@@ -56,10 +60,12 @@ def _whole_numbers(name: str, values: Sequence[Value]) -> tuple[Value, ...]:
 
 
 def _nothing_to_search(template: Template) -> str:
+    options = dict.fromkeys(match[1] for script in scripts_of(template.words) for match in OPTION.finditer(script))
+    named = f"; its script names {', '.join([*options][:MOST_OPTIONS])}" if options else ""
     return (
         f"a search of a command needs a placeholder in it, and this has none: {shlex.join(template.words)}; "
         "write {micro_batch_size} and {accumulation_steps} where it takes them, {dtype:fp32,bf16} for values of your "
-        "own, or {--flag} for an option that is there or not"
+        f"own, or {{--flag}} for an option that is there or not{named}"
     )
 
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pipeline.base.technique import Mathematics
 from pipeline.config.command import EFFECTIVE_BATCH, MICRO_BATCH
-from pipeline.config.known_command import KnownCommand, Lever
+from pipeline.config.known_command import CHECKPOINTING, KnownCommand, Lever
 
 
 class Torchtitan(KnownCommand):
@@ -20,6 +20,8 @@ class Torchtitan(KnownCommand):
             name="activation_checkpoint.mode",
             values=("none", "selective", "full"),
             mathematics=Mathematics.EXACT,
+            by_memory=("none", "selective", "full"),
+            price=CHECKPOINTING.price,
         ),
         Lever(
             name="training.mixed_precision_param",

@@ -1,38 +1,49 @@
 """`trl sft` and its sisters, whose options override those of their configuration file."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from pipeline.base.technique import Mathematics
-from pipeline.config.known_command import COMPILE, LIGER, OPTIMIZER, KnownCommand, Lever
+from pipeline.config.known_command import (
+    ATTENTION,
+    BF16,
+    CHECKPOINTING,
+    COMPILE,
+    FP16,
+    LIGER,
+    OPTIMIZER,
+    KnownCommand,
+    Lever,
+    scripts_of,
+)
 
 TRAININGS = ("sft", "dpo", "kto", "reward")
+ON = ("true", "false")
 
 
 class Trl(KnownCommand):
-    """TRL's command line; its checkpointing and bf16 are on unless they are switched off."""
+    """TRL's command line and its scripts; their checkpointing and bf16 are on unless they are switched off."""
 
+    batch_defaults: ClassVar[Mapping[str, str]] = {
+        "per_device_train_batch_size": "8",
+        "gradient_accumulation_steps": "1",
+    }
     levers: ClassVar[tuple[Lever, ...]] = (
-        Lever(
-            name="gradient_checkpointing",
-            values=("true", "false"),
-            mathematics=Mathematics.EXACT,
-            is_usual=True,
-        ),
-        Lever(name="bf16", values=("true", "false"), mathematics=Mathematics.ROUNDING, is_usual=True),
         LIGER,
+        ATTENTION,
+        replace(CHECKPOINTING, values=ON),
+        replace(BF16, values=ON),
+        FP16,
         COMPILE,
-        Lever(
-            name="attn_implementation",
-            values=("sdpa", "eager", "flash_attention_2"),
-            mathematics=Mathematics.ROUNDING,
-        ),
         Lever(name="packing", values=("false", "true"), mathematics=Mathematics.DIFFERENT),
         OPTIMIZER,
     )
+    file_options: ClassVar[tuple[str, ...]] = ("config",)
 
     @classmethod
     def recognizes(cls, words: Sequence[str]) -> bool:
-        """Whether it begins with `trl` and one of its trainings."""
-        return len(words) > 1 and Path(words[0]).name == "trl" and words[1] in TRAININGS
+        """Whether it begins with `trl` and one of its trainings, or a script of it reads options as these do."""
+        is_trl = len(words) > 1 and Path(words[0]).name == "trl" and words[1] in TRAININGS
+        return is_trl or any("TrlParser" in script for script in scripts_of(words))

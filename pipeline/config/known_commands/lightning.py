@@ -1,0 +1,34 @@
+"""`python main.py fit ...` of Lightning's command line, whose options are those of its trainer, model and data."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from pipeline.base.technique import Mathematics
+from pipeline.config.command import ACCUMULATION, MICRO_BATCH
+from pipeline.config.known_command import BF16, KnownCommand, Lever, scripts_of
+
+
+class Lightning(KnownCommand):
+    """A script with a LightningCLI, whose data has the option `batch_size`, as it is usually called."""
+
+    batch_options: ClassVar[Mapping[str, str]] = {
+        "data.batch_size": MICRO_BATCH,
+        "trainer.accumulate_grad_batches": ACCUMULATION,
+    }
+    batch_defaults: ClassVar[Mapping[str, str]] = {"trainer.accumulate_grad_batches": "1"}
+    levers: ClassVar[tuple[Lever, ...]] = (
+        Lever(
+            name="trainer.precision",
+            values=("32-true", "bf16-mixed"),
+            mathematics=Mathematics.ROUNDING,
+            is_usual=True,
+            by_memory=("32-true", "bf16-mixed", "16-mixed"),
+            price=BF16.price,
+        ),
+    )
+    file_options: ClassVar[tuple[str, ...]] = ("config", "c")
+
+    @classmethod
+    def recognizes(cls, words: Sequence[str]) -> bool:
+        """Whether a script of the command makes a LightningCLI."""
+        return any("LightningCLI" in script for script in scripts_of(words))
