@@ -19,15 +19,10 @@ from pipeline.report.plot import short
 from pipeline.report.table import Form, Table
 from pipeline.searching.results import columns, label
 
-<<<<<<< HEAD
 NUM_IN_TERMINAL = 5
 """Configurations of a card that the terminal shows."""
-=======
-NUM_IN_TERMINAL, NUM_TENSORS = 8, 4
-"""Configurations of a card, and tensors, that the terminal shows."""
 OVERLAPS = ("s if all overlaps", "s if nothing does")
 """Columns of the seconds of several ranks."""
->>>>>>> d2027fe (wip: communication is counted)
 NUM_ON_PAGE = 300
 """Configurations of all cards' tables on the page; the CSV files have all."""
 NUM_CELLS = 1800
