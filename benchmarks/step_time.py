@@ -70,7 +70,7 @@ class Case:
 
 def case_of(row: Mapping[str, str]) -> Case:
     """Return the configuration of a row of the CSV file."""
-    work = (np.array([float(row[f"{part}_{kind}"]) for kind in KINDS]) for part in ("pass", "update"))
+    work = (np.array([float(row.get(f"{part}_{kind}", 0)) for kind in KINDS]) for part in ("pass", "update"))
     pass_K, update_K = work
     return Case(
         subject=row["subject"],

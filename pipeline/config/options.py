@@ -116,6 +116,8 @@ class PlanOptions(RunOptions, total=False):
     mathematics: Literal["exact", "rounding", "different"]
     config: str | Path | None
     gpu: str
+    gpus: int | None
+    link: str | None
     other_processes: str | None
     install: bool
     all: bool

@@ -21,6 +21,7 @@ from pipeline.jobs.plan_settings import (
     budget_bytes_on,
     log_findings,
     planned_row,
+    size_of_all,
     targets,
 )
 from pipeline.memory.device import num_cores
@@ -32,7 +33,7 @@ from pipeline.prediction.longest import longest_that_fits as longest_of
 from pipeline.prediction.patches import not_predicted
 from pipeline.prediction.plan_experiments import experiments_on
 from pipeline.prediction.predict_all import why_not_predicted
-from pipeline.prediction.rates import cost_prior, note_on_rates
+from pipeline.prediction.rates import cost_prior, note_on_link, note_on_rates
 from pipeline.runtime.environment import environment
 from pipeline.runtime.worker_pool import run_all, worker_pool
 
@@ -48,10 +49,12 @@ def find_longest(given: Mapping[str, Any]) -> LongestFindings:
 
     """
     own, values = _read(given)
+    all_ranks = size_of_all(own, given)
+    values, given = {**values, **all_ranks}, {**given, **all_ranks}
     if own.effective_batch_sizes:
         raise InvalidInputError("the longest sequences are of one effective_batch_size; remove effective_batch_sizes")
     budget = values.pop("budget", None)
-    cards = targets(own.gpu)
+    cards = targets(own.gpu, own.gpus)
     if any(card.kind == "cuda" for card in cards):
         python_on_cuda_build(own.install)
     values |= {"device": "cpu", "model": values.get("model", "auto"), "sequence_length": MINIMUM}
@@ -131,7 +134,7 @@ def _of_card(
     own: PlanSettings,
 ) -> CardLengths:
     experiments, choices, refusals = experiments_on(target, values, space, own.mathematics, budget_bytes)
-    prior, rows, unpredicted = cost_prior(target), dict[int, LongestRow](), dict[str, None]()
+    prior, rows, unpredicted = cost_prior(target, own.known_link), dict[int, LongestRow](), dict[str, None]()
     text = f"predicting the longest sequences of {len(experiments)} configurations on {target.name}"
     with progress(text, len(experiments)) as advance:
         for number, found in _search(experiments, target, budget_bytes):
@@ -146,6 +149,7 @@ def _of_card(
     notes = (
         *notes_on_card(target),
         note_on_rates(target),
+        note_on_link(target, own.known_link) if experiments and experiments[0].world_size > 1 else None,
         *not_predicted(experiments, target.kind),
         *notes_on(experiments),
     )

@@ -31,6 +31,7 @@ from pipeline.jobs.plan_settings import (
     budget_bytes_on,
     log_findings,
     planned_row,
+    size_of_all,
     targets,
 )
 from pipeline.jobs.printing import say_notes
@@ -45,8 +46,7 @@ from pipeline.prediction.plan_reasons import reasons_for
 from pipeline.prediction.predict_all import counted_causes, predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.prediction.promising import predict_promising
-from pipeline.prediction.rates import cost_prior, note_on_rates
-from pipeline.prediction.step_time import note_on_ranks
+from pipeline.prediction.rates import cost_prior, note_on_link, note_on_rates
 from pipeline.runtime.environment import environment
 from pipeline.training.typical_step import evaluation_note, lengths_note
 
@@ -73,8 +73,10 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
 
     """
     own, values = _read(given)
+    all_ranks = size_of_all(own, given)
+    values, given = {**values, **all_ranks}, {**given, **all_ranks}
     budget = values.pop("budget", None)
-    devices = targets(own.gpu)
+    devices = targets(own.gpu, own.gpus)
     if any(device.kind == "cuda" for device in devices):
         python_on_cuda_build(own.install)
         card_processes()  # its host imports torch and transformers meanwhile
@@ -152,7 +154,7 @@ def _card_plan(
     """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
     budget_bytes = budget_bytes_on(budget, own.other_processes, target)
     experiments, choices, refusals = experiments_on(target, values, space, own.mathematics, budget_bytes)
-    prior = cost_prior(target)
+    prior = cost_prior(target, own.known_link)
     rows: dict[int, PlannedRow] = {}
     breakdowns: dict[int, Breakdown] = {}
     causes: list[str] = []
@@ -187,7 +189,7 @@ def _card_plan(
     notes = [
         *notes_on_card(target),
         note_on_rates(target),
-        note_on_ranks(max((one.world_size for one in experiments), default=1)),
+        note_on_link(target, own.known_link) if any(one.world_size > 1 for one in experiments) else None,
         *counted_causes(causes, len(experiments)),
         *not_predicted(experiments, target.kind),
         *notes_on(experiments),

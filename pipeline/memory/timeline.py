@@ -4,7 +4,7 @@ N counts storages in the order of their allocation, E events.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, Self
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.memory.work import Work
+from pipeline.memory.work import Work, combined
 
 CATEGORIES = (
     "parameters",
@@ -128,16 +128,28 @@ class Timeline:
     def pass_work(self, num_passes: int) -> Work:
         """Return the mean work of the forward and backward passes of the last optimizer step, which has `num_passes`.
 
-        The passes that were not recorded repeat the last one.
+        The passes that were not recorded repeat the last one, but for what ranks exchange after the last one alone.
         """
-        forward, backward = (self._work_of(phase) for phase in ("forward", "backward"))
-        passes = [one + other for one, other in zip(forward, backward, strict=True)]
-        return (sum(passes, Work()) + passes[-1] * (num_passes - len(passes))) / num_passes
+        passes = self._passes
+        mean = (sum(passes, Work()) + passes[-1] * (num_passes - len(passes))) / num_passes
+        return replace(mean, sent_bytes=passes[0].sent_bytes)
+
+    @property
+    def last_pass_work(self) -> Work:
+        """Return what the last pass has beside the mean one: what ranks exchange of the gradients of all passes."""
+        first, *_, last = (*self._passes[:1], *self._passes)
+        return Work(sent_bytes=combined(lambda one, other: max(other - one, 0), first, last).sent_bytes)
 
     @property
     def update_work(self) -> Work:
         """Return the work of the last optimizer step after its passes: clipping and the optimizer."""
         return self._work_of("optimizer")[0]
+
+    @property
+    def _passes(self) -> list[Work]:
+        """Return the work of each recorded pass of the last optimizer step."""
+        forward, backward = (self._work_of(phase) for phase in ("forward", "backward"))
+        return [one + other for one, other in zip(forward, backward, strict=True)]
 
     def _work_of(self, phase: str) -> list[Work]:
         """Return the work of each such phase of the last optimizer step."""

@@ -1,11 +1,11 @@
 """The work of a training run, counted operator by operator: what its time depends on.
 
-Matrix products count by their floating-point operations, all other operators by the bytes that they read and write:
-those are bound by the memory of a device.
+Matrix products count by their floating-point operations, collectives by the bytes that a rank sends to others, and all
+other operators by the bytes that they read and write: those are bound by the memory of a device.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pipeline.memory.attention_saved import is_keeping_attention
+from pipeline.memory.collectives import find_collective, num_bytes
 from pipeline.memory.flops import FORMULAS, operations_of
 
 aten = torch.ops.aten
@@ -37,7 +38,9 @@ LOOKED_UP = {
 ATTENTION = " attention"
 """End of the names of types in which attention is computed in one kernel."""
 OTHER_AMOUNTS = ("moved_bytes", "num_kernels", "host_bytes", "num_python_calls")
-"""The fields of Work besides the FLOPs."""
+"""The fields of Work besides the FLOPs and what ranks exchange."""
+SENT = "sent by "
+"""Beginning of the kinds of what ranks exchange."""
 SCATTERED = (aten.scatter_add_.default,)
 """Operators that change of their first argument only what their indices name."""
 
@@ -61,6 +64,11 @@ class Work:
     num_python_calls: float = 0
     """Operators that launch a kernel while tensors are saved through hooks, as in a checkpointed layer, and those that
     run under the mode that keeps attention's results: each of the two makes torch call Python."""
+    sent_bytes: Mapping[str, float] = field(default_factory=dict)
+    """Bytes that a rank sends to others, by collective and number of ranks: `sent by all_gather of 8`.
+
+    Those of a collective for which the operators after it wait, so that it cannot overlap, end in `, waited for`.
+    """
 
     @property
     def flops(self) -> float:
@@ -98,18 +106,27 @@ def combined(function: Callable[..., float], *works: Work) -> Work:
 
     The function of zeros is zero.
     """
-    types = dict.fromkeys(name for work in works for name in work.matrix_flops)
-    flops = {name: function(*(work.matrix_flops.get(name, 0) for work in works)) for name in types}
     return Work(
-        matrix_flops={name: amount for name, amount in flops.items() if amount},
+        matrix_flops=_combined_by_name(function, [work.matrix_flops for work in works]),
+        sent_bytes=_combined_by_name(function, [work.sent_bytes for work in works]),
         **{kind: function(*(getattr(work, kind) for work in works)) for kind in OTHER_AMOUNTS},
     )
 
 
+def _combined_by_name(function: Callable[..., float], parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for part in parts for name in part)
+    amounts = {name: function(*(part.get(name, 0) for part in parts)) for name in names}
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
 def work_of(amounts: Mapping[str, int]) -> Work:
-    """Return work from its amounts by kind: the types of matrix products, and the other fields of Work."""
-    flops = {kind: amount for kind, amount in amounts.items() if kind not in OTHER_AMOUNTS and amount}
-    return Work(flops, **{kind: amounts.get(kind, 0) for kind in OTHER_AMOUNTS})
+    """Return work from its amounts by kind: types of matrix products, collectives, and the other fields of Work."""
+    named = {kind: amount for kind, amount in amounts.items() if kind not in OTHER_AMOUNTS and amount}
+    return Work(
+        matrix_flops={kind: amount for kind, amount in named.items() if not kind.startswith(SENT)},
+        sent_bytes={kind: amount for kind, amount in named.items() if kind.startswith(SENT)},
+        **{kind: amounts.get(kind, 0) for kind in OTHER_AMOUNTS},
+    )
 
 
 class CallWork(NamedTuple):
@@ -161,21 +178,14 @@ def _work_of_call(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     """Return the work of one call of an operator; None if it launches no kernel."""
     if not _has_kernel(operator):
         return None
+    if (collective := find_collective(operator, args, kwargs, result)) is not None:
+        return CallWork(f"{SENT}{collective.name}", collective.sent_bytes)
     if operator.overloadpacket in FORMULAS:
         return CallWork(None, operations_of(operator, args, kwargs, result))
     if operator in COPIES and _device(result) != _device(args[operator is aten.copy_.default]):
         return CallWork("host_bytes", num_bytes(result))
     moved_bytes = _moved_bytes(operator, args, result)
     return CallWork("moved_bytes", moved_bytes) if moved_bytes else None
-
-
-def num_bytes(value: Any) -> int:
-    """Return the bytes of a tensor, or of the tensors in a list or tuple; 0 for anything else."""
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, list | tuple):
-        return sum(num_bytes(part) for part in value)
-    return 0
 
 
 def _moved_bytes(operator: Any, args: tuple[Any, ...], result: Any) -> int:

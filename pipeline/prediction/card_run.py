@@ -108,6 +108,7 @@ def run_on_card(request: CardRequest) -> Prediction:
         smallest = reserved
         if allocated <= request.budget_bytes < reserved:
             smallest = _smallest_budget(experiment, rows, allocated, request.budget_bytes) or reserved
+    accumulation_steps = request.experiment.accumulation_steps
     last = max(phase.step for phase in use.phases)
     [kept] = [phase.allocated_bytes for phase in use.phases if (phase.step, phase.phase) == (last, "forward")]
     return Prediction(
@@ -121,7 +122,8 @@ def run_on_card(request: CardRequest) -> Prediction:
         micro_batch_size=request.experiment.micro_batch_size,
         pass_work=Work()
         if timeline is None
-        else timeline.pass_work(experiment.accumulation_steps).shortened(typical.share, typical.square_share),
+        else timeline.pass_work(accumulation_steps).shortened(typical.share, typical.square_share),
+        last_pass_work=timeline.last_pass_work if timeline else Work(),
         update_work=timeline.update_work if timeline else Work(),
         num_tokens=typical.num_tokens,
     )

@@ -26,6 +26,8 @@ class PlannedRow:
     """Standard deviation of the logarithm of these seconds: 0.2 is about 20 %."""
     tokens: int
     """Tokens of a typical optimizer step, without padding."""
+    seconds_between: tuple[float, float] | None = None
+    """The same if all that ranks send overlaps with computing, and if none of it does; None for one rank."""
     category_bytes: Mapping[str, int] = field(default_factory=dict)
     """What is allocated at the peak, by purpose."""
 

@@ -1,6 +1,6 @@
 """Prediction: what a run is predicted to need of a device."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.results import limited_peak
@@ -33,8 +33,14 @@ class Prediction:
     """
     update_work: Work
     """Work of an optimizer step after its passes: clipping and the optimizer."""
+    last_pass_work: Work = field(default_factory=Work)
+    """What the last of several passes has besides: what ranks exchange of the gradients of all passes."""
     num_tokens: float
     """Tokens of a typical optimizer step, without padding."""
+
+    def mean_pass_work(self, num_passes: int) -> Work:
+        """Return the work of a pass with its share of what the last one has besides."""
+        return self.pass_work + self.last_pass_work / num_passes
 
     @property
     def sequence_flops(self) -> float:

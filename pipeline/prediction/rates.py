@@ -2,7 +2,8 @@
 
 FLOP/s of matrix products are those of NVIDIA's data sheets and architecture papers, dense (a data sheet's number "with
 sparsity" is twice as high) and summed in float32, which GeForce cards do at half the rate of sums in float16. Memory
-bandwidth is from the same sources; the host's is that of the card's lanes of PCIe, one direction.
+bandwidth is from the same sources; the host's is that of the card's lanes of PCIe, one direction, and that of other
+cards what links.csv says.
 """
 
 import time
@@ -17,9 +18,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.base.contracts import Hardware
 from pipeline.prediction.cards import CARDS, model_of
-from pipeline.prediction.step_time import CALLS, CostPrior
+from pipeline.prediction.step_time import CALLS, KINDS, SENT, CostPrior
 from pipeline.simulation import cards
-from pipeline.simulation.cards import Speeds
+from pipeline.simulation.cards import Card
+from pipeline.simulation.links import Link, link_of
 
 TERA, GIGA = 1e12, 1e9
 LAUNCH_SECONDS = 10e-6
@@ -61,10 +63,13 @@ class Rates:
     """Bytes a second that its memory reads and writes."""
     host_bytes: float
     """Bytes a second between it and the host."""
+    sent_bytes: float
+    """Bytes a second that it sends to other ranks."""
     launch_seconds: float = LAUNCH_SECONDS
 
 
-def _rates(speeds: Speeds) -> Rates:
+def _rates(card: Card) -> Rates:
+    speeds = card.speeds
     return Rates(
         float32=speeds.float32_tflops * TERA,
         tf32=speeds.tf32_tflops * TERA,
@@ -73,10 +78,11 @@ def _rates(speeds: Speeds) -> Rates:
         half_attention=speeds.half_tflops * TERA,
         moved_bytes=speeds.memory_gb_per_s * GIGA,
         host_bytes=speeds.host_gb_per_s * GIGA,
+        sent_bytes=link_of(card).gb_per_s * GIGA,
     )
 
 
-RATES = {name: _rates(card.speeds) for name, card in cards.CARDS.items()}
+RATES = {name: _rates(card) for name, card in cards.CARDS.items()}
 """By the card's name in CARDS."""
 
 
@@ -87,6 +93,12 @@ On a T4 it is 0.62 of the FLOP/s in float32, 0.39 in float16, and 0.53 of the me
 """
 DEVIATIONS = {"cuda": 0.35, "cpu": 0.5}
 """Standard deviations of the logarithms of these shares: that of the T4 is within one of them."""
+LINK_EFFICIENCY, LINK_DEVIATION = 0.8, 0.35
+"""Expected share of a link's rate that NCCL reaches, and the standard deviation of its logarithm.
+
+0.82 of NVLink 4 by NCCL's authors (nccl-tests issue 212), 0.69 of NVLink 3 (issue 178), 0.91 of four ports of
+InfiniBand HDR (issue 100). A sum that NVLink's switches compute (SHARP) takes less time than a ring (issue 272).
+"""
 SIMILAR_DEVIATION = 0.7
 """The same for a card that is not in the table: cards of one capability differ by a factor of 2 per multiprocessor."""
 CALL_DEVIATION = 0.7
@@ -143,14 +155,28 @@ def _similar(hardware: Hardware) -> str:
     return min(CARDS, key=distance)
 
 
-def cost_prior(hardware: Hardware) -> CostPrior:
-    """Return what is known about the costs on a device before anything is measured there."""
-    costs = rate_costs(hardware)
+def note_on_link(hardware: Hardware, link: Link | None) -> str:
+    """Return between what the estimated times of several ranks lie, and by what link; without one, that of the card."""
+    link = link or link_of(cards.CARDS[_similar(hardware)])
+    return (
+        f"world_size: what ranks send goes over {link.name} ({link.gb_per_s:g} GB/s in one direction; --link takes "
+        "another); 80 % of the time that overlapping can save is expected to be saved"
+    )
+
+
+def cost_prior(hardware: Hardware, link: Link | None = None) -> CostPrior:
+    """Return what is known about the costs on a device, with ranks on a link, before anything is measured there.
+
+    Without a link it is what connects such cards in a machine.
+    """
+    costs = rate_costs(hardware, link)
     work, calls = costs[: -len(CALLS)], costs[-len(CALLS) :]
     is_known = hardware.kind != "cuda" or CARDS[_similar(hardware)].name == model_of(hardware)
     deviation = DEVIATIONS[hardware.kind] if is_known else SIMILAR_DEVIATION
     deviations = [deviation] * len(work) + [CALL_DEVIATION] * len(calls)
     log_costs_K = np.log([*(cost / EFFICIENCIES[hardware.kind] for cost in work), *calls])
+    for place in map(KINDS.index, SENT):
+        log_costs_K[place], deviations[place] = np.log(costs[place] / LINK_EFFICIENCY), LINK_DEVIATION
     return CostPrior(
         log_costs_K=log_costs_K,
         deviations_K=np.array(deviations),
@@ -159,12 +185,13 @@ def cost_prior(hardware: Hardware) -> CostPrior:
     )
 
 
-def rate_costs(hardware: Hardware) -> list[float]:
+def rate_costs(hardware: Hardware, link: Link | None = None) -> list[float]:
     """Return the costs on a device that reaches its rates, by the kinds of step_time, in seconds."""
     rates = rates_of(hardware)
     products = rates.float32, rates.tf32, rates.half, rates.half
     attentions = rates.attention, rates.attention, rates.half_attention, rates.half_attention
-    amounts = *products, *attentions, rates.moved_bytes, rates.host_bytes
+    sent_bytes = rates.sent_bytes if link is None else link.gb_per_s * GIGA
+    amounts = *products, *attentions, rates.moved_bytes, rates.host_bytes, sent_bytes, sent_bytes
     calls = rates.launch_seconds, PYTHON_CALL_LAUNCHES * rates.launch_seconds
     return [*(1 / amount for amount in amounts), *calls]
 
@@ -201,6 +228,7 @@ def measured_rates() -> Rates:
         half_attention=attention_flops / _fastest(lambda: attend(narrow_heads)),
         moved_bytes=2 * COPY_BYTES / _fastest(lambda: copy.copy_(source)),
         host_bytes=2 * COPY_BYTES / _fastest(lambda: copy.copy_(source)),
+        sent_bytes=COPY_BYTES / _fastest(lambda: copy.copy_(source)),
         launch_seconds=_fastest(train) / (NUM_LAYERS * OPERATORS_PER_LAYER),
     )
 

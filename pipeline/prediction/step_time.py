@@ -3,6 +3,9 @@
     seconds of a pass = max(sum over kinds of amount x cost, that over calls on the host) on a GPU, their sum on a CPU
     seconds of a step = passes x seconds of a pass + seconds of the update
 
+What ranks send is one of the kinds of the sum if nothing of it overlaps with computing; if all does that may, it is a
+third part of the maximum. The truth lies between.
+
 A cost is the time of one FLOP in a number format, those of attention in one kernel apart, or of one byte; on the host
 that of launching one operator, or of its call into Python. On a GPU operators are launched while earlier ones
 are computed, so the slower of both sets the time; on a CPU each begins when the one before has ended. N counts
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.memory.collectives import WAITED_FOR
 from pipeline.memory.work import ATTENTION, Work
 from pipeline.prediction.prediction import Prediction
 
@@ -25,8 +29,17 @@ OTHER_FORMATS = {"float64": "float32"}
 ATTENTIONS = tuple(name + ATTENTION for name in FORMATS)
 CALLS = ("launch", "python_call")
 """Kinds of work of the host: the launch of an operator, and its call into Python."""
-KINDS = (*FORMATS, *ATTENTIONS, "moved_bytes", "host_bytes", *CALLS)
+SENT = ("waited_bytes", "sent_bytes")
+"""Kinds of work of the link between ranks: what is waited for, and what may overlap with other work."""
+KINDS = (*FORMATS, *ATTENTIONS, "moved_bytes", "host_bytes", *SENT, *CALLS)
 """Kinds of work, in the order of their costs; those of the host are the last."""
+
+EXPOSED = 0.2
+"""Expected share, of the time that overlapping could save, that it does not.
+
+With it the times of 23 published FSDP trainings on 8 to 512 H100, with 2,048 tokens, vary the least from the estimates
+(benchmarks/throughput).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +60,17 @@ class CostPrior:
 class StepTime:
     """The estimated time of an optimizer step."""
 
-    seconds: float
+    overlapped_seconds: float
+    """If all overlaps that ranks send while they compute."""
+    serial_seconds: float
+    """If none of it does."""
     deviation: float
-    """Standard deviation of its logarithm: 0.2 is about 20 %."""
+    """Standard deviation of the logarithm of `seconds`: 0.2 is about 20 %."""
+
+    @property
+    def seconds(self) -> float:
+        """What is expected between both."""
+        return self.overlapped_seconds + EXPOSED * (self.serial_seconds - self.overlapped_seconds)
 
 
 def amounts(work: Work) -> Array:
@@ -63,55 +84,49 @@ def amounts(work: Work) -> Array:
         counted = OTHER_FORMATS.get(name, name if name in FORMATS else "float16")
         flops[counted + kind[len(name) :]] += count
     calls = work.num_kernels, work.num_python_calls
-    return np.array([*flops.values(), work.moved_bytes, work.host_bytes, *calls], dtype=np.float64)
+    waited = sum(amount for name, amount in work.sent_bytes.items() if name.endswith(WAITED_FOR))
+    sent = waited, sum(work.sent_bytes.values()) - waited
+    return np.array([*flops.values(), work.moved_bytes, work.host_bytes, *sent, *calls], dtype=np.float64)
 
 
-def seconds_by_kind(amounts_NK: Array, costs_K: Array, *, is_queued: bool) -> Array:
+def seconds_by_kind(amounts_NK: Array, costs_K: Array, *, is_queued: bool, overlaps: bool = False) -> Array:
     """Return the seconds of each kind of some work; in a queue, those of the host or those of all others are 0.
 
-    The last kinds are those of the host; in a queue the slower of both sets the time.
+    The last kinds are those of the host; in a queue the slower of both sets the time. What ranks may send while they
+    compute is the kind before; if it `overlaps`, it is a part of its own, and the slowest of the three sets the time.
     """
     parts_NK: Array = amounts_NK * costs_K
     if not is_queued:
         return parts_NK
-    computed_NK, called_NK = np.split(parts_NK, [-len(CALLS)], axis=1)
-    is_calling_N1 = called_NK.sum(axis=1, keepdims=True) > computed_NK.sum(axis=1, keepdims=True)
-    return np.hstack([computed_NK * ~is_calling_N1, called_NK * is_calling_N1])
-
-
-def step_seconds_by_kind(
-    passes_NK: Array, num_passes_N: Array, updates_NK: Array, costs_K: Array, *, is_queued: bool
-) -> Array:
-    """Return the seconds of each kind of optimizer steps, from the amounts of one pass and of the update: N x K."""
-    of_passes_NK = num_passes_N[:, None] * seconds_by_kind(passes_NK, costs_K, is_queued=is_queued)
-    return of_passes_NK + seconds_by_kind(updates_NK, costs_K, is_queued=is_queued)
+    groups = np.split(parts_NK, [-len(CALLS) - 1, -len(CALLS)] if overlaps else [-len(CALLS)], axis=1)
+    slowest_N = np.argmax([group_NK.sum(axis=1) for group_NK in groups], axis=0)
+    return np.hstack([group_NK * (slowest_N == number)[:, None] for number, group_NK in enumerate(groups)])
 
 
 def step_seconds(passes_NK: Array, num_passes_N: Array, updates_NK: Array, costs_K: Array, *, is_queued: bool) -> Array:
     """Return the seconds of optimizer steps: N x K amounts of one pass and of the update -> N."""
-    parts_NK = step_seconds_by_kind(passes_NK, num_passes_N, updates_NK, costs_K, is_queued=is_queued)
-    seconds_N: Array = parts_NK.sum(axis=1)
-    return seconds_N
-
-
-def note_on_ranks(largest_world_size: int) -> str | None:
-    """Return what the estimated times leave out where configurations have several ranks; None if none has."""
-    if largest_world_size == 1:
-        return None
-    return (
-        "world_size: estimated times are those of one rank on a device of its own; the time in which gradients are "
-        "added over the ranks, and with sharding=fsdp parameters gathered, depends on how the cards are connected, and "
-        "is left out"
+    passes_N, updates_N = (
+        seconds_by_kind(amounts_NK, costs_K, is_queued=is_queued).sum(axis=1) for amounts_NK in (passes_NK, updates_NK)
     )
+    seconds_N: Array = num_passes_N * passes_N + updates_N
+    return seconds_N
 
 
 def estimated(prediction: Prediction, num_passes: int, prior: CostPrior) -> StepTime:
     """Return the estimated time of an optimizer step that takes so many passes."""
-    passes_NK, updates_NK = (amounts(work)[None] for work in (prediction.pass_work, prediction.update_work))
-    num_passes_N = np.array([num_passes], dtype=np.float64)
-    costs_K = np.exp(prior.log_costs_K)
-    [parts_K] = step_seconds_by_kind(passes_NK, num_passes_N, updates_NK, costs_K, is_queued=prior.is_queued)
-    seconds = parts_K.sum()
+    one = prediction.pass_work
+    works = one, one + prediction.last_pass_work, prediction.update_work
+    amounts_3K, times_3 = np.stack([amounts(work) for work in works]), np.array([num_passes - 1.0, 1.0, 1.0])
+    costs_K, is_queued = np.exp(prior.log_costs_K), prior.is_queued
+    overlapped_K, serial_K = (
+        times_3 @ seconds_by_kind(amounts_3K, costs_K, is_queued=is_queued, overlaps=overlaps)
+        for overlaps in (True, False)
+    )
+    overlapped, serial = float(overlapped_K.sum()), float(serial_K.sum())
     # The share of a kind is the derivative of the logarithm of the seconds by that of its cost.
-    variance = (parts_K / seconds) ** 2 @ prior.deviations_K**2 + prior.residual**2
-    return StepTime(seconds=float(seconds), deviation=float(np.sqrt(variance)))
+    expected_K = overlapped_K + EXPOSED * (serial_K - overlapped_K)
+    shares_K = expected_K / expected_K.sum()
+    variance = (
+        shares_K**2 @ prior.deviations_K**2 + prior.residual**2 + np.log(serial / overlapped) ** 2 / 12
+    )  # uniform
+    return StepTime(overlapped_seconds=overlapped, serial_seconds=serial, deviation=float(np.sqrt(variance)))

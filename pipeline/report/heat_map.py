@@ -124,6 +124,14 @@ def _memory_panel(start: PlannedRow, card: CardPlan, rows: Sequence[PlannedRow])
     )
 
 
+def margins_text(row: PlannedRow) -> str:
+    """Return the deviation of the estimated time, and between what it lies where ranks send something."""
+    if row.seconds_between is None:
+        return percent_text(row)
+    overlapped, serial = map(seconds_text, row.seconds_between)
+    return f"{percent_text(row)}; {overlapped} if all that ranks send overlaps, {serial} if nothing does"
+
+
 def _parts(row: PlannedRow) -> dict[str, int]:
     """Return the MiB of each purpose at the peak, and of what the caching allocator has reserved besides."""
     parts = {name: row.category_bytes.get(name, 0) for name in CATEGORIES}
@@ -152,6 +160,6 @@ def _about(row: PlannedRow, card: CardPlan) -> str:
         label(row.choice),
         f"accumulation {row.accumulation_steps}",
         f"{row.peak_bytes / MIB:,.0f} MiB, {abs(left_mib):,.0f} MiB {'of headroom' if row.fits else 'too many'}",
-        f"{seconds_text(row.seconds)} a step, {row.tokens_per_second:,.0f} tokens/s ({percent_text(row)})",
+        f"{seconds_text(row.seconds)} a step, {row.tokens_per_second:,.0f} tokens/s ({margins_text(row)})",
     ]
     return "\n".join(lines)

@@ -13,7 +13,7 @@ from pipeline.config.settings import written
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow, expected_order
 from pipeline.report.breakdown import tensors_table
 from pipeline.report.command import command_of
-from pipeline.report.heat_map import fit_plot, percent_text, seconds_text
+from pipeline.report.heat_map import fit_plot, margins_text, percent_text, seconds_text
 from pipeline.report.page import Headline, Report, Section
 from pipeline.report.plot import short
 from pipeline.report.table import Form, Table
@@ -21,6 +21,8 @@ from pipeline.searching.results import columns, label
 
 NUM_IN_TERMINAL = 5
 """Configurations of a card that the terminal shows."""
+OVERLAPS = ("s if all overlaps", "s if nothing does")
+"""Columns of the seconds of several ranks."""
 NUM_ON_PAGE = 300
 """Configurations of all cards' tables on the page; the CSV files have all."""
 NUM_CELLS = 1800
@@ -150,7 +152,7 @@ def _answer(card: CardPlan) -> str:
         f"On {card.name} {fitting} of {_which(card)} fit {budget:,.0f} MiB; "
         f"start with {label(best.choice)}, accumulation_steps {best.accumulation_steps}: predicted peak "
         f"{best.peak_bytes / MIB:,.0f} MiB, {budget - best.peak_bytes / MIB:,.0f} MiB of headroom, estimated "
-        f"{seconds_text(best.seconds)} a step, {best.tokens_per_second:,.0f} tokens a second ({percent_text(best)})."
+        f"{seconds_text(best.seconds)} a step, {best.tokens_per_second:,.0f} tokens a second ({margins_text(best)})."
     )
 
 
@@ -218,7 +220,7 @@ def _headlines(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> tupl
         Headline(
             title="estimated speed",
             value=_speed_text(best),
-            detail=f"{seconds_text(best.seconds)} a step, {percent_text(best)}",
+            detail=f"{seconds_text(best.seconds)} a step, {margins_text(best)}",
         ),
         Headline(
             title="predicted to fit",
@@ -244,6 +246,7 @@ def _configurations_table(name: str, card: CardPlan, findings: PlanFindings, num
             **({} if row.peak_reserved_bytes is None else {"reserved MiB": row.peak_reserved_bytes / MIB}),
             **({} if row.peak_device_bytes is None else {"device MiB": row.peak_device_bytes / MIB}),
             "seconds per step": row.seconds,
+            **({} if row.seconds_between is None else dict(zip(OVERLAPS, row.seconds_between, strict=True))),
         }
         for row in sorted(card.rows, key=lambda row: (not row.fits, expected_order(row)))
     ]
@@ -258,10 +261,15 @@ def _configurations_table(name: str, card: CardPlan, findings: PlanFindings, num
         name=f"plan_{name}",
         title=title,
         frame=pd.DataFrame(lines),
-        forms={**whole, "seconds per step": short, "tokens/s": "{:,.0f}", "± %": "{:.0f}"},
+        forms={
+            **whole,
+            **dict.fromkeys(("seconds per step", *OVERLAPS), short),
+            "tokens/s": "{:,.0f}",
+            "± %": "{:.0f}",
+        },
         note=note,
         num_in_terminal=NUM_IN_TERMINAL,
-        expendable=("", "device MiB", "allocated MiB", "headroom MiB", "± %", "seconds per step"),
+        expendable=("", "device MiB", "allocated MiB", "headroom MiB", "± %", "seconds per step", *OVERLAPS),
         num_on_page=num_on_page,
     )
 

@@ -65,25 +65,28 @@ def make_candidates(
             outcomes[number] = outcome
             advance(1)
     predictions = {number: outcome for number, outcome in outcomes.items() if isinstance(outcome, Prediction)}
-    sizes = [experiment.micro_batch_size for experiment in experiments]
-    works = _works(choices, sizes, predictions)
+    works = _works(choices, experiments, predictions)
     return [
         _candidate(choice, experiment, outcomes[number], works[number])
         for number, (choice, experiment) in enumerate(zip(choices, experiments, strict=True))
     ]
 
 
-def _works(choices: Sequence[Choice], sizes: Sequence[int], predictions: Mapping[int, Prediction]) -> list[Works]:
+def _works(
+    choices: Sequence[Choice], experiments: Sequence[Experiment], predictions: Mapping[int, Prediction]
+) -> list[Works]:
     """Return the work of each configuration: the predicted one, or that of one that is alike.
 
     That is one with the same values except for the size; where there is none, with the most values in common, the
     first in the order of the space. Of several sizes it is the closest.
     """
+    sizes = [experiment.micro_batch_size for experiment in experiments]
     others = [tuple(item for item in choice.items() if item[0] != SIZE) for choice in choices]
     known: dict[Others, dict[int, Works]] = {}
     for number in sorted(predictions):  # they are in the order in which they were made
         one = predictions[number]
-        known.setdefault(others[number], {})[sizes[number]] = (one.pass_work, one.update_work)
+        pass_work = one.mean_pass_work(experiments[number].accumulation_steps)
+        known.setdefault(others[number], {})[sizes[number]] = (pass_work, one.update_work)
 
     @cache
     def alike(values: Others) -> Mapping[int, Works]:
@@ -101,7 +104,12 @@ def _at_size(size: int, works: Mapping[int, Works]) -> Works:
     pass_work, update_work = works[closest]
     scaled = pass_work * (size / closest)
     return (
-        replace(scaled, num_kernels=pass_work.num_kernels, num_python_calls=pass_work.num_python_calls),
+        replace(
+            scaled,
+            num_kernels=pass_work.num_kernels,
+            num_python_calls=pass_work.num_python_calls,
+            sent_bytes=pass_work.sent_bytes,
+        ),
         update_work,
     )
 

@@ -5,10 +5,10 @@
 
 as in prediction/step_time.py. The amounts are the work of a pass and of the update, counted in the trace of a
 configuration: the FLOPs of matrix products by type, those of attention in one kernel apart, the bytes that other
-operators move, the bytes copied to or from the host, and on the host the launches of kernels and their calls into
-Python. The costs of their units and `update` are fitted by least squares to the logarithms of the measured times, with
-priors wide enough for any device of a kind. So whatever a lever changes in the trace, its time follows. On a GPU a
-kernel has a cost in the sum beside its launch, since it takes time to begin and to end.
+operators move, the bytes copied to or from the host or sent to other ranks, and on the host the launches of kernels and
+their calls into Python. The costs of their units and `update` are fitted by least squares to the logarithms of the
+measured times, with priors wide enough for any device of a kind. So whatever a lever changes in the trace, its time
+follows. On a GPU a kernel has a cost in the sum beside its launch, since it takes time to begin and to end.
 
 The residual is a sum of random effects (random_effects.py). The noise of a measurement and the size of the residual are
 not known: every pair of several values of both is a component of a mixture, weighted by its marginal likelihood.
@@ -66,6 +66,7 @@ COSTS = {
         "moved_bytes": (3.0, 0.7),
         "num_kernels": (18.0, 1.0),
         "host_bytes": (7.0, 1.0),
+        "sent_bytes": (6.0, 1.5),
         "launch": (19.0, 1.0),
         "python_call": (19.7, 1.0),
     },
@@ -74,7 +75,7 @@ COSTS = {
 cost of a product in its format."""
 COUNTED = {"launch": "num_kernels", "python_call": "num_python_calls"}
 """The fields of Work that count the calls on the host."""
-OTHER_KINDS = {"cpu": ("moved_bytes", "host_bytes"), "cuda": ("moved_bytes", "num_kernels", "host_bytes")}
+OTHER_KINDS = {"cpu": ("moved_bytes", "host_bytes"), "cuda": ("moved_bytes", "num_kernels", "host_bytes", "sent_bytes")}
 """Kinds of work besides the FLOPs of matrix products and calls on the host, by kind of device."""
 UPDATE = (0.0, 1.0)
 """The same for the update, relative to the cost of its work."""
@@ -98,7 +99,7 @@ class TimeModel:
     def kinds(self) -> list[str]:
         """The kinds of work in the order of their parameters: those that any candidate has."""
         works = [work for one in self.candidates for work in (one.pass_work, one.update_work)]
-        others = [name for name in OTHER_KINDS[self.kind] if any(getattr(work, name) for work in works)]
+        others = [name for name in OTHER_KINDS[self.kind] if any(amounts([work], [name]).any() for work in works)]
         return sorted({name for work in works for name in work.matrix_flops}) + others
 
     @cached_property
@@ -147,6 +148,8 @@ def amounts(works: Sequence[Work], kinds: Sequence[str]) -> Matrix:
     columns = [
         [getattr(work, kind) for work in works]
         if kind in OTHER_AMOUNTS
+        else [sum(work.sent_bytes.values()) for work in works]
+        if kind == "sent_bytes"
         else [work.matrix_flops.get(kind, 0.0) for work in works]
         for kind in kinds
     ]

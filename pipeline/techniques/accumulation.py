@@ -37,7 +37,7 @@ class Accumulation(Technique):
 
     @property
     def untimed(self) -> tuple[str, ...]:
-        """The number of processes, if there are several: what they exchange is not counted."""
+        """The number of processes, if there are several: it is not counted how much of what they exchange overlaps."""
         return ("world_size",) if self.world_size > 1 else ()
 
     @classmethod

@@ -57,17 +57,11 @@ class Sharding(Technique):
         """Each rank moves its part of a layer at a time, so that no device has the whole model."""
         return self.active
 
-    @property
-    def untimed(self) -> tuple[str, ...]:
-        """All settings: what the ranks exchange is not counted."""
-        return tuple(type(self).model_fields) if self.active else ()
-
     @classmethod
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
         """Return both ways where there are several GPUs; on a CPU all ranks share one memory."""
-        if setting != "sharding":
-            return (True, False)
-        return ("none", "fsdp") if hardware.kind == "cuda" and (hardware.count or 1) > 1 else ("none",)
+        values = ("none", "fsdp") if setting == "sharding" else (True, False)
+        return values if hardware.kind == "cuda" and (hardware.count or 1) > 1 else values[:1]
 
     def not_predicted(self, kind: str) -> str | None:
         """Return that fake tensors have no ranks."""

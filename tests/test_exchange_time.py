@@ -1,0 +1,138 @@
+"""What ranks send: counted on a simulated card to the byte, and part of the estimated time."""
+
+import pytest
+from conftest import tiny
+from project import SMALL, Project
+from test_plan import table
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.memory.work import Work
+from pipeline.prediction.cards import find_card
+from pipeline.prediction.predict import predict
+from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.prediction import Prediction
+from pipeline.prediction.rates import cost_prior
+from pipeline.prediction.step_time import estimated
+from pipeline.simulation import cards
+from pipeline.simulation.links import LINKS, Link, find_link, link_of
+
+H100, RANKS = find_card("h100"), 4
+BF16, FLOAT32 = 2, 4
+SHARE = (RANKS - 1) / RANKS
+"""Of what is gathered or scattered, which a rank sends."""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project.copy(tmp_path_factory.mktemp("exchange"))
+
+
+def sent(**settings: object) -> Prediction:
+    """Return the prediction of a rank that takes several passes."""
+    passes = {"micro_batch_size": 1, "effective_batch_size": 4 * RANKS, "precision": "bf16"}
+    return predict(tiny(world_size=RANKS, **passes, **settings), H100)
+
+
+def test_every_collective_is_counted_to_the_byte() -> None:
+    module = tiny().model.build(tiny().settings.model, 512).module
+    total = sum(parameter.numel() for parameter in module.parameters())
+    layers = sum(parameter.numel() for name, parameter in module.named_parameters() if ".h." in name)
+    assert 0 < layers < total
+    reduced = f"sent by all_reduce of {RANKS}"
+    gathered, scattered = f"sent by all_gather of {RANKS}", f"sent by reduce_scatter of {RANKS}"
+    ddp = sent()
+    assert ddp.pass_work.sent_bytes == {} and ddp.last_pass_work.sent_bytes == {reduced: 2 * SHARE * FLOAT32 * total}
+    sharded = sent(sharding="fsdp")
+    assert sharded.pass_work.sent_bytes == {
+        gathered: SHARE * BF16 * (total + layers),  # layers are gathered again for their backward pass
+        scattered: SHARE * FLOAT32 * total,
+    }
+    assert sharded.last_pass_work.sent_bytes == {}
+    assert set(sharded.update_work.sent_bytes) == {f"{reduced}, waited for"}  # the norm of the gradients
+    kept = sent(sharding="fsdp", reshard_after_forward=False, sharded_accumulation=False)
+    assert kept.pass_work.sent_bytes == {gathered: SHARE * BF16 * total}
+    assert kept.last_pass_work.sent_bytes == {scattered: SHARE * FLOAT32 * total}
+
+
+def test_a_micro_batch_between_two_sends_what_it_sends_by_itself() -> None:
+    """Also where the larger one takes a single pass, which scatters all gradients."""
+    shared = {"sharding": "fsdp", "sharded_accumulation": False, "world_size": RANKS, "effective_batch_size": 32}
+    sizes = [tiny(micro_batch_size=size, **{**shared, "sharded_accumulation": size == 8}) for size in (1, 2, 8)]
+    ddp = [tiny(micro_batch_size=size, world_size=RANKS, effective_batch_size=32) for size in (1, 2, 8)]
+    found = dict(predict_each([*sizes, *ddp], H100))
+    for one in (0, 3):
+        low, middle = found[one], found[one + 1]
+        assert isinstance(low, Prediction) and isinstance(middle, Prediction)
+        assert middle.last_pass_work == low.last_pass_work != Work()
+        assert middle.pass_work.sent_bytes == low.pass_work.sent_bytes
+
+
+def test_what_is_sent_overlaps_with_computing_or_not() -> None:
+    """That of the last pass alone can overlap with that pass alone; what is waited for never does."""
+    base = sent()
+    seconds_of_byte = 1 / (0.8 * 450e9)
+
+    def times(pass_sent: float, last_sent: float, waited: float = 0.0) -> tuple[float, float]:
+        works = {
+            "pass_work": Work({"bfloat16": 989.4e12 * 0.5}, sent_bytes={"sent by x": pass_sent / seconds_of_byte}),
+            "last_pass_work": Work(sent_bytes={"sent by x": last_sent / seconds_of_byte}),
+            "update_work": Work(sent_bytes={"sent by x, waited for": waited / seconds_of_byte}),
+        }
+        prior = cost_prior(H100)
+        time = estimated(Prediction(**{**vars(base), **works}), 4, prior)
+        assert time.overlapped_seconds <= time.seconds <= time.serial_seconds
+        return time.overlapped_seconds, time.serial_seconds
+
+    assert times(0, 0) == pytest.approx((4, 4))
+    assert times(0.5, 0) == pytest.approx((4, 6))
+    assert times(0, 3) == pytest.approx((3 + 3, 4 + 3))
+    assert times(2, 1, waited=1) == pytest.approx((3 * 2 + 3 + 1, 4 * 3 + 1 + 1))
+
+
+def test_links_have_names_numbers_of_ports_and_rates() -> None:
+    assert find_link("nvlink4") == link_of_card("h100") == LINKS["nvlink4"]
+    assert link_of_card("rtx4090").gb_per_s == LINKS["pcie4"].gb_per_s
+    assert find_link("8xinfiniband-ndr").gb_per_s == 400
+    assert find_link("400Gb/s").gb_per_s == find_link("50 GB/s").gb_per_s == 50
+    for wrong in ("nvlink9", "0GB/s", "50", "0xpcie4"):
+        with pytest.raises(InvalidInputError, match="link is one of nvlink1, "):
+            find_link(wrong)
+
+
+def link_of_card(name: str) -> Link:
+    """Return the link of a card in the table."""
+    return link_of(cards.CARDS[name])
+
+
+def test_a_plan_for_all_gpus_orders_layouts_by_their_time_on_the_link(project: Project) -> None:
+    space = '{"micro_batch_size": [1, 2], "sharding": "auto", "reshard_after_forward": "auto"}'
+    given = {**SMALL, "model": "gpt2-nano", "effective_batch_size": "16", "space": space, "precision": "bf16"}
+    done = project.here("plan", {**given, "gpu": "h100", "gpus": "4", "link": "0.01GB/s"})
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stdout.split())
+    assert "over 0.01GB/s (0.01 GB/s in one direction" in words and "if nothing does)" in words
+    assert len(done.stdout.splitlines()) <= 60
+    rows = table(project, "plan_4_x_nvidia_h100_80gb_hbm3")
+    assert len(rows) == 2 * 3 and rows["tokens/s"].is_monotonic_decreasing
+    between = rows["s if all overlaps"], rows["seconds per step"], rows["s if nothing does"]
+    assert (between[0] <= between[1]).all() and (between[1] < between[2]).all()
+    slow = rows.set_index(["micro-batch", "sharding", "reshard_after_forward"])["tokens/s"]
+    assert slow[1, "none", True] > slow[1, "fsdp", False] > slow[1, "fsdp", True]  # which gather in each of 4 passes
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"gpus": "8", "world_size": "4"}, "all gpus train together, and gpus is 8 and world_size 4"),
+        ({"gpus": "8", "gpu": "2xh100"}, "gpus counts the cards of a machine, and is 8, and gpu is 2 x NVIDIA H100"),
+        ({"gpus": "8", "gpu": "cpu"}, "gpus counts the cards of a machine"),
+        ({"gpus": "0"}, "gpus"),
+        ({"gpus": "8", "link": "nvlink9"}, "link is one of nvlink1"),
+        ({"gpus": "3"}, "does not divide"),
+    ],
+)
+def test_wrong_numbers_and_links_are_refused(settings: dict[str, str], words: str, project: Project) -> None:
+    done = project.here(
+        "plan", {**SMALL, "model": "gpt2-nano", "effective_batch_size": "16", "gpu": "h100", **settings}
+    )
+    assert done.returncode == 2 and words in " ".join(done.stderr.split()), done.stderr
