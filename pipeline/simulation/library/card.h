@@ -4,6 +4,7 @@
  */
 #pragma once
 #include <stddef.h>
+#include <stdint.h>
 
 #define MIB ((size_t)1 << 20)
 
@@ -42,6 +43,9 @@ int card_was_asked_for_all(void);
 
 /* A kernel was launched, which may write to any memory of a card. */
 void card_launched(void);
+
+/* The card has computed for so long. */
+void card_works(int64_t nanoseconds);
 
 /* What is known of the content of a card's memory: written and read by the host, filled with one value, copied within
  * cards. */

@@ -26,6 +26,26 @@ int cublasGetVersion_v2(void *handle, int *version) {
 
 size_t cublasLtGetVersion(void) { return 10 * SIMULATED_CUDA_VERSION; }
 
+/* ---- products take time: torch.compile pads matrices if it finds that faster ---- */
+
+enum { HALF = 2, BFLOAT16 = 14 }; /* of cudaDataType_t */
+
+static const double NANOSECONDS_OF_A_PRODUCT = 1e-5; /* on tensor cores: what counts is that they are faster */
+enum { SLOWER = 4, ALIGNED = 8 };                    /* than without them; elements of a row that they need */
+
+static void take_time(double products, int type, int64_t a, int64_t b, int64_t c) {
+    int are_on_tensor_cores = (type != HALF && type != BFLOAT16) || (a | b | c) % ALIGNED == 0;
+    card_works((int64_t)(products * NANOSECONDS_OF_A_PRODUCT * (are_on_tensor_cores ? 1 : SLOWER)));
+}
+
+int cublasGemmEx(void *handle, int a_form, int b_form, int m, int n, int k, const void *alpha, const void *a, int a_type,
+                 int lda, const void *b, int b_type, int ldb, const void *beta, void *c, int c_type, int ldc,
+                 int compute_type, int algorithm) {
+    take_time((double)m * n * k, a_type, lda, ldb, ldc);
+    card_launched();
+    return 0;
+}
+
 /* ---- cuBLASLt: one algorithm, which needs no workspace beyond the one that torch offers ---- */
 
 struct heuristic_result { /* cublasLtMatmulHeuristicResult_t */
