@@ -272,6 +272,27 @@ def test_a_card_has_the_cache_that_torch_compile_clears_before_it_times_a_kernel
     assert (tmp_path / "bytes").read_text() == str(60 * 2**20)
 
 
+def test_a_product_takes_longer_where_rows_do_not_suit_tensor_cores(tmp_path: Path) -> None:
+    """As on a card: torch.compile times both, and pads the matrices."""
+    code = """
+import sys, torch
+def milliseconds(num_columns):
+    left, right = (torch.zeros(size, 1024, device="cuda", dtype=torch.bfloat16) for size in (2048, num_columns))
+    found = []
+    for _ in range(5):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        left @ right.t()
+        end.record()
+        found.append(begin.elapsed_time(end))
+    return min(found)
+open(sys.argv[1], "w").write(f"{milliseconds(50264)} {milliseconds(50257)}")
+"""
+    run_code(code, str(tmp_path / "milliseconds"))
+    suiting, other = map(float, (tmp_path / "milliseconds").read_text().split())
+    assert other > 2 * suiting
+
+
 def test_a_mask_that_is_not_known_may_steer_where_a_loss_does_not() -> None:
     code = """
 import torch
