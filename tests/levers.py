@@ -213,6 +213,8 @@ TOGETHER = Lever(
 """Levers that can be combined on any device."""
 ON_CARD = {"activation_offloading": True, "offloading_min_mib": 0.01, "expandable_segments": True}
 """What a GPU adds."""
+EXPORTED = tuple(lever for lever in LEVERS if lever.technique != "reference")
+"""Pairs, which alone have a reference, have no files for other frameworks."""
 ON_CPU = (*(lever for lever in LEVERS if "cpu" in lever.devices), TOGETHER)
 ON_CUDA = (
     *(lever for lever in LEVERS if "cuda" in lever.devices),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT, tiny
-from levers import LEVERS, TOGETHER
+from levers import EXPORTED, TOGETHER
 from test_chat import HEADERS, MARKED, NO_MARK, ROWS, TALK, folder_with, tokenizer_with
 
 from pipeline.base.chat_template import TEMPLATE, ChatTemplate
@@ -193,7 +193,7 @@ def results(folder: Path, code: str, given: Any) -> list[Any]:
 def test_axolotls_own_schema_takes_every_file(axolotl: Path, tmp_path: Path) -> None:
     model = folder_with(TEMPLATE, tmp_path / "model")
     others = ({"model": model, "corpus": "chat", "sequences": "padded"}, {**LORA, "weights": "bfloat16"})
-    given = [exported(**{**lever.companions, **lever.settings})[0] for lever in (*LEVERS, TOGETHER)]
+    given = [exported(**{**lever.companions, **lever.settings})[0] for lever in (*EXPORTED, TOGETHER)]
     given += [exported(**changes)[0] for changes in others]
     checked = results(axolotl, VALIDATE, given)
     assert len(checked) == len(given)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import pairs, tiny
-from levers import LEVERS, ON_CPU, Lever, needs_package
+from levers import EXPORTED, ON_CPU, Lever, needs_package
 from test_chat import HEADERS, MARKED, ROWS, TALK, THOUGHTS, folder_with, written
 from test_export import COMBINED, PLAIN, losses_here
 
@@ -203,7 +203,7 @@ def test_it_reads_other_conversations(tmp_path: Path) -> None:
     assert math.isfinite(trainer.state.log_history[-1]["train_loss"])
 
 
-@pytest.mark.parametrize("lever", [pytest.param(lever, id=lever.name) for lever in LEVERS if lever not in EXPRESSED])
+@pytest.mark.parametrize("lever", [pytest.param(lever, id=lever.name) for lever in EXPORTED if lever not in EXPRESSED])
 def test_what_it_cannot_express_is_said(lever: Lever) -> None:
     text = export_files(tiny(**lever.companions, **lever.settings))["trl_sft.py"]
     said = "not the training that was measured" in text
