@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from exit_code import exit_code_of
 from torch import Tensor, nn
 
+from pipeline.memory.device import device_name, find_device
 from pipeline.simulation.cards import find_card
 from pipeline.simulation.environment import environment
 
@@ -183,17 +185,21 @@ def rows() -> Iterator[Row]:
         yield from of_ctc(num_frames, num_classes)
 
 
-def main() -> None:
-    """Write the table of this machine's GPU, and beside each row that of a simulated card."""
+def main() -> int:
+    """Write the table of this machine's GPU, and beside each row that of a simulated card; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="where the file is written")
     parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the file")
     parser.add_argument("--simulated", action="store_true", help="print what is taken on the card that is simulated")
     given = parser.parse_args()
+    return exit_code_of(lambda: _run(given))
+
+
+def _run(given: argparse.Namespace) -> None:
     if given.simulated:
         print(*(one.taken for one in rows()))
         return
-    name = torch.cuda.get_device_name()
+    name = device_name(find_device("cuda"))
     card = environment(find_card(name), python=Path(sys.executable), base=os.environ)
     command = [sys.executable, __file__, "--simulated"]
     simulated = subprocess.Popen(command, env={**os.environ, **card}, stdout=subprocess.PIPE, text=True)
@@ -210,4 +216,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

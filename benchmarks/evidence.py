@@ -86,7 +86,7 @@ PIECES = (
     ),
     Piece("context", "context.py --folder {folder} --date {date}", "", ("context_cuda_{date}.md",), resumes=False),
     Piece(
-        "cuDNN's workspaces",
+        "workspaces",
         "cudnn_workspaces.py --folder {folder} --date {date}",
         "",
         ("cudnn_workspaces_cuda_{date}.csv",),

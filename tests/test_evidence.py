@@ -138,7 +138,7 @@ def test_evidence_of_another_card_is_not_continued(
         (["--minutes", "0"], "--minutes must be more than 0, and is 0"),
         (
             ["--pieces", "claim"],
-            "no piece is called 'claim'; the pieces are prediction, context, claims, levers, peers, search",
+            "no piece is called 'claim'; the pieces are prediction, context, workspaces, claims, levers, peers, search",
         ),
         (["--work", "/proc/work"], "the working folder must be writable, and /proc/work is not"),
     ],
