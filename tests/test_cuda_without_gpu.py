@@ -174,6 +174,22 @@ print(json.dumps([*kept, lengths.tolist()]))
     assert printed(on_card, "h200", code) == [[3, 5, 8], 5, [0.5, 0.5], [0, 0], [3, 5, 8], [1, 2, 4]]
 
 
+def test_what_waits_on_the_host_has_zeros_and_takes_none_of_its_memory(on_card: OnCard) -> None:
+    """More than most machines have; what was there before, also on a part of a page, does not stay."""
+    code = """
+import psutil
+before = psutil.Process().memory_info().rss
+waiting = [torch.empty(2**30, dtype=torch.uint8, pin_memory=True) for _ in range(4)]
+for host in waiting:
+    host[:4].fill_(7)
+    host[2:-2].copy_(torch.empty(2**30 - 4, dtype=torch.uint8, device="cuda"))
+taken_mib = (psutil.Process().memory_info().rss - before) >> 20
+print(json.dumps([taken_mib, [host[:5].tolist() for host in waiting], int(waiting[0][2 : 2**20].max())]))
+"""
+    taken_mib, first, largest = printed(on_card, "h200", code)
+    assert taken_mib < 1024 and first == [[7, 7, 0, 0, 0]] * 4 and largest == 0
+
+
 def test_the_host_cannot_touch_a_cards_memory(on_card: OnCard) -> None:
     code = "import ctypes, torch; ctypes.string_at(torch.zeros(8, device='cuda').data_ptr(), 1)"
     assert on_card("h200", "-c", code).returncode == -signal.SIGSEGV

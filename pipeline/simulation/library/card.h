@@ -52,6 +52,7 @@ void card_works(int64_t nanoseconds);
 void card_write(const void *to, const void *content, size_t bytes);
 void card_repeat(const void *to, const void *value, size_t value_bytes, size_t count);
 void card_move(const void *to, const void *from, size_t bytes);
+int card_is_page_locked(const void *pointer, size_t bytes); /* by cudaHostAlloc */
 void card_read(void *to, const void *from, size_t bytes);
 
 /* The report: how much of a card's memory is used, that a function was called which is not modelled, that a size was

@@ -80,6 +80,11 @@ static struct block find_block(const void *pointer, int remove) {
     return found;
 }
 
+int card_is_page_locked(const void *pointer, size_t bytes) {
+    struct block block = find_block(pointer, 0);
+    return block.address && block.number < 0 && (char *)pointer + bytes <= block.address + block.bytes;
+}
+
 /* ---- the runtime: memory of the current device, and page-locked memory of the host ---- */
 
 cudaError_t cudaMalloc(void **pointer, size_t bytes) {

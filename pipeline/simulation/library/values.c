@@ -13,8 +13,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
-enum { NUM_KEPT = 512, LARGEST = 1 << 16, MAX_ANSWERS = 16 };
+enum { NUM_KEPT = 512, LARGEST = 1 << 16, MAX_ANSWERS = 16, HOST_PAGE = 4096 };
 
 static struct kept {
     const char *address;
@@ -131,6 +132,19 @@ static int may_steer(size_t bytes) {
     return bytes == 1 || bytes == 8 || (bytes == 4 && !is_asked_by_program());
 }
 
+/* Zero what a read gives. Of page-locked memory whole pages are given back to the system, which has zeros for them:
+ * activations that wait on the host then take none of its memory. */
+static void zero(char *to, size_t bytes) {
+    char *first = (char *)(((size_t)to + HOST_PAGE - 1) / HOST_PAGE * HOST_PAGE);
+    char *end = (char *)(((size_t)to + bytes) / HOST_PAGE * HOST_PAGE);
+    if (first >= end || !card_is_page_locked(to, bytes) || madvise(first, end - first, MADV_DONTNEED)) {
+        memset(to, 0, bytes);
+        return;
+    }
+    memset(to, 0, first - to);
+    memset(end, 0, to + bytes - end);
+}
+
 void card_read(void *to, const void *from, size_t bytes) {
     if (next_answer < num_answers && bytes <= sizeof *answers) /* the lowest bytes come first */
         memcpy(to, &answers[next_answer++], bytes);
@@ -138,7 +152,8 @@ void card_read(void *to, const void *from, size_t bytes) {
     else {
         int filled = source ? source(to, from, bytes) : 0;
         if (filled == 2) return;
-        if (!filled) memset(to, bytes == sizeof(char) && card_was_asked_for_all(), bytes);
+        if (!filled && bytes == sizeof(char)) *(char *)to = (char)card_was_asked_for_all();
+        else if (!filled) zero(to, bytes);
     }
     if (!is_known_otherwise && watcher) watcher(bytes, may_steer(bytes));
 }
