@@ -1,16 +1,12 @@
 """Causal language models of transformers, by preset, folder or hub name, whatever they are trained for."""
 
-import os
 from functools import lru_cache
 from typing import Any, ClassVar
-from unittest.mock import patch
 
-import torch
 from pydantic import Field, PositiveInt
 from torch import nn
-from torch._C._autograd import _profiler_enabled
 
-from pipeline.base.checkpoints import check_weights, read_configuration
+from pipeline.base.checkpoints import check_weights, module_of, read_configuration
 from pipeline.base.contracts import Description, Model
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.published_shapes import HUB_NAMES, MULTIMODAL, SHAPES
@@ -43,8 +39,6 @@ DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hid
 """The names of dropout in transformers' configurations."""
 ACTIVATIONS = ("activation_function", "hidden_act", "hidden_activation")
 """The names of the activation function there."""
-IN_ONE_THREAD = {"HF_DEACTIVATE_ASYNC_LOAD": "1"}
-"""Has transformers load weights without threads: a profiler counts what its own thread allocates alone."""
 
 
 class CausalModel(Model):
@@ -92,16 +86,7 @@ class CausalModel(Model):
 
     def module(self, name: str, vocabulary_size: int) -> nn.Module:
         """Return transformers' module of the model, to be trained."""
-        import transformers
-
-        auto, config = getattr(transformers, self.auto_class), self.configuration(name, vocabulary_size)
-        if self.pretrained:
-            with patch.dict(os.environ, IN_ONE_THREAD if _profiler_enabled() else {}):
-                module = auto.from_pretrained(name, config=config, dtype="float32", trust_remote_code=False)
-        else:
-            module = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
-        trained: nn.Module = module.train()
-        return trained
+        return module_of(self.auto_class, name, self.configuration(name, vocabulary_size), pretrained=self.pretrained)
 
     def configuration(self, name: str, vocabulary_size: int) -> Any:
         """Return transformers' configuration of model `name`, changed by the settings of this family."""

@@ -1,13 +1,21 @@
 """Checkpoints of transformers, in a folder or on the hub: checked before anything runs, and never executed."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch._C._autograd import _profiler_enabled
 
 from pipeline.base.errors import InvalidInputError, first_line
 
 REFUSED = (401, 403)
 """HTTP status codes of a hub that refuses access."""
+IN_ONE_THREAD = {"HF_DEACTIVATE_ASYNC_LOAD": "1"}
+"""Has transformers load weights without threads: a profiler counts what its own thread allocates alone."""
 
 
 def read_configuration(name: str, *, pretrained: bool) -> Any:
@@ -30,6 +38,20 @@ def read_configuration(name: str, *, pretrained: bool) -> Any:
     if pretrained:
         refuse_quantized(name, quantization)
     return config
+
+
+def module_of(auto_class: str, name: str, config: Any, *, pretrained: bool) -> nn.Module:
+    """Return the module that a class of transformers makes of a configuration, to be trained, in float32."""
+    import transformers
+
+    auto = getattr(transformers, auto_class)
+    if pretrained:
+        with patch.dict(os.environ, IN_ONE_THREAD if _profiler_enabled() else {}):
+            module = auto.from_pretrained(name, config=config, dtype="float32", trust_remote_code=False)
+    else:
+        module = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    trained: nn.Module = module.train()
+    return trained
 
 
 def check_weights(name: str) -> None:

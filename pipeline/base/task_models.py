@@ -10,11 +10,11 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from pipeline.base.checkpoints import check_weights, read_configuration
+from pipeline.base.checkpoints import check_weights, module_of, read_configuration
 from pipeline.base.contracts import Batch, Description, Model, Prepared, RandomInput, Sequences, Trainable
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.sequences import IGNORED_LABEL, PackedSequences, PaddedSequences
-from pipeline.base.tasks import check_task, task_of
+from pipeline.base.tasks import ELSEWHERE, check_task, task_of
 from pipeline.base.transformers_models import (
     attention_implementations,
     has_tokenizer,
@@ -33,6 +33,10 @@ class TaskModel(Model):
     """Name of the class of transformers that builds it."""
     made_of: ClassVar[str]
     """What its inputs and labels are made of."""
+    types: ClassVar[tuple[str, ...]] = ()
+    """Types of models whose inputs are known; none: any of the task."""
+    instead: ClassVar[str] = ELSEWHERE
+    """What to do with a model of another type."""
 
     pretrained: bool = False
     """Load the published weights instead of random ones."""
@@ -66,20 +70,20 @@ class TaskModel(Model):
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return the model with the layers that transformers checkpoints, and its own loss."""
-        import transformers
-
-        config, auto = self.configuration(name, vocabulary_size), getattr(transformers, self.auto_class)
-        if self.pretrained:
-            module = auto.from_pretrained(name, config=config, dtype="float32", trust_remote_code=False)
-        else:
-            module = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
-        return Trainable(module=module.train(), layers=_layers(module), loss=own_loss)
+        config = self.configuration(name, vocabulary_size)
+        module = module_of(self.auto_class, name, config, pretrained=self.pretrained)
+        return Trainable(module=module, layers=_layers(module), loss=own_loss)
 
     def configuration(self, name: str, vocabulary_size: int) -> Any:
         """Return transformers' configuration of model `name`, changed by the settings of this family."""
         del vocabulary_size
         config = read_configuration(name, pretrained=self.pretrained)
         check_task(name, config.model_type, self.task)
+        if self.types and config.model_type not in self.types:
+            raise InvalidInputError(
+                f"{self.task} knows the inputs of {', '.join(self.types)}, and {name} is a {config.model_type}, whose "
+                f"inputs are not known; {self.instead}"
+            )
         config.use_cache = False
         if self.num_layers is not None:
             if self.pretrained:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -47,13 +47,7 @@ BF16 = Lever(
     by_memory=("false", "true"),
     price="less: products of matrices in 16 bits; other rounding",
 )
-FP16 = Lever(
-    name="fp16",
-    values=("false", "true"),
-    mathematics=Mathematics.ROUNDING,
-    by_memory=("false", "true"),
-    price=BF16.price,
-)
+FP16 = replace(BF16, name="fp16", is_usual=False)
 LIGER = Lever(
     name="use_liger_kernel",
     values=("false", "true"),
@@ -78,7 +72,8 @@ OPTIMIZER = Lever(
     price="about none; another optimizer: another training",
     packages={"adamw_bnb_8bit": "bitsandbytes"},
 )
-"""Options of transformers' TrainingArguments, which other commands take too."""
+BATCH_DEFAULTS = {"per_device_train_batch_size": "8", "gradient_accumulation_steps": "1"}
+"""Options of transformers' TrainingArguments, which other commands take too, and the defaults of its batch."""
 
 
 class KnownCommand(ABC):

@@ -8,10 +8,6 @@ from torch import Tensor, nn
 from pipeline.base.contracts import Batch, Description, RandomInput, Trainable
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.task_models import TaskModel
-from pipeline.base.tasks import ELSEWHERE
-
-TYPES = ("clip", "siglip", "chinese_clip", "altclip")
-"""Types whose inputs are known: images of one size, and token ids."""
 
 
 class Contrastive(TaskModel):
@@ -23,22 +19,15 @@ class Contrastive(TaskModel):
         "made-up images and texts, of which each is compared with all others of its micro-batch, which must be the "
         "whole batch"
     )
+    types: ClassVar[tuple[str, ...]] = ("clip", "siglip", "chinese_clip", "altclip")
+    """Images of one size, and token ids."""
 
     image_size: PositiveInt | None = None
     """Height and width of the images in pixels; none: the configuration's. Another one needs random weights."""
 
     def describe(self, name: str) -> Description:
-        """Return the description that the configuration gives, with the shapes of an image and of its text.
-
-        Raises:
-            InvalidInputError: it is of a type whose inputs are not known.
-
-        """
+        """Return the description that the configuration gives, with the shapes of an image and of its text."""
         config = self.configuration(name, 1)
-        if config.model_type not in TYPES:
-            raise InvalidInputError(
-                f"contrastive knows the inputs of {', '.join(TYPES)}, and {name} is a {config.model_type}; {ELSEWHERE}"
-            )
         vision, text = config.vision_config, config.text_config
         return self.description_of(
             config,

@@ -14,9 +14,6 @@ from pipeline.base.sequences import IGNORED_LABEL
 from pipeline.base.task_models import TaskModel
 from pipeline.base.tasks import ELSEWHERE
 
-TYPES = ("llava",)
-"""Types whose inputs are known: one image of one size, and as many tokens for it in each sequence as it has patches."""
-
 
 class ImageText(TaskModel):
     """AutoModelForImageTextToText, on made-up images, each among sequence_length tokens with its own."""
@@ -24,6 +21,11 @@ class ImageText(TaskModel):
     task: ClassVar[str] = "image_text"
     auto_class: ClassVar[str] = "AutoModelForImageTextToText"
     made_of: ClassVar[str] = "a made-up image at the beginning of each made-up text, which alone is predicted"
+    types: ClassVar[tuple[str, ...]] = ("llava",)
+    """One image of one size, and as many tokens for it in each sequence as it has patches."""
+    instead: ClassVar[str] = (
+        f"it puts images among tokens in a way of its own, so name a folder with its text model, {ELSEWHERE}"
+    )
 
     freeze_vision: bool = False
     """Whether the encoder of images is not trained."""
@@ -72,11 +74,6 @@ class ImageText(TaskModel):
         return Trainable(module=module, layers=built.layers, loss=_loss)
 
     def _completed(self, config: Any) -> Any:
-        if config.model_type not in TYPES:
-            raise InvalidInputError(
-                f"image_text knows the inputs of {', '.join(TYPES)}, and this is a {config.model_type}, which puts "
-                f"images among tokens in a way of its own; name a folder with its text model, {ELSEWHERE}"
-            )
         if config.image_token_id >= config.text_config.vocab_size and not self.pretrained:
             config.image_token_id = config.text_config.vocab_size - 1  # made-up weights have no other token for it
         return config

@@ -3,12 +3,7 @@
 from typing import Any, ClassVar
 
 from pipeline.base.contracts import Description, RandomInput
-from pipeline.base.errors import InvalidInputError
 from pipeline.base.task_models import TaskModel, with_decoder_start
-from pipeline.base.tasks import ELSEWHERE
-
-TYPES = ("whisper",)
-"""Types whose inputs are known: mel bins over the time of 30 seconds."""
 
 
 class SpeechRecognition(TaskModel):
@@ -17,20 +12,12 @@ class SpeechRecognition(TaskModel):
     task: ClassVar[str] = "speech_recognition"
     auto_class: ClassVar[str] = "AutoModelForSpeechSeq2Seq"
     made_of: ClassVar[str] = "made-up sound and text"
+    types: ClassVar[tuple[str, ...]] = ("whisper",)
+    """Mel bins over the time of 30 seconds."""
 
     def describe(self, name: str) -> Description:
-        """Return the description that the configuration gives, with the shapes of the sound and of its text.
-
-        Raises:
-            InvalidInputError: it is of a type whose inputs are not known.
-
-        """
+        """Return the description that the configuration gives, with the shapes of the sound and of its text."""
         config = self.configuration(name, 1)
-        if config.model_type not in TYPES:
-            raise InvalidInputError(
-                f"speech_recognition knows the inputs of {', '.join(TYPES)}, and {name} is a {config.model_type}; "
-                f"{ELSEWHERE}"
-            )
         return self.description_of(
             config,
             RandomInput("input_features", (config.num_mel_bins, 2 * config.max_source_positions)),

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from pipeline.config.known_command import (
     ATTENTION,
+    BATCH_DEFAULTS,
     BF16,
     CHECKPOINTING,
     COMPILE,
@@ -23,10 +24,7 @@ MARKS = ("TrainingArguments", "HfArgumentParser")
 class TrainerScript(KnownCommand):
     """A script of one's own, or one of transformers' examples."""
 
-    batch_defaults: ClassVar[Mapping[str, str]] = {
-        "per_device_train_batch_size": "8",
-        "gradient_accumulation_steps": "1",
-    }
+    batch_defaults: ClassVar[Mapping[str, str]] = BATCH_DEFAULTS
     levers: ClassVar[tuple[Lever, ...]] = (LIGER, ATTENTION, CHECKPOINTING, BF16, FP16, COMPILE, OPTIMIZER)
 
     @classmethod

@@ -8,6 +8,7 @@ from typing import ClassVar
 from pipeline.base.technique import Mathematics
 from pipeline.config.known_command import (
     ATTENTION,
+    BATCH_DEFAULTS,
     BF16,
     CHECKPOINTING,
     COMPILE,
@@ -26,10 +27,7 @@ ON = ("true", "false")
 class Trl(KnownCommand):
     """TRL's command line and its scripts; their checkpointing and bf16 are on unless they are switched off."""
 
-    batch_defaults: ClassVar[Mapping[str, str]] = {
-        "per_device_train_batch_size": "8",
-        "gradient_accumulation_steps": "1",
-    }
+    batch_defaults: ClassVar[Mapping[str, str]] = BATCH_DEFAULTS
     levers: ClassVar[tuple[Lever, ...]] = (
         LIGER,
         ATTENTION,
